@@ -1,0 +1,33 @@
+# The two commands of the README: `make demo` and `make test`. Both create the environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint clean
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all]"
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/broadsight verify
+	$(BIN)/broadsight bench stvit_small partialformer_b1 --batch 4 --rounds 5 --threads 1
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/ty check broadsight
+
+test: lint
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

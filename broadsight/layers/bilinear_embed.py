@@ -1,0 +1,55 @@
+"""Down-sampling by bilinear samples at learned positions."""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from .folding import fold_norm_after
+
+
+@register_notrace_module
+class BilinearPatchEmbed(nn.Module):
+    """Sample once per 2 x 2 patch, then a separable convolution. (B, C, H, W) -> (B, C', H/2, W/2), sizes rounded up.
+
+    A depth-wise convolution predicts where to sample, as an offset in pixels from the patch's centre; with no offset
+    this is 2 x 2 mean pooling. The offset is shared by all channels.
+
+    Args:
+        dim, out_dim: Channels in and out.
+    """
+
+    def __init__(self, dim: int, out_dim: int):
+        super().__init__()
+        self.offset_dw = nn.Conv2d(dim, dim, 3, stride=2, padding=1, groups=dim)
+        self.offset_proj = nn.Linear(dim, 2, bias=False)
+        self.dw = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
+        self.proj = nn.Linear(dim, out_dim)
+        self.norm = nn.BatchNorm2d(out_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dw(self.sample(x, self.offsets(x)).contiguous(memory_format=torch.channels_last))
+        return self.norm(self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+    def offsets(self, x: Tensor) -> Tensor:
+        """(dx, dy) in pixels for every output cell. (B, C, H, W) -> (B, H/2, W/2, 2)."""
+        return self.offset_proj(self.offset_dw(x).permute(0, 2, 3, 1))
+
+    def sample(self, x: Tensor, offsets: Tensor) -> Tensor:
+        """(B, C, H, W) at the patch centres moved by the offsets (B, H/2, W/2, 2). -> (B, C, H/2, W/2)."""
+        H, W = x.shape[-2], x.shape[-1]
+        # Half precision would lose sub-pixel positions on wide maps.
+        wide = offsets if offsets.dtype == torch.float64 else offsets.float()
+        column = torch.arange(wide.shape[2], device=x.device, dtype=wide.dtype)
+        row = torch.arange(wide.shape[1], device=x.device, dtype=wide.dtype)[:, None]
+        grid_x = (4 * column + 2 * wide[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
+        grid_y = (4 * row + 2 * wide[..., 1] + 2) / H - 1
+        grid = torch.stack([grid_x, grid_y], -1)
+        sampled = F.grid_sample(x.to(wide.dtype), grid, "bilinear", "border", align_corners=False)
+        return sampled.to(x.dtype)
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """Fold the norm into the projection, for inference."""
+        fold_norm_after(self.proj, self.norm)
+        self.norm = nn.Identity()

@@ -1,0 +1,39 @@
+"""Depth-wise convolutions on channels-last maps, with the residual identity inside the kernel."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class DepthwiseConv(nn.Conv2d):
+    """One k x k filter per channel, same size out. (B, H, W, C) -> (B, H, W, C).
+
+    The tensor is channels-last in memory already, so the convolution sees it without a copy.
+
+    Args:
+        dim: Channels.
+        kernel_size: Odd side of the filter.
+        residual: Compute x + conv(x). The identity is added to the centre tap of the kernel, which is exact (the
+            gradient of the weight does not change) and saves a pass over the map.
+    """
+
+    def __init__(self, dim: int, kernel_size: int = 3, *, bias: bool = True, residual: bool = False):
+        super().__init__(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, bias=bias)
+        self.residual = residual
+
+    def kernel(self) -> Tensor:
+        """The filter really applied: (C, 1, k, k), with the identity where the layer is residual."""
+        if not self.residual:
+            return self.weight
+        half = self.kernel_size[0] // 2
+        one = torch.ones((1, 1, 1, 1), dtype=self.weight.dtype, device=self.weight.device)
+        return self.weight + F.pad(one, [half, half, half, half])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x.permute(0, 3, 1, 2), self.kernel(), self.bias, padding=self.padding, groups=self.groups)
+        return x.permute(0, 2, 3, 1)
+
+    def reparameterize(self) -> None:
+        """Put the identity into the stored weight, for inference."""
+        self.weight = nn.Parameter(self.kernel().detach(), requires_grad=False)
+        self.residual = False

@@ -1,0 +1,325 @@
+"""Efficient multi-scale interaction (EMS): static and dynamic mixing of channel slices at several scales."""
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from .folding import fold_norm_before
+
+VARIANTS = ("full", "baseline", "whiten", "patch2", "patch4", "gated", "c_mhsa", "no_split", "no_fusion")
+
+
+@register_notrace_module
+class MultiScaleInteraction(nn.Module):
+    """The token mixer of EMSNet. (B, H, W, C) -> (B, H, W, C), any H and W.
+
+    Half of the channels pass the static branch (pooled convolutions and a gate), half the dynamic one (attention within
+    and among coarse windows). No layer has a bias.
+
+    Args:
+        dim: Channels in and out, a multiple of 8.
+        variant: "full", or a row of the papers' ablations: "baseline", "whiten", "patch2", "patch4", "gated" and
+            "c_mhsa" add one part at a time; "no_split" and "no_fusion" change the full block.
+        ratios: Quarters of the static channels that are pooled by 2, kept, and pooled by 4.
+        whiten: What the whitening subtracts: the mean over "channel"s at each pixel, or the "spatial" mean.
+    """
+
+    def __init__(
+        self, dim: int, variant: str = "full", ratios: tuple[int, int, int] = (1, 2, 1), whiten: str = "channel"
+    ):
+        super().__init__()
+        if dim % 8:
+            raise ValueError(f"dim={dim} does not split into the slices of an EMS block; choose a multiple of 8")
+        if variant not in VARIANTS:
+            raise ValueError(f"variant={variant!r} is not known; choose one of {', '.join(VARIANTS)}")
+        self.variant = variant
+        self.splits = variant in ("full", "c_mhsa", "no_fusion")
+        half = dim // 2
+        self.in_proj = nn.Linear(dim, 3 * dim if variant == "no_split" else dim, bias=False)
+        self.static: nn.Module = nn.Identity()
+        self.dynamic: nn.Module = nn.Identity()
+        width = dim  # of what reaches the output projection
+        if variant == "whiten":
+            self.static = nn.Sequential(OrderedDict(whiten=Whiten(dim, whiten)))
+        elif variant == "patch2":
+            self.static = StaticBranch(dim, (2, 2, 0), whiten, merged=False, gated=False)
+            width = self.static.width
+        elif variant == "patch4":
+            self.static = StaticBranch(dim, ratios, whiten, merged=False, gated=False)
+            width = self.static.width
+        elif variant == "gated":
+            self.static = StaticBranch(dim, ratios, whiten)
+        elif variant == "c_mhsa":
+            self.static = StaticBranch(half, ratios, whiten)
+            self.dynamic = DynamicBranch(half, 0, local_width=dim, global_width=0, out=half)
+        elif variant == "full":
+            self.static = StaticBranch(half, ratios, whiten)
+            self.dynamic = DynamicBranch(dim // 4, dim // 4, local_width=half, global_width=dim // 4, out=half)
+        elif variant == "no_split":
+            self.static = StaticBranch(dim, ratios, whiten)
+            self.dynamic = DynamicBranch(dim, dim, local_width=dim, global_width=half, out=dim)
+            width = 2 * dim
+        elif variant == "no_fusion":
+            self.static = StaticBranch(half, ratios, whiten, expand=1, merged=False)
+            self.dynamic = DynamicBranch(dim // 4, dim // 4, local_width=dim // 4, global_width=dim // 4, out=0)
+        self.out_proj = nn.Identity() if variant == "no_fusion" else nn.Linear(width, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.in_proj(x)
+        if self.splits or self.variant == "no_split":
+            static_width = z.shape[-1] // (2 if self.splits else 3)
+            still, moving = z[..., :static_width], z[..., static_width:]
+            return self.out_proj(torch.cat([self.static(still), self.dynamic(moving)], -1))
+        return self.out_proj(self.static(z))
+
+
+class Whiten(nn.Module):
+    """A linear layer and the removal of the mean. (B, H, W, C) -> (B, H, W, C).
+
+    The mean over output channels is removed from the weights, not from the map: the same numbers, one pass less.
+    """
+
+    def __init__(self, dim: int, mean: str = "channel"):
+        super().__init__()
+        if mean not in ("channel", "spatial"):
+            raise ValueError(f"whiten={mean!r} is not known; choose 'channel' or 'spatial'")
+        self.spatial = mean == "spatial"
+        self.weight = nn.Parameter(torch.empty(dim, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.spatial:
+            return F.linear(x - x.mean((1, 2), keepdim=True), self.weight)
+        return F.linear(x, self.weight - self.weight.mean(0, keepdim=True))
+
+
+class StaticBranch(nn.Module):
+    """Whitening, a 3x3 depth-wise convolution, pooled coordinate convolutions and a gate. (B, H, W, C) -> (B, H, W, C').
+
+    Args:
+        dim: Channels in.
+        ratios: Quarters of the channels that are pooled by 2, kept, and pooled by 4; 0 leaves a part out.
+        whiten: See MultiScaleInteraction.
+        expand: How much wider a pooled slice becomes.
+        merged: Mix the slices by a linear layer back to dim channels.
+        gated: Use the result, through a sigmoid, as the gate of a projection of the input.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        ratios: tuple[int, int, int],
+        whiten: str = "channel",
+        *,
+        expand: int = 2,
+        merged: bool = True,
+        gated: bool = True,
+    ):
+        super().__init__()
+        if len(ratios) != 3 or sum(ratios) != 4 or min(ratios) < 0:
+            raise ValueError(f"ratios={tuple(ratios)} are not three quarters-of-the-channels that add up to 4")
+        pooled2, kept, pooled4 = (dim * r // 4 for r in ratios)
+        self.slices: list[int] = [pooled2, kept, pooled4]
+        self.whiten = Whiten(dim, whiten)
+        self.dw = ChannelConv(dim, (3, 3))
+        self.pool2 = PooledBranch(pooled2, expand * pooled2, 2) if pooled2 else nn.Identity()
+        self.pool4 = PooledBranch(pooled4, expand * pooled4, 4) if pooled4 else nn.Identity()
+        self.width = expand * pooled2 + kept + expand * pooled4
+        self.merge = nn.Linear(self.width, dim, bias=False) if merged else nn.Identity()
+        self.gate = nn.Linear(dim, dim, bias=False) if gated else nn.Identity()
+        self.gated = gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(self.whiten(x))
+        return self.gate(x) * mixed.sigmoid() if self.gated else mixed
+
+    def mix(self, whitened: Tensor) -> Tensor:
+        fine, kept, coarse = self.dw(whitened).split(self.slices, -1)
+        return self.merge(torch.cat([self.pool2(fine), kept, self.pool4(coarse)], -1))
+
+
+class PooledBranch(nn.Module):
+    """Max-pool, widen, coordinate convolution, and back to full size. (B, H, W, C) -> (B, H, W, C')."""
+
+    def __init__(self, dim: int, width: int, patch: int):
+        super().__init__()
+        self.patch = patch
+        self.expand = nn.Linear(dim, width, bias=False)
+        # The coordinate depth-wise convolution: along the rows, then along the columns.
+        self.conv_h = ChannelConv(width, (1, 3))
+        self.conv_v = ChannelConv(width, (3, 1))
+        self.prop = Propagate(width, patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        H, W = x.shape[1], x.shape[2]
+        x = F.max_pool2d(x.permute(0, 3, 1, 2), self.patch, ceil_mode=True).permute(0, 2, 3, 1)
+        return self.prop(self.conv_v(self.conv_h(self.expand(x))), H, W)
+
+
+class DynamicBranch(nn.Module):
+    """Attention within coarse windows (C-MHSA) and among all coarse cells (G-MHSA). (B, H, W, C) -> (B, H, W, out).
+
+    The pooling comes before the widening projection, which is the same function, as both are linear, and less work.
+
+    Args:
+        local_dim, global_dim: Channels, first and last, that feed the two paths; 0 leaves the global path out.
+        local_width, global_width: Widths of the two attentions.
+        out: Channels of the merged result; 0 concatenates only.
+    """
+
+    def __init__(self, local_dim: int, global_dim: int, *, local_width: int, global_width: int, out: int):
+        super().__init__()
+        self.slices: list[int] = [local_dim, global_dim]
+        self.local = AttentionPath(local_dim, local_width, 4, CMHSA(local_width))
+        self.has_global = global_dim > 0
+        if self.has_global:
+            self.global_ = AttentionPath(global_dim, global_width, 6, GMHSA(global_width))
+        self.merge = nn.Linear(local_width + global_width, out, bias=False) if out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.has_global:
+            return self.merge(self.local(x))
+        near, far = x.split(self.slices, -1)
+        return self.merge(torch.cat([self.local(near), self.global_(far)], -1))
+
+
+class AttentionPath(nn.Module):
+    """Average-pool, widen, attend, and back to full size. (B, H, W, C) -> (B, H, W, C')."""
+
+    def __init__(self, dim: int, width: int, patch: int, attn: nn.Module):
+        super().__init__()
+        self.patch = patch
+        self.expand = nn.Linear(dim, width, bias=False)
+        self.attn = attn
+        self.prop = Propagate(width, patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prop(self.attn(self.expand(average_pool(x, self.patch))), x.shape[1], x.shape[2])
+
+
+class CMHSA(nn.Module):
+    """Convolution-like multi-head attention over 3x3 windows at stride 2. (B, h, w, C) -> (B, h, w, C).
+
+    The 9x9 weights of a window are predicted from its centre; every window re-mixes its nine values, and overlapping
+    windows are summed. Values beyond the border are zero and keep their share of the soft-max.
+
+    Args:
+        dim: Channels; heads are 32 wide, at least one.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.heads = heads_of_32(dim)
+        self.dw = ChannelConv(dim, (3, 3), stride=2)
+        self.mix = nn.Linear(dim, 81 * self.heads, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.proj = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(self.attend(x, self.value(x)))
+
+    def attend(self, x: Tensor, value: Tensor) -> Tensor:
+        """Windows of the values (B, h, w, C), mixed as x (B, h, w, C) predicts. -> (B, h, w, C)."""
+        B, h, w, C = value.shape
+        rows, columns = (h + 1) // 2, (w + 1) // 2
+        weights = self.mix(self.dw(x)).view(B, rows, columns, self.heads, 9, 9).softmax(-1)
+        padded = F.pad(value, [0, 0, 1, 2 * columns - w, 1, 2 * rows - h])
+        windows = padded.unfold(1, 3, 2).unfold(2, 3, 2)  # B rows columns C 3 3
+        windows = windows.reshape(B, rows, columns, self.heads, C // self.heads, 9).transpose(-2, -1)
+        mixed = (weights @ windows).view(B, rows, columns, self.heads, 3, 3, C // self.heads)
+        mixed = mixed.permute(0, 1, 2, 4, 5, 3, 6).reshape(B, rows, columns, 3, 3, C)
+        # Sum of overlapping windows, one axis at a time, on the map padded by one.
+        mixed = overlap_add(mixed.permute(0, 1, 3, 2, 4, 5).flatten(3))  # B 2*rows+2 columns*3*C
+        mixed = mixed.view(B, 2 * rows + 2, columns, 3, C)[:, 1 : h + 1]
+        mixed = mixed.reshape(B * h, columns, 3, C)
+        return overlap_add(mixed).view(B, h, 2 * columns + 2, C)[:, :, 1 : w + 1]
+
+
+class GMHSA(nn.Module):
+    """Plain multi-head self-attention among all cells. (B, h, w, C) -> (B, h, w, C).
+
+    Args:
+        dim: Channels; heads are 32 wide, at least one.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.heads = heads_of_32(dim)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.proj = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, h, w, C = x.shape
+        qkv = self.qkv(x).view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
+        y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        return self.proj(y.transpose(1, 2).reshape(B, h, w, C))
+
+
+class ChannelConv(nn.Module):
+    """A bias-free depth-wise convolution of any kernel and stride. (B, H, W, C) -> (B, H', W', C)."""
+
+    def __init__(self, dim: int, kernel: tuple[int, int], stride: int = 1):
+        super().__init__()
+        self.stride, self.padding = stride, (kernel[0] // 2, kernel[1] // 2)
+        self.weight = nn.Parameter(torch.empty(dim, 1, kernel[0], kernel[1]))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(
+            x.permute(0, 3, 1, 2), self.weight, stride=self.stride, padding=self.padding, groups=self.weight.shape[0]
+        )
+        return x.permute(0, 2, 3, 1)
+
+
+class Propagate(nn.Module):
+    """Every coarse cell to its patch of pixels, weighted by channel and place. (B, h, w, C) -> (B, H, W, C).
+
+    A transposed depth-wise convolution whose stride is its kernel: a plain product, cropped to H and W.
+    """
+
+    def __init__(self, dim: int, patch: int):
+        super().__init__()
+        self.patch = patch
+        self.weight = nn.Parameter(torch.ones(dim, 1, patch, patch))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+        B, h, w, C = x.shape
+        p = self.patch
+        tile = self.weight[:, 0].permute(1, 2, 0).reshape(p, 1, p, C)
+        return (x[:, :, None, :, None] * tile).reshape(B, h * p, w * p, C)[:, :H, :W]
+
+
+def average_pool(x: Tensor, patch: int) -> Tensor:
+    """Means of the valid pixels of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
+    x = F.avg_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True, count_include_pad=False)
+    return x.permute(0, 2, 3, 1)
+
+
+def overlap_add(parts: Tensor) -> Tensor:
+    """Sums windows of three at stride two. (B, n, 3, C) -> (B, 2n + 2, C); the last place is padding.
+
+    Odd places belong to one window; even ones to the last of one window and the first of the next.
+    """
+    odd = F.pad(parts[:, :, 1], [0, 0, 0, 1])
+    even = F.pad(parts[:, :, 0], [0, 0, 0, 1]) + F.pad(parts[:, :, 2], [0, 0, 1, 0])
+    return torch.stack([even, odd], 2).flatten(1, 2)
+
+
+def heads_of_32(width: int) -> int:
+    """32 channels a head, at least one head."""
+    heads = max(1, width // 32)
+    if width % heads:
+        raise ValueError(f"an attention of width {width} does not split into {heads} heads; choose a multiple of 32")
+    return heads

@@ -1,0 +1,156 @@
+"""Partial attention: full attention among a few salient tokens, and one query for all the others."""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+
+@register_notrace_module
+class PartialAttention(nn.Module):
+    """Foreground tokens attend to each other with mixed heads; the background answers to a single query.
+
+    (B, N, C), scores (B, N) -> (B, N, C). The tokens with the highest scores are the foreground. Together with a learned
+    abstract token they pass multi-head attention whose heads are mixed before and after the soft-max. The abstract
+    token's result then queries the background, and what it finds is added to every background token.
+
+    With one query the background is never projected: q . (W x) = (W' q) . x, and a weighted mean of W x is W applied to
+    the weighted mean. So the cost beside the foreground is two passes over the tokens.
+
+    Args:
+        dim: Channels in and out.
+        heads: Attention heads.
+        foreground: (n, of): n of every `of` tokens are foreground, rounded down, at least one and not all. of = 0: n
+            tokens, however many there are.
+        foreground_limit: No more than so many foreground tokens.
+        background_required: False allows all tokens to be foreground.
+        head_expansion: How many times more heads there are between the two mixings.
+        channel_hidden: Hidden width of the MLP that the background's answer passes.
+        background_identity: Add the background tokens themselves to their update, as the equations read.
+        project_all: Apply the output projection at the end, to background tokens as well.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        foreground: tuple[int, int],
+        *,
+        head_expansion: int = 4,
+        channel_hidden: int | None = None,
+        background_identity: bool = True,
+        background_required: bool = True,
+        foreground_limit: int | None = None,
+        project_all: bool = False,
+    ):
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise ValueError(f"dim={dim} does not split into heads={heads}; choose a divisor of dim")
+        if len(foreground) != 2 or foreground[0] < 1 or foreground[1] < 0:
+            raise ValueError(f"foreground={tuple(foreground)} is not a pair (n, of) with n of at least 1")
+        if head_expansion < 1:
+            raise ValueError(f"head_expansion={head_expansion} leaves no head; choose 1 or more")
+        self.dim, self.heads, self.head_expansion = dim, heads, head_expansion
+        self.foreground: tuple[int, int] = (int(foreground[0]), int(foreground[1]))
+        self.foreground_limit = 0 if foreground_limit is None else foreground_limit
+        self.background_identity, self.background_required = background_identity, background_required
+        self.project_all = project_all
+        self.scale = (dim // heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        # A bias of the keys would add one constant to a whole row of logits, which the soft-max cancels.
+        self.q_bias = nn.Parameter(torch.zeros(dim))
+        self.v_bias = nn.Parameter(torch.zeros(dim))
+        self.proj = nn.Linear(dim, dim)
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.head_up = nn.Parameter(torch.zeros(head_expansion * heads, heads))
+        self.head_down = nn.Parameter(torch.zeros(heads, head_expansion * heads))
+        self.channel_mlp = ChannelGate(dim, max(4, dim // 32) if channel_hidden is None else channel_hidden)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Heads start unmixed, a little noise aside: ordinary multi-head attention."""
+        for bias in (self.q_bias, self.v_bias):
+            nn.init.zeros_(bias)
+        for weight in (self.token, self.head_up, self.head_down):
+            nn.init.trunc_normal_(weight, std=0.02)
+        identity = torch.eye(self.heads, device=self.head_up.device, dtype=self.head_up.dtype)
+        with torch.no_grad():
+            self.head_up += identity.repeat(self.head_expansion, 1)
+            self.head_down += identity.repeat(1, self.head_expansion) / self.head_expansion
+
+    def forward(self, x: Tensor, scores: Tensor) -> Tensor:
+        B, N, C = x.shape
+        n = self.foreground_count(N)
+        index = select_foreground(scores, n)  # B*n rows of the flattened tokens
+        token = self.token.expand(B, -1, -1).to(x.dtype)
+        chosen = torch.cat([token, x.reshape(B * N, C).index_select(0, index).view(B, n, C)], 1)
+        attended = self.attend(chosen)  # B 1+n C
+        if not self.project_all:
+            attended = self.proj(attended)
+        rows = attended[:, 1:].reshape(B * n, C)
+        if N == 1 or (not self.background_required and n == N):
+            out = torch.zeros_like(rows).index_copy(0, index, rows)
+        else:
+            update = self.channel_mlp(self.query_background(attended[:, 0], x, index))  # B 1 C
+            out = x + update if self.background_identity else update.expand(B, N, C)
+            out = out.reshape(B * N, C).index_copy(0, index, rows.to(out.dtype))
+        out = out.view(B, N, C)
+        return self.proj(out) if self.project_all else out
+
+    def foreground_count(self, N: int) -> int:
+        """How many of N tokens are foreground."""
+        n = N * self.foreground[0] // self.foreground[1] if self.foreground[1] else self.foreground[0]
+        most = N - 1 if self.background_required else N
+        if torch.jit.is_scripting():
+            n = min(n, self.foreground_limit) if self.foreground_limit else n
+            return max(1, min(n, most))
+        else:  # as above, and fit for symbolic sizes
+            n = torch.sym_min(n, self.foreground_limit) if self.foreground_limit else n
+            return torch.sym_max(1, torch.sym_min(n, most))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Multi-head attention with heads mixed around the soft-max, not yet projected. (B, F, C) -> (B, F, C)."""
+        B, F_, C = x.shape
+        h = self.heads
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        qkv = F.linear(x, self.qkv.weight, bias).view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4)  # 3 B h F d
+        logits = qkv[0] @ qkv[1].transpose(-2, -1)  # B h F F
+        # As 1x1 convolutions the mixings read the maps once; the scale rides on the first one's weights.
+        logits = F.conv2d(logits, (self.head_up * self.scale)[:, :, None, None])  # B e*h F F
+        weights = F.conv2d(logits.softmax(-1), self.head_down[:, :, None, None])  # B h F F
+        return (weights @ qkv[2]).transpose(1, 2).reshape(B, F_, C)
+
+    def query_background(self, query: Tensor, x: Tensor, foreground: Tensor) -> Tensor:
+        """One query (B, C) over all rows of x (B, N, C) but the foreground's. -> (B, 1, C)."""
+        B, N, C = x.shape
+        h = self.heads
+        _, key, value = self.qkv.weight.view(3, h, C // h, C).unbind(0)  # each h d C
+        heads = (query * self.scale).view(B, h, C // h).transpose(0, 1)  # h B d
+        probes = (heads @ key.to(heads.dtype)).transpose(0, 1)  # B h C: each head's query in the space of the tokens
+        logits = probes @ x.transpose(1, 2).to(probes.dtype)  # B h N
+        hidden = torch.zeros(B * N, dtype=logits.dtype, device=x.device)
+        hidden = hidden.index_fill(0, foreground, float("-inf")).view(B, 1, N)
+        means = (logits + hidden).softmax(-1).to(x.dtype) @ x  # B h C
+        found = means.transpose(0, 1) @ value.transpose(1, 2).to(means.dtype)  # h B d
+        return found.transpose(0, 1).reshape(B, 1, C) + self.v_bias
+
+
+class ChannelGate(nn.Module):
+    """The small MLP of the background's answer: linear, LayerNorm, ReLU, linear. (B, 1, C) -> (B, 1, C)."""
+
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=1e-6)
+        self.act = nn.ReLU()
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.norm(self.fc1(x))))
+
+
+def select_foreground(scores: Tensor, n: int) -> Tensor:
+    """Flat indices b*N + i of the n highest scores of each row; of equal scores the lower index wins. (B, N) -> (B*n,)."""
+    B, N = scores.shape
+    chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
+    return (chosen + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)

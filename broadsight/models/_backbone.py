@@ -1,0 +1,334 @@
+"""The timm contract, written once: a stem, stages that halve the map, an optional norm and a classifier head.
+
+The only file that touches timm's less public parts.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype, register_notrace_function
+from timm.models import build_model_with_cfg, checkpoint_seq
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from ..layers.folding import fold_norm_after
+
+Sizes = Sequence[int]
+ModelT = TypeVar("ModelT", bound="StagedBackbone")
+
+
+class Stage(nn.Module):
+    """Down-sampling, blocks and an optional norm. (B, C, H, W) -> (B, C', H', W'), channels-last in memory.
+
+    Args:
+        downsample: (B, C, H, W) -> (B, C', H', W'); Identity in the first stage.
+        blocks: Each (B, H', W', C') -> (B, H', W', C').
+        norm: Over the last axis of the blocks' result.
+    """
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
+        super().__init__()
+        self.grad_checkpointing = False
+        self.downsample = downsample
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x).permute(0, 2, 3, 1).contiguous()  # B H W C; a copy only if the map was not channels-last
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            x = checkpoint_seq(self.blocks, x)
+        else:
+            x = self.blocks(x)
+        return self.norm(x).permute(0, 3, 1, 2)
+
+
+class ProjectedHead(ClassifierHead):
+    """A classifier with a hidden layer at every position: linear, BatchNorm, activation, pool, dropout, linear.
+
+    Args:
+        in_features, hidden: Channels of the map and of the hidden layer.
+        bias: Bias of the hidden layer.
+        pool_first: Pool before the hidden layer instead of after it.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        hidden: int,
+        *,
+        act: type[nn.Module] = nn.GELU,
+        bias: bool = True,
+        pool_first: bool = False,
+        pool_type: str = "avg",
+        drop_rate: float = 0.0,
+    ):
+        super().__init__(hidden, num_classes, pool_type=pool_type, drop_rate=drop_rate)
+        self.pool_first = pool_first
+        self.proj = nn.Linear(in_features, hidden, bias=bias)
+        self.norm = nn.BatchNorm2d(hidden)
+        self.act = act()
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        pools = self.pool_first and not self.global_pool.is_identity()
+        if pools:
+            x = self.global_pool(x)[:, :, None, None]
+        x = self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = self.act(self.norm(x))
+        x = x[:, :, 0, 0] if pools else self.global_pool(x)
+        x = self.drop(x)
+        if pre_logits:
+            return self.flatten(x)
+        return self.flatten(self.fc(x))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """Fold the norm into the hidden layer, for inference."""
+        fold_norm_after(self.proj, self.norm)
+        self.norm = nn.Identity()
+
+
+class StagedBackbone(nn.Module):
+    """A hierarchical image model with the whole timm contract. Families supply the parts.
+
+    Args:
+        stem: (B, in_chans, H, W) -> (B, dims[0], H/4, W/4), sizes rounded up; its first convolution is `stem.conv1`.
+        stages: Four stages at strides 4, 8, 16, 32.
+        dims: Channels of each stage.
+        norm: Applied to the last map before the head.
+        head: Builds the classifier: a ClassifierHead from (num_classes, pool_type, drop_rate).
+        feature_norms: Norms of the stage outputs for dense prediction; they touch nothing but `forward_intermediates`.
+    """
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        stages: Sequence[Stage],
+        dims: Sizes,
+        *,
+        head: Callable[..., ClassifierHead] | None = None,
+        norm: nn.Module | None = None,
+        feature_norms: Sequence[nn.Module] | None = None,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+    ):
+        super().__init__()
+        self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
+        self.stem = stem
+        self.stages = nn.Sequential(*stages)
+        self.norm = nn.Identity() if norm is None else norm
+        self.feature_norms = nn.ModuleList() if feature_norms is None else nn.ModuleList(feature_norms)
+        build_head = head or (lambda **kwargs: ClassifierHead(dims[-1], **kwargs))
+        self.head = build_head(num_classes=num_classes, pool_type=global_pool, drop_rate=drop_rate)
+        self.num_features, self.head_hidden_size = dims[-1], self.head.in_features
+        self.feature_info = [dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)]
+        self.init_weights()
+
+    @torch.jit.ignore
+    def init_weights(self) -> None:
+        """Draw every parameter and reset every buffer; what is drawn depends on torch's seed alone."""
+        for module in self.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        for module in self.modules():
+            self.init_module(module)
+        if isinstance(self.head.fc, nn.Linear):
+            _init_classifier(self.head.fc)
+
+    def init_module(self, module: nn.Module) -> None:
+        """What a family draws otherwise than torch does by default."""
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        return set()
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        if coarse:
+            return dict(stem=r"^stem", blocks=[(r"^stages\.(\d+)", None), (r"^norm|^feature_norms", (99999,))])
+        fine = [
+            (r"^stages\.(\d+)\.downsample", (0,)),
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            (r"^stages\.(\d+)\.norm", (99998,)),
+            (r"^norm|^feature_norms", (99999,)),
+        ]
+        return dict(stem=r"^stem", blocks=fine)
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    @torch.jit.ignore
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for num_classes (0: none) and, if given, another pooling ("": none)."""
+        self.num_classes = num_classes
+        device_dtype = get_device_dtype(self)
+        self.head.reset(num_classes, global_pool)
+        self.head.to(**device_dtype).train(self.training)
+        if isinstance(self.head.fc, nn.Linear):
+            _init_classifier(self.head.fc)
+
+    @torch.jit.ignore
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Stage outputs, and the final features unless intermediates_only.
+
+        Args:
+            x: Images (B, in_chans, H, W).
+            indices: Stages to take: the last n, or a sequence of positions; all if None.
+            norm: Apply the final norm to the last stage's output.
+            stop_early: Skip the stages after the last one taken; the final features are then that stage's.
+            output_fmt: "NCHW" or "NHWC".
+        """
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt={output_fmt!r} is not known; choose 'NCHW' or 'NHWC'")
+        take, last_taken = feature_take_indices(len(self.stages), indices)
+        last = len(self.stages) - 1
+        check_images(x, self.in_chans)
+        x = self.stem(x.contiguous(memory_format=torch.channels_last))
+        features: dict[int, Tensor] = {}
+        for i, stage in enumerate(self.stages[: last_taken + 1] if stop_early else self.stages):
+            x = stage(x)
+            if i not in take:
+                continue
+            taken = x
+            if len(self.feature_norms):
+                taken = self.feature_norms[i](taken)
+            elif norm and i == last:
+                taken = self.norm(taken)
+            features[i] = taken if output_fmt == "NCHW" else taken.permute(0, 2, 3, 1)
+        intermediates = [features[i] for i in take]
+        if intermediates_only:
+            return intermediates
+        if not stop_early or last_taken == last:
+            x = self.norm(x)
+        return x, intermediates
+
+    @torch.jit.ignore
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what is not needed for the given stages; returns their positions."""
+        take, last_taken = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last_taken + 1]
+        self.feature_norms = nn.ModuleList(
+            norm if i in take else nn.Identity() for i, norm in enumerate(self.feature_norms)
+        )
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.head = ClassifierHead(self.num_features, 0, pool_type="")
+            self.num_classes, self.head_hidden_size = 0, self.num_features
+        return take
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) -> (B, num_features, H/32, W/32)."""
+        check_images(x, self.in_chans)
+        # The images are small beside the maps: one copy here and every layer after it runs channels-last.
+        return self.norm(self.stages(self.stem(x.contiguous(memory_format=torch.channels_last))))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Features -> logits (B, num_classes), or pooled features (B, head_hidden_size) before the classifier."""
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+class ConvNorm(nn.Module):
+    """A 3x3 convolution of stride 2 and a norm: how most families shrink the map. (B, C, H, W) -> (B, C', H/2, W/2)."""
+
+    def __init__(self, in_dim: int, dim: int, norm: nn.Module, *, bias: bool = True):
+        super().__init__()
+        self.conv = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1, bias=bias)
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """Fold a BatchNorm into the convolution, for inference; a LayerNorm stays."""
+        if isinstance(self.norm, nn.BatchNorm2d):
+            fold_norm_after(self.conv, self.norm)
+            self.norm = nn.Identity()
+
+
+def build(cls: type[ModelT], name: str, pretrained: bool, arch: dict[str, Any], kwargs: dict[str, Any]) -> ModelT:
+    """What every entry point calls: timm's builder, with the device and dtype that timm passes on handled here."""
+    device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
+    kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
+    with nullcontext() if device is None else torch.device(device):
+        model = build_model_with_cfg(cls, name, pretrained, **{**arch, **kwargs})
+    return model if dtype is None else model.to(dtype=dtype)
+
+
+def cfg(**overrides: Any) -> dict[str, Any]:
+    """timm's description of an ImageNet model of ours; weights are loaded from a file the user names."""
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "stem.conv1",
+        "classifier": "head.fc",
+        "license": "apache-2.0",
+        **overrides,
+    }
+
+
+def drop_path_rates(rate: float, depths: Sizes) -> list[list[float]]:
+    """Stochastic depth that grows linearly from 0 at the first block to `rate` at the last, cut into stages."""
+    rates = iter(calculate_drop_path_rates(rate, sum(depths)))
+    return [[next(rates) for _ in range(depth)] for depth in depths]
+
+
+def choose(argument: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a value that is not among the allowed ones."""
+    if value not in allowed:
+        raise ValueError(f"{argument}={value!r} is not known; choose one of {', '.join(map(repr, allowed))}")
+
+
+def same_length(stages: int = 4, **sequences: Sequence) -> None:
+    """Refuse per-stage arguments that do not have one entry for each stage."""
+    for argument, values in sequences.items():
+        if len(values) != stages:
+            raise ValueError(
+                f"{argument}={tuple(values)} has {len(values)} entries; expected {stages}, one for each stage"
+            )
+
+
+@register_notrace_function
+def check_images(x: Tensor, in_chans: int) -> None:
+    if torch.jit.is_scripting():
+        pass
+    elif x.ndim != 4 or x.shape[1] != in_chans:
+        raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
+    elif not torch.compiler.is_compiling() and 0 in x.shape[2:]:
+        raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
+
+
+def _init_classifier(fc: nn.Linear) -> None:
+    nn.init.trunc_normal_(fc.weight, std=0.02)
+    nn.init.zeros_(fc.bias)

@@ -1,0 +1,136 @@
+"""EMSNet: efficient multi-scale interaction (thesis on efficient vision backbones, chapter 3).
+
+The text and the tables do not pin every layer; how this reading was found and where it departs: docs/models.md.
+"""
+
+import torch
+from timm.layers import DropPath
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..layers import ChannelMlp, MultiScaleInteraction
+from ..layers.folding import fold_norm_after, fold_norm_before
+from ._backbone import (
+    ConvNorm,
+    Sizes,
+    Stage,
+    StagedBackbone,
+    build,
+    cfg,
+    drop_path_rates,
+    same_length,
+)
+
+__all__ = ["EMSNet"]
+
+
+class EMSNet(StagedBackbone):
+    """Four stages of multi-scale interaction; features at strides 4, 8, 16, 32. No layer but the classifier has a bias.
+
+    Args:
+        dims, depths: Channels (multiples of 8) and blocks of each stage.
+        mlp_ratios: Hidden over outer channels of each stage's MLPs.
+        variant, ratios, whiten: The token mixer; see MultiScaleInteraction.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
+    """
+
+    def __init__(
+        self,
+        dims: Sizes,
+        depths: Sizes,
+        mlp_ratios: Sizes = (8, 8, 4, 4),
+        variant: str = "full",
+        ratios: tuple[int, int, int] = (1, 2, 1),
+        whiten: str = "channel",
+        drop_path_rate: float = 0.0,
+        in_chans: int = 3,
+        **common,
+    ):
+        same_length(dims=dims, depths=depths, mlp_ratios=mlp_ratios)
+        stages = []
+        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
+            blocks = [
+                EMSBlock(
+                    MultiScaleInteraction(dims[i], variant, ratios, whiten), dims[i], dims[i] * mlp_ratios[i], rate
+                )
+                for rate in rates
+            ]
+            downsample = ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]), bias=False) if i else nn.Identity()
+            stages.append(Stage(downsample, blocks))
+        norm = nn.BatchNorm2d(dims[-1])
+        super().__init__(Stem(in_chans, dims[0]), stages, dims, norm=norm, in_chans=in_chans, **common)
+
+    def init_module(self, module: nn.Module) -> None:
+        # The mixer is a chain of linear maps without norms: unit gain, or the gradient of its first layers vanishes.
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+
+
+class EMSBlock(nn.Module):
+    """Multi-scale interaction, then a channel MLP, each residual after a BatchNorm. (B, H, W, C) -> (B, H, W, C)."""
+
+    def __init__(self, mixer: nn.Module, dim: int, hidden: int, drop_path: float = 0.0):
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(dim)
+        self.mixer = mixer
+        self.norm2 = nn.BatchNorm2d(dim)
+        self.mlp = ChannelMlp(dim, hidden, bias=False)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.dropped = drop_path > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.mixer(self.norm1(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)))
+        normed = self.norm2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        if self.dropped and self.training:
+            return x + self.drop_path(self.mlp(normed))
+        return self.mlp(normed, x)
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """For inference: both norms into the linear layers that follow them."""
+        fold_norm_before(self.mixer.in_proj, self.norm1)
+        fold_norm_before(self.mlp.fc1, self.norm2)
+        self.norm1, self.norm2 = nn.Identity(), nn.Identity()
+
+
+class Stem(nn.Module):
+    """Two 3x3 convolutions of stride 2, each with BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
+
+    def __init__(self, in_chans: int, dim: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chans, dim, 3, stride=2, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(dim)
+        self.act = nn.GELU()
+        self.conv2 = nn.Conv2d(dim, dim, 3, stride=2, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm2(self.conv2(self.act(self.norm1(self.conv1(x)))))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        for i in (1, 2):
+            fold_norm_after(getattr(self, f"conv{i}"), getattr(self, f"norm{i}"))
+            setattr(self, f"norm{i}", nn.Identity())
+
+
+default_cfgs = generate_default_cfgs({name: cfg() for name in ("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny")})
+
+
+@register_model
+def emsnet_xxtiny(pretrained: bool = False, **kwargs) -> EMSNet:
+    arch = dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_xxtiny", pretrained, arch, kwargs)
+
+
+@register_model
+def emsnet_xtiny(pretrained: bool = False, **kwargs) -> EMSNet:
+    arch = dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_xtiny", pretrained, arch, kwargs)
+
+
+@register_model
+def emsnet_tiny(pretrained: bool = False, **kwargs) -> EMSNet:
+    arch = dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_tiny", pretrained, arch, kwargs)

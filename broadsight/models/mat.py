@@ -1,0 +1,221 @@
+"""MAT Transformer: mixing abstract tokens (thesis on efficient vision backbones, chapter 4).
+
+The text under-specifies the network; how this reading was found and where it departs: docs/models.md.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from timm.layers import DropPath
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..layers import AbstractTokenAttention, BilinearPatchEmbed, ChannelMlp, DepthwiseConv
+from ..layers.folding import fold_norm_after
+from ._backbone import (
+    ConvNorm,
+    ProjectedHead,
+    Sizes,
+    Stage,
+    StagedBackbone,
+    build,
+    cfg,
+    choose,
+    drop_path_rates,
+    same_length,
+)
+
+__all__ = ["MAT"]
+
+
+class MAT(StagedBackbone):
+    """MLP blocks in early stages, window attention with abstract tokens in late ones; strides 4, 8, 16, 32.
+
+    Args:
+        dim: Channels of the first stage; they double from stage to stage.
+        depths: Blocks of each stage.
+        heads: Attention heads of each stage, or of stages 3 and 4 alone (earlier ones then get a half and a quarter).
+        mixer_stages: Stages, counted from 1, whose blocks have a token mixer.
+        mixer: "mat", "window" attention without abstract tokens, or "none" anywhere.
+        embed: Down-sampling between stages: "bilinear" samples, a 3x3 "conv", or "merge" of 2x2 patches.
+        mlp_conv: A depth-wise convolution in every MLP; by default wherever there is a mixer at all.
+        token_is_key, token_projected: See AbstractTokenAttention.
+        mlp_ratio: Hidden over outer channels of the MLPs.
+        window: Side of an attention window.
+        hidden: Width of the classifier's hidden layer.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depths: Sizes,
+        heads: Sizes,
+        mixer_stages: Sizes = (3, 4),
+        mixer: str = "mat",
+        embed: str = "bilinear",
+        mlp_conv: bool | None = None,
+        token_is_key: bool = False,
+        token_projected: bool = False,
+        mlp_ratio: float = 4.0,
+        window: int = 7,
+        hidden: int = 1280,
+        drop_path_rate: float = 0.0,
+        in_chans: int = 3,
+        **common,
+    ):
+        choose("mixer", mixer, ("mat", "window", "none"))
+        choose("embed", embed, ("bilinear", "conv", "merge"))
+        if len(heads) == 2:
+            heads = (max(1, heads[0] // 4), max(1, heads[0] // 2), *heads)
+        same_length(depths=depths, heads=heads)
+        if not set(mixer_stages) <= {1, 2, 3, 4}:
+            raise ValueError(f"mixer_stages={tuple(mixer_stages)} are not stages; choose among 1, 2, 3 and 4")
+        if dim % 2:
+            raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
+        mlp_conv = mixer != "none" if mlp_conv is None else mlp_conv
+        dims = [dim * 2**i for i in range(4)]
+        stages = []
+        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
+
+            def attention(i: int = i) -> nn.Module | None:
+                if mixer == "none" or i + 1 not in mixer_stages:
+                    return None
+                switches = dict(token_is_key=token_is_key, token_projected=token_projected)
+                return AbstractTokenAttention(dims[i], heads[i], window, mixing=mixer == "mat", **switches)
+
+            blocks = [Block(dims[i], attention(), int(dims[i] * mlp_ratio), mlp_conv, rate) for rate in rates]
+            # Patch merging normalises what it merges, so the stage before it does not.
+            norm = None if embed == "merge" and i < 3 else nn.LayerNorm(dims[i], eps=1e-6)
+            stages.append(Stage(_embedding(embed, dims[i - 1], dims[i]) if i else nn.Identity(), blocks, norm))
+        super().__init__(
+            Stem(in_chans, dim),
+            stages,
+            dims,
+            head=lambda **kw: ProjectedHead(dims[-1], hidden=hidden, **kw),
+            in_chans=in_chans,
+            **common,
+        )
+
+    def init_module(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Conv2d):
+            fan_out = module.weight[0, 0].numel() * module.out_channels / module.groups
+            nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        for module in self.modules():
+            if isinstance(module, BilinearPatchEmbed):  # sampling starts at the patch centres
+                nn.init.zeros_(module.offset_proj.weight)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
+
+
+class Block(nn.Module):
+    """An optional token mixer with its position convolution, then an MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
+
+    def __init__(self, dim: int, attention: nn.Module | None, hidden: int, mlp_conv: bool, drop_path: float):
+        super().__init__()
+        self.mixes = attention is not None
+        self.cpe = DepthwiseConv(dim, residual=True) if self.mixes else nn.Identity()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6) if self.mixes else nn.Identity()
+        self.attn = nn.Identity() if attention is None else attention
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = ChannelMlp(dim, hidden, depthwise="before" if mlp_conv else "none")
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.dropped = drop_path > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mixes:
+            x = self.cpe(x)
+            x = x + self.drop_path(self.attn(self.norm1(x)))
+        if self.dropped and self.training:
+            return x + self.drop_path(self.mlp(self.norm2(x)))
+        return self.mlp(self.norm2(x), x)
+
+
+class Stem(nn.Module):
+    """Convolution, depth-wise convolution, convolution, each with BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
+
+    def __init__(self, in_chans: int, dim: int):
+        super().__init__()
+        half = dim // 2
+        self.conv1 = nn.Conv2d(in_chans, half, 3, stride=2, padding=1)
+        self.norm1 = nn.BatchNorm2d(half)
+        self.conv2 = nn.Conv2d(half, half, 3, padding=1, groups=half)
+        self.norm2 = nn.BatchNorm2d(half)
+        self.conv3 = nn.Conv2d(half, dim, 3, stride=2, padding=1)
+        self.norm3 = nn.BatchNorm2d(dim)
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm1(self.conv1(x)))
+        x = self.act(self.norm2(self.conv2(x)))
+        return self.norm3(self.conv3(x))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        for i in (1, 2, 3):
+            fold_norm_after(getattr(self, f"conv{i}"), getattr(self, f"norm{i}"))
+            setattr(self, f"norm{i}", nn.Identity())
+
+
+class PatchMerging(nn.Module):
+    """2x2 pixels side by side, LayerNorm, linear. (B, C, H, W) -> (B, C', H/2, W/2), sizes rounded up."""
+
+    def __init__(self, dim: int, out_dim: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim, eps=1e-6)
+        self.proj = nn.Linear(4 * dim, out_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, C, H, W = x.shape
+        h, w = (H + 1) // 2, (W + 1) // 2
+        x = nn.functional.pad(x, [0, 2 * w - W, 0, 2 * h - H]).permute(0, 2, 3, 1)
+        x = x.reshape(B, h, 2, w, 2, C).transpose(2, 3).reshape(B, h, w, 4 * C)
+        return self.proj(self.norm(x)).permute(0, 3, 1, 2)
+
+
+def _embedding(kind: str, dim: int, out_dim: int) -> nn.Module:
+    if kind == "bilinear":
+        return BilinearPatchEmbed(dim, out_dim)
+    if kind == "merge":
+        return PatchMerging(dim, out_dim)
+    return ConvNorm(dim, out_dim, nn.BatchNorm2d(out_dim))
+
+
+default_cfgs = generate_default_cfgs({f"mat_{i}": cfg() for i in range(1, 6)})
+
+
+@register_model
+def mat_1(pretrained: bool = False, **kwargs) -> MAT:
+    return build(MAT, "mat_1", pretrained, dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)), kwargs)
+
+
+@register_model
+def mat_2(pretrained: bool = False, **kwargs) -> MAT:
+    return build(MAT, "mat_2", pretrained, dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)), kwargs)
+
+
+@register_model
+def mat_3(pretrained: bool = False, **kwargs) -> MAT:
+    return build(MAT, "mat_3", pretrained, dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)), kwargs)
+
+
+@register_model
+def mat_4(pretrained: bool = False, **kwargs) -> MAT:
+    return build(MAT, "mat_4", pretrained, dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)), kwargs)
+
+
+@register_model
+def mat_5(pretrained: bool = False, **kwargs) -> MAT:
+    return build(MAT, "mat_5", pretrained, dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)), kwargs)

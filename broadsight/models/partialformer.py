@@ -1,0 +1,260 @@
+"""PartialFormer: partial attention (thesis on efficient vision backbones, chapter 5).
+
+The text leaves many sizes open; they were solved for from the published tables, and the runner-up readings are constructor
+switches. How, and where this departs: docs/models.md.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from timm.layers import DropPath, LayerNorm2d, register_notrace_function
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
+from ..layers.folding import fold_norm_after
+from ._backbone import (
+    ConvNorm,
+    ProjectedHead,
+    Sizes,
+    Stage,
+    StagedBackbone,
+    build,
+    cfg,
+    choose,
+    drop_path_rates,
+    same_length,
+)
+
+__all__ = ["PartialFormer"]
+
+GRID_224 = (3136, 784, 196, 49)  # tokens of each stage of a 224-pixel image
+
+
+class PartialFormer(StagedBackbone):
+    """Four stages of partial attention; features at strides 4, 8, 16, 32.
+
+    Args:
+        dim: Channels of the first stage; they double from stage to stage.
+        depths, heads: Blocks and attention heads of each stage.
+        foreground: Foreground tokens of each stage: a count at 224 pixels, which grows with the map, or a fraction of
+            the tokens, as a float below 1 or a Fraction.
+        foreground_fixed: The counts do not grow with the map.
+        foreground_limit: No more foreground tokens than this in any stage.
+        background_required: False allows all tokens of a map to be foreground.
+        background_identity: See PartialAttention.
+        project_all: Output projection on background tokens too.
+        head_expansion: How many times more heads there are around the soft-max.
+        channel_hidden: Hidden width of the background's MLP, one number or one a stage; by default a 32nd of the
+            channels, at least 4.
+        peg_kernel: Side of the position convolution.
+        mlp_ratio: Hidden over outer channels of the MLPs.
+        mlp_conv: A 3x3 depth-wise convolution in the MLPs.
+        stem: "conv3", "conv2" (3x3 convolutions) or "patch7" (one 7x7 convolution of stride 4).
+        pool_first: Pool before the classifier's hidden layer.
+        hidden: Width of that layer.
+        feature_norms: A LayerNorm for each stage's output, for dense prediction; on by default with features_only.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depths: Sizes,
+        heads: Sizes,
+        foreground: Sequence[int | float | Fraction] = (39, 16, 16, 17),
+        foreground_fixed: bool = False,
+        foreground_limit: int | None = None,
+        background_required: bool = True,
+        background_identity: bool = True,
+        project_all: bool = False,
+        head_expansion: int = 4,
+        channel_hidden: int | Sizes | None = None,
+        peg_kernel: int = 7,
+        mlp_ratio: float = 4.0,
+        mlp_conv: bool = False,
+        stem: str = "conv3",
+        pool_first: bool = False,
+        hidden: int = 1280,
+        feature_norms: bool = False,
+        drop_path_rate: float = 0.0,
+        in_chans: int = 3,
+        **common,
+    ):
+        choose("stem", stem, ("conv3", "conv2", "patch7"))
+        same_length(depths=depths, heads=heads, foreground=foreground)
+        if dim % 2:
+            raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
+        if peg_kernel % 2 == 0:
+            raise ValueError(f"peg_kernel={peg_kernel} is even; a convolution that keeps the size needs an odd one")
+        channel_hiddens = (
+            [channel_hidden] * 4 if channel_hidden is None or isinstance(channel_hidden, int) else channel_hidden
+        )
+        same_length(channel_hidden=channel_hiddens)
+        dims = [dim * 2**i for i in range(4)]
+        stages = []
+        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
+            blocks = [
+                Block(
+                    PartialAttention(
+                        dims[i],
+                        heads[i],
+                        _share(foreground[i], 0 if foreground_fixed else GRID_224[i]),
+                        head_expansion=head_expansion,
+                        channel_hidden=channel_hiddens[i],
+                        background_identity=background_identity,
+                        background_required=background_required,
+                        foreground_limit=foreground_limit,
+                        project_all=project_all,
+                    ),
+                    ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="before" if mlp_conv else "none"),
+                    dims[i],
+                    peg_kernel,
+                    rate,
+                )
+                for rate in rates
+            ]
+            norm = LayerNorm2d(dims[i], eps=1e-6)
+            stages.append(Stage(ConvNorm(dims[i - 1], dims[i], norm) if i else nn.Identity(), blocks))
+        super().__init__(
+            PatchStem(in_chans, dim) if stem == "patch7" else ConvStem(in_chans, dim, int(stem[-1])),
+            stages,
+            dims,
+            norm=LayerNorm2d(dims[-1], eps=1e-6),
+            head=lambda **kw: ProjectedHead(dims[-1], hidden=hidden, bias=False, pool_first=pool_first, **kw),
+            feature_norms=[LayerNorm2d(d, eps=1e-6) for d in dims] if feature_norms else None,
+            in_chans=in_chans,
+            **common,
+        )
+
+    def init_module(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
+
+
+class Block(nn.Module):
+    """Position, partial attention, MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
+
+    def __init__(self, attn: nn.Module, mlp: nn.Module, dim: int, peg_kernel: int, drop_path: float):
+        super().__init__()
+        self.peg = DepthwiseConv(dim, peg_kernel, residual=True)
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = mlp
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.dropped = drop_path > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.peg(x)
+        y = self.attn(self.norm1(x).flatten(1, 2), saliency(x))
+        x = x + self.drop_path(y.view(x.shape))
+        if self.dropped and self.training:
+            return x + self.drop_path(self.mlp(self.norm2(x)))
+        return self.mlp(self.norm2(x), x)
+
+
+@register_notrace_function
+def saliency(x: Tensor) -> Tensor:
+    """The score that picks the foreground: the channel mean. (B, H, W, C) -> (B, H*W), without gradient.
+
+    Taken before the norm, after which it is zero but for rounding; in single precision at least, as half precision ties.
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.detach().mean(-1, dtype=wide).flatten(1)
+
+
+class ConvStem(nn.Module):
+    """Two or three 3x3 convolutions, BatchNorm inside and LayerNorm at the end. (B, 3, H, W) -> (B, C, H/4, W/4)."""
+
+    def __init__(self, in_chans: int, dim: int, convs: int):
+        super().__init__()
+        half = dim // 2
+        self.conv1 = nn.Conv2d(in_chans, half, 3, stride=2, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(half)
+        self.three = convs == 3
+        if self.three:
+            self.conv2 = nn.Conv2d(half, half, 3, padding=1, bias=False)
+            self.norm2 = nn.BatchNorm2d(half)
+            self.conv3 = nn.Conv2d(half, dim, 3, stride=2, padding=1)
+            self.norm3 = LayerNorm2d(dim, eps=1e-6)
+        else:
+            self.conv2 = nn.Conv2d(half, dim, 3, stride=2, padding=1)
+            self.norm2 = LayerNorm2d(dim, eps=1e-6)
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm1(self.conv1(x)))
+        if self.three:
+            return self.norm3(self.conv3(self.act(self.norm2(self.conv2(x)))))
+        return self.norm2(self.conv2(x))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        for i in (1, 2) if self.three else (1,):
+            fold_norm_after(getattr(self, f"conv{i}"), getattr(self, f"norm{i}"))
+            setattr(self, f"norm{i}", nn.Identity())
+
+
+class PatchStem(nn.Module):
+    """One 7x7 convolution of stride 4 and a LayerNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
+
+    def __init__(self, in_chans: int, dim: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chans, dim, 7, stride=4, padding=3)
+        self.norm1 = LayerNorm2d(dim, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm1(self.conv1(x))
+
+
+def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
+    """(n, of) as PartialAttention takes it; of = 0 for a count that does not grow."""
+    if isinstance(foreground, int):
+        return foreground, grid
+    share = Fraction(foreground).limit_denominator(1_000_000)
+    if not 0 < share <= 1:
+        raise ValueError(f"foreground={foreground} is not a fraction of the tokens; choose one above 0 and up to 1")
+    return share.numerator, share.denominator
+
+
+def _build(name: str, pretrained: bool, arch: dict, kwargs: dict) -> PartialFormer:
+    if kwargs.get("features_only"):
+        kwargs.setdefault("feature_norms", True)
+    return build(PartialFormer, name, pretrained, arch, kwargs)
+
+
+default_cfgs = generate_default_cfgs({f"partialformer_b{i}": cfg() for i in range(5)})
+
+
+@register_model
+def partialformer_b0(pretrained: bool = False, **kwargs) -> PartialFormer:
+    return _build("partialformer_b0", pretrained, dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)), kwargs)
+
+
+@register_model
+def partialformer_b1(pretrained: bool = False, **kwargs) -> PartialFormer:
+    return _build("partialformer_b1", pretrained, dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)), kwargs)
+
+
+@register_model
+def partialformer_b2(pretrained: bool = False, **kwargs) -> PartialFormer:
+    return _build("partialformer_b2", pretrained, dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24)), kwargs)
+
+
+@register_model
+def partialformer_b3(pretrained: bool = False, **kwargs) -> PartialFormer:
+    return _build("partialformer_b3", pretrained, dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32)), kwargs)
+
+
+@register_model
+def partialformer_b4(pretrained: bool = False, **kwargs) -> PartialFormer:
+    return _build("partialformer_b4", pretrained, dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48)), kwargs)

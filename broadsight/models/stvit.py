@@ -1,0 +1,252 @@
+"""STViT: Vision Transformer with Super Token Sampling (Huang, Zhou, Cao, He, Tan; CVPR 2023, arXiv:2211.11167).
+
+Where the released code and the paper differ, and what is inferred for the isotropic variants: docs/models.md.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerNorm2d, LayerScale
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
+from ..layers.folding import fold_norm_before
+from ._backbone import (
+    ConvNorm,
+    ProjectedHead,
+    Sizes,
+    Stage,
+    StagedBackbone,
+    build,
+    cfg,
+    choose,
+    drop_path_rates,
+    same_length,
+)
+
+__all__ = ["STViT"]
+
+Cell = int | tuple[int, int]
+
+
+class STViT(StagedBackbone):
+    """Four stages of super-token attention; features at strides 4, 8, 16, 32.
+
+    Args:
+        dims, depths, heads: Channels, blocks and attention heads of each stage.
+        cells: Side, or (height, width), of a super token's cell in each stage; 1 is plain attention.
+        iterations: Refinements of the association in each stage.
+        mlp_ratio: Hidden over outer channels of the channel MLPs.
+        projection: Width of the hidden layer before the pool; 0 leaves it out.
+        qkv_bias: Bias of the query, key and value projections.
+        layer_scale: Initial layer scale of each stage, or None for none.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        stem: "conv", four 3x3 convolutions; "patch", one 4x4 convolution and a LayerNorm.
+        position: "conv", a depth-wise convolution in every block; "relative", a bias learned for 224-pixel images and
+            resized for others; or "none".
+        ffn: "conv", a channel MLP with a depth-wise convolution; "plain" without.
+        common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
+    """
+
+    def __init__(
+        self,
+        dims: Sizes,
+        depths: Sizes,
+        heads: Sizes,
+        cells: Sequence[Cell] = (8, 4, 1, 1),
+        iterations: Sizes = (1, 1, 1, 1),
+        mlp_ratio: float = 4.0,
+        projection: int = 1024,
+        qkv_bias: bool = True,
+        layer_scale: Sequence[float | None] = (None, None, None, None),
+        drop_path_rate: float = 0.0,
+        stem: str = "conv",
+        position: str = "conv",
+        ffn: str = "conv",
+        in_chans: int = 3,
+        **common,
+    ):
+        choose("stem", stem, ("conv", "patch"))
+        choose("position", position, ("conv", "relative", "none"))
+        choose("ffn", ffn, ("conv", "plain"))
+        same_length(dims=dims, depths=depths, heads=heads, cells=cells, iterations=iterations, layer_scale=layer_scale)
+        stages = []
+        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
+            downsample = ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i])) if i else nn.Identity()
+            blocks = [
+                Block(
+                    dims[i],
+                    cells[i],
+                    heads[i],
+                    iterations=iterations[i],
+                    mlp_ratio=mlp_ratio,
+                    qkv_bias=qkv_bias,
+                    layer_scale=layer_scale[i],
+                    drop_path=rate,
+                    cpe=position == "conv",
+                    relative_grid=_grid_at_224(i, cells[i]) if position == "relative" else None,
+                    conv_ffn=ffn == "conv",
+                )
+                for rate in rates
+            ]
+            stages.append(Stage(downsample, blocks))
+        super().__init__(
+            ConvStem(in_chans, dims[0]) if stem == "conv" else PatchStem(in_chans, dims[0]),
+            stages,
+            dims,
+            head=(lambda **kw: ProjectedHead(dims[-1], hidden=projection, act=nn.SiLU, **kw)) if projection else None,
+            in_chans=in_chans,
+            **common,
+        )
+
+    @staticmethod
+    def released_name(key: str) -> str:
+        """The key of the authors' checkpoint that holds one of our tensors."""
+        for pattern, replacement in _RELEASED_NAMES:
+            renamed, count = re.subn(pattern, replacement, key)
+            if count:
+                return renamed
+        return key
+
+
+# Ours -> released. The release numbers the stem's layers conv, GELU, norm and puts down-sampling at the end of a stage.
+_RELEASED_NAMES: list[tuple[str, Any]] = [
+    (r"^stem\.conv(\d)", lambda m: f"patch_embed.proj.{3 * int(m[1]) - 3}"),
+    (r"^stem\.norm(\d)", lambda m: f"patch_embed.proj.{3 * int(m[1]) - 1}"),
+    (r"^stages\.(\d)\.downsample\.conv", lambda m: f"layers.{int(m[1]) - 1}.downsample.proj.0"),
+    (r"^stages\.(\d)\.downsample\.norm", lambda m: f"layers.{int(m[1]) - 1}.downsample.proj.1"),
+    (r"^stages\.(\d\.blocks\.\d+)\.cpe", r"layers.\1.pos_embed.conv"),
+    (r"^stages\.(\d\.blocks\.\d+)\.norm1", r"layers.\1.norm1.norm"),
+    (r"^stages\.(\d\.blocks\.\d+)\.attn", r"layers.\1.attn.stoken_refine"),
+    (r"^stages\.(\d\.blocks\.\d+)\.norm2", r"layers.\1.norm2"),
+    (r"^stages\.(\d\.blocks\.\d+)\.mlp\.dw", r"layers.\1.mlp2.conv.conv"),
+    (r"^stages\.(\d\.blocks\.\d+)\.mlp", r"layers.\1.mlp2"),
+    (r"^stages\.(\d\.blocks\.\d+)\.ls(\d)\.gamma", r"layers.\1.gamma_\2"),
+    (r"^head\.fc", "head"),
+    (r"^head\.(proj|norm)", r"\1"),
+]
+
+
+class Block(nn.Module):
+    """Position, super-token attention, convolutional MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
+
+    def __init__(
+        self,
+        dim: int,
+        cell: Cell,
+        heads: int,
+        *,
+        iterations: int = 1,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        cpe: bool = True,
+        relative_grid: tuple[int, int] | None = None,
+        conv_ffn: bool = True,
+    ):
+        super().__init__()
+        self.cpe = DepthwiseConv(dim, residual=True) if cpe else nn.Identity()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = SuperTokenAttention(dim, cell, heads, iterations, qkv_bias, relative_grid)
+        self.norm2 = nn.BatchNorm2d(dim)
+        self.mlp = ChannelMlp(dim, int(dim * mlp_ratio), depthwise="after" if conv_ffn else "none")
+        scaled = layer_scale is not None
+        self.ls1 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
+        self.ls2 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.scaled, self.dropped = scaled, drop_path > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cpe(x)
+        normed = self.norm1(x).permute(0, 3, 1, 2)
+        if self.scaled or (self.dropped and self.training):
+            x = x + self.drop_path(self.ls1(self.attn(normed).permute(0, 2, 3, 1)))
+            normed = self.norm2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            return x + self.drop_path(self.ls2(self.mlp(normed)))
+        x = self.attn(normed, x.permute(0, 3, 1, 2))
+        normed = self.norm2(x).permute(0, 2, 3, 1)
+        return self.mlp(normed, x.permute(0, 2, 3, 1))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """For inference: the second norm into the MLP, layer scales into the projections that precede them.
+
+        The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
+        """
+        fold_norm_before(self.mlp.fc1, self.norm2)
+        self.norm2 = nn.Identity()
+        for scale, layer in ((self.ls1, self.attn.proj), (self.ls2, self.mlp.fc2)):
+            if isinstance(scale, LayerScale):
+                layer.weight.data *= scale.gamma[:, None]
+                layer.bias.data *= scale.gamma
+        self.ls1, self.ls2, self.scaled = nn.Identity(), nn.Identity(), False
+
+
+class ConvStem(nn.Module):
+    """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4).
+
+    A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
+    """
+
+    def __init__(self, in_chans: int, dim: int):
+        super().__init__()
+        widths = (in_chans, dim // 2, dim // 2, dim, dim)
+        for i, stride in enumerate((2, 1, 2, 1)):
+            conv = nn.Conv2d(widths[i], widths[i + 1], 3, stride=stride, padding=1)
+            self.add_module(f"conv{i + 1}", conv)
+            self.add_module(f"norm{i + 1}", nn.BatchNorm2d(widths[i + 1]))
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.act(self.conv1(x)))
+        x = self.norm2(self.act(self.conv2(x)))
+        x = self.norm3(self.act(self.conv3(x)))
+        return self.norm4(self.act(self.conv4(x)))
+
+
+class PatchStem(nn.Module):
+    """Non-overlapping 4x4 patches and a LayerNorm. (B, 3, H, W) -> (B, C, H/4, W/4), sizes rounded up."""
+
+    def __init__(self, in_chans: int, dim: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chans, dim, 4, stride=4)
+        self.norm1 = LayerNorm2d(dim, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        H, W = x.shape[-2], x.shape[-1]
+        return self.norm1(self.conv1(nn.functional.pad(x, [0, -W % 4, 0, -H % 4])))
+
+
+def _grid_at_224(stage: int, cell: Cell) -> tuple[int, int]:
+    side = 224 // (4 * 2**stage)
+    h, w = (cell, cell) if isinstance(cell, int) else cell
+    return -(-side // h), -(-side // w)
+
+
+default_cfgs = generate_default_cfgs({name: cfg() for name in ("stvit_small", "stvit_base", "stvit_large")})
+
+
+@register_model
+def stvit_small(pretrained: bool = False, **kwargs) -> STViT:
+    arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
+    return build(STViT, "stvit_small", pretrained, arch, kwargs)
+
+
+@register_model
+def stvit_base(pretrained: bool = False, **kwargs) -> STViT:
+    arch = dict(
+        dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), layer_scale=(None, None, 1e-6, 1e-6)
+    )
+    return build(STViT, "stvit_base", pretrained, arch, kwargs)
+
+
+@register_model
+def stvit_large(pretrained: bool = False, **kwargs) -> STViT:
+    arch = dict(
+        dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), layer_scale=(None, None, 1e-6, 1e-6)
+    )
+    return build(STViT, "stvit_large", pretrained, arch, kwargs)

@@ -1,0 +1,40 @@
+"""Every test starts from the same seed on one thread, and none reaches for the network."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import broadsight.models  # noqa: F401  registers the models
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _reproducible():
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def golden():
+    """Reads a golden file by name: its tensors and its config."""
+
+    def read(name: str) -> tuple[dict[str, torch.Tensor], dict]:
+        path = GOLDEN / f"{name}.safetensors"
+        if not path.exists():
+            pytest.skip(f"golden file {path.name} is not beside the repository")
+        with safe_open(path, "pt") as file:
+            config = json.loads(file.metadata()["config"])
+        return load_file(path), config
+
+    return read

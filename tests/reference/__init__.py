@@ -1,0 +1,1 @@
+"""Slow, literal reference implementations; used by the tests only."""
