@@ -49,6 +49,11 @@ class BilinearPatchEmbed(nn.Module):
         return sampled.to(x.dtype)
 
     @torch.jit.ignore
+    def extra_macs(self, convention, inputs, output) -> int:
+        """The samples themselves, which are no matrix product."""
+        return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
+
+    @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
         fold_norm_after(self.proj, self.norm)

@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .folding import fold_norm_before
-
 VARIANTS = ("full", "baseline", "whiten", "patch2", "patch4", "gated", "c_mhsa", "no_split", "no_fusion")
 
 
@@ -202,6 +200,13 @@ class AttentionPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.prop(self.attn(self.expand(average_pool(x, self.patch))), x.shape[1], x.shape[2])
 
+    @torch.jit.ignore
+    def extra_macs(self, convention, inputs, output) -> int:
+        """The paper widens before it pools: the same result from a projection at full size."""
+        B, H, W, C = inputs[0].shape
+        coarse = -(-H // self.patch) * -(-W // self.patch)
+        return B * (H * W - coarse) * self.expand.weight.numel()
+
 
 class CMHSA(nn.Module):
     """Convolution-like multi-head attention over 3x3 windows at stride 2. (B, h, w, C) -> (B, h, w, C).
@@ -299,6 +304,12 @@ class Propagate(nn.Module):
         p = self.patch
         tile = self.weight[:, 0].permute(1, 2, 0).reshape(p, 1, p, C)
         return (x[:, :, None, :, None] * tile).reshape(B, h * p, w * p, C)[:, :H, :W]
+
+    @torch.jit.ignore
+    def extra_macs(self, convention, inputs, output) -> int:
+        """The products, which a counter of convolutions does not see in this form."""
+        counted = output if convention.transposed_at_output else inputs[0]
+        return counted.numel() * self.patch**2
 
 
 def average_pool(x: Tensor, patch: int) -> Tensor:

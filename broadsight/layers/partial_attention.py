@@ -108,6 +108,18 @@ class PartialAttention(nn.Module):
             n = torch.sym_min(n, self.foreground_limit) if self.foreground_limit else n
             return torch.sym_max(1, torch.sym_min(n, most))
 
+    @torch.jit.ignore
+    def extra_macs(self, convention, inputs, output) -> int:
+        """What the equations spend beyond ours: they project every token, background included, before the query."""
+        B, N, C = output.shape
+        foreground = self.foreground_count(N)
+        background = N - foreground
+        if not background:
+            return 0
+        projected = 3 * background * C**2 + 2 * background * C
+        executed = 2 * C**2 + 2 * self.heads * N * C
+        return B * (projected - executed)
+
     def attend(self, x: Tensor) -> Tensor:
         """Multi-head attention with heads mixed around the soft-max, not yet projected. (B, F, C) -> (B, F, C)."""
         B, F_, C = x.shape

@@ -65,6 +65,17 @@ class SuperTokenAttention(nn.Module):
             return y.contiguous()
         return y
 
+    @torch.jit.ignore
+    def extra_macs(self, convention, inputs, output) -> int:
+        """What the authors' formulation spends beyond ours: unfold and fold as convolutions, and the first pooling."""
+        B, C, H, W = output.shape
+        (h, w), p, q = self.cell, -(-H // self.cell[0]), -(-W // self.cell[1])
+        if self.cell == (1, 1):
+            return 0
+        unfolds = (self.iterations + 1) * 81 * C
+        folds = self.iterations * 81 + self.iterations * 81 * C
+        return B * (p * q * (unfolds + folds) + convention.pool * C * p * h * q * w)
+
     def attend_super_tokens(self, n: Tensor, residual: Tensor | None) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C), through the super tokens."""
         B, H, W, C = n.shape

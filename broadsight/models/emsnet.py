@@ -30,7 +30,7 @@ class EMSNet(StagedBackbone):
     Args:
         dims, depths: Channels (multiples of 8) and blocks of each stage.
         mlp_ratios: Hidden over outer channels of each stage's MLPs.
-        variant, ratios, whiten: The token mixer; see MultiScaleInteraction.
+        mixer, ratios, whiten: The variant of the token mixer; see MultiScaleInteraction.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
     """
@@ -40,7 +40,7 @@ class EMSNet(StagedBackbone):
         dims: Sizes,
         depths: Sizes,
         mlp_ratios: Sizes = (8, 8, 4, 4),
-        variant: str = "full",
+        mixer: str = "full",
         ratios: tuple[int, int, int] = (1, 2, 1),
         whiten: str = "channel",
         drop_path_rate: float = 0.0,
@@ -52,7 +52,7 @@ class EMSNet(StagedBackbone):
         for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
             blocks = [
                 EMSBlock(
-                    MultiScaleInteraction(dims[i], variant, ratios, whiten), dims[i], dims[i] * mlp_ratios[i], rate
+                    MultiScaleInteraction(dims[i], mixer, ratios, whiten), dims[i], dims[i] * mlp_ratios[i], rate
                 )
                 for rate in rates
             ]

@@ -3,7 +3,6 @@
 The text under-specifies the network; how this reading was found and where it departs: docs/models.md.
 """
 
-from collections.abc import Sequence
 
 import torch
 from timm.layers import DropPath

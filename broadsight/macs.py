@@ -1,0 +1,89 @@
+"""Counts multiply-accumulates: those really executed, and those of a paper's own formulation and counting tool.
+
+One counter serves both: torch's flop counter, which sees every convolution and matrix product, fused attention included.
+A paper's figure may hold more: operations that its tool counted (norms, pooling), and work that our faster form of a
+layer does not do. The first are added by a Convention, the second by the layer itself, through `extra_macs`.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from timm.layers import LayerNorm2d, SelectAdaptivePool2d
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What a counting tool adds to convolutions and matrix products.
+
+    Args:
+        name: How tables name the convention.
+        layer_norm, batch_norm, gelu: Operations per element of the result.
+        sample: Operations per element sampled bilinearly.
+        pool: Operations per element pooled globally.
+        transposed_at_output: Transposed convolutions are counted on the larger map, a known slip of older tools.
+    """
+
+    name: str
+    layer_norm: int = 0
+    batch_norm: int = 0
+    gelu: int = 0
+    sample: int = 0
+    pool: int = 0
+    transposed_at_output: bool = False
+
+
+PRODUCTS = Convention("products")
+FVCORE = Convention("fvcore", layer_norm=5, batch_norm=2, sample=4, pool=1)
+FVCORE_MEAN = Convention("fvcore, mean pool", layer_norm=5, batch_norm=2, sample=4)  # a mean is invisible to that tool
+OLD_PROFILER = Convention("older profilers", layer_norm=5, batch_norm=2, gelu=1, sample=4, transposed_at_output=True)
+
+
+def executed_macs(model: nn.Module, size: tuple[int, int], in_chans: int = 3) -> int:
+    """Multiply-accumulates of convolutions and matrix products that the model runs for one image of size (H, W)."""
+    return count(model, (1, in_chans, *size), PRODUCTS)[0]
+
+
+def published_macs(model: nn.Module, size: tuple[int, int], convention: Convention, in_chans: int = 3) -> int:
+    """Multiply-accumulates of the paper's formulation for one image of size (H, W), as the paper's tool counts them."""
+    return sum(count(model, (1, in_chans, *size), convention))
+
+
+def count(model: nn.Module, *shapes_and_convention) -> tuple[int, int]:
+    """(executed, extra) of one call on tensors of the given shapes, the convention last.
+
+    `extra` is what the paper's formulation and tool hold beyond the products that are executed.
+    """
+    *shapes, convention = shapes_and_convention
+    try:
+        return _count(deepcopy(model).to("meta"), shapes, convention, "meta")
+    except (RuntimeError, NotImplementedError):  # something in a foreign model needs values, not shapes alone
+        return _count(deepcopy(model).cpu().float(), shapes, convention, "cpu")
+
+
+def _count(model: nn.Module, shapes: list, convention: Convention, device: str) -> tuple[int, int]:
+    terms: list[int] = []
+
+    def add(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        if isinstance(module, nn.LayerNorm | LayerNorm2d):
+            terms.append(convention.layer_norm * output.numel())
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            terms.append(convention.batch_norm * output.numel())
+        elif isinstance(module, nn.GELU):
+            terms.append(convention.gelu * output.numel())
+        elif isinstance(module, SelectAdaptivePool2d) and not module.is_identity():
+            terms.append(convention.pool * inputs[0].numel())
+        if hasattr(module, "extra_macs"):
+            terms.append(module.extra_macs(convention, inputs, output))
+
+    hooks = [module.register_forward_hook(add) for module in model.modules()]
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), counter:
+            model.eval()(*[torch.zeros(shape, device=device) for shape in shapes])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counter.get_total_flops() // 2, sum(terms)
