@@ -37,15 +37,26 @@ ROUNDINGS = {
 
 # Rows that no reading reproduces, and why. Anything else that disagrees is a miss.
 CONTRADICTIONS = {
-    ("emsnet", "emsnet_xtiny", "params"): "no setting fits: the printed widths, depths and ratios give 2.29 M and 0.7 G; "
+    (
+        "emsnet",
+        "emsnet_xtiny",
+        "params",
+    ): "no setting fits: the printed widths, depths and ratios give 2.29 M and 0.7 G; "
     "3.0 M needs wider MLPs, which then give 0.83 G",
-    ("emsnet", "without fusion", "params"): "contradicts itself: stem, transitions, MLPs and head alone take 1.80 M and "
+    (
+        "emsnet",
+        "without fusion",
+        "params",
+    ): "contradicts itself: stem, transitions, MLPs and head alone take 1.80 M and "
     "0.42 G; the 0.32 M left cannot cost the 0.10 G left",
     ("emsnet", "without fusion", "macs"): "contradicts itself: see its parameters",
     ("emsnet", "static ratio 1/2:1/4:1/4", "macs"): "1.6 % low under every counting convention; parameters agree",
     ("emsnet", "static ratio 1/4:1/4:1/2", "macs"): "1.5 % low under every counting convention; parameters agree",
-    ("emsnet", "without channel splitting", "macs"): "2.2 % low: how this row was built is a guess among 480 that fit its "
-    "parameters",
+    (
+        "emsnet",
+        "without channel splitting",
+        "macs",
+    ): "2.2 % low: how this row was built is a guess among 480 that fit its parameters",
 }
 
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from .relative_position import RelativePositionBias
 
+SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
+
 
 @register_notrace_module
 class SuperTokenAttention(nn.Module):
@@ -46,24 +48,39 @@ class SuperTokenAttention(nn.Module):
             raise ValueError(f"iterations={iterations} leaves no association; choose 1 or more")
         self.cell: tuple[int, int] = cell
         self.heads, self.iterations = heads, iterations
-        self.scale = dim**-0.5  # the association is not split into heads: all channels count
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.position = None if relative_grid is None else RelativePositionBias(heads, relative_grid)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Returns residual + attention(x); the sum is fused with the way back from the cells."""
-        n = x.permute(0, 2, 3, 1)
-        r = None if residual is None else residual.permute(0, 2, 3, 1)
+        """Returns residual + attention(x); the sum is fused with the way back to the pixels."""
         if self.cell == (1, 1):
-            y = self.attend(n)
-            y = y if r is None else r + y
+            y = self.attend(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            if x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last):
+                y = y.contiguous()
+            return y if residual is None else residual + y
+        if torch.jit.is_scripting():
+            return self.attend_traced(x, residual)
         else:
-            y = self.attend_super_tokens(n, r)
-        y = y.permute(0, 3, 1, 2)
+            x = _autocast(x)
+            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+                return self.attend_traced(x, residual)
+            tokens, share = _Sample.apply(x, self.cell, self.iterations)
+            return _Spread.apply(self.attend(tokens), share, residual, x.shape, x.stride(), self.cell)
+
+    def attend_traced(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """What a compiler, an exporter or a functional transform sees: the same steps on the whole batch."""
+        B, C, H, W = x.shape
+        h, w = self.cell
+        cells = to_cells(x, self.cell)
+        grid = (B, (H + h - 1) // h, (W + w - 1) // w)
+        tokens, share, _ = sample(cells, grid, self.iterations)
+        y = torch.bmm(share.transpose(1, 2), neighbours(self.attend(tokens)))  # B*p*q P C
+        y = y.view(B, grid[1], grid[2], h, w, C).transpose(2, 3).reshape(B, grid[1] * h, grid[2] * w, C)
+        y = y[:, :H, :W].permute(0, 3, 1, 2)
         if x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last):
-            return y.contiguous()
-        return y
+            y = y.contiguous()
+        return y if residual is None else residual + y
 
     @torch.jit.ignore
     def extra_macs(self, convention, inputs, output) -> int:
@@ -76,46 +93,6 @@ class SuperTokenAttention(nn.Module):
         folds = self.iterations * 81 + self.iterations * 81 * C
         return B * (p * q * (unfolds + folds) + convention.pool * C * p * h * q * w)
 
-    def attend_super_tokens(self, n: Tensor, residual: Tensor | None) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C), through the super tokens."""
-        B, H, W, C = n.shape
-        h, w = self.cell
-        p, q = (H + h - 1) // h, (W + w - 1) // w
-        if not torch.jit.is_scripting():
-            n = _autocast(n)
-        # Under export the sizes are symbols: padding by a symbolic zero avoids a branch that would pin them.
-        if _exporting() or p * h != H or q * w != W:
-            n = F.pad(n, [0, 0, 0, q * w - W, 0, p * h - H])
-        pixels = n.reshape(B, p, h, q, w, C).transpose(2, 3).reshape(B * p * q, h * w, C)  # the one copy
-        with torch.no_grad():  # the association is a clustering step, not a learned map
-            share, mass = self.associate(pixels.detach(), B, p, q)
-        tokens = aggregate(pixels, share, B, p, q) / mass  # B p q C
-        tokens = self.attend(tokens.to(n.dtype))
-        y = distribute(tokens, share).view(B, p, q, h, w, C).transpose(2, 3)  # B p h q w C
-        if residual is not None and not _exporting() and p * h == H and q * w == W:
-            return (residual.reshape(B, p, h, q, w, C) + y).view(B, H, W, C)
-        y = y.reshape(B, p * h, q * w, C)[:, :H, :W]
-        return y.contiguous() if residual is None else residual + y
-
-    def associate(self, pixels: Tensor, B: int, p: int, q: int) -> tuple[Tensor, Tensor]:
-        """pixels (B*p*q, P, C) -> share (B*p*q, 9, P) of each pixel in its nine super tokens, mass (B, p, q, 1) of each.
-
-        The nine come first: the soft-max then runs over contiguous pixels.
-        """
-        tokens = pixels.mean(1).view(B, p, q, -1)
-        share = pixels
-        mass = tokens
-        for i in range(self.iterations):
-            if i > 0:
-                tokens = (fold(torch.bmm(share, pixels), B, p, q) / mass).to(pixels.dtype)
-            logits = torch.bmm(neighbours(tokens * self.scale), pixels.transpose(1, 2))  # B*p*q 9 P
-            # Half precision would lose the small shares, and the guard below would vanish in float16.
-            wide = logits if logits.dtype == torch.float64 else logits.float()
-            weights = wide.softmax(1)
-            mass = fold(weights.sum(2, keepdim=True), B, p, q) + 1e-12
-            share = weights.to(pixels.dtype)
-        return share, mass
-
     def attend(self, x: Tensor) -> Tensor:
         """Multi-head self-attention among all cells of a map. (B, p, q, C) -> (B, p, q, C)."""
         B, p, q, C = x.shape
@@ -126,6 +103,41 @@ class SuperTokenAttention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, p, q, C))
 
 
+def to_cells(x: Tensor, cell: tuple[int, int]) -> Tensor:
+    """Pixels by cell, zero-padded at the bottom and the right. (B, C, H, W) -> (B*p*q, P, C), raster order, one copy."""
+    B, C, H, W = x.shape
+    h, w = cell
+    p, q = (H + h - 1) // h, (W + w - 1) // w
+    x = x.permute(0, 2, 3, 1)
+    # Under export the sizes are symbols: padding by a symbolic zero avoids a branch that would pin them.
+    if _exporting() or p * h != H or q * w != W:
+        x = F.pad(x, [0, 0, 0, q * w - W, 0, p * h - H])
+    return x.reshape(B, p, h, q, w, C).transpose(2, 3).reshape(B * p * q, h * w, C)
+
+
+def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Associate pixels with super tokens and average them.
+
+    cells (B*p*q, P, C), grid (B, p, q) -> tokens (B, p, q, C), the share (B*p*q, 9, P) of each pixel in its nine super
+    tokens, and the mass (B, p, q, 1) that each super token holds. No gradient reaches shares and mass. The nine come
+    first, so that the soft-max runs over contiguous pixels.
+    """
+    scale = cells.shape[-1] ** -0.5  # not split into heads: all channels count
+    constant = cells.detach()
+    tokens = constant.mean(1).view(grid[0], grid[1], grid[2], -1)
+    share, mass = cells, tokens
+    for i in range(iterations):
+        logits = torch.bmm(neighbours(tokens.detach() * scale), constant.transpose(1, 2))  # B*p*q 9 P
+        # Half precision would lose the small shares, and the guard below would vanish in float16.
+        weights = (logits if logits.dtype == torch.float64 else logits.float()).softmax(1)
+        share = weights.to(cells.dtype)
+        sums = torch.bmm(share, cells if i == iterations - 1 else constant)  # B*p*q 9 C
+        folded = fold(torch.cat([sums.to(weights.dtype), weights.sum(2, keepdim=True)], 2), grid)  # B p q C+1
+        mass = folded[..., -1:].detach() + 1e-12
+        tokens = (folded[..., :-1] / mass).to(cells.dtype)
+    return tokens, share, mass
+
+
 def neighbours(tokens: Tensor) -> Tensor:
     """The 3 x 3 tokens around each, zero beyond the border. (B, p, q, C) -> (B*p*q, 9, C), row-major."""
     B, p, q, C = tokens.shape
@@ -133,67 +145,119 @@ def neighbours(tokens: Tensor) -> Tensor:
     return around.permute(0, 1, 2, 4, 5, 3).reshape(B * p * q, 9, C)
 
 
-def fold(parts: Tensor, B: int, p: int, q: int) -> Tensor:
-    """The adjoint of `neighbours`: adds what was meant for each token. (B*p*q, 9, C) -> (B, p, q, C).
+def fold(parts: Tensor, grid: tuple[int, int, int]) -> Tensor:
+    """The adjoint of `neighbours`: adds up what was meant for each token. (B*p*q, 9, C) -> (B, p, q, C).
 
     Separable: three shifted sums of rows, then three of columns.
     """
-    parts = parts.view(B, p, q, 3, 3, parts.shape[-1])
+    parts = parts.view(grid[0], grid[1], grid[2], 3, 3, parts.shape[-1])
     rows = parts[:, :, :, 1] + F.pad(parts[:, :-1, :, 2], [0, 0, 0, 0, 0, 0, 1, 0])
     rows = rows + F.pad(parts[:, 1:, :, 0], [0, 0, 0, 0, 0, 0, 0, 1])  # B p q 3 C
     tokens = rows[:, :, :, 1] + F.pad(rows[:, :, :-1, 2], [0, 0, 1, 0])
     return tokens + F.pad(rows[:, :, 1:, 0], [0, 0, 0, 1])
 
 
-def aggregate(pixels: Tensor, share: Tensor, B: int, p: int, q: int) -> Tensor:
-    """Weighted sums of pixels into super tokens. (B*p*q, P, C) -> (B, p, q, C); no gradient reaches the shares."""
-    if torch.jit.is_scripting():
-        return fold(torch.bmm(share, pixels), B, p, q)
-    else:
-        return _Aggregate.apply(pixels, share, B, p, q)
+class _Sample(torch.autograd.Function):
+    """Pixels to super tokens: associate and average. (B, C, H, W) -> tokens (B, p, q, C), shares (B*p*q, 9, P).
 
-
-def distribute(tokens: Tensor, share: Tensor) -> Tensor:
-    """Mixtures of super tokens back to pixels. (B, p, q, C) -> (B*p*q, P, C); no gradient reaches the shares."""
-    if torch.jit.is_scripting():
-        return torch.bmm(share.transpose(1, 2), neighbours(tokens))
-    else:
-        return _Distribute.apply(tokens, share)
-
-
-class _Aggregate(torch.autograd.Function):
-    """Each is the other's backward, so only the shares are kept: nine numbers a pixel instead of its channels."""
-
-    generate_vmap_rule = True
+    The shares are constants to the gradient. So this step and `_Spread` are linear and each other's backward, and only
+    the shares are kept for it: nine numbers a pixel instead of its channels.
+    """
 
     @staticmethod
-    def forward(pixels, share, B, p, q):
-        return fold(torch.bmm(share, pixels), B, p, q)
+    def forward(ctx, x, cell, iterations):
+        tokens, shares, masses = [], [], []
+        for part in _slices(x):
+            token, share, mass = sample(to_cells(x[part], cell), _grid(x[part], cell), iterations)
+            tokens.append(token)
+            shares.append(share)
+            masses.append(mass)
+        share, mass = _join(shares), _join(masses)
+        ctx.save_for_backward(share, mass)
+        ctx.cell, ctx.like = cell, (x.shape, x.stride(), x.dtype)
+        ctx.mark_non_differentiable(share)
+        return _join(tokens), share
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[1])
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, _):
+        share, mass = ctx.saved_tensors
+        return _spread((grad / mass).to(share.dtype), share, None, *ctx.like, ctx.cell), None, None
+
+
+class _Spread(torch.autograd.Function):
+    """Super tokens (B, p, q, C) back to the pixels of a map like x, added to the residual."""
 
     @staticmethod
+    def forward(ctx, tokens, share, residual, shape, stride, cell):
+        ctx.save_for_backward(share)
+        ctx.cell, ctx.residual = cell, None if residual is None else residual.dtype
+        return _spread(
+            tokens, share, residual, shape, stride, tokens.dtype if residual is None else residual.dtype, cell
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        return _Distribute.apply(grad, *ctx.saved_tensors), None, None, None, None
+        (share,) = ctx.saved_tensors
+        start, parts = 0, []
+        for part in _slices(grad):
+            cells = to_cells(grad[part], ctx.cell).to(share.dtype)
+            parts.append(fold(torch.bmm(share[start : start + len(cells)], cells), _grid(grad[part], ctx.cell)))
+            start += len(cells)
+        return _join(parts), None, None if ctx.residual is None else grad.to(ctx.residual), None, None, None
 
 
-class _Distribute(torch.autograd.Function):
-    generate_vmap_rule = True
+def _spread(
+    tokens: Tensor,
+    share: Tensor,
+    residual: Tensor | None,
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    cell: tuple[int, int],
+) -> Tensor:
+    """residual plus the map, of the given shape and strides, in which every pixel holds the mixture of its nine tokens."""
+    out = torch.empty_strided(shape, stride, dtype=dtype, device=tokens.device)
+    B, C, H, W = shape
+    h, w = cell
+    p, q = tokens.shape[1:3]
+    channels_first = out.is_contiguous()
+    whole = p * h == H and q * w == W
+    for part in _slices(out):
+        n = part.stop - part.start
+        own = share[part.start * p * q : part.stop * p * q]
+        around = neighbours(tokens[part])
+        # The product comes out in the order of the map's memory, so that the copy into it moves whole runs of pixels.
+        if channels_first:
+            y = torch.bmm(around.transpose(1, 2), own).view(n, p, q, C, h, w).permute(0, 1, 4, 2, 5, 3)
+        else:
+            y = torch.bmm(own.transpose(1, 2), around).view(n, p, q, h, w, C).transpose(2, 3)  # n p h q w C
+        if whole:
+            target = out[part].permute(0, 2, 3, 1).unflatten(2, (q, w)).unflatten(1, (p, h))
+            if residual is None:
+                target.copy_(y)
+            else:
+                torch.add(residual[part].permute(0, 2, 3, 1).unflatten(2, (q, w)).unflatten(1, (p, h)), y, out=target)
+        else:
+            y = y.reshape(n, p * h, q * w, C)[:, :H, :W].permute(0, 3, 1, 2)
+            out[part] = y if residual is None else residual[part] + y
+    return out
 
-    @staticmethod
-    def forward(tokens, share):
-        return torch.bmm(share.transpose(1, 2), neighbours(tokens))
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[1])
-        ctx.grid = inputs[0].shape[:3]
+def _slices(x: Tensor) -> list[slice]:
+    """On the CPU a few images at a time, so that their pixels stay in the cache; elsewhere all at once."""
+    images = SLICE_BYTES // (x[0].numel() * x.element_size()) if x.device.type == "cpu" else len(x)
+    step = max(1, images)
+    return [slice(i, min(i + step, len(x))) for i in range(0, len(x), step)]
 
-    @staticmethod
-    def backward(ctx, grad):
-        return _Aggregate.apply(grad, *ctx.saved_tensors, *ctx.grid), None
+
+def _grid(x: Tensor, cell: tuple[int, int]) -> tuple[int, int, int]:
+    return x.shape[0], -(-x.shape[2] // cell[0]), -(-x.shape[3] // cell[1])
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @torch.jit.unused

@@ -3,6 +3,7 @@
 The only file that touches timm's less public parts.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from ..layers.folding import fold_norm_after
 
 Sizes = Sequence[int]
+# Of one slice of a batch in inference on the CPU, measured at the input of a stage.
+SLICE_BYTES = 7 << 18
+
 ModelT = TypeVar("ModelT", bound="StagedBackbone")
 
 
@@ -202,10 +206,10 @@ class StagedBackbone(nn.Module):
         take, last_taken = feature_take_indices(len(self.stages), indices)
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
-        x = self.stem(x.contiguous(memory_format=torch.channels_last))
+        x = in_slices(self.stem, x.contiguous(memory_format=torch.channels_last))
         features: dict[int, Tensor] = {}
         for i, stage in enumerate(self.stages[: last_taken + 1] if stop_early else self.stages):
-            x = stage(x)
+            x = in_slices(stage, x)
             if i not in take:
                 continue
             taken = x
@@ -242,7 +246,14 @@ class StagedBackbone(nn.Module):
         """(B, in_chans, H, W) -> (B, num_features, H/32, W/32)."""
         check_images(x, self.in_chans)
         # The images are small beside the maps: one copy here and every layer after it runs channels-last.
-        return self.norm(self.stages(self.stem(x.contiguous(memory_format=torch.channels_last))))
+        x = x.contiguous(memory_format=torch.channels_last)
+        if torch.jit.is_scripting():
+            x = self.stages(self.stem(x))
+        else:
+            x = in_slices(self.stem, x)
+            for stage in self.stages:
+                x = in_slices(stage, x)
+        return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Features -> logits (B, num_classes), or pooled features (B, head_hidden_size) before the classifier."""
@@ -317,6 +328,28 @@ def same_length(stages: int = 4, **sequences: Sequence) -> None:
             raise ValueError(
                 f"{argument}={tuple(values)} has {len(values)} entries; expected {stages}, one for each stage"
             )
+
+
+def in_slices(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x), in inference on the CPU a few images at a time.
+
+    Large maps fall out of the cache between two layers, and the allocator hands their pages back to the system and asks
+    for them again, a page fault each. Images do not see each other in inference, so the result is the same. Not where
+    somebody listens (hooks), traces or compiles: they see one call with the whole batch.
+    """
+    if (
+        type(x) is not Tensor  # a tracer's stand-in
+        or torch.is_grad_enabled()
+        or x.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return module(x)
+    count = math.ceil(x.numel() * x.element_size() / SLICE_BYTES)
+    if count < 2 or any(m.training or m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
+        return module(x)
+    return torch.cat([module(part) for part in x.tensor_split(min(count, len(x)))])
 
 
 @register_notrace_function

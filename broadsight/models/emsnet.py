@@ -51,9 +51,7 @@ class EMSNet(StagedBackbone):
         stages = []
         for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
             blocks = [
-                EMSBlock(
-                    MultiScaleInteraction(dims[i], mixer, ratios, whiten), dims[i], dims[i] * mlp_ratios[i], rate
-                )
+                EMSBlock(MultiScaleInteraction(dims[i], mixer, ratios, whiten), dims[i], dims[i] * mlp_ratios[i], rate)
                 for rate in rates
             ]
             downsample = ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]), bias=False) if i else nn.Identity()

@@ -3,7 +3,6 @@
 The text under-specifies the network; how this reading was found and where it departs: docs/models.md.
 """
 
-
 import torch
 from timm.layers import DropPath
 from timm.models import generate_default_cfgs, register_model

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import broadsight
 from broadsight.layers import SuperTokenAttention
+from broadsight.layers.super_token import sample
 
 
 def reference(layer: SuperTokenAttention, x: Tensor) -> Tensor:
@@ -123,7 +124,8 @@ def test_golden_association(golden):
     B, C, H, W = tensors["input"].shape
     (h, w), (p, q) = config["grid"], tensors["stokens_initial"].shape[2:]
     cells = tensors["input"].view(B, C, p, h, q, w).permute(0, 2, 4, 3, 5, 1).reshape(B * p * q, h * w, C)
-    share, mass = layer.associate(cells, B, p, q)
+    tokens, share, mass = sample(cells, (B, p, q), config["n_iter"])
+    torch.testing.assert_close(tokens.permute(0, 3, 1, 2), tensors["stokens_before_mhsa"], rtol=0, atol=2e-5)
     expected = tensors["association"].flatten(0, 2).transpose(1, 2)
     torch.testing.assert_close(share, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(mass, tensors["association_sum"].permute(0, 2, 3, 1), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,411 @@
+"""The `broadsight` command: every command is a function here, and its signature is its interface.
+
+Nothing heavy is imported until a command runs, so that help and mistakes are answered at once.
+"""
+
+import inspect
+import json as json_
+import os
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
+
+from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser, Namespace
+
+from . import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from .benchmark import Progress
+
+DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Arg:
+    """How a parameter appears on the command line.
+
+    Args:
+        help: One line.
+        positional: Comes without a name, as often as wanted if the parameter is a list.
+        bare: Value of an option that is named without one.
+    """
+
+    help: str
+    positional: bool = False
+    metavar: str | None = None
+    bare: str | None = None
+
+
+class UsageError(ValueError):
+    """The command line cannot be understood."""
+
+
+class Parser(ArgumentParser):
+    """A parser that answers a mistake with one line instead of a page."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        command = getattr(self, "subcommand", None)
+        message = re.sub(r'Parser key "([\w.]+)":\s*', lambda key: _flag(key[1]) + ": ", message)
+        message = re.sub(r"(?:an? )?<class '(\w+)'>", r"\1", message)
+        message = re.sub(r"an? typing\.Literal\[(.*?)\]", r"one of \1", message)
+        message = re.sub(r"Expected (.*?)\. Got value: ", r"expected \1, got ", message)
+        missing = re.search(r"arguments are required: (\w+)\.(\w+)", message)
+        if missing:
+            command, name = missing.groups()
+            message = f"{command} needs {_args(COMMANDS[command])[name].metavar}: {_args(COMMANDS[command])[name].help}"
+        unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)|'(\w+)' does not accept option '(\w+)'", message)
+        if unknown:
+            command = unknown[2] or command
+            options = [_flag(name) for name in _args(COMMANDS[command])] if command else ["--version", "--help"]
+            near = get_close_matches(unknown[1] or _flag(unknown[3]), options, n=1)
+            message += f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(f"{message}; see `broadsight {command + ' ' if command else ''}--help`")
+
+
+def models(
+    pattern: Annotated[str | None, Arg("name or wildcard such as 'stvit_*'", True, "PATTERN")] = None,
+    json: Annotated[bool, Arg("print JSON")] = False,
+    all: Annotated[bool, Arg("search all of timm, not only broadsight; needs a PATTERN")] = False,
+) -> int:
+    """List models with parameters, MACs and published accuracy."""
+    if all and pattern is None:
+        raise UsageError("--all without a PATTERN; expected one, since timm holds over a thousand models")
+    ours = _register()
+    from .verify import catalogue
+
+    rows = catalogue(pattern)
+    if all and pattern:
+        rows += _foreign(pattern, {row["model"] for row in rows})
+    if not rows:
+        import timm
+
+        known = timm.list_models(module="" if all else list(ours))
+        near = get_close_matches(pattern or "", known, n=3, cutoff=0.5)
+        hint = f"nearest: {', '.join(near)}" if near else "use a wildcard such as 'stvit_*'"
+        raise ValueError(f"no model matches {pattern!r}; {hint}" + ("" if all else "; --all searches timm as well"))
+    if json:
+        print(json_.dumps(rows, indent=2))
+        return DONE
+    from rich.table import Table
+
+    table = Table()
+    for name in ("model", "family"):
+        table.add_column(name, no_wrap=True)
+    for name in ("params M", "paper M", "MACs G", "paper G", "paper top-1 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source")
+    for row in rows:
+        cells = [_number(row["params"], 1e6), _number(row["paper_params_m"]), _number(row["macs"], 1e9)]
+        cells += [_number(row["paper_macs_g"]), _number(row["paper_top1"], digits=1)]
+        table.add_row(row["model"], row["family"], *cells, row["source"])
+    _show(table)
+    return DONE
+
+
+def verify(
+    families: Annotated[list[str] | None, Arg("papers to check; all if none is named", True, "FAMILY")] = None,
+    json: Annotated[bool, Arg("print JSON")] = False,
+    all: Annotated[bool, Arg("check every paper; the same as naming none")] = False,
+) -> int:
+    """Recompute every static figure of the papers' tables: paper, ours, match."""
+    if all and families:
+        raise UsageError(f"--all together with {' '.join(families)}; expected one of the two")
+    _register()
+    from .verify import render
+    from .verify import verify as run
+
+    done = count()
+    with _progress() as progress:
+        checks = run(families or [], progress=lambda row: progress(next(done), None, row))
+    found = {status: sum(check.status == status for check in checks) for status in ("match", "explained", "miss")}
+    if json:
+        print(json_.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        _show(render(checks))
+        print(f"{len(checks)} figures: " + ", ".join(f"{number} {status}" for status, number in found.items()))
+    return FAILED if found["miss"] else DONE
+
+
+def bench(
+    models: Annotated[list[str], Arg("timm models, names or wildcards; the first is the yardstick", True, "MODEL")],
+    runtime: Annotated[str, Arg("comma-separated runtimes: eager, compile")] = "eager",
+    batch: Annotated[int, Arg("images per call")] = 8,
+    threads: Annotated[int, Arg("threads of torch's operators")] = 1,
+    size: Annotated[int | str, Arg("image side in pixels, or HEIGHTxWIDTH")] = 224,
+    rounds: Annotated[int, Arg("timed calls of each contender")] = 9,
+    warmup: Annotated[int, Arg("calls of each contender before those")] = 2,
+    train: Annotated[bool, Arg("time forward and backward in train mode")] = False,
+    fuse: Annotated[bool, Arg("fold what inference allows first, as `broadsight.fuse` does")] = False,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Arg("of weights and images")] = "float32",
+    device: Annotated[str, Arg("cpu or cuda")] = "cpu",
+    channels_last: Annotated[bool, Arg("channels-last memory format")] = False,
+    seed: Annotated[int, Arg("of weights and images")] = 0,
+    json: Annotated[
+        str | None, Arg("print JSON, not a table, or write it to FILE; comes last", False, "FILE", "-")
+    ] = None,
+    plot: Annotated[str | None, Arg("draw the result into a png, svg or pdf file", metavar="FILE")] = None,
+) -> int:
+    """Time models side by side: latency, throughput, memory, share of the machine's peak."""
+    pixels = re.fullmatch(r"(\d+)(?:x(\d+))?", str(size))
+    if not pixels:
+        raise UsageError(f"--size {size}; expected pixels such as 224 or, height first, 224x320")
+    for path in (json if json != "-" else None, plot):
+        _check_writable(path)
+    _register()
+    from . import benchmark
+
+    if plot:
+        benchmark.plot_format(plot)
+    settings = benchmark.Settings(
+        batch=batch,
+        size=(int(pixels[1]), int(pixels[2] or pixels[1])),
+        threads=threads,
+        rounds=rounds,
+        warmup=warmup,
+        runtimes=tuple(name.strip() for name in runtime.split(",")),
+        train=train,
+        device=device,
+        dtype=dtype,
+        channels_last=channels_last,
+        fuse=fuse,
+        seed=seed,
+    )
+    with _progress() as progress:
+        report = benchmark.measure(models, settings, progress)
+    record = {"command": _command_line, **asdict(report)}
+    if json and json != "-":  # files first: whoever reads our output may leave at any time
+        benchmark.write_json(record, json)
+    if plot:
+        benchmark.plot(report, plot)
+    if json == "-":
+        print(json_.dumps(record, indent=2))
+    else:
+        _show(benchmark.render(report), whole=True)
+    return DONE
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"models": models, "verify": verify, "bench": bench}
+CONFIGURED = {bench}  # take their options from a YAML file as well
+_command_line = "broadsight"  # as typed, for the record
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: What follows `broadsight` on the command line; taken from the process if None.
+
+    Returns:
+        The exit code: 0 done, 1 failed while working, 2 wrong usage, 130 interrupted.
+    """
+    global _command_line
+    given = list(sys.argv[1:] if argv is None else argv)
+    _command_line = shlex.join(["broadsight", *given])
+    debug = "--debug" in given
+    try:
+        code = _run([argument for argument in given if argument != "--debug"])
+        sys.stdout.flush()  # here, so that a reader who has left is noticed before the interpreter shuts down
+        return code
+    except BrokenPipeError:
+        # Whoever read us has seen enough. What is still buffered must go somewhere at shutdown.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED, debug)
+    except (ValueError, FileNotFoundError) as error:
+        return _complain(str(error), WRONG_USAGE, debug)
+    except Exception as error:
+        where = "" if debug else "; --debug shows where"
+        return _complain(f"{str(error) or type(error).__name__}{where}", FAILED, debug)
+
+
+def _run(argv: list[str]) -> int:
+    parser = _parser()
+    if not argv:
+        parser.print_help(sys.stderr)
+        return WRONG_USAGE
+    if not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        near = get_close_matches(argv[0], COMMANDS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"unknown command {argv[0]!r}; {hint}commands are {', '.join(COMMANDS)}")
+    try:
+        given = parser.parse_args(argv)
+    except SystemExit as leave:  # how argparse ends after --help, --version and --print_config
+        return leave.code if isinstance(leave.code, int) else DONE
+    values: Namespace = given[given.command]
+    return COMMANDS[given.command](**{k: v for k, v in values.as_dict().items() if k != "config"})
+
+
+def _register() -> Sequence[str]:
+    """Make timm know our models; the names of their families."""
+    return import_module(".models", __package__).FAMILIES
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="broadsight",
+        description="Efficient vision models that see the whole picture.",
+        version=__version__,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error; works after a command too"
+    )
+    commands = parser.add_subcommands(dest="command", metavar="COMMAND", required=True)
+    for name, function in COMMANDS.items():
+        subparser = commands.add_subcommand(name, _subparser(function), help=inspect.getdoc(function))
+        subparser.prog = f"broadsight {name}"
+    return parser
+
+
+def _subparser(function: Callable[..., int]) -> Parser:
+    """Options from a signature.
+
+    jsonargparse could read the signature alone, but would spell a flag `--channels_last true`, take no list of
+    positional names, and find no help without another dependency.
+    """
+    parser = Parser(description=inspect.getdoc(function))
+    if function in CONFIGURED:
+        parser.add_argument(
+            "--config", action=ActionConfigFile, help="YAML file with these options; --print_config shows one"
+        )
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, arg = get_args(parameter.annotation)
+        required = parameter.default is inspect.Parameter.empty
+        options: dict[str, Any] = {"help": arg.help}
+        if not required:
+            options["default"] = parameter.default
+        if arg.metavar:
+            options["metavar"] = arg.metavar
+        if arg.positional:
+            many = list[str] in (kind, *get_args(kind))
+            nargs = ("+" if required else "*") if many else "?"
+            parser.add_argument(name, type=str if many else kind, nargs=nargs, **options)
+        elif kind is bool:
+            parser.add_argument(_flag(name), action=ActionYesNo(no_prefix="no-"), **options)
+        elif arg.bare is not None:
+            parser.add_argument(_flag(name), type=kind, nargs="?", const=arg.bare, **options)
+        else:
+            parser.add_argument(_flag(name), type=kind, **options)
+    return parser
+
+
+def _args(function: Callable[..., int]) -> dict[str, Arg]:
+    return {name: get_args(p.annotation)[1] for name, p in inspect.signature(function).parameters.items()}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _complain(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print("broadsight: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _check_writable(path: str | None) -> None:
+    """Refuse an output file before the work, not after it."""
+    if path is None:
+        return
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"cannot write {path!r}: there is no folder {str(folder)!r}; create it first")
+    if Path(path).is_dir():
+        raise ValueError(f"cannot write {path!r}: it is a folder; give the name of a file in it")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise ValueError(f"cannot write {path!r}: permission denied; choose another folder")
+
+
+def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
+    """Catalogue rows for timm's own models, of which no paper's table is at hand."""
+    import timm
+    import torch
+
+    from .macs import executed_macs
+
+    rows = []
+    names = [name for name in timm.list_models(pattern) if name not in known]
+    with _progress() as progress:
+        for i, name in enumerate(names):
+            progress(i, len(names), name)
+            with torch.device("meta"):
+                model: Any = timm.create_model(name)
+            channels, height, width = model.pretrained_cfg["input_size"]
+            rows.append(
+                {
+                    "model": name,
+                    "family": type(model).__module__.rpartition(".")[2],
+                    "params": sum(p.numel() for p in model.parameters()),
+                    "macs": executed_macs(model, (height, width), channels),
+                    "paper_params_m": None,
+                    "paper_macs_g": None,
+                    "paper_top1": None,
+                    "source": "timm",
+                }
+            )
+    return rows
+
+
+def _number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave with code 1; `main` knows better
+            raise BrokenPipeError
+
+    return Pipe()
+
+
+def _show(table: "Table", whole: bool = False) -> None:
+    """Print a table; if `whole`, then rather wider than the terminal than with figures cut off."""
+    from rich.measure import Measurement
+
+    console = _console()
+    if whole or not console.is_terminal:  # a file or a pipe has no width
+        natural = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        console.width = max(natural, console.width if console.is_terminal else 0)
+    console.print(table)
+
+
+@contextmanager
+def _progress() -> "Generator[Progress, None, None]":
+    """A progress bar with the time left, on stderr and only if somebody watches; a total of None is unknown."""
+    from rich import progress as parts
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured
+    bar = parts.Progress(
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TimeElapsedColumn(),
+        parts.TimeRemainingColumn(),
+        "{task.description}",
+        console=console,
+        transient=True,
+        auto_refresh=False,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("")
+        yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing, refresh=True)

@@ -1,0 +1,289 @@
+"""The arithmetic and the manners of the benchmark. How fast anything is, no test may say."""
+
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from rich.console import Console
+from torch import nn
+
+from broadsight import benchmark
+from broadsight.benchmark import Report, Settings, Summary, measure
+
+TINY = Settings(batch=2, size=(64, 64), rounds=3, warmup=1)
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch):
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
+
+
+@pytest.fixture(scope="module")
+def inference() -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "GEMM_SIZES", (64,))
+        return measure(["test_resnet", "test_vit"], TINY)
+
+
+@pytest.fixture(scope="module")
+def training() -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "GEMM_SIZES", (64,))
+        return measure(["test_resnet", "test_vit"], dataclasses.replace(TINY, train=True))
+
+
+def test_summarize__median_minimum_and_quartiles():
+    assert benchmark.summarize([10, 1, 4, 3, 2]) == Summary(median=3, minimum=1, spread=pytest.approx((4 - 2) / 3))
+    assert benchmark.summarize([5.0]) == Summary(5.0, 5.0, 0.0)
+
+
+def test_paired_ratio__is_taken_within_rounds():
+    # the machine was ten times slower in the second round; a ratio of medians would say 3 / 3 = 1
+    assert benchmark.paired_ratio([2, 20, 3], [1, 10, 3]) == Summary(median=2, minimum=1, spread=0.25)
+
+
+def test_interleave__every_round_starts_one_further():
+    order = []
+    samples = benchmark.interleave("abc", lambda who, round_: order.append(f"{who}{round_}") or order[-1], rounds=4)
+    assert " ".join(order) == "a0 b0 c0 b1 c1 a1 c2 a2 b2 a3 b3 c3"
+    assert samples == [["a0", "a1", "a2", "a3"], ["b0", "b1", "b2", "b3"], ["c0", "c1", "c2", "c3"]]
+
+
+def test_expand__wildcards_add_what_is_missing_and_names_may_repeat():
+    every = timm.list_models("test_resnet*")
+    assert benchmark.expand(["test_resnet", "test_resnet*", "test_resnet"]) == [*every, "test_resnet"]
+
+
+def test_measure__rows_agree_with_their_samples(inference):
+    first, second = inference.rows
+    assert (first.model, second.model) == ("test_resnet", "test_vit")
+    for row in inference.rows:
+        assert len(row.wall_samples_ms) == len(row.cpu_samples_ms) == TINY.rounds
+        assert row.wall_ms == benchmark.summarize(row.wall_samples_ms)
+        assert row.throughput == pytest.approx(1e3 * TINY.batch / row.wall_ms.median)
+        seconds = row.wall_ms.minimum / 1e3
+        assert row.peak_fraction == pytest.approx(2 * row.macs * TINY.batch / seconds / inference.machine["gemm_flops"])
+        assert row.macs > 1e6 and row.peak_bytes > 0 and row.saved_bytes is None
+    assert first.params == sum(p.numel() for p in timm.create_model("test_resnet").parameters())
+    assert first.ratio == first.cpu_ratio == Summary(1.0, 1.0, 0.0)
+    pairs = zip(second.wall_samples_ms, first.wall_samples_ms, strict=True)
+    assert second.ratio.median == pytest.approx(sorted(mine / base for mine, base in pairs)[1])
+
+
+def test_measure__training_counts_what_backward_needs(inference, training):
+    for step, forward in zip(training.rows, inference.rows, strict=True):
+        assert step.saved_bytes is not None and 0 < step.saved_bytes < step.peak_bytes
+        assert step.peak_bytes > forward.peak_bytes + 4 * step.params  # gradients, at least
+
+
+def test_measure__describes_the_machine(inference):
+    machine = inference.machine
+    assert machine["versions"]["torch"] == torch.__version__ and machine["versions"]["timm"] == timm.__version__
+    assert machine["threads"] == TINY.threads
+    assert machine["gemm_flops"] > 0 and machine["cpu"]
+    assert {"commit", "load_before", "load_after", "memory_variables", "device"} <= machine.keys()
+
+
+def test_measure__leaves_threads_and_random_state_alone():
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    measure(["test_resnet"], dataclasses.replace(TINY, threads=threads + 1, rounds=1))
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ZeroDivisionError), benchmark.fixed_threads(threads + 1):
+        assert torch.get_num_threads() == threads + 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == threads
+
+
+def test_measure__reports_every_step():
+    steps = []
+    measure(["test_resnet", "test_vit"], TINY, progress=lambda done, total, doing: steps.append((done, total)))
+    total = 1 + 2 * (1 + TINY.warmup + TINY.rounds + 1)
+    assert steps == [(i, total) for i in range(total + 1)]
+
+
+def test_measure__options_run():
+    settings = dataclasses.replace(TINY, channels_last=True, fuse=True, rounds=1)
+    (row,) = measure(["test_resnet"], settings).rows
+    assert row.params <= sum(p.numel() for p in timm.create_model("test_resnet").parameters())
+    (row,) = measure(["test_vit"], dataclasses.replace(TINY, dtype="bfloat16", rounds=1)).rows
+    assert row.wall_ms.median > 0
+
+
+def test_measure__a_model_tied_to_a_size_is_built_for_it():
+    assert measure(["test_vit"], dataclasses.replace(TINY, size=(64, 96), rounds=1)).rows[0].macs > 0
+    with pytest.raises(ValueError, match="efficientvit_m0 cannot be built for 64x96; it is made for 224x224"):
+        measure(["efficientvit_m0"], dataclasses.replace(TINY, size=(64, 96)))
+
+
+def test_measure__says_which_contender_failed():
+    with pytest.raises(RuntimeError, match=r"test_resnet \(eager\) failed while running a batch of 1 at 32x32: Value"):
+        measure(["test_vit", "test_resnet"], Settings(batch=1, size=(32, 32), train=True, rounds=1, warmup=1))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["test_resne"], "unknown model 'test_resne'; nearest: test_resnet"),
+        (["no_such_family_*"], "no timm model matches 'no_such_family_*'"),
+        ([], "no model named; expected at least one"),
+    ],
+)
+def test_expand__refuses(names, message):
+    with pytest.raises(ValueError) as error:
+        benchmark.expand(names)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"runtimes": ("egaer",)}, "unknown runtime 'egaer'; expected one of eager, compile"),
+        ({"runtimes": ()}, "runtimes is empty; expected some of eager, compile"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; expected one of float32, bfloat16, float16"),
+        ({"device": "tpu"}, "unknown device 'tpu'; expected one of cpu, cuda"),
+        ({"batch": 0}, "batch=0; expected 1 or more"),
+        ({"warmup": -1}, "warmup=-1; expected 0 or more"),
+        ({"size": (0, 8)}, "size=(0, 8); expected two positive numbers"),
+        ({"train": True, "fuse": True}, "fuse=True with train=True; fusing is for inference"),
+    ],
+)
+def test_settings__refuse(wrong, message):
+    with pytest.raises(ValueError) as error:
+        Settings(**wrong)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
+def test_settings__refuse_a_device_that_is_not_there():
+    with pytest.raises(ValueError, match="device='cuda', but torch finds no CUDA device here; use device='cpu'"):
+        Settings(device="cuda")
+
+
+def test_settings__one_number_is_a_square():
+    assert Settings(size=96).size == (96, 96)
+
+
+def test_report__survives_json(inference, training):
+    for report in (inference, training):
+        assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+
+
+def linear_gelu() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU()), torch.randn(8, 16)
+
+
+def test_saved_for_backward__linear_and_gelu():
+    model, x = linear_gelu()
+    # the linear layer keeps its input for the weights' gradient, GELU keeps its own input; weights do not count
+    assert benchmark.saved_for_backward(model, lambda: model(x)) == 4 * (8 * 16 + 8 * 32)
+    # with a gradient wanted for x the linear layer saves its weight too, which is the model's own
+    assert benchmark.saved_for_backward(model, lambda: model(x.clone().requires_grad_())) == 4 * (8 * 16 + 8 * 32)
+
+
+def test_saved_for_backward__a_storage_counts_once_and_whole():
+    x = torch.randn(8, 16, requires_grad=True)
+    assert benchmark.saved_for_backward(nn.Identity(), lambda: x * x) == 4 * 8 * 16
+    assert benchmark.saved_for_backward(nn.Identity(), lambda: x[:2] * x[2:4]) == 4 * 8 * 16
+    assert benchmark.saved_for_backward(nn.Identity(), lambda: x + x) == 0
+
+
+def test_peak_memory__linear_and_gelu():
+    model, x = linear_gelu()
+
+    @torch.inference_mode()
+    def infer() -> None:
+        model(x)
+
+    assert benchmark.peak_memory(infer) == 4 * (8 * 32 + 8 * 32)  # what goes into GELU and what comes out
+    assert benchmark.peak_memory(lambda: None) == 0
+
+
+def test_peak_memory__the_worst_moment_not_the_sum():
+    def one_after_the_other() -> None:
+        for _ in range(5):
+            torch.zeros(1000)
+
+    assert benchmark.peak_memory(one_after_the_other) == 4 * 1000
+
+
+def test_gemm_peak__stops_when_time_is_up(monkeypatch):
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (8, 10**9))  # nobody could allocate the second
+    assert benchmark.gemm_peak(TINY, seconds=0) > 0
+
+
+@pytest.mark.parametrize("name", ["inference", "training"])
+def test_render__shows_every_row(name, request):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(benchmark.render(request.getfixturevalue(name)))
+    text = console.export_text()
+    assert "test_resnet" in text and "test_vit" in text and "64x64" in text and "eager" in text
+    assert ("saved" in text) == (name == "training")
+
+
+@pytest.mark.parametrize("suffix", benchmark.PLOT_FORMATS)
+def test_plot__writes_what_the_name_says(suffix, inference, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"latency.{suffix}"
+    benchmark.plot(inference, path)
+    assert path.read_bytes()[:5] == {"png": b"\x89PNG\r", "svg": b"<?xml", "pdf": b"%PDF-"}[suffix]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_plot__failing_leaves_no_file_and_spares_an_old_one(inference, tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def fails(self, path: Path, **options) -> None:
+        path.write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(figure.Figure, "savefig", fails)
+    (tmp_path / "old.png").write_text("old")
+    for name in ("new.png", "old.png"):
+        with pytest.raises(OSError, match="disk full"):
+            benchmark.plot(inference, tmp_path / name)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("old.png", "old")]
+
+
+def test_plot__refuses_other_formats_and_a_missing_matplotlib(inference, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
+        benchmark.plot(inference, tmp_path / "latency.jpg")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
+        benchmark.plot(inference, tmp_path / "latency.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write_json__whole_or_not_at_all(tmp_path):
+    benchmark.write_json({"a": [1]}, tmp_path / "a.json")
+    with pytest.raises(TypeError):
+        benchmark.write_json({"a": object()}, tmp_path / "b.json")
+    assert [(p.name, json.loads(p.read_text())) for p in tmp_path.iterdir()] == [("a.json", {"a": [1]})]
+
+
+@pytest.mark.slow
+def test_measure__compile():
+    settings = dataclasses.replace(TINY, runtimes=("eager", "compile"))
+    rows = measure(["test_resnet"], settings).rows
+    assert [row.runtime for row in rows] == ["eager", "compile"] and rows[0].macs == rows[1].macs
+    rows = measure(["test_resnet"], dataclasses.replace(settings, train=True)).rows
+    assert all(row.saved_bytes for row in rows)
+
+
+@pytest.mark.slow
+def test_measure__many_models_of_one_class_are_all_compiled(monkeypatch):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setitem(benchmark.RUNTIMES, "compile", lambda model, example: torch.compile(model, backend=backend))
+    names = ["test_resnet", *(f"resnet{n}" for n in ("10t", "14t", "18", "18d", "26", "26d", "26t", "34", "34d"))]
+    measure(names, dataclasses.replace(TINY, size=(32, 32), runtimes=("compile",), rounds=1))
+    assert len(compiled) == len(names)  # torch's own limit is 8, past which it would quietly run in eager mode
