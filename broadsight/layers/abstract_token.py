@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .any_size import crop_to, join_cells, pad_to, split_cells, symbolic
+
 
 @register_notrace_module
 class AbstractTokenAttention(nn.Module):
@@ -57,21 +59,26 @@ class AbstractTokenAttention(nn.Module):
         B, H, W, C = x.shape
         w = self.window
         p, q = (H + w - 1) // w, (W + w - 1) // w
-        mask: Tensor | None = None
-        if _exporting() or p * w != H or q * w != W:
+        if symbolic(H, W):
+            p, q = p + 1, q + 1  # torch takes a size of 1 for a constant: with spare windows no count is ever 1
+        if symbolic(H, W) or p * w != H or q * w != W:
             # Padding after the projection spares the padded pixels two matrix products.
-            qkv = F.pad(self.qkv(x), [0, 0, 0, q * w - W, 0, p * w - H])
-            qkv = self.to_windows(qkv, p, q)
-            mask = self.valid_keys(H, W, p, q, x).repeat(B, 1, 1, 1)
-            y = self.from_windows(self.attend(qkv, mask, B), B, p, q)[:, :H, :W]
-            return self.proj(y)
-        y = self.attend(self.qkv(self.to_windows(x, p, q)), mask, B)
+            qkv = self.to_windows(pad_to(self.qkv(x), p * w, q * w))
+            keys = self.valid_keys(H, W, p, q, x)  # Nw 1 1 P
+            real: Tensor | None = None
+            if symbolic(H, W):
+                real = keys.any(-1).view(1, 1, 1, -1)
+                keys = keys | ~keys.any(-1, keepdim=True)  # a spare window attends to its padding; nobody listens
+            y = self.from_windows(self.attend(qkv, keys.repeat(B, 1, 1, 1), real, B), B, p, q)
+            return self.proj(crop_to(y, H, W))
+        y = self.attend(self.qkv(self.to_windows(x)), None, None, B)
         return self.from_windows(self.proj(y), B, p, q)
 
-    def attend(self, qkv: Tensor, mask: Tensor | None, B: int) -> Tensor:
+    def attend(self, qkv: Tensor, mask: Tensor | None, real: Tensor | None, B: int) -> Tensor:
         """Projected windows (B*Nw, P, 3C) -> attended windows (B*Nw, P, C).
 
-        Every attention runs on strided views of the projections: 4-D, nothing permuted in memory.
+        Every attention runs on strided views of the projections: 4-D, nothing permuted in memory. mask (B*Nw, 1, 1, P)
+        says which keys lie inside the map, real (1, 1, 1, Nw) which windows hold any.
         """
         windows, P, _ = qkv.shape
         h, d = self.heads, self.dim // self.heads
@@ -91,41 +98,32 @@ class AbstractTokenAttention(nn.Module):
         summary = F.scaled_dot_product_attention(row[0], k, v, attn_mask=mask)  # B*Nw h 1 d
         summary = summary.transpose(1, 2).reshape(B, windows // B, self.dim)  # B Nw C
         queries = qkv.view(B, -1, 3, h, d)[:, :, 0].transpose(1, 2)  # B h Nw*P d
-        fused = self.hand_back(queries, self.mix(summary)).transpose(1, 2).reshape(windows, P, self.dim)
+        fused = self.hand_back(queries, self.mix(summary, real), real).transpose(1, 2).reshape(windows, P, self.dim)
         return local.transpose(1, 2).reshape(windows, P, self.dim) + fused
 
-    def mix(self, summary: Tensor) -> Tensor:
+    def mix(self, summary: Tensor, real: Tensor | None) -> Tensor:
         """Self-attention among the windows' summaries. (B, Nw, C) -> (B, Nw, C)."""
         B, Nw, C = summary.shape
         qkv = self.mix_qkv(summary).view(B, Nw, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B h Nw d
-        mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=real)
         return self.mix_proj(mixed.transpose(1, 2).reshape(B, Nw, C))
 
-    def hand_back(self, queries: Tensor, mixed: Tensor) -> Tensor:
+    def hand_back(self, queries: Tensor, mixed: Tensor, real: Tensor | None) -> Tensor:
         """Every pixel's query (B, h, N, d) attends to all mixed summaries (B, Nw, C). -> (B, h, N, d)."""
         B, Nw, C = mixed.shape
         kv = self.fuse_kv(mixed).view(B, Nw, 2, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 2 B h Nw d
-        return F.scaled_dot_product_attention(queries, kv[0], kv[1])
+        return F.scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=real)
 
-    def to_windows(self, x: Tensor, p: int, q: int) -> Tensor:
+    def to_windows(self, x: Tensor) -> Tensor:
         """(B, p*w, q*w, C) -> (B*p*q, w*w, C), windows and pixels in raster order."""
-        B, w = x.shape[0], self.window
-        return x.reshape(B, p, w, q, w, -1).transpose(2, 3).reshape(B * p * q, w * w, x.shape[-1])
+        return split_cells(x, self.window, self.window).flatten(3, 4).flatten(0, 2)
 
     def from_windows(self, x: Tensor, B: int, p: int, q: int) -> Tensor:
-        w = self.window
-        return x.view(B, p, q, w, w, -1).transpose(2, 3).reshape(B, p * w, q * w, x.shape[-1])
+        return join_cells(x.unflatten(1, (self.window, self.window)).unflatten(0, (B, p, q)))
 
     def valid_keys(self, H: int, W: int, p: int, q: int, like: Tensor) -> Tensor:
         """Which pixels of each window lie inside the map: (Nw, 1, 1, P)."""
-        w = self.window
-        rows = (torch.arange(p * w, device=like.device) < H).view(p, 1, w, 1)
-        columns = (torch.arange(q * w, device=like.device) < W).view(1, q, 1, w)
-        return (rows & columns).view(p * q, 1, 1, w * w)
-
-
-def _exporting() -> bool:
-    if torch.jit.is_scripting():
-        return False
-    else:
-        return torch.compiler.is_exporting()
+        pixel = torch.arange(self.window, device=like.device)
+        rows = torch.arange(p, device=like.device)[:, None] * self.window + pixel < H  # p w
+        columns = torch.arange(q, device=like.device)[:, None] * self.window + pixel < W  # q w
+        return (rows[:, None, :, None] & columns[:, None]).flatten(2, 3).flatten(0, 1)[:, None, None]

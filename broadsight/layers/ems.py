@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .any_size import crop_to, symbolic
+
 VARIANTS = ("full", "baseline", "whiten", "patch2", "patch4", "gated", "c_mhsa", "no_split", "no_fusion")
 
 
@@ -156,8 +158,7 @@ class PooledBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
-        x = F.max_pool2d(x.permute(0, 3, 1, 2), self.patch, ceil_mode=True).permute(0, 2, 3, 1)
-        return self.prop(self.conv_v(self.conv_h(self.expand(x))), H, W)
+        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
 
 
 class DynamicBranch(nn.Module):
@@ -198,7 +199,8 @@ class AttentionPath(nn.Module):
         self.prop = Propagate(width, patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.prop(self.attn(self.expand(average_pool(x, self.patch))), x.shape[1], x.shape[2])
+        H, W = x.shape[1], x.shape[2]
+        return self.prop(self.attn(self.expand(average_pool(x, self.patch)), spare_cells(H, W)), H, W)
 
     @torch.jit.ignore
     def extra_macs(self, convention, inputs, output) -> int:
@@ -226,24 +228,26 @@ class CMHSA(nn.Module):
         self.value = nn.Linear(dim, dim, bias=False)
         self.proj = nn.Linear(dim, dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.attend(x, self.value(x)))
+    def forward(self, x: Tensor, spare: int = 0) -> Tensor:
+        """The last `spare` rows and columns are zero and not part of the map."""
+        return self.proj(self.attend(x, self.value(x), spare))
 
-    def attend(self, x: Tensor, value: Tensor) -> Tensor:
+    def attend(self, x: Tensor, value: Tensor, spare: int) -> Tensor:
         """Windows of the values (B, h, w, C), mixed as x (B, h, w, C) predicts. -> (B, h, w, C)."""
         B, h, w, C = value.shape
         rows, columns = (h + 1) // 2, (w + 1) // 2
-        weights = self.mix(self.dw(x)).view(B, rows, columns, self.heads, 9, 9).softmax(-1)
+        weights = self.mix(self.dw(x)).view(B, rows, columns, self.heads, 9, 9).permute(3, 0, 1, 2, 4, 5).softmax(-1)
         padded = F.pad(value, [0, 0, 1, 2 * columns - w, 1, 2 * rows - h])
         windows = padded.unfold(1, 3, 2).unfold(2, 3, 2)  # B rows columns C 3 3
-        windows = windows.reshape(B, rows, columns, self.heads, C // self.heads, 9).transpose(-2, -1)
-        mixed = (weights @ windows).view(B, rows, columns, self.heads, 3, 3, C // self.heads)
-        mixed = mixed.permute(0, 1, 2, 4, 5, 3, 6).reshape(B, rows, columns, 3, 3, C)
-        # Sum of overlapping windows, one axis at a time, on the map padded by one.
-        mixed = overlap_add(mixed.permute(0, 1, 3, 2, 4, 5).flatten(3))  # B 2*rows+2 columns*3*C
-        mixed = mixed.view(B, 2 * rows + 2, columns, 3, C)[:, 1 : h + 1]
-        mixed = mixed.reshape(B * h, columns, 3, C)
-        return overlap_add(mixed).view(B, h, 2 * columns + 2, C)[:, :, 1 : w + 1]
+        windows = windows.unflatten(3, (self.heads, -1)).permute(3, 0, 1, 2, 5, 6, 4).contiguous().flatten(4, 5)
+        mixed = (weights @ windows).unflatten(4, (3, 3))  # heads B rows columns 3 3 d
+        mixed = mixed.permute(1, 2, 4, 3, 5, 0, 6).contiguous().flatten(5)  # B rows 3 columns 3 C
+        if spare:  # windows around spare cells would reach back into the map
+            inside = real_cells(rows, columns, (h - spare + 1) // 2, (w - spare + 1) // 2, x)
+            mixed = mixed * inside[:, None, :, None, None].to(mixed.dtype)
+        # Overlapping windows are summed on a map padded by one, along the rows and then along the columns.
+        mixed = overlap_add(mixed, 1)  # B 2*rows+2 columns 3 C
+        return crop_to(overlap_add(mixed, 2), h, w, start=1)
 
 
 class GMHSA(nn.Module):
@@ -259,10 +263,12 @@ class GMHSA(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.proj = nn.Linear(dim, dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, spare: int = 0) -> Tensor:
+        """The last `spare` rows and columns are not part of the map: nobody attends to them."""
         B, h, w, C = x.shape
         qkv = self.qkv(x).view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
-        y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        mask = real_cells(h, w, h - spare, w - spare, x).view(1, 1, 1, h * w) if spare else None
+        y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
         return self.proj(y.transpose(1, 2).reshape(B, h, w, C))
 
 
@@ -303,7 +309,7 @@ class Propagate(nn.Module):
         B, h, w, C = x.shape
         p = self.patch
         tile = self.weight[:, 0].permute(1, 2, 0).reshape(p, 1, p, C)
-        return (x[:, :, None, :, None] * tile).reshape(B, h * p, w * p, C)[:, :H, :W]
+        return crop_to((x[:, :, None, :, None] * tile).reshape(B, h * p, w * p, C), H, W)
 
     @torch.jit.ignore
     def extra_macs(self, convention, inputs, output) -> int:
@@ -314,18 +320,56 @@ class Propagate(nn.Module):
 
 def average_pool(x: Tensor, patch: int) -> Tensor:
     """Means of the valid pixels of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
+    H, W = x.shape[1], x.shape[2]
+    if spare_cells(H, W):
+        sums = patches(x, patch, 0.0).sum((4, 5))
+        return sums / patches(torch.ones_like(x[:1, :, :, :1]), patch, 0.0).sum((4, 5)).clamp(min=1)
     x = F.avg_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True, count_include_pad=False)
     return x.permute(0, 2, 3, 1)
 
 
-def overlap_add(parts: Tensor) -> Tensor:
-    """Sums windows of three at stride two. (B, n, 3, C) -> (B, 2n + 2, C); the last place is padding.
+def max_pool(x: Tensor, patch: int) -> Tensor:
+    """The largest valid pixel of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
+    H, W = x.shape[1], x.shape[2]
+    if spare_cells(H, W):
+        largest = patches(x, patch, float("-inf")).amax((4, 5))
+        return torch.where(largest.isinf(), 0, largest)
+    return F.max_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True).permute(0, 2, 3, 1)
+
+
+def spare_cells(H: int, W: int) -> int:
+    """Rows and columns of empty cells that a pooled map gets at the bottom and the right.
+
+    Torch takes a size of 1 for a constant. So where sizes are symbols, two more keep every count above it, that of the
+    stride-two windows included; elsewhere there are none.
+    """
+    return 2 if symbolic(H, W) else 0
+
+
+def patches(x: Tensor, patch: int, fill: float) -> Tensor:
+    """(B, H, W, C) -> (B, h, w, C, patch, patch), spare cells included; pixels beyond the map are `fill`."""
+    H, W = x.shape[1], x.shape[2]
+    h, w = (H + patch - 1) // patch + spare_cells(H, W), (W + patch - 1) // patch + spare_cells(H, W)
+    x = F.pad(x, [0, 0, 0, w * patch - W, 0, h * patch - H], value=fill)
+    return x.unfold(1, patch, patch).unfold(2, patch, patch)
+
+
+def real_cells(h: int, w: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    """(h, w), true for the first so many rows and columns."""
+    inside = torch.arange(h, device=like.device)[:, None] < rows
+    return inside & (torch.arange(w, device=like.device) < columns)
+
+
+def overlap_add(parts: Tensor, axis: int) -> Tensor:
+    """Sums windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last place empty.
 
     Odd places belong to one window; even ones to the last of one window and the first of the next.
     """
-    odd = F.pad(parts[:, :, 1], [0, 0, 0, 1])
-    even = F.pad(parts[:, :, 0], [0, 0, 0, 1]) + F.pad(parts[:, :, 2], [0, 0, 1, 0])
-    return torch.stack([even, odd], 2).flatten(1, 2)
+    first, middle, last = parts.unbind(axis + 1)
+    after = [0, 0] * (first.ndim - axis - 1) + [0, 1]
+    before = [0, 0] * (first.ndim - axis - 1) + [1, 0]
+    even = F.pad(first, after) + F.pad(last, before)
+    return torch.stack([even, F.pad(middle, after)], axis + 1).flatten(axis, axis + 1)
 
 
 def heads_of_32(width: int) -> int:

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .any_size import symbolic
+
 
 @register_notrace_module
 class PartialAttention(nn.Module):
@@ -81,20 +83,26 @@ class PartialAttention(nn.Module):
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
         B, N, C = x.shape
         n = self.foreground_count(N)
-        index = select_foreground(scores, n)  # B*n rows of the flattened tokens
         token = self.token.expand(B, -1, -1).to(x.dtype)
-        chosen = torch.cat([token, x.reshape(B * N, C).index_select(0, index).view(B, n, C)], 1)
-        attended = self.attend(chosen)  # B 1+n C
+        # Torch takes a size of 1 for a constant. So where sizes are symbols the abstract token joins the others, as the
+        # one with the highest score: then there are two foreground tokens at least.
+        joined = symbolic(N, N)
+        if joined:
+            x, scores, n = torch.cat([token, x], 1), F.pad(scores, [1, 0], value=float("inf")), n + 1
+        index = select_foreground(scores, n)  # B*n rows of the flattened tokens
+        chosen = x.flatten(0, 1).index_select(0, index).unflatten(0, (B, n))
+        attended = self.attend(chosen if joined else torch.cat([token, chosen], 1))  # B 1+n C
         if not self.project_all:
             attended = self.proj(attended)
-        rows = attended[:, 1:].reshape(B * n, C)
-        if N == 1 or (not self.background_required and n == N):
+        rows = (attended if joined else attended[:, 1:]).flatten(0, 1)
+        if not joined and (N == 1 or (not self.background_required and n == N)):
             out = torch.zeros_like(rows).index_copy(0, index, rows)
         else:
             update = self.channel_mlp(self.query_background(attended[:, 0], x, index))  # B 1 C
-            out = x + update if self.background_identity else update.expand(B, N, C)
-            out = out.reshape(B * N, C).index_copy(0, index, rows.to(out.dtype))
-        out = out.view(B, N, C)
+            out = x + update if self.background_identity else update.expand(-1, x.shape[1], -1)
+            out = out.flatten(0, 1).index_copy(0, index, rows.to(out.dtype))
+        out = out.unflatten(0, (B, -1))
+        out = out[:, 1:] if joined else out
         return self.proj(out) if self.project_all else out
 
     def foreground_count(self, N: int) -> int:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .any_size import crop_to, join_cells, pad_to, split_cells
 from .relative_position import RelativePositionBias
 
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
@@ -70,14 +71,12 @@ class SuperTokenAttention(nn.Module):
 
     def attend_traced(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """What a compiler, an exporter or a functional transform sees: the same steps on the whole batch."""
-        B, C, H, W = x.shape
         h, w = self.cell
-        cells = to_cells(x, self.cell)
-        grid = (B, (H + h - 1) // h, (W + w - 1) // w)
-        tokens, share, _ = sample(cells, grid, self.iterations)
-        y = torch.bmm(share.transpose(1, 2), neighbours(self.attend(tokens)))  # B*p*q P C
-        y = y.view(B, grid[1], grid[2], h, w, C).transpose(2, 3).reshape(B, grid[1] * h, grid[2] * w, C)
-        y = y[:, :H, :W].permute(0, 3, 1, 2)
+        tokens, share, _ = sample(to_cells(x, self.cell), grid_of(x, self.cell), self.iterations)
+        tokens = self.attend(tokens)
+        y = torch.bmm(share.transpose(1, 2), neighbours(tokens))  # B*p*q P C
+        y = y.unflatten(1, (h, w)).unflatten(0, (x.shape[0], tokens.shape[1], tokens.shape[2]))  # B p q h w C
+        y = crop_to(join_cells(y), x.shape[2], x.shape[3]).permute(0, 3, 1, 2)
         if x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last):
             y = y.contiguous()
         return y if residual is None else residual + y
@@ -103,16 +102,16 @@ class SuperTokenAttention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, p, q, C))
 
 
+def grid_of(x: Tensor, cell: tuple[int, int]) -> tuple[int, int, int]:
+    """(B, C, H, W) -> B, and how many cells there are in a column and in a row."""
+    return x.shape[0], (x.shape[2] + cell[0] - 1) // cell[0], (x.shape[3] + cell[1] - 1) // cell[1]
+
+
 def to_cells(x: Tensor, cell: tuple[int, int]) -> Tensor:
     """Pixels by cell, zero-padded at the bottom and the right. (B, C, H, W) -> (B*p*q, P, C), raster order, one copy."""
-    B, C, H, W = x.shape
-    h, w = cell
-    p, q = (H + h - 1) // h, (W + w - 1) // w
-    x = x.permute(0, 2, 3, 1)
-    # Under export the sizes are symbols: padding by a symbolic zero avoids a branch that would pin them.
-    if _exporting() or p * h != H or q * w != W:
-        x = F.pad(x, [0, 0, 0, q * w - W, 0, p * h - H])
-    return x.reshape(B, p, h, q, w, C).transpose(2, 3).reshape(B * p * q, h * w, C)
+    _, p, q = grid_of(x, cell)
+    x = pad_to(x.permute(0, 2, 3, 1), p * cell[0], q * cell[1])
+    return split_cells(x, cell[0], cell[1]).flatten(3, 4).flatten(0, 2)
 
 
 def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +123,7 @@ def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int) -> tuple[
     """
     scale = cells.shape[-1] ** -0.5  # not split into heads: all channels count
     constant = cells.detach()
-    tokens = constant.mean(1).view(grid[0], grid[1], grid[2], -1)
+    tokens = constant.mean(1).unflatten(0, grid)
     share, mass = cells, tokens
     for i in range(iterations):
         logits = torch.bmm(neighbours(tokens.detach() * scale), constant.transpose(1, 2))  # B*p*q 9 P
@@ -140,9 +139,8 @@ def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int) -> tuple[
 
 def neighbours(tokens: Tensor) -> Tensor:
     """The 3 x 3 tokens around each, zero beyond the border. (B, p, q, C) -> (B*p*q, 9, C), row-major."""
-    B, p, q, C = tokens.shape
     around = F.pad(tokens, [0, 0, 1, 1, 1, 1]).unfold(1, 3, 1).unfold(2, 3, 1)  # B p q C 3 3
-    return around.permute(0, 1, 2, 4, 5, 3).reshape(B * p * q, 9, C)
+    return around.permute(0, 1, 2, 4, 5, 3).flatten(3, 4).flatten(0, 2)
 
 
 def fold(parts: Tensor, grid: tuple[int, int, int]) -> Tensor:
@@ -150,11 +148,11 @@ def fold(parts: Tensor, grid: tuple[int, int, int]) -> Tensor:
 
     Separable: three shifted sums of rows, then three of columns.
     """
-    parts = parts.view(grid[0], grid[1], grid[2], 3, 3, parts.shape[-1])
-    rows = parts[:, :, :, 1] + F.pad(parts[:, :-1, :, 2], [0, 0, 0, 0, 0, 0, 1, 0])
-    rows = rows + F.pad(parts[:, 1:, :, 0], [0, 0, 0, 0, 0, 0, 0, 1])  # B p q 3 C
-    tokens = rows[:, :, :, 1] + F.pad(rows[:, :, :-1, 2], [0, 0, 1, 0])
-    return tokens + F.pad(rows[:, :, 1:, 0], [0, 0, 0, 1])
+    parts = parts.unflatten(1, (3, 3)).unflatten(0, grid)  # B p q 3 3 C
+    down, up = F.pad(parts[:, :, :, 2], [0, 0, 0, 0, 0, 0, 1, 0]), F.pad(parts[:, :, :, 0], [0, 0, 0, 0, 0, 0, 0, 1])
+    rows = parts[:, :, :, 1] + down[:, :-1] + up[:, 1:]  # B p q 3 C
+    right, left = F.pad(rows[:, :, :, 2], [0, 0, 1, 0]), F.pad(rows[:, :, :, 0], [0, 0, 0, 1])
+    return rows[:, :, :, 1] + right[:, :, :-1] + left[:, :, 1:]
 
 
 class _Sample(torch.autograd.Function):
@@ -168,7 +166,7 @@ class _Sample(torch.autograd.Function):
     def forward(ctx, x, cell, iterations):
         tokens, shares, masses = [], [], []
         for part in _slices(x):
-            token, share, mass = sample(to_cells(x[part], cell), _grid(x[part], cell), iterations)
+            token, share, mass = sample(to_cells(x[part], cell), grid_of(x[part], cell), iterations)
             tokens.append(token)
             shares.append(share)
             masses.append(mass)
@@ -203,7 +201,7 @@ class _Spread(torch.autograd.Function):
         start, parts = 0, []
         for part in _slices(grad):
             cells = to_cells(grad[part], ctx.cell).to(share.dtype)
-            parts.append(fold(torch.bmm(share[start : start + len(cells)], cells), _grid(grad[part], ctx.cell)))
+            parts.append(fold(torch.bmm(share[start : start + len(cells)], cells), grid_of(grad[part], ctx.cell)))
             start += len(cells)
         return _join(parts), None, None if ctx.residual is None else grad.to(ctx.residual), None, None, None
 
@@ -252,10 +250,6 @@ def _slices(x: Tensor) -> list[slice]:
     return [slice(i, min(i + step, len(x))) for i in range(0, len(x), step)]
 
 
-def _grid(x: Tensor, cell: tuple[int, int]) -> tuple[int, int, int]:
-    return x.shape[0], -(-x.shape[2] // cell[0]), -(-x.shape[3] // cell[1])
-
-
 def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -266,10 +260,3 @@ def _autocast(x: Tensor) -> Tensor:
     device = x.device.type
     autocasts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return x.to(torch.get_autocast_dtype(device)) if autocasts else x
-
-
-def _exporting() -> bool:
-    if torch.jit.is_scripting():
-        return False
-    else:
-        return torch.compiler.is_exporting()
