@@ -1,12 +1,13 @@
 """Counts multiply-accumulates: those really executed, and those of a paper's own formulation and counting tool.
 
-One counter serves both: torch's flop counter, which sees every convolution and matrix product, fused attention included.
-A paper's figure may hold more: operations that its tool counted (norms, pooling), and work that our faster form of a
+One counter serves both: torch's flop counter, which sees every convolution and matrix product, fused attention too. A
+paper's figure may hold more: operations that its tool counted (norms, pooling), and work that our faster form of a
 layer does not do. The first are added by a Convention, the second by the layer itself, through `extra_macs`.
 """
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
@@ -75,8 +76,9 @@ def _count(model: nn.Module, shapes: list, convention: Convention, device: str) 
             terms.append(convention.gelu * output.numel())
         elif isinstance(module, SelectAdaptivePool2d) and not module.is_identity():
             terms.append(convention.pool * inputs[0].numel())
-        if hasattr(module, "extra_macs"):
-            terms.append(module.extra_macs(convention, inputs, output))
+        extra: Any = getattr(module, "extra_macs", None)
+        if extra is not None:
+            terms.append(extra(convention, inputs, output))
 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     counter = FlopCounterMode(display=False)

@@ -29,7 +29,7 @@ SOURCES = {
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = {"stvit": FVCORE, "emsnet": OLD_PROFILER, "mat": FVCORE, "partialformer": PRODUCTS}
 
-# The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Their operation counts do either.
+# The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
 ROUNDINGS = {
     ("emsnet", "params"): (ROUND_DOWN,),
     ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP),
@@ -87,7 +87,7 @@ class Check:
 
 def published() -> dict[str, Any]:
     """The published figures, every number as the text that was printed."""
-    return yaml.load(files(__package__).joinpath("paper_tables.yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
+    return yaml.load(files("broadsight").joinpath("paper_tables.yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
 
 
 def verify(families: Sequence[str] = (), progress: Callable[[str], None] | None = None) -> list[Check]:

@@ -1,4 +1,4 @@
-"""Window attention with abstract tokens: one learned query sums up each window, and the summaries are mixed globally."""
+"""Window attention with abstract tokens: a learned query sums up each window, the summaries are mixed globally."""
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,8 @@ class AbstractTokenAttention(nn.Module):
     """Mixing abstract tokens (MAT), or plain window attention. (B, H, W, C) -> (B, H, W, C).
 
     Inside each window every pixel attends to the window's pixels, and so does one learned query, the abstract token,
-    whose result sums up the window. The summaries attend to each other, and every pixel then attends to all of them with
-    the query it already has. Any H and W: partial windows are padded and the padding is masked as keys.
+    whose result sums up the window. The summaries attend to each other, and every pixel then attends to all of them
+    with the query it already has. Any H and W: partial windows are padded and the padding is masked as keys.
 
     Args:
         dim: Channels in and out.

@@ -56,5 +56,4 @@ class BilinearPatchEmbed(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
-        fold_norm_after(self.proj, self.norm)
-        self.norm = nn.Identity()
+        fold_norm_after(self, "proj", "norm")

@@ -1,5 +1,7 @@
 """The channel MLP that all families share: expand, activate, contract, with an optional depth-wise convolution."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
@@ -15,9 +17,10 @@ SLICE_BYTES = 4 << 20
 class ChannelMlp(nn.Module):
     """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
 
-    On the CPU the batch runs in slices of a few images, so that the wide hidden map never leaves the cache, and training
-    keeps only the output of fc1: the activation and the depth-wise convolution are computed again in backward, which is
-    cheaper than storing them. Elsewhere, and where somebody has replaced or hooked a sub-module, the layers run one by one.
+    On the CPU the batch runs in slices of a few images, so that the wide hidden map never leaves the cache, and
+    training keeps only the output of fc1: the activation and the depth-wise convolution are computed again in backward,
+    which is cheaper than storing them. Elsewhere, and where somebody has replaced or hooked a sub-module, the layers
+    run one by one.
 
     Args:
         dim: Channels in and out.
@@ -42,8 +45,7 @@ class ChannelMlp(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + mlp(x); the sum costs nothing extra where the batch runs in slices."""
         if not torch.jit.is_scripting() and self._runs_in_slices(x):
-            kernel = None if self.depthwise == "none" else self.dw.kernel()
-            dw_bias = None if self.depthwise == "none" else self.dw.bias
+            kernel, dw_bias = (self.dw.kernel(), self.dw.bias) if isinstance(self.dw, DepthwiseConv) else (None, None)
             tensors = x, residual, self.fc1.weight, self.fc1.bias, kernel, dw_bias, self.fc2.weight, self.fc2.bias
             keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
             return _SlicedMlp.apply(*tensors, self.depthwise, keep)
@@ -147,7 +149,7 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | Non
 def _activate(
     h: Tensor, kernel: Tensor | None, bias: Tensor | None, depthwise: str, H: int, W: int, in_place: bool = False
 ) -> list[Tensor]:
-    """The maps between fc1 and fc2, each (n*H*W, hidden): the input of the second step, if there is one, and the result."""
+    """The maps between fc1 and fc2, each (n*H*W, hidden): the input of a second step, if there is one, and the end."""
     gelu = torch.ops.aten.gelu_ if in_place else F.gelu
     if depthwise == "none":
         return [gelu(h)]
@@ -166,12 +168,12 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])  # n*H*W C
 
 
-def _convolution(rows: Tensor, kernel: Tensor, bias: Tensor | None, H: int, W: int) -> Tensor:
+def _convolution(rows: Tensor, kernel: Any, bias: Tensor | None, H: int, W: int) -> Tensor:
     return _as_rows(F.conv2d(_as_map(rows, H, W), kernel, bias, padding=kernel.shape[-1] // 2, groups=len(kernel)))
 
 
 def _convolution_backward(
-    grad: Tensor, rows: Tensor, kernel: Tensor, H: int, W: int, grad_kernel: Tensor, grad_bias: Tensor | None
+    grad: Tensor, rows: Tensor, kernel: Any, H: int, W: int, grad_kernel: Any, grad_bias: Tensor | None
 ) -> Tensor:
     """Gradient of the rows; those of kernel and bias are added to the given tensors."""
     pad = [kernel.shape[-1] // 2] * 2

@@ -29,8 +29,8 @@ class DepthwiseConv(nn.Conv2d):
         one = torch.ones((1, 1, 1, 1), dtype=self.weight.dtype, device=self.weight.device)
         return self.weight + F.pad(one, [half, half, half, half])
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.conv2d(x.permute(0, 3, 1, 2), self.kernel(), self.bias, padding=self.padding, groups=self.groups)
+    def forward(self, input: Tensor) -> Tensor:
+        x = F.conv2d(input.permute(0, 3, 1, 2), self.kernel(), self.bias, padding=self.padding, groups=self.groups)
         return x.permute(0, 2, 3, 1)
 
     def reparameterize(self) -> None:

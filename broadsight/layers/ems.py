@@ -100,7 +100,7 @@ class Whiten(nn.Module):
 
 
 class StaticBranch(nn.Module):
-    """Whitening, a 3x3 depth-wise convolution, pooled coordinate convolutions and a gate. (B, H, W, C) -> (B, H, W, C').
+    """Whitening, depth-wise convolution, pooled coordinate convolutions and a gate. (B, H, W, C) -> (B, H, W, C').
 
     Args:
         dim: Channels in.

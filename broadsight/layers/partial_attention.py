@@ -1,5 +1,7 @@
 """Partial attention: full attention among a few salient tokens, and one query for all the others."""
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
@@ -12,9 +14,9 @@ from .any_size import symbolic
 class PartialAttention(nn.Module):
     """Foreground tokens attend to each other with mixed heads; the background answers to a single query.
 
-    (B, N, C), scores (B, N) -> (B, N, C). The tokens with the highest scores are the foreground. Together with a learned
-    abstract token they pass multi-head attention whose heads are mixed before and after the soft-max. The abstract
-    token's result then queries the background, and what it finds is added to every background token.
+    (B, N, C), scores (B, N) -> (B, N, C). The tokens with the highest scores are the foreground. Together with a
+    learned abstract token they pass multi-head attention whose heads are mixed before and after the soft-max. The
+    abstract token's result then queries the background, and what it finds is added to every background token.
 
     With one query the background is never projected: q . (W x) = (W' q) . x, and a weighted mean of W x is W applied to
     the weighted mean. So the cost beside the foreground is two passes over the tokens.
@@ -114,7 +116,7 @@ class PartialAttention(nn.Module):
             return max(1, min(n, most))
         else:  # as above, and fit for symbolic sizes
             n = torch.sym_min(n, self.foreground_limit) if self.foreground_limit else n
-            return torch.sym_max(1, torch.sym_min(n, most))
+            return cast(int, torch.sym_max(1, torch.sym_min(n, most)))
 
     @torch.jit.ignore
     def extra_macs(self, convention, inputs, output) -> int:
@@ -170,7 +172,7 @@ class ChannelGate(nn.Module):
 
 
 def select_foreground(scores: Tensor, n: int) -> Tensor:
-    """Flat indices b*N + i of the n highest scores of each row; of equal scores the lower index wins. (B, N) -> (B*n,)."""
+    """Flat indices b*N + i of the n highest scores of each row; of equals the lower index wins. (B, N) -> (B*n,)."""
     B, N = scores.shape
     chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
     return (chosen + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)

@@ -17,8 +17,9 @@ class SuperTokenAttention(nn.Module):
 
     Every cell of pixels seeds one super token. Each pixel belongs, by a soft-max over the 3 x 3 super tokens around its
     cell, to nine of them; the super tokens become the weighted means of their pixels, attend to each other, and every
-    pixel receives the mixture of its nine. Super tokens beyond the border are zero and keep their share of the soft-max.
-    Any H and W: the grid is zero-padded at the bottom and the right and cropped back. Memory format in = out.
+    pixel receives the mixture of its nine. Super tokens beyond the border are zero and keep their share of the
+    soft-max. Any H and W: the grid is zero-padded at the bottom and the right and cropped back. The memory format that
+    comes in goes out.
 
     Args:
         dim: Channels in and out.
@@ -108,7 +109,7 @@ def grid_of(x: Tensor, cell: tuple[int, int]) -> tuple[int, int, int]:
 
 
 def to_cells(x: Tensor, cell: tuple[int, int]) -> Tensor:
-    """Pixels by cell, zero-padded at the bottom and the right. (B, C, H, W) -> (B*p*q, P, C), raster order, one copy."""
+    """Pixels by cell in raster order, zero-padded below and on the right: one copy. (B, C, H, W) -> (B*p*q, P, C)."""
     _, p, q = grid_of(x, cell)
     x = pad_to(x.permute(0, 2, 3, 1), p * cell[0], q * cell[1])
     return split_cells(x, cell[0], cell[1]).flatten(3, 4).flatten(0, 2)
@@ -215,7 +216,7 @@ def _spread(
     dtype: torch.dtype,
     cell: tuple[int, int],
 ) -> Tensor:
-    """residual plus the map, of the given shape and strides, in which every pixel holds the mixture of its nine tokens."""
+    """residual + the map, of the given shape and strides, in which every pixel holds the mixture of its nine tokens."""
     out = torch.empty_strided(shape, stride, dtype=dtype, device=tokens.device)
     B, C, H, W = shape
     h, w = cell

@@ -6,7 +6,7 @@ The only file that touches timm's less public parts.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -91,8 +91,7 @@ class ProjectedHead(ClassifierHead):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold the norm into the hidden layer, for inference."""
-        fold_norm_after(self.proj, self.norm)
-        self.norm = nn.Identity()
+        fold_norm_after(self, "proj", "norm")
 
 
 class StagedBackbone(nn.Module):
@@ -137,8 +136,9 @@ class StagedBackbone(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter and reset every buffer; what is drawn depends on torch's seed alone."""
         for module in self.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
         for module in self.modules():
             self.init_module(module)
         if isinstance(self.head.fc, nn.Linear):
@@ -166,7 +166,7 @@ class StagedBackbone(nn.Module):
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
-            stage.grad_checkpointing = enable
+            cast(Stage, stage).grad_checkpointing = enable
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
@@ -203,7 +203,7 @@ class StagedBackbone(nn.Module):
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt={output_fmt!r} is not known; choose 'NCHW' or 'NHWC'")
-        take, last_taken = feature_take_indices(len(self.stages), indices)
+        take, last_taken = feature_take_indices(len(self.stages), _as_list(indices))
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
         x = in_slices(self.stem, x.contiguous(memory_format=torch.channels_last))
@@ -230,7 +230,7 @@ class StagedBackbone(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""
-        take, last_taken = feature_take_indices(len(self.stages), indices)
+        take, last_taken = feature_take_indices(len(self.stages), _as_list(indices))
         self.stages = self.stages[: last_taken + 1]
         self.feature_norms = nn.ModuleList(
             norm if i in take else nn.Identity() for i, norm in enumerate(self.feature_norms)
@@ -277,9 +277,7 @@ class ConvNorm(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold a BatchNorm into the convolution, for inference; a LayerNorm stays."""
-        if isinstance(self.norm, nn.BatchNorm2d):
-            fold_norm_after(self.conv, self.norm)
-            self.norm = nn.Identity()
+        fold_norm_after(self, "conv", "norm")
 
 
 def build(cls: type[ModelT], name: str, pretrained: bool, arch: dict[str, Any], kwargs: dict[str, Any]) -> ModelT:
@@ -311,7 +309,7 @@ def cfg(**overrides: Any) -> dict[str, Any]:
 
 def drop_path_rates(rate: float, depths: Sizes) -> list[list[float]]:
     """Stochastic depth that grows linearly from 0 at the first block to `rate` at the last, cut into stages."""
-    rates = iter(calculate_drop_path_rates(rate, sum(depths)))
+    rates = iter(cast(list[float], calculate_drop_path_rates(rate, sum(depths))))
     return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
@@ -360,6 +358,10 @@ def check_images(x: Tensor, in_chans: int) -> None:
         raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
     elif not torch.compiler.is_compiling() and 0 in x.shape[2:]:
         raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
+
+
+def _as_list(indices: int | Sequence[int] | None) -> int | list[int] | None:
+    return indices if indices is None or isinstance(indices, int) else list(indices)
 
 
 def _init_classifier(fc: nn.Linear) -> None:

@@ -87,9 +87,8 @@ class EMSBlock(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         """For inference: both norms into the linear layers that follow them."""
-        fold_norm_before(self.mixer.in_proj, self.norm1)
-        fold_norm_before(self.mlp.fc1, self.norm2)
-        self.norm1, self.norm2 = nn.Identity(), nn.Identity()
+        fold_norm_before(self, "norm1", "mixer.in_proj")
+        fold_norm_before(self, "norm2", "mlp.fc1")
 
 
 class Stem(nn.Module):
@@ -109,8 +108,7 @@ class Stem(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         for i in (1, 2):
-            fold_norm_after(getattr(self, f"conv{i}"), getattr(self, f"norm{i}"))
-            setattr(self, f"norm{i}", nn.Identity())
+            fold_norm_after(self, f"conv{i}", f"norm{i}")
 
 
 default_cfgs = generate_default_cfgs({name: cfg() for name in ("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny")})

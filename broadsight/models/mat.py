@@ -119,7 +119,7 @@ class MAT(StagedBackbone):
 
 
 class Block(nn.Module):
-    """An optional token mixer with its position convolution, then an MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
+    """Token mixer with position convolution, or neither; then an MLP, all residual. (B, H, W, C) -> (B, H, W, C)."""
 
     def __init__(self, dim: int, attention: nn.Module | None, hidden: int, mlp_conv: bool, drop_path: float):
         super().__init__()
@@ -163,8 +163,7 @@ class Stem(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         for i in (1, 2, 3):
-            fold_norm_after(getattr(self, f"conv{i}"), getattr(self, f"norm{i}"))
-            setattr(self, f"norm{i}", nn.Identity())
+            fold_norm_after(self, f"conv{i}", f"norm{i}")
 
 
 class PatchMerging(nn.Module):

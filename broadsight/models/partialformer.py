@@ -1,7 +1,7 @@
 """PartialFormer: partial attention (thesis on efficient vision backbones, chapter 5).
 
-The text leaves many sizes open; they were solved for from the published tables, and the runner-up readings are constructor
-switches. How, and where this departs: docs/models.md.
+The text leaves many sizes open; they were solved for from the published tables, and the runner-up readings are
+constructor switches. How, and where this departs: docs/models.md.
 """
 
 from collections.abc import Sequence
@@ -166,7 +166,7 @@ class Block(nn.Module):
 def saliency(x: Tensor) -> Tensor:
     """The score that picks the foreground: the channel mean. (B, H, W, C) -> (B, H*W), without gradient.
 
-    Taken before the norm, after which it is zero but for rounding; in single precision at least, as half precision ties.
+    Taken before the norm, after which it is zero but for rounding; in single precision at least: half precision ties.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return x.detach().mean(-1, dtype=wide).flatten(1)
@@ -199,9 +199,8 @@ class ConvStem(nn.Module):
 
     @torch.jit.ignore
     def reparameterize(self) -> None:
-        for i in (1, 2) if self.three else (1,):
-            fold_norm_after(getattr(self, f"conv{i}"), getattr(self, f"norm{i}"))
-            setattr(self, f"norm{i}", nn.Identity())
+        for i in (1, 2):  # the last norm is a LayerNorm, which stays
+            fold_norm_after(self, f"conv{i}", f"norm{i}")
 
 
 class PatchStem(nn.Module):

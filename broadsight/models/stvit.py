@@ -177,8 +177,7 @@ class Block(nn.Module):
 
         The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         """
-        fold_norm_before(self.mlp.fc1, self.norm2)
-        self.norm2 = nn.Identity()
+        fold_norm_before(self, "norm2", "mlp.fc1")
         for scale, layer in ((self.ls1, self.attn.proj), (self.ls2, self.mlp.fc2)):
             if isinstance(scale, LayerScale):
                 layer.weight.data *= scale.gamma[:, None]
@@ -194,11 +193,11 @@ class ConvStem(nn.Module):
 
     def __init__(self, in_chans: int, dim: int):
         super().__init__()
-        widths = (in_chans, dim // 2, dim // 2, dim, dim)
-        for i, stride in enumerate((2, 1, 2, 1)):
-            conv = nn.Conv2d(widths[i], widths[i + 1], 3, stride=stride, padding=1)
-            self.add_module(f"conv{i + 1}", conv)
-            self.add_module(f"norm{i + 1}", nn.BatchNorm2d(widths[i + 1]))
+        half = dim // 2
+        self.conv1, self.norm1 = nn.Conv2d(in_chans, half, 3, stride=2, padding=1), nn.BatchNorm2d(half)
+        self.conv2, self.norm2 = nn.Conv2d(half, half, 3, padding=1), nn.BatchNorm2d(half)
+        self.conv3, self.norm3 = nn.Conv2d(half, dim, 3, stride=2, padding=1), nn.BatchNorm2d(dim)
+        self.conv4, self.norm4 = nn.Conv2d(dim, dim, 3, padding=1), nn.BatchNorm2d(dim)
         self.act = nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:

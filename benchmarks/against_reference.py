@@ -1,0 +1,104 @@
+"""How much faster the exact fast forms are than the published formulations, side by side in one run.
+
+    python benchmarks/against_reference.py [--train] [--batch 8] [--rounds 9] [--json FILE]
+
+The reference models are those of the tests: written from the papers' equations, the same weights, the same outputs. One
+thread, process CPU time, interleaved; the ratio is the median of the rounds' ratios.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import timm
+import torch
+
+import broadsight
+from broadsight.benchmark import (
+    Settings,
+    _Sample,
+    describe_machine,
+    fixed_threads,
+    interleave,
+    paired_ratio,
+    saved_for_backward,
+    summarize,
+    write_json,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from reference import emsnet, mat, partialformer, stvit
+
+REFERENCES = {
+    "stvit_small": lambda: stvit.STViT((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8)),
+    "partialformer_b1": lambda: partialformer.PartialFormer(32, (2, 2, 6, 6), (2, 4, 8, 16)),
+    "mat_2": lambda: mat.MAT(32, (2, 2, 6, 6), (2, 4, 8, 16)),
+    "emsnet_xxtiny": lambda: emsnet.EMSNet((32, 64, 128, 192), (2, 2, 4, 2), (8, 8, 4, 4)),
+}
+
+
+def compare(name: str, settings: Settings) -> list[dict]:
+    torch.manual_seed(settings.seed)
+    ours = timm.create_model(name)
+    reference = REFERENCES[name]()
+    reference.load_state_dict(ours.state_dict())
+    images = torch.randn(settings.batch, 3, *settings.size)
+    contenders = {"published formulation": reference, "ours": ours}
+    if settings.train:
+        for model in contenders.values():
+            model.train()
+    else:
+        contenders["ours, fused"] = broadsight.fuse(ours)
+        for model in contenders.values():
+            model.eval()
+        with torch.no_grad():
+            expected = reference(images[:1])
+            for model in contenders.values():
+                torch.testing.assert_close(model(images[:1]), expected, rtol=1e-3, atol=1e-4)
+
+    def timed(model: torch.nn.Module, _: int) -> _Sample:
+        wall, cpu = time.perf_counter(), time.process_time()
+        if settings.train:
+            model.zero_grad(set_to_none=True)
+            model(images).sum().backward()
+        else:
+            with torch.inference_mode():
+                model(images)
+        return _Sample(time.perf_counter() - wall, time.process_time() - cpu, 0)
+
+    models = list(contenders.values())
+    interleave(models, timed, settings.warmup)
+    samples = interleave(models, timed, settings.rounds)
+    rows = []
+    for (label, model), mine in zip(contenders.items(), samples, strict=True):
+        cpu = [s.cpu for s in mine]
+        speedup = paired_ratio([s.cpu for s in samples[0]], cpu)
+        row = {"model": name, "form": label, "cpu_s": asdict(summarize(cpu)), "speedup": asdict(speedup)}
+        if settings.train:
+            row["saved_bytes"] = saved_for_backward(model, lambda model=model: model(images))
+        rows.append(row)
+        median = 1e3 * row["cpu_s"]["median"]
+        print(f"{name:18} {label:22} {median:8.1f} ms   {speedup.median:.2f}x ±{speedup.spread:.0%}")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(REFERENCES), help="default: all four")
+    parser.add_argument("--train", action="store_true", help="forward and backward in train mode")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    settings = Settings(batch=args.batch, rounds=args.rounds, warmup=1, train=args.train)
+    with fixed_threads(1):
+        rows = [row for name in args.models for row in compare(name, settings)]
+        if args.json:
+            write_json({"machine": describe_machine(settings), "settings": asdict(settings), "rows": rows}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""STViT in the published formulation: (B, C, H, W) throughout, unfold and fold as convolutions, explicit attention.
+
+State dicts are interchangeable with `broadsight.models.STViT`: linear layers hold the paper's 1x1 convolutions.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def pointwise(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer as the 1x1 convolution it stands for. (B, C, H, W) -> (B, C', H, W)."""
+    return F.conv2d(x, layer.weight[:, :, None, None], layer.bias)
+
+
+def neighbourhoods(x: Tensor) -> Tensor:
+    """The 3x3 cells around each, by convolution with the nine unit kernels. (B, C, p, q) -> (B, p*q, C, 9)."""
+    B, C, p, q = x.shape
+    kernels = torch.eye(9, dtype=x.dtype).view(9, 1, 3, 3)
+    around = F.conv2d(x.reshape(B * C, 1, p, q), kernels, padding=1)
+    return around.reshape(B, C * 9, p * q).transpose(1, 2).reshape(B, p * q, C, 9)
+
+
+def overlap(parts: Tensor, p: int, q: int) -> Tensor:
+    """Sum of what the cells hold for each other, by transposed convolution. (B, p*q, C, 9) -> (B, C, p, q)."""
+    B, _, C, _ = parts.shape
+    kernels = torch.eye(9, dtype=parts.dtype).view(9, 1, 3, 3)
+    maps = parts.permute(0, 2, 3, 1).reshape(B * C, 9, p, q)
+    return F.conv_transpose2d(maps, kernels, padding=1).reshape(B, C, p, q)
+
+
+class Attention(nn.Module):
+    """Super-token attention, step by step as the equations name them. (B, C, H, W) -> (B, C, H, W)."""
+
+    def __init__(self, dim: int, cell: tuple[int, int], heads: int, iterations: int, qkv_bias: bool):
+        super().__init__()
+        self.cell, self.heads, self.iterations = cell, heads, iterations
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cell == (1, 1):
+            return self.attend(x)
+        B, C, H, W = x.shape
+        h, w = self.cell
+        x = F.pad(x, (0, -W % w, 0, -H % h))
+        p, q = x.shape[2] // h, x.shape[3] // w
+        tokens = F.adaptive_avg_pool2d(x, (p, q))
+        pixels = x.reshape(B, C, p, h, q, w).permute(0, 2, 4, 3, 5, 1).reshape(B, p * q, h * w, C)
+        share, mass = pixels, tokens
+        with torch.no_grad():
+            for iteration in range(self.iterations):
+                if iteration:
+                    tokens = overlap(pixels.transpose(2, 3) @ share, p, q) / (mass + 1e-12)
+                share = (pixels @ neighbourhoods(tokens) * C**-0.5).softmax(-1)  # B p*q h*w 9
+                mass = overlap(share.sum(2, keepdim=True), p, q)  # B 1 p q
+        tokens = overlap(pixels.transpose(2, 3) @ share, p, q) / (mass + 1e-12)
+        y = neighbourhoods(self.attend(tokens)) @ share.transpose(2, 3)  # B p*q C h*w
+        y = y.reshape(B, p, q, C, h, w).permute(0, 3, 1, 4, 2, 5).reshape(B, C, p * h, q * w)
+        return y[:, :, :H, :W]
+
+    def attend(self, x: Tensor) -> Tensor:
+        B, C, p, q = x.shape
+        query, key, value = pointwise(self.qkv, x).reshape(B, self.heads, -1, p * q).chunk(3, 2)  # each B heads d N
+        weights = (key.transpose(2, 3) @ query * (C // self.heads) ** -0.5).softmax(2)
+        return pointwise(self.proj, (value @ weights).reshape(B, C, p, q))
+
+
+class Mlp(nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.dw = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = F.gelu(pointwise(self.fc1, x))
+        return pointwise(self.fc2, u + self.dw(u))
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, cell: tuple[int, int], heads: int, iterations: int, mlp_ratio: float, qkv_bias: bool):
+        super().__init__()
+        self.cpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, cell, heads, iterations, qkv_bias)
+        self.norm2 = nn.BatchNorm2d(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.cpe(x)
+        normed = self.norm1(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2).contiguous()
+        x = x + self.attn(normed)
+        return x + self.mlp(self.norm2(x))
+
+
+class Stem(nn.Module):
+    def __init__(self, in_chans: int, dim: int):
+        super().__init__()
+        widths = (in_chans, dim // 2, dim // 2, dim, dim)
+        for i, stride in enumerate((2, 1, 2, 1), 1):
+            setattr(self, f"conv{i}", nn.Conv2d(widths[i - 1], widths[i], 3, stride=stride, padding=1))
+            setattr(self, f"norm{i}", nn.BatchNorm2d(widths[i]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(1, 5):
+            x = getattr(self, f"norm{i}")(F.gelu(getattr(self, f"conv{i}")(x)))
+        return x
+
+
+class Downsample(nn.Module):
+    def __init__(self, in_dim: int, dim: int):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1), nn.BatchNorm2d(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Stage(nn.Module):
+    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module]):
+        super().__init__()
+        self.downsample, self.blocks = downsample, nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(self.downsample(x))
+
+
+class Head(nn.Module):
+    def __init__(self, dim: int, hidden: int, num_classes: int):
+        super().__init__()
+        self.proj, self.norm, self.fc = nn.Linear(dim, hidden), nn.BatchNorm2d(hidden), nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(pointwise(self.proj, x))
+        return self.fc((x * x.sigmoid()).mean((2, 3)))
+
+
+class STViT(nn.Module):
+    def __init__(
+        self,
+        dims: Sequence[int],
+        depths: Sequence[int],
+        heads: Sequence[int],
+        cells: Sequence[int | tuple[int, int]] = (8, 4, 1, 1),
+        iterations: Sequence[int] = (1, 1, 1, 1),
+        mlp_ratio: float = 4.0,
+        projection: int = 1024,
+        qkv_bias: bool = True,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+    ):
+        super().__init__()
+        self.stem = Stem(in_chans, dims[0])
+        pairs = [(cell, cell) if isinstance(cell, int) else tuple(cell) for cell in cells]
+        self.stages = nn.Sequential(
+            *(
+                Stage(
+                    Downsample(dims[i - 1], dims[i]) if i else nn.Identity(),
+                    [Block(dims[i], pairs[i], heads[i], iterations[i], mlp_ratio, qkv_bias) for _ in range(depths[i])],
+                )
+                for i in range(4)
+            )
+        )
+        self.head = Head(dims[-1], projection, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(self.stem(x)))
