@@ -236,6 +236,7 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
 
         samples = interleave(contenders, timed, settings.rounds)
         machine["load_after"] = _load()
+        machine["rounds_completed"] = len(samples[0])
         rows = []
         for contender, mine in zip(contenders, samples, strict=True):
             # After the timing: watching what is saved makes torch.compile specialise a second time.
@@ -249,14 +250,22 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
 def interleave(contenders: Sequence[T], timed: Callable[[T, int], _Sample], rounds: int) -> list[list[_Sample]]:
     """Run `timed(contender, round)` for all contenders in every round, starting each round one further along.
 
+    An interrupt ends it early: the rounds that are complete count, if there is any.
+
     Returns:
         Samples by contender, then by round.
     """
     samples: list[list[_Sample]] = [[] for _ in contenders]
-    for round_ in range(rounds):
-        for i in range(len(contenders)):
-            place = (round_ + i) % len(contenders)
-            samples[place].append(timed(contenders[place], round_))
+    try:
+        for round_ in range(rounds):
+            for i in range(len(contenders)):
+                place = (round_ + i) % len(contenders)
+                samples[place].append(timed(contenders[place], round_))
+    except KeyboardInterrupt:
+        complete = min(len(mine) for mine in samples)
+        if not complete:
+            raise
+        samples = [mine[:complete] for mine in samples]
     return samples
 
 
@@ -407,9 +416,10 @@ def describe_machine(settings: Settings) -> dict[str, Any]:
 def render(report: Report) -> Table:
     """A table with one row per contender, times as median ± spread."""
     settings, machine = report.settings, report.machine
-    load = ""
+    interrupted = machine["rounds_completed"] < settings.rounds
+    load = f"; interrupted after {machine['rounds_completed']} rounds" if interrupted else ""
     if machine["load_before"]:
-        load = f"; load {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after"
+        load += f"; load {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after"
     versions = machine["versions"]
     runtimes = {row.runtime for row in report.rows}
     table = Table(

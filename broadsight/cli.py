@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
@@ -87,7 +86,8 @@ def models(
     ours = _register()
     from .verify import catalogue
 
-    rows = catalogue(pattern)
+    with _progress() as progress:
+        rows = catalogue(pattern, progress)
     if all and pattern:
         rows += _foreign(pattern, {row["model"] for row in rows})
     if not rows:
@@ -128,9 +128,8 @@ def verify(
     from .verify import render
     from .verify import verify as run
 
-    done = count()
     with _progress() as progress:
-        checks = run(families or [], progress=lambda row: progress(next(done), None, row))
+        checks = run(families or [], progress)
     found = {status: sum(check.status == status for check in checks) for status in ("match", "explained", "miss")}
     if json:
         print(json_.dumps([asdict(check) for check in checks], indent=2))

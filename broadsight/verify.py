@@ -17,6 +17,8 @@ from .layers import PartialAttention
 from .macs import FVCORE, OLD_PROFILER, PRODUCTS, Convention, count, executed_macs
 from .models import FAMILIES, STViT
 
+Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
+
 SIZE = (224, 224)
 
 SOURCES = {
@@ -90,22 +92,22 @@ def published() -> dict[str, Any]:
     return yaml.load(files("broadsight").joinpath("paper_tables.yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
 
 
-def verify(families: Sequence[str] = (), progress: Callable[[str], None] | None = None) -> list[Check]:
+def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
     """Recompute every static classification figure of the given families, or of all.
 
     Args:
         families: Names among "stvit", "emsnet", "mat" and "partialformer"; none means all.
-        progress: Called with the name of each row before it is computed.
+        progress: Called before each row is computed: rows done, rows in all, the row's name.
     """
     for family in families:
         if family not in FAMILIES:
             raise ValueError(f"unknown family {family!r}; choose among {', '.join(FAMILIES)}")
+    rows = [(family, *row) for family in families or FAMILIES for row in _rows(family)]
     checks = []
-    for family in families or FAMILIES:
-        for row, printed, build in _rows(family):
-            if progress:
-                progress(f"{family}: {row}")
-            checks += _check(family, row, printed, build)
+    for done, (family, row, printed, build) in enumerate(rows):
+        if progress:
+            progress(done, len(rows), f"{family}: {row}")
+        checks += _check(family, row, printed, build)
     return checks
 
 
@@ -127,15 +129,17 @@ def render(checks: Sequence[Check]) -> Table:
     return table
 
 
-def catalogue(pattern: str | None = None) -> list[dict[str, Any]]:
+def catalogue(pattern: str | None = None, progress: Progress | None = None) -> list[dict[str, Any]]:
     """Our registered models that match a wildcard pattern: sizes computed here beside the published figures."""
     tables = published()
-    rows = []
-    for family in FAMILIES:
+    chosen = {family: [n for n in timm.list_models(module=family) if fnmatch(n, pattern or "*")] for family in FAMILIES}
+    total = sum(len(names) for names in chosen.values())
+    rows: list[dict[str, Any]] = []
+    for family, names in chosen.items():
         printed = {entry["model"]: entry for entry in tables[family]["models"]}
-        for name in timm.list_models(module=family):
-            if pattern and not fnmatch(name, pattern):
-                continue
+        for name in names:
+            if progress:
+                progress(len(rows), total, name)
             model = _on_meta(name)
             paper = printed.get(name, {})
             rows.append(

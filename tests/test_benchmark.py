@@ -54,6 +54,17 @@ def test_interleave__every_round_starts_one_further():
     assert samples == [["a0", "a1", "a2", "a3"], ["b0", "b1", "b2", "b3"], ["c0", "c1", "c2", "c3"]]
 
 
+def test_interleave__interrupt_keeps_the_complete_rounds():
+    def timed(who, round_):
+        if (who, round_) == ("a", 2):
+            raise KeyboardInterrupt
+        return f"{who}{round_}"
+
+    assert benchmark.interleave("ab", timed, rounds=5) == [["a0", "a1"], ["b0", "b1"]]
+    with pytest.raises(KeyboardInterrupt):  # before any round is complete there is nothing to keep
+        benchmark.interleave("ba", lambda who, round_: timed(who, round_ + 2), rounds=5)
+
+
 def test_expand__wildcards_add_what_is_missing_and_names_may_repeat():
     every = timm.list_models("test_resnet*")
     assert benchmark.expand(["test_resnet", "test_resnet*", "test_resnet"]) == [*every, "test_resnet"]
