@@ -1,6 +1,7 @@
 """Efficient multi-scale interaction (EMS): static and dynamic mixing of channel slices at several scales."""
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,12 @@ class MultiScaleInteraction(nn.Module):
             self.dynamic = DynamicBranch(dim // 4, dim // 4, local_width=dim // 4, global_width=dim // 4, out=0)
         self.out_proj = nn.Identity() if variant == "no_fusion" else nn.Linear(width, dim, bias=False)
 
+    @torch.jit.ignore
+    def folded(self) -> nn.Module:
+        """The full mixer with its chains of linear layers multiplied out, for inference; other variants as they are."""
+        static: Any = self.static
+        return FoldedInteraction(self) if self.variant == "full" and not static.whiten.spatial else self
+
     def forward(self, x: Tensor) -> Tensor:
         z = self.in_proj(x)
         if self.splits or self.variant == "no_split":
@@ -74,6 +81,67 @@ class MultiScaleInteraction(nn.Module):
             still, moving = z[..., :static_width], z[..., static_width:]
             return self.out_proj(torch.cat([self.static(still), self.dynamic(moving)], -1))
         return self.out_proj(self.static(z))
+
+
+@register_notrace_module
+class FoldedInteraction(nn.Module):
+    """The inference form of the full mixer: chains of linear layers multiplied out. (B, H, W, C) -> (B, H, W, C).
+
+    Whitening and gate read the input directly. Averages of valid pixels commute with affine maps, so the dynamic half
+    of the input projection never runs at full size: the input is pooled, and one product gives all that an attention
+    needs.
+
+    Args:
+        mixer: A full MultiScaleInteraction, whose parts are taken over.
+    """
+
+    def __init__(self, mixer: Any):
+        super().__init__()
+        static, dynamic = mixer.static, mixer.dynamic
+        local, far = dynamic.local, dynamic.global_
+        half, quarter = mixer.in_proj.in_features // 2, mixer.in_proj.in_features // 4
+        weight = mixer.in_proj.weight.double()
+        bias = torch.zeros_like(weight[:, 0]) if mixer.in_proj.bias is None else mixer.in_proj.bias.double()
+        affine = torch.cat([weight, bias[:, None]], 1)  # C C+1: the input projection with its bias as a last column
+        still, near, wide = affine.split([half, quarter, quarter])
+        whiten = static.whiten.weight.double()
+        expanded = local.expand.weight.double() @ near
+        self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ still, mixer.in_proj)
+        self.gate = _linear(static.gate.weight.double() @ still, mixer.in_proj)
+        self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.double() @ expanded]), mixer.in_proj)
+        self.global_in = _linear(far.attn.qkv.weight.double() @ far.expand.weight.double() @ wide, mixer.in_proj)
+        self.static, self.local, self.global_ = static, local, far
+        out = mixer.out_proj.weight.double()
+        self.out_static = _linear(out[:, :half], mixer.in_proj, bias=False)
+        self.out_dynamic = _linear(out[:, half:] @ dynamic.merge.weight.double(), mixer.in_proj, bias=False)
+        # What is multiplied out is not needed any more.
+        static.whiten, static.gate = nn.Identity(), nn.Identity()
+        local.expand, local.attn.value = nn.Identity(), nn.Identity()
+        far.expand, far.attn.qkv = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        H, W = x.shape[1], x.shape[2]
+        spare = spare_cells(H, W)
+        gated = self.gate(x) * self.static.mix(self.whiten(x)).sigmoid()
+        cells = self.local_in(average_pool(x, self.local.patch))
+        if spare:  # a bias reaches spare cells too, but they have to be zero
+            h, w = cells.shape[1], cells.shape[2]
+            cells = cells * real_cells(h, w, h - spare, w - spare, x)[:, :, None].to(cells.dtype)
+        keys, values = cells.chunk(2, -1)
+        near = self.local.prop(self.local.attn.proj(self.local.attn.attend(keys, values, spare)), H, W)
+        far = self.global_.attn.attend(self.global_in(average_pool(x, self.global_.patch)), spare)
+        far = self.global_.prop(self.global_.attn.proj(far), H, W)
+        return self.out_static(gated) + self.out_dynamic(torch.cat([near, far], -1))
+
+
+def _linear(affine: Tensor, like: nn.Linear, bias: bool = True) -> nn.Linear:
+    """A linear layer from its weight, of which the last column is the bias if there is one."""
+    weight, shift = (affine[:, :-1], affine[:, -1]) if bias else (affine, None)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias, device="meta")
+    layer.weight = nn.Parameter(weight.to(like.weight), requires_grad=False)
+    if shift is not None:
+        layer.bias = nn.Parameter(shift.to(like.weight), requires_grad=False)
+    return layer
 
 
 class Whiten(nn.Module):
@@ -265,11 +333,15 @@ class GMHSA(nn.Module):
 
     def forward(self, x: Tensor, spare: int = 0) -> Tensor:
         """The last `spare` rows and columns are not part of the map: nobody attends to them."""
-        B, h, w, C = x.shape
-        qkv = self.qkv(x).view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
-        mask = real_cells(h, w, h - spare, w - spare, x).view(1, 1, 1, h * w) if spare else None
-        y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
-        return self.proj(y.transpose(1, 2).reshape(B, h, w, C))
+        return self.proj(self.attend(self.qkv(x), spare))
+
+    def attend(self, qkv: Tensor, spare: int) -> Tensor:
+        """Projected cells (B, h, w, 3C) -> (B, h, w, C)."""
+        B, h, w, C = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+        parts = qkv.view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
+        mask = real_cells(h, w, h - spare, w - spare, qkv).view(1, 1, 1, h * w) if spare else None
+        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=mask)
+        return y.transpose(1, 2).reshape(B, h, w, C)
 
 
 class ChannelConv(nn.Module):

@@ -71,7 +71,7 @@ class EMSBlock(nn.Module):
     def __init__(self, mixer: nn.Module, dim: int, hidden: int, drop_path: float = 0.0):
         super().__init__()
         self.norm1 = nn.BatchNorm2d(dim)
-        self.mixer = mixer
+        self.mixer: nn.Module = mixer
         self.norm2 = nn.BatchNorm2d(dim)
         self.mlp = ChannelMlp(dim, hidden, bias=False)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -86,8 +86,10 @@ class EMSBlock(nn.Module):
 
     @torch.jit.ignore
     def reparameterize(self) -> None:
-        """For inference: both norms into the linear layers that follow them."""
-        fold_norm_before(self, "norm1", "mixer.in_proj")
+        """For inference: both norms into the linear layers that follow them, and the mixer's chains multiplied out."""
+        if isinstance(self.mixer, MultiScaleInteraction):  # else it is folded already
+            fold_norm_before(self, "norm1", "mixer.in_proj")
+            self.mixer = self.mixer.folded()
         fold_norm_before(self, "norm2", "mlp.fc1")
 
 
