@@ -148,6 +148,12 @@ class StagedBackbone(nn.Module):
         """What a family draws otherwise than torch does by default."""
 
     @torch.jit.ignore
+    def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What timm's loader passes a checkpoint through. The norms of a dense model are new where it has none."""
+        own = self.state_dict()
+        return {key: own[key] for key in own if key.startswith("feature_norms.")} | state_dict
+
+    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return set()
 
@@ -284,6 +290,7 @@ def build(cls: type[ModelT], name: str, pretrained: bool, arch: dict[str, Any], 
     """What every entry point calls: timm's builder, with the device and dtype that timm passes on handled here."""
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
     kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
+    kwargs.setdefault("pretrained_filter_fn", lambda state_dict, model: model.adapt_checkpoint(state_dict))
     with nullcontext() if device is None else torch.device(device):
         model = build_model_with_cfg(cls, name, pretrained, **{**arch, **kwargs})
     return model if dtype is None else model.to(dtype=dtype)

@@ -102,6 +102,14 @@ class STViT(StagedBackbone):
             **common,
         )
 
+    @torch.jit.ignore
+    def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Checkpoints under the authors' key names load through timm too; `broadsight.load_release` is stricter."""
+        if "patch_embed.proj.0.weight" not in state_dict:
+            return super().adapt_checkpoint(state_dict)
+        own = {key: (self.released_name(key), value.shape) for key, value in self.state_dict().items()}
+        return {key: state_dict[name].reshape(shape) for key, (name, shape) in own.items() if name in state_dict}
+
     @staticmethod
     def released_name(key: str) -> str:
         """The key of the authors' checkpoint that holds one of our tensors."""
