@@ -8,6 +8,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .depthwise import DepthwiseConv
+from .untouched import untouched
 
 # The hidden map of one slice should stay in the processor's cache: 4 MB holds one image of the widest early stage.
 SLICE_BYTES = 4 << 20
@@ -65,18 +66,12 @@ class ChannelMlp(nn.Module):
             and not torch.compiler.is_compiling()
             and not torch.is_autocast_enabled("cpu")
             and not torch._C._are_functorch_transforms_active()
-            and _untouched(self.fc1, nn.Linear)
-            and _untouched(self.fc2, nn.Linear)
-            and _untouched(self.act, nn.GELU)
-            and (self.depthwise == "none" or _untouched(self.dw, DepthwiseConv))
+            and untouched(self.fc1, nn.Linear)
+            and untouched(self.fc2, nn.Linear)
+            and untouched(self.act, nn.GELU)
+            and self.act.approximate == "none"
+            and (self.depthwise == "none" or untouched(self.dw, DepthwiseConv))
         )
-
-
-def _untouched(module: nn.Module, kind: type) -> bool:
-    """Whether calling the module is nothing but its own arithmetic: not replaced, wrapped or hooked."""
-    return type(module) is kind and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
 
 
 class _SlicedMlp(torch.autograd.Function):

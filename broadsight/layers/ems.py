@@ -36,6 +36,10 @@ class MultiScaleInteraction(nn.Module):
             raise ValueError(f"dim={dim} does not split into the slices of an EMS block; choose a multiple of 8")
         if variant not in VARIANTS:
             raise ValueError(f"variant={variant!r} is not known; choose one of {', '.join(VARIANTS)}")
+        if len(ratios) != 3 or sum(ratios) != 4 or min(ratios) < 0:
+            raise ValueError(f"ratios={tuple(ratios)} are not three quarters-of-the-channels that add up to 4")
+        if whiten not in ("channel", "spatial"):
+            raise ValueError(f"whiten={whiten!r} is not known; choose 'channel' or 'spatial'")
         self.variant = variant
         self.splits = variant in ("full", "c_mhsa", "no_fusion")
         half = dim // 2
@@ -152,8 +156,6 @@ class Whiten(nn.Module):
 
     def __init__(self, dim: int, mean: str = "channel"):
         super().__init__()
-        if mean not in ("channel", "spatial"):
-            raise ValueError(f"whiten={mean!r} is not known; choose 'channel' or 'spatial'")
         self.spatial = mean == "spatial"
         self.weight = nn.Parameter(torch.empty(dim, dim))
         self.reset_parameters()
@@ -190,8 +192,6 @@ class StaticBranch(nn.Module):
         gated: bool = True,
     ):
         super().__init__()
-        if len(ratios) != 3 or sum(ratios) != 4 or min(ratios) < 0:
-            raise ValueError(f"ratios={tuple(ratios)} are not three quarters-of-the-channels that add up to 4")
         pooled2, kept, pooled4 = (dim * r // 4 for r in ratios)
         self.slices: list[int] = [pooled2, kept, pooled4]
         self.whiten = Whiten(dim, whiten)

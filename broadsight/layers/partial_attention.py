@@ -52,6 +52,8 @@ class PartialAttention(nn.Module):
             raise ValueError(f"dim={dim} does not split into heads={heads}; choose a divisor of dim")
         if len(foreground) != 2 or foreground[0] < 1 or foreground[1] < 0:
             raise ValueError(f"foreground={tuple(foreground)} is not a pair (n, of) with n of at least 1")
+        if foreground_limit is not None and foreground_limit < 1:
+            raise ValueError(f"foreground_limit={foreground_limit} leaves no token; choose 1 or more, or None")
         if head_expansion < 1:
             raise ValueError(f"head_expansion={head_expansion} leaves no head; choose 1 or more")
         self.dim, self.heads, self.head_expansion = dim, heads, head_expansion

@@ -26,6 +26,10 @@ class RelativePositionBias(nn.Module):
     def forward(self, height: int, width: int) -> Tensor:
         rows, columns = 2 * height - 1, 2 * width - 1
         table = self.table
+        if rows == 1:  # resized to a single place, only the offset of nought is left
+            table = table[:, table.shape[1] // 2][:, None]
+        if columns == 1:
+            table = table[:, :, table.shape[2] // 2][:, :, None]
         if table.shape[1] != rows or table.shape[2] != columns:
             table = F.interpolate(table[None], [rows, columns], mode="bilinear", align_corners=True)[0]
         y = torch.arange(height, device=table.device)

@@ -16,6 +16,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..layers.folding import fold_norm_after
+from ..layers.untouched import listened_to
 
 Sizes = Sequence[int]
 # Of one slice of a batch in inference on the CPU, measured at the input of a stage.
@@ -352,7 +353,7 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
     ):
         return module(x)
     count = math.ceil(x.numel() * x.element_size() / SLICE_BYTES)
-    if count < 2 or any(m.training or m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
+    if count < 2 or any(m.training or listened_to(m) for m in module.modules()):
         return module(x)
     return torch.cat([module(part) for part in x.tensor_split(min(count, len(x)))])
 

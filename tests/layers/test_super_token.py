@@ -41,6 +41,7 @@ def reference(layer: SuperTokenAttention, x: Tensor) -> Tensor:
                         mass[:, 0, place[0], place[1]] += share[y, z][:, k]
         return torch.stack([torch.stack(row, -1) for row in total], -2), mass
 
+    share: dict = {}
     for iteration in range(layer.iterations):
         if iteration:
             total, mass = sums(padded, share)
@@ -120,7 +121,6 @@ def test_golden_unit(golden, name):
 
 def test_golden_association(golden):
     tensors, config = golden("stvit_sta_unit_iter2")
-    layer = SuperTokenAttention(config["dim"], tuple(config["grid"]), config["num_heads"], config["n_iter"])
     B, C, H, W = tensors["input"].shape
     (h, w), (p, q) = config["grid"], tensors["stokens_initial"].shape[2:]
     cells = tensors["input"].view(B, C, p, h, q, w).permute(0, 2, 4, 3, 5, 1).reshape(B * p * q, h * w, C)

@@ -1,10 +1,19 @@
 """STViT against tensors computed by an independent implementation in float64."""
 
+import json
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
+import timm
 import torch
+from torch import nn
 
 import broadsight
-from broadsight.models import STViT
+from broadsight.macs import FVCORE, PRODUCTS, count, published_macs
+from broadsight.models import STViT, _backbone
+
+SPECS = Path(__file__).parents[3] / "shared" / "specs"
 
 IO = {
     "stvit_tiny_io_224x224": "stvit_tiny_weights",
@@ -12,6 +21,9 @@ IO = {
     "stvit_tiny_iter2_io_200x136": "stvit_tiny_weights",
     "stvit_tiny_ls_io_128x96": "stvit_tiny_ls_weights",
 }
+
+
+SMALL = dict(dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), heads=(1, 2, 3, 4), projection=16, num_classes=5)
 
 
 def build(config: dict) -> STViT:
@@ -87,3 +99,156 @@ def test_golden_training_step(golden):
         assert_gradient_close(gradients[key], tensors[key])
     for key in stored & buffers.keys():
         torch.testing.assert_close(buffers[key], tensors[key], rtol=1e-4, atol=1e-5)
+
+
+# Name: parameters, and GMACs at 224 and 384 pixels at the digits to which they are known.
+SIZES = {
+    "stvit_small": (25_495_624, "4.3665", "14.156"),
+    "stvit_base": (51_691_288, "9.8720", "31.489"),
+    "stvit_large": (94_971_096, "15.597", "49.748"),
+}
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_macs__of_every_variant(name):
+    total, *macs = SIZES[name]
+    model = timm.create_model(name, device=torch.device("meta"))
+    assert parameters(model) == total
+    for side, printed in zip((224, 384), macs, strict=True):
+        digits = len(printed.split(".")[1])
+        assert f"{published_macs(model, (side, side), FVCORE) / 1e9:.{digits}f}" == printed
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_released_name__covers_the_released_keys_and_shapes(name):
+    path = SPECS / f"{name}_keys.json"
+    if not path.exists():
+        pytest.skip(f"the key list {path.name} is not beside the repository")
+    released_shapes = json.loads(path.read_text())
+    constants = {key for key in released_shapes if key.endswith(("attn.unfold.weights", "attn.fold.weights"))}
+    model = timm.create_model(name, device=torch.device("meta"))
+    assert len(constants) == 2 * sum(len(stage.blocks) for stage in model.stages)
+    ours = {STViT.released_name(key): value for key, value in model.state_dict().items()}
+    assert len(ours) == len(model.state_dict())
+    assert ours.keys() == released_shapes.keys() - constants
+    for key, value in ours.items():
+        # Linear layers are 1x1 convolutions there, layer scales (1, C, 1, 1) maps.
+        assert [n for n in value.shape if n != 1] == [n for n in released_shapes[key] if n != 1]
+
+
+def isotropic(dims: tuple, depths: tuple, position: str, **common) -> STViT:
+    return STViT(
+        dims, depths, [dim // 32 for dim in dims], projection=0, stem="patch", position=position, ffn="plain", **common
+    )
+
+
+@pytest.mark.parametrize("position", ["relative", "none"])
+@pytest.mark.parametrize(
+    ("dims", "depths", "millions", "giga"),
+    [((96, 192, 384, 768), (2, 2, 6, 2), 30, 4.3), ((64, 128, 320, 512), (3, 5, 9, 3), 24, 4.0)],
+)
+def test_sizes_and_macs__of_isotropic_variants(dims, depths, millions, giga, position):
+    with torch.device("meta"):
+        model = isotropic(dims, depths, position)
+    stem = 48 * dims[0] + 3 * dims[0]
+    transitions = sum(9 * a * b + 3 * b for a, b in pairwise(dims))
+    blocks = sum(depth * (12 * dim**2 + 13 * dim) for dim, depth in zip(dims, depths, strict=True))
+    # Offsets within 7, 7, 14 and 7 super tokens a side.
+    tables = [depth * dim // 32 * side**2 for dim, depth, side in zip(dims, depths, (13, 13, 27, 13), strict=True)]
+    total = stem + transitions + blocks + 1000 * dims[-1] + 1000
+    assert parameters(model) == total + (sum(tables) if position == "relative" else 0)
+    assert round(parameters(model) / 1e6) == millions
+    if position == "relative":  # a bias costs no product
+        executed, extra = count(model, (1, 3, 224, 224), PRODUCTS)
+        assert round((executed + extra) / 1e9, 1) == giga and extra > 0
+
+
+@pytest.mark.parametrize("size", [(64, 64), (50, 71), (16, 70)])
+def test_network__relative_positions_of_zero_are_none(size):
+    dims, depths = (32, 32, 32, 64), (1, 1, 1, 1)
+    none = isotropic(dims, depths, "none", num_classes=5).eval()
+    relative = isotropic(dims, depths, "relative", num_classes=5).eval()
+    missing, unexpected = relative.load_state_dict(none.state_dict(), strict=False)
+    assert unexpected == [] and missing == [f"stages.{i}.blocks.0.attn.position.table" for i in range(4)]
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        expected = none(x)
+        assert not torch.allclose(relative(x), expected, atol=1e-7)
+        for name, parameter in relative.named_parameters():
+            if name.endswith("position.table"):
+                nn.init.zeros_(parameter)
+        torch.testing.assert_close(relative(x), expected)
+
+
+def test_network__zero_convolutions_are_none():
+    """Position and MLP convolutions are residual: with zero kernels they leave their input alone."""
+    conv = STViT(**SMALL).eval()
+    plain = STViT(**SMALL, position="none", ffn="plain").eval()
+    for name, parameter in conv.named_parameters():
+        if ".cpe." in name or ".mlp.dw." in name:
+            nn.init.zeros_(parameter)
+    missing, unexpected = plain.load_state_dict(conv.state_dict(), strict=False)
+    assert missing == [] and all(".cpe." in name or ".mlp.dw." in name for name in unexpected)
+    x = torch.randn(2, 3, 50, 71)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(x), conv(x))
+
+
+def test_stem__patches_by_hand():
+    model = STViT(**SMALL, stem="patch").double().eval()
+    stem, x = model.stem, torch.randn(1, 3, 6, 9, dtype=torch.float64)
+    padded = torch.zeros(1, 3, 8, 12, dtype=torch.float64)
+    padded[:, :, :6, :9] = x
+    assert stem(x).shape == stem(padded).shape == (1, 8, 2, 3)
+    for i in range(2):
+        for j in range(3):
+            patch = padded[0, :, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+            y = (stem.conv1.weight * patch).sum((1, 2, 3)) + stem.conv1.bias
+            expected = (y - y.mean()) / (y.var(correction=0) + 1e-6).sqrt()
+            torch.testing.assert_close(stem(x)[0, :, i, j], expected)
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+    model = STViT(**SMALL).double().eval()
+    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
+    expected = torch.cat([model(image[None]) for image in x])
+    if sliced:
+        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
+    with torch.set_grad_enabled(not sliced):
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+def test_drop_path__grows_linearly_over_all_blocks():
+    model = STViT(**SMALL, drop_path_rate=0.4)
+    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(stem="patches"), "stem='patches' is not known; choose one of 'conv', 'patch'"),
+        (dict(position="absolute"), "position='absolute' is not known; choose one of 'conv', 'relative', 'none'"),
+        (dict(ffn="none"), "ffn='none' is not known; choose one of 'conv', 'plain'"),
+        (dict(dims=(8, 16)), r"dims=\(8, 16\) has 2 entries; expected 4, one for each stage"),
+        (dict(depths=(1, 1, 1)), r"depths=\(1, 1, 1\) has 3 entries"),
+        (dict(heads=(1,)), r"heads=\(1,\) has 1 entries"),
+        (dict(cells=(8, 4, 1)), r"cells=\(8, 4, 1\) has 3 entries"),
+        (dict(iterations=(1, 1)), r"iterations=\(1, 1\) has 2 entries"),
+        (dict(layer_scale=(None,)), r"layer_scale=\(None,\) has 1 entries"),
+        (dict(heads=(1, 2, 5, 4)), "dim=24 does not split into heads=5"),
+    ],
+)
+def test_wrong_arguments__are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        STViT(**SMALL | arguments)
+
+
+def test_unknown_argument__is_refused():
+    with pytest.raises(TypeError, match="bananas"):
+        STViT(**SMALL, bananas=3)

@@ -1,0 +1,70 @@
+"""Compares a module of ours with its slow reference: outputs, and gradients of the inputs and of every parameter."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Outputs = Tensor | Sequence[Tensor]
+
+
+def assert_same_function(
+    ours: nn.Module,
+    reference: nn.Module,
+    *inputs: Tensor,
+    run_ours: Callable[..., Outputs] = lambda module, *inputs: module(*inputs),
+    run_reference: Callable[..., Outputs] = lambda module, *inputs: module(*inputs),
+    tolerance: float = 1e-9,
+) -> None:
+    """Give the reference our weights, run both on the same inputs, and compare values and gradients.
+
+    Differences are measured against the largest entry of each tensor. Inputs of ours are floating point leaves.
+    """
+    reference.load_state_dict(ours.state_dict())
+    got, got_gradients = outputs_and_gradients(ours, run_ours, inputs)
+    expected, expected_gradients = outputs_and_gradients(reference, run_reference, inputs)
+    assert len(got) == len(expected)
+    for i, (one, other) in enumerate(zip(got, expected, strict=True)):
+        assert_close(one, other, f"output {i}", tolerance)
+    assert got_gradients.keys() == expected_gradients.keys()
+    for name, gradient in got_gradients.items():
+        assert_close(gradient, expected_gradients[name], f"gradient of {name}", tolerance)
+
+
+def outputs_and_gradients(
+    module: nn.Module, run: Callable[..., Outputs], inputs: Sequence[Tensor]
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs for copies of the inputs, and the gradient of a fixed random projection of them, by name."""
+    leaves = {f"input {i}": x.detach().clone().requires_grad_() for i, x in enumerate(inputs)}
+    outputs = run(module, *leaves.values())
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    draw = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(y.shape, generator=draw, dtype=y.dtype) for y in outputs]
+    sources = leaves | {name: p for name, p in module.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(
+        outputs, list(sources.values()), cotangents, allow_unused=True, materialize_grads=True
+    )
+    return [y.detach() for y in outputs], dict(zip(sources, gradients, strict=True))
+
+
+def assert_close(got: Tensor, expected: Tensor, what: str = "tensor", tolerance: float = 1e-9) -> None:
+    assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    assert got.dtype == expected.dtype, f"{what}: {got.dtype}, expected {expected.dtype}"
+    # Some gradients are zero in exact arithmetic (a bias before a norm); the last term is for their rounding.
+    allowed = tolerance * expected.abs().max().item() + tolerance / 1e4
+    error = (got - expected).abs().max().item()
+    assert error <= allowed, f"{what}: off by {error:.2e}, allowed {allowed:.2e}"
+
+
+@torch.no_grad()
+def randomize(module: nn.Module) -> nn.Module:
+    """Moves every parameter and statistic off its initial value, so that no term is hidden by a zero or a one."""
+    for parameter in module.parameters():
+        fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
+        parameter += torch.randn_like(parameter) * (0.5 / fan_in**0.5 if parameter.ndim > 1 else 0.2)
+    for name, buffer in module.named_buffers():
+        if name.endswith("running_mean"):
+            buffer += 0.2 * torch.randn_like(buffer)
+        elif name.endswith("running_var"):
+            buffer *= 0.5 + torch.rand_like(buffer)
+    return module

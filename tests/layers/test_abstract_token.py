@@ -1,0 +1,87 @@
+"""Window attention with abstract tokens against a reference that visits the windows one at a time and never pads."""
+
+import pytest
+import torch
+
+from broadsight.layers import AbstractTokenAttention
+from tests.compare import assert_close, assert_same_function, randomize
+from tests.reference import mat as reference
+
+SIZES = [(7, 7), (14, 7), (7, 21), (9, 16), (15, 8), (6, 5), (1, 1), (3, 10)]
+
+
+@pytest.mark.parametrize("token_projected", [False, True])
+@pytest.mark.parametrize("token_is_key", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_forward__agrees_with_the_slow_reference_in_value_and_gradient(size, token_is_key, token_projected):
+    switches = dict(token_is_key=token_is_key, token_projected=token_projected)
+    ours = randomize(AbstractTokenAttention(6, 2, **switches).double())
+    x = torch.randn(2, *size, 6, dtype=torch.float64)
+    assert_same_function(ours, reference.MATAttention(6, 2, **switches).double(), x, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_forward__without_mixing_is_plain_window_attention(size):
+    ours = randomize(AbstractTokenAttention(6, 3, mixing=False).double())
+    assert {name.split(".")[0] for name, _ in ours.named_parameters()} == {"qkv", "proj"}
+    x = torch.randn(2, *size, 6, dtype=torch.float64)
+    assert_same_function(ours, reference.WindowAttention(6, 3).double(), x, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_forward__other_windows(window, mixing, monkeypatch):
+    monkeypatch.setattr(reference, "WINDOW", window)
+    ours = randomize(AbstractTokenAttention(6, 2, window, mixing=mixing).double())
+    slow = reference.MATAttention(6, 2) if mixing else reference.WindowAttention(6, 2)
+    x = torch.randn(2, 5, 6, 6, dtype=torch.float64)
+    assert_same_function(ours, slow.double(), x, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("token_is_key", [False, True])
+def test_forward__padding_does_not_matter_where_it_would_draw_all_attention(token_is_key):
+    """Keys and values of padding would be the biases, or zero; here either would win or lose every soft-max."""
+    for sign in (-1, 1):
+        ours = AbstractTokenAttention(6, 2, token_is_key=token_is_key).double()
+        torch.nn.init.constant_(ours.qkv.bias, 4.0 * sign)
+        x = torch.randn(1, 9, 16, 6, dtype=torch.float64)
+        slow = reference.MATAttention(6, 2, token_is_key)
+        assert_same_function(ours, slow.double(), x, tolerance=1e-10)
+
+
+def test_forward__one_window_is_a_sum_of_two_soft_maxes_by_hand():
+    """A map of 1x2 pixels with one head: small enough to write out."""
+    layer = AbstractTokenAttention(2, 1).double()
+    x = torch.randn(1, 1, 2, 2, dtype=torch.float64)
+    (q1, k1, v1), (q2, k2, v2) = (layer.qkv(x[0, 0, i]).split(2) for i in (0, 1))
+
+    def attend(query, keys, values):
+        weights = torch.stack([query @ key / 2**0.5 for key in keys]).softmax(0)
+        return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+    summary = attend(layer.token[0, 0], (k1, k2), (v1, v2))
+    # A single window: the mixing and the way back have one key each, so only their values remain.
+    mixed = layer.mix_proj(layer.mix_qkv(summary)[4:])
+    fused = layer.fuse_kv(mixed)[2:]
+    expected = torch.stack([layer.proj(attend(q, (k1, k2), (v1, v2)) + fused) for q in (q1, q2)])
+    assert_close(layer(x)[0, 0], expected, "output", 1e-12)
+
+
+@pytest.mark.parametrize("size", [(14, 14), (9, 16)])
+def test_forward__images_do_not_see_each_other(size):
+    layer = AbstractTokenAttention(6, 2).double()
+    x = torch.randn(4, *size, 6, dtype=torch.float64)
+    assert_close(layer(x), torch.cat([layer(image[None]) for image in x]), "batch", 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(dim=10, heads=3), "dim=10 does not split into heads=3; choose a divisor of dim"),
+        (dict(dim=10, heads=0), "dim=10 does not split into heads=0"),
+        (dict(dim=8, heads=2, window=0), "window=0 is not a side of at least 1 pixel"),
+    ],
+)
+def test_wrong_arguments__are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        AbstractTokenAttention(**arguments)

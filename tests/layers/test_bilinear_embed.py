@@ -1,0 +1,76 @@
+"""Bilinear patch embedding against mean pooling and against a reference that reads pixels one corner at a time."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from broadsight.layers import BilinearPatchEmbed
+from tests.compare import assert_close, assert_same_function, randomize
+from tests.reference import mat as reference
+
+
+@pytest.mark.parametrize("size", [(8, 6), (9, 6), (7, 7), (2, 2), (1, 1), (1, 4), (3, 1)])
+@pytest.mark.parametrize("reach", [0.5, 4.0])
+def test_forward__agrees_with_the_slow_reference_in_value_and_gradient(size, reach):
+    ours = randomize(BilinearPatchEmbed(4, 8).double()).eval()
+    nn.init.normal_(ours.offset_proj.weight, std=reach)  # 4 pixels: many samples lie beyond the border
+    x = torch.randn(2, 4, *size, dtype=torch.float64)
+    assert_same_function(ours, reference.BilinearEmbed(4).double().eval(), x, tolerance=1e-10)
+
+
+def test_forward__training_uses_the_statistics_of_the_batch():
+    ours = randomize(BilinearPatchEmbed(4, 8).double()).train()
+    slow = reference.BilinearEmbed(4).double().train()
+    assert_same_function(ours, slow, torch.randn(3, 4, 9, 6, dtype=torch.float64), tolerance=1e-9)
+    for name, buffer in slow.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), buffer, rtol=1e-12, atol=1e-12)
+
+
+def test_forward__without_offsets_it_is_mean_pooling_and_a_separable_convolution():
+    layer = randomize(BilinearPatchEmbed(3, 5).double()).eval()
+    nn.init.zeros_(layer.offset_proj.weight)
+    x = torch.randn(2, 3, 8, 6, dtype=torch.float64)
+    pooled = (x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]) / 4
+    assert_close(layer.sample(x, layer.offsets(x)), pooled, "samples", 1e-12)
+    mixed = layer.proj(layer.dw(pooled).permute(0, 2, 3, 1))
+    scale = layer.norm.weight / (layer.norm.running_var + layer.norm.eps).sqrt()
+    expected = (mixed - layer.norm.running_mean) * scale + layer.norm.bias
+    assert_close(layer(x), expected.permute(0, 3, 1, 2), "output", 1e-12)
+
+
+def test_sample__by_hand():
+    """One row of pixels 0, 10, 20, 30: centres lie at 0.5 and 2.5, offsets are pixels, beyond the border it is flat."""
+    layer = BilinearPatchEmbed(1, 1)
+    x = torch.tensor([0.0, 10.0, 20.0, 30.0]).view(1, 1, 1, 4)
+    offsets = torch.tensor([[0.0, 0.0], [0.25, 3.0]]).view(1, 1, 2, 2)  # (dx, dy)
+    assert layer.sample(x, offsets).flatten().tolist() == pytest.approx([5.0, 27.5])
+    offsets = torch.tensor([[-9.0, 0.0], [9.0, 0.0]]).view(1, 1, 2, 2)
+    assert layer.sample(x, offsets).flatten().tolist() == pytest.approx([0.0, 30.0])
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 9), (1, 1), (2, 3)])
+def test_forward__sizes_are_rounded_up(size):
+    layer = BilinearPatchEmbed(2, 6).eval()
+    expected = (3, 6, (size[0] + 1) // 2, (size[1] + 1) // 2)
+    assert layer(torch.randn(3, 2, *size)).shape == expected
+
+
+def test_sample__half_precision_keeps_sub_pixel_positions():
+    """A bfloat16 position near pixel 500 would be off by a pixel or more; the values of the map itself are exact."""
+    layer = BilinearPatchEmbed(1, 1)
+    ramp = (torch.arange(1000.0) % 16).view(1, 1, 1, 1000)
+    offsets = torch.zeros(1, 1, 500, 2)
+    got = layer.sample(ramp.bfloat16(), offsets.bfloat16())
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), layer.sample(ramp, offsets), rtol=0.01, atol=0)
+
+
+def test_reparameterize__folds_the_norm():
+    layer = randomize(BilinearPatchEmbed(3, 5).double()).eval()
+    folded = deepcopy(layer)
+    folded.reparameterize()
+    assert isinstance(folded.norm, nn.Identity)
+    x = torch.randn(2, 3, 7, 6, dtype=torch.float64)
+    assert_close(folded(x), layer(x), "folded", 1e-12)

@@ -1,0 +1,204 @@
+"""Partial attention against a slow reference that sorts all tokens and projects every row."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from broadsight.layers import PartialAttention
+from broadsight.layers.partial_attention import select_foreground
+from broadsight.macs import PRODUCTS, count
+from tests.compare import assert_close, assert_same_function, randomize
+from tests.reference import partialformer as reference
+
+
+def pair(
+    dim: int = 12, heads: int = 3, foreground: tuple[int, int] = (1, 4), **switches
+) -> tuple[PartialAttention, nn.Module]:
+    """Ours and the reference, both in float64, on weights that are far from their initial values."""
+    ours = randomize(PartialAttention(dim, heads, foreground, **switches).double())
+    slow = reference.PartialAttention(
+        dim,
+        heads,
+        ours.head_expansion,
+        switches.get("channel_hidden"),
+        bg_identity=ours.background_identity,
+        project_all=ours.project_all,
+    )
+    return ours, slow.double()
+
+
+def distinct_scores(*shape: int) -> Tensor:
+    return torch.rand(shape).argsort(-1).double()
+
+
+def assert_agrees(ours: PartialAttention, slow: nn.Module, x: Tensor, scores: Tensor, n: int) -> None:
+    assert ours.foreground_count(x.shape[1]) == n
+    assert_same_function(
+        ours,
+        slow,
+        x,
+        run_ours=lambda module, x: module(x, scores),
+        run_reference=lambda module, x: module(x, scores, n),
+        tolerance=1e-10,
+    )
+
+
+@pytest.mark.parametrize("project_all", [False, True])
+@pytest.mark.parametrize("background_identity", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "switches", "n"),
+    [
+        (21, dict(foreground=(1, 4)), 5),
+        (20, dict(foreground=(39, 3136)), 1),
+        (21, dict(foreground=(9, 10)), 18),
+        (20, dict(foreground=(7, 0)), 7),
+        (5, dict(foreground=(7, 0)), 4),
+        (20, dict(foreground=(1, 2), foreground_limit=3), 3),
+        (20, dict(foreground=(1, 1)), 19),
+        (20, dict(foreground=(1, 1), background_required=False), 20),
+        (20, dict(foreground=(49, 0), background_required=False), 20),
+        (20, dict(foreground=(1, 2), background_required=False), 10),
+        (21, dict(foreground=(1, 4), heads=1, head_expansion=2), 5),
+        (21, dict(foreground=(1, 4), heads=4, channel_hidden=5), 5),
+        (1, dict(foreground=(1, 4)), 1),
+        (1, dict(foreground=(1, 1), background_required=False), 1),
+        (2, dict(foreground=(1, 4)), 1),
+        (2, dict(foreground=(1, 1)), 1),
+        (2, dict(foreground=(1, 1), background_required=False), 2),
+    ],
+)
+def test_forward__agrees_with_the_slow_reference_in_value_and_gradient(
+    tokens, switches, n, background_identity, project_all
+):
+    ours, slow = pair(**switches, background_identity=background_identity, project_all=project_all)
+    x = torch.randn(3, tokens, 12, dtype=torch.float64)
+    assert_agrees(ours, slow, x, distinct_scores(3, tokens), n)
+
+
+def test_forward__of_equal_scores_the_lower_raster_index_is_foreground():
+    ours, slow = pair(foreground=(1, 4))
+    x = torch.randn(2, 24, 12, dtype=torch.float64)
+    scores = torch.zeros(2, 24, dtype=torch.float64)
+    assert_agrees(ours, slow, x, scores, 6)
+    first = torch.arange(24, 0, -1, dtype=torch.float64).expand(2, 24)
+    assert_close(ours(x, scores), ours(x, first), "constant scores", 1e-12)
+    assert not torch.allclose(ours(x, scores), ours(x, first.flip(1)))
+
+
+@pytest.mark.parametrize("background_identity", [False, True])
+def test_forward__moving_the_tokens_moves_the_result(background_identity):
+    ours, _ = pair(foreground=(1, 4), background_identity=background_identity)
+    x, scores = torch.randn(2, 20, 12, dtype=torch.float64), distinct_scores(2, 20)
+    order = torch.randperm(20)
+    assert_close(ours(x[:, order], scores[:, order]), ours(x, scores)[:, order], "moved", 1e-12)
+
+
+def test_forward__images_do_not_see_each_other():
+    ours, _ = pair()
+    x, scores = torch.randn(8, 20, 12, dtype=torch.float64), distinct_scores(8, 20)
+    singles = torch.cat([ours(x[i : i + 1], scores[i : i + 1]) for i in range(8)])
+    assert_close(ours(x, scores), singles, "batch", 1e-12)
+
+
+def test_forward__only_the_order_of_the_scores_matters_and_they_get_no_gradient():
+    ours, _ = pair()
+    x, scores = torch.randn(2, 20, 12, dtype=torch.float64, requires_grad=True), distinct_scores(2, 20)
+    scores.requires_grad_()
+    y = ours(x, scores)
+    assert torch.equal(ours(x, scores.exp() - 3), y)
+    y.sum().backward()
+    assert scores.grad is None and x.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [
+        ((224, 224), (39, 16, 16, 17)),
+        ((512, 2048), (815, 334, 334, 355)),
+        ((800, 1333), (830, 340, 342, 364)),
+        ((32, 32), (1, 1, 1, 1)),
+    ],
+)
+def test_foreground_count__of_the_four_stages(grid, expected):
+    for i, (n, of) in enumerate([(39, 3136), (16, 784), (16, 196), (17, 49)]):
+        stride = 4 * 2**i
+        tokens = -(-grid[0] // stride) * -(-grid[1] // stride)
+        assert PartialAttention(8, 2, (n, of)).foreground_count(tokens) == expected[i]
+
+
+@pytest.mark.parametrize("switches", [{}, dict(foreground_limit=4), dict(background_required=False)])
+@pytest.mark.parametrize("foreground", [(16, 49), (1, 1), (5, 0), (1, 1000)])
+def test_foreground_count__agrees_with_exact_fractions(foreground, switches):
+    layer = PartialAttention(8, 2, foreground, **switches)
+    for tokens in range(1, 60):
+        n, of = foreground
+        expected = reference.foreground_count(
+            tokens, n, of or 1, of == 0, "background_required" in switches, switches.get("foreground_limit")
+        )
+        assert layer.foreground_count(tokens) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_select_foreground__is_a_stable_sort(data):
+    B, N = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
+    values = st.sampled_from([-1.5, 0.0, 0.25, 7.0])  # many ties
+    rows = data.draw(st.lists(st.lists(values, min_size=N, max_size=N), min_size=B, max_size=B))
+    n = data.draw(st.integers(1, N))
+    expected = [b * N + i for b, row in enumerate(rows) for i in sorted(range(N), key=lambda i: (-row[i], i))[:n]]
+    chosen = select_foreground(torch.tensor(rows), n)
+    assert chosen.shape == (B * n,)
+    assert [sorted(part) for part in chosen.view(B, n).tolist()] == [
+        sorted(expected[b * n : (b + 1) * n]) for b in range(B)
+    ]
+
+
+@pytest.mark.parametrize("N", [1000, 3136])
+def test_select_foreground__long_rows_with_ties(N):
+    scores = torch.randint(0, 30, (2, N)).float()
+    n = N // 20
+    expected = [b * N + i for b in range(2) for i in sorted(range(N), key=lambda i: (-scores[b, i].item(), i))[:n]]
+    assert sorted(select_foreground(scores, n).tolist()) == sorted(expected)
+
+
+def test_macs__example_of_the_paper():
+    """3136 tokens of width 64 in 8 heads: 40.13 M as the equations spend it, 4.90 M as it is executed here."""
+    executed, extra = count(PartialAttention(64, 8, (39, 3136)), (1, 3136, 64), (1, 3136), PRODUCTS)
+    N, d, h, F, m = 3136, 64, 8, 40, 4
+    published = 3 * (N + 1) * d**2 + 2 * F**2 * d + 8 * h**2 * F**2 + F * d**2 + 2 * (N - 39) * d + 2 * d * m
+    assert executed + extra == published
+    assert round(published / 1e6, 2) == 40.13 and round(executed / 1e6, 2) == 4.90
+
+
+def test_reset_parameters__starts_as_ordinary_attention():
+    """Without the noise of the head mixings, the foreground passes plain multi-head attention."""
+    layer = PartialAttention(12, 3, (1, 4)).double()
+    identity = torch.eye(3, dtype=torch.float64)
+    assert (layer.head_up - identity.repeat(4, 1)).abs().max() < 0.15
+    assert (layer.head_down - identity.repeat(1, 4) / 4).abs().max() < 0.15
+    layer.head_up.data, layer.head_down.data = identity.repeat(4, 1), identity.repeat(1, 4) / 4
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    q, k, v = layer.qkv(x).view(2, 5, 3, 3, 4).permute(2, 0, 3, 1, 4)
+    expected = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 5, 12)
+    assert_close(layer.attend(x), expected, "attention", 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(dim=10, heads=3, foreground=(1, 4)), "dim=10 does not split into heads=3; choose a divisor of dim"),
+        (dict(dim=10, heads=0, foreground=(1, 4)), "dim=10 does not split into heads=0"),
+        (dict(dim=8, heads=2, foreground=(0, 4)), r"foreground=\(0, 4\) is not a pair \(n, of\) with n of at least 1"),
+        (dict(dim=8, heads=2, foreground=(1, -4)), r"foreground=\(1, -4\) is not a pair"),
+        (dict(dim=8, heads=2, foreground=(1, 2, 3)), r"foreground=\(1, 2, 3\) is not a pair"),
+        (
+            dict(dim=8, heads=2, foreground=(1, 4), head_expansion=0),
+            "head_expansion=0 leaves no head; choose 1 or more",
+        ),
+    ],
+)
+def test_wrong_arguments__are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        PartialAttention(**arguments)

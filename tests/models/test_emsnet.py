@@ -1,0 +1,214 @@
+"""EMSNet against the slow reference, and against the integers that its tables imply."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from broadsight.layers.ems import VARIANTS, AttentionPath
+from broadsight.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
+from broadsight.models import EMSNet, _backbone
+from tests.compare import assert_close, assert_same_function, randomize
+from tests.reference import emsnet as reference
+
+SMALL = dict(dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), mlp_ratios=(2, 3, 1, 2), num_classes=5)
+
+SWITCHES = {mixer: dict(mixer=mixer) for mixer in VARIANTS} | {
+    "more pooled by 2": dict(ratios=(2, 1, 1)),
+    "more pooled by 4": dict(ratios=(1, 1, 2)),
+    "spatial whitening": dict(whiten="spatial"),
+    "one channel": dict(in_chans=1),
+}
+
+
+def pair(switch: str) -> tuple[EMSNet, reference.EMSNet]:
+    mine = SWITCHES[switch]
+    ours = randomize(EMSNet(**SMALL, **mine).double())
+    theirs = {"variant" if key == "mixer" else key: value for key, value in mine.items()}
+    return ours.eval(), reference.EMSNet(**SMALL, **theirs).double().eval()
+
+
+def logits_and_features(model: EMSNet, x: Tensor) -> list[Tensor]:
+    features, maps = model.forward_intermediates(x)
+    return [model.forward_head(features), *maps]
+
+
+def assert_agrees(ours: EMSNet, slow: reference.EMSNet, x: Tensor) -> None:
+    assert_same_function(
+        ours,
+        slow,
+        x,
+        run_ours=logits_and_features,
+        run_reference=lambda model, x: [model(x), *model.features(x)],
+        tolerance=1e-9,
+    )
+
+
+@pytest.mark.parametrize("size", [(64, 64), (37, 50)])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
+    ours, slow = pair(switch)
+    x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
+    assert_agrees(ours, slow, x)
+    assert_close(ours(x), slow(x), "logits", 1e-9)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (225, 301)])
+def test_network__extreme_sizes_agree_with_the_slow_reference(size):
+    ours, slow = pair("full")
+    assert_agrees(ours, slow, torch.randn(1, 3, *size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (37, 50), (225, 301)])
+def test_network__maps_are_rounded_up_and_finite(size):
+    model = timm.create_model("emsnet_xxtiny").eval()
+    with torch.no_grad():
+        maps = model.forward_intermediates(torch.randn(1, 3, *size), intermediates_only=True)
+    expected = [(-(-size[0] // s), -(-size[1] // s)) for s in (4, 8, 16, 32)]
+    assert [tuple(y.shape[2:]) for y in maps] == expected
+    assert all(y.isfinite().all() for y in maps)
+
+
+@pytest.mark.parametrize("switch", ["full", "no_fusion"])
+def test_network__trains_as_the_slow_reference(switch):
+    ours, slow = (model.train() for model in pair(switch))
+    assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
+    statistics = dict(slow.named_buffers())
+    assert len(statistics) == 3 * (2 + 3 + 2 * 5 + 1)
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, statistics[name], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+    ours, _ = pair("full")
+    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
+    expected = torch.cat([ours(image[None]) for image in x])
+    if sliced:
+        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
+    with torch.set_grad_enabled(not sliced):
+        assert_close(ours(x), expected, "logits", 1e-11)
+
+
+def test_network__bfloat16_stays_close():
+    model = EMSNet(**SMALL).eval()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected, got = model(x), model.bfloat16()(x.bfloat16())
+    assert got.dtype == torch.bfloat16 and got.isfinite().all()
+    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+
+
+def test_initial_weights__every_parameter_learns():
+    """The mixer is a chain of linear layers: with small initial weights its first gradients would all but vanish."""
+    model = timm.create_model("emsnet_xxtiny").train()
+    model(torch.randn(2, 3, 224, 224)).log_softmax(1)[:, 0].sum().backward()
+    largest = {name: 0.0 if p.grad is None else p.grad.abs().max().item() for name, p in model.named_parameters()}
+    assert 0.0 not in largest.values()
+    # A shift of the last stage's input is removed again by every norm of a batch that follows.
+    assert [name for name, value in largest.items() if value < 1e-7] in ([], ["stages.3.downsample.norm.bias"])
+    assert largest["stages.0.blocks.0.mixer.static.pool2.expand.weight"] > 1e-6
+
+
+def test_network__shifts_with_the_image_by_whole_windows():
+    """Without the global path, 32 pixels are 8 cells of the first stage: pooling by 4 times windows at stride 2."""
+    model = EMSNet(dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), num_classes=5).double().eval()
+    paths = [m.dynamic.global_ for m in model.modules() if hasattr(m, "dynamic")]
+    assert len(paths) == 4 and all(isinstance(path, AttentionPath) for path in paths)
+    for path in paths:
+        nn.init.zeros_(path.prop.weight)
+    image = torch.randn(1, 3, 32, 192, dtype=torch.float64)
+
+    def first_map(x: Tensor) -> Tensor:
+        return model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)[0][0]
+
+    still = first_map(image)
+    inner = slice(16, 32)  # of 48 columns: out of reach of the borders
+    assert_close(first_map(image.roll(32, 3))[..., 24:40], still[..., inner], "shifted by 32", 1e-11)
+    assert (first_map(image.roll(16, 3))[..., 20:36] - still[..., inner]).abs().max() > 1e-6
+
+
+# Keyword arguments of the smallest variant: parameters; GMACs of older profilers.
+ROWS = {
+    "baseline": (dict(mixer="baseline"), 2_099_016, 0.4816),
+    "whiten": (dict(mixer="whiten"), 2_248_520, 0.5109),
+    "patch2": (dict(mixer="patch2"), 2_418_696, 0.5355),
+    "patch4": (dict(mixer="patch4"), 2_387_848, 0.5352),
+    "gated": (dict(mixer="gated"), 2_686_856, 0.5938),
+    "c_mhsa": (dict(mixer="c_mhsa"), 3_106_920, 0.5542),
+    "ratios 2:1:1": (dict(ratios=(2, 1, 1)), 2_594_376, 0.5411),
+    "ratios 1:1:2": (dict(ratios=(1, 1, 2)), 2_597_640, 0.5417),
+    "no splitting": (dict(mixer="no_split"), 4_457_608, 0.7924),
+    "no fusion": (dict(mixer="no_fusion"), 2_151_560, 0.4806),
+}
+
+# Name: parameters, parameters without the last norm and the classifier, MACs of fvcore, GMACs of older profilers.
+SIZES = {
+    "emsnet_xxtiny": (2_568_296, 2_374_912, 525_989_088, "0.5379"),
+    "emsnet_xtiny": (2_294_200, 2_164_944, 681_793_616, "0.700"),
+    "emsnet_tiny": (5_471_896, 5_214_384, 1_850_307_744, "1.882"),
+}
+
+
+def on_meta(name: str, **switches) -> nn.Module:
+    return timm.create_model(name, device=torch.device("meta"), **switches)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_sizes_and_macs__of_every_row(row):
+    switches, total, macs = ROWS[row]
+    model = on_meta("emsnet_xxtiny", **switches)
+    assert parameters(model) == total
+    assert round(published_macs(model, (224, 224), OLD_PROFILER) / 1e9, 4) == macs
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_macs__of_every_variant(name):
+    total, dense, macs, older = SIZES[name]
+    model = on_meta(name)
+    assert parameters(model) == total
+    assert parameters(on_meta(name, features_only=True)) == dense
+    assert published_macs(model, (224, 224), FVCORE_MEAN) == macs
+    digits = len(older.split(".")[1])
+    assert f"{published_macs(model, (224, 224), OLD_PROFILER) / 1e9:.{digits}f}" == older
+
+
+def test_sizes__of_stem_transitions_and_mlps():
+    model = on_meta("emsnet_xxtiny")
+    assert parameters(model.stem) == 10_208 and parameters(on_meta("emsnet_tiny").stem) == 38_848
+    dims = (32, 64, 128, 192)
+    for i in (1, 2, 3):
+        assert parameters(model.stages[i].downsample) == 9 * dims[i - 1] * dims[i] + 2 * dims[i]
+    assert [parameters(stage.blocks[0].mlp) for stage in model.stages] == [16384, 65536, 131072, 294912]
+
+
+def test_drop_path__grows_linearly_over_all_blocks():
+    model = EMSNet(**SMALL, drop_path_rate=0.4)
+    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(dims=(8, 16, 24)), r"dims=\(8, 16, 24\) has 3 entries; expected 4, one for each stage"),
+        (dict(depths=(1, 1, 1, 1, 1)), r"depths=\(1, 1, 1, 1, 1\) has 5 entries"),
+        (dict(mlp_ratios=(4,)), r"mlp_ratios=\(4,\) has 1 entries"),
+        (dict(dims=(8, 16, 20, 32)), "dim=20 does not split into the slices of an EMS block; choose a multiple of 8"),
+        (dict(mixer="fuller"), "'fuller' is not known; choose one of full, baseline"),
+        (dict(ratios=(1, 1, 1)), r"ratios=\(1, 1, 1\) are not three quarters-of-the-channels that add up to 4"),
+        (dict(whiten="pixel"), "whiten='pixel' is not known; choose 'channel' or 'spatial'"),
+    ],
+)
+def test_wrong_arguments__are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        EMSNet(**SMALL | arguments)
+
+
+def test_unknown_argument__is_refused():
+    with pytest.raises(TypeError, match="bananas"):
+        EMSNet(**SMALL, bananas=3)

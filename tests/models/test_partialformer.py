@@ -1,0 +1,270 @@
+"""PartialFormer against the slow reference, and against the integers that its tables imply."""
+
+from fractions import Fraction
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from broadsight.macs import PRODUCTS, count
+from broadsight.models import PartialFormer, _backbone
+from broadsight.models.partialformer import saliency
+from tests.compare import assert_close, assert_same_function, randomize
+from tests.reference import partialformer as reference
+
+SMALL = dict(dim=8, depths=(1, 1, 2, 1), heads=(1, 2, 2, 4), num_classes=5)
+
+# Ours -> what the reference is given.
+SWITCHES = {
+    "default": ({}, {}),
+    "background update alone": (dict(background_identity=False), dict(bg_identity=False)),
+    "projection of all tokens": (dict(project_all=True), dict(project_all=True)),
+    "convolution in the mlp": (dict(mlp_conv=True, peg_kernel=3), dict(mlp_dw=True, peg_kernel=3)),
+    "stem of two convolutions": (dict(stem="conv2"), dict(stem="conv2")),
+    "stem of one convolution": (dict(stem="patch7"), dict(stem="patch7")),
+    "pool first": (dict(pool_first=True), dict(pool_first=True)),
+    "feature norms": (dict(feature_norms=True), dict(feature_norms=True)),
+    "head expansion": (dict(head_expansion=2), dict(head_expansion=2)),
+    "channel hidden": (dict(channel_hidden=6), dict(channel_hidden=6)),
+    "channel hidden of each stage": (dict(channel_hidden=(3, 4, 5, 6)), dict(channel_hidden=(3, 4, 5, 6))),
+    "counts": (dict(foreground=(400, 200, 100, 30)), dict(foreground=(400, 200, 100, 30))),
+    "fixed counts": (
+        dict(foreground=(9, 7, 5, 3), foreground_fixed=True),
+        dict(foreground=(9, 7, 5, 3), foreground_fixed=True),
+    ),
+    "limit": (
+        dict(foreground=(1500, 300, 100, 40), foreground_limit=6),
+        dict(foreground=(1500, 300, 100, 40), foreground_cap=6),
+    ),
+    "no background required": (
+        dict(foreground=(49, 49, 196, 49), background_required=False),
+        dict(foreground=(49, 49, 196, 49), foreground_uncapped=True),
+    ),
+    "fractions": (
+        dict(foreground=(Fraction(1, 80), 0.04, 0.25, Fraction(1, 3))),
+        dict(foreground=(Fraction(3136, 80), Fraction(784, 25), 49, Fraction(49, 3))),
+    ),
+    "one channel": (dict(in_chans=1), dict(in_chans=1)),
+}
+
+
+def pair(switch: str) -> tuple[PartialFormer, reference.PartialFormer]:
+    mine, theirs = SWITCHES[switch]
+    ours = randomize(PartialFormer(**SMALL, **mine).double())
+    return ours.eval(), reference.PartialFormer(**SMALL, **theirs).double().eval()
+
+
+def logits_and_features(model: PartialFormer, x: Tensor) -> list[Tensor]:
+    features, maps = model.forward_intermediates(x)
+    return [model.forward_head(features), *maps]
+
+
+@pytest.mark.parametrize("size", [(64, 64), (43, 58)])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
+    ours, slow = pair(switch)
+    x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
+    assert_same_function(
+        ours,
+        slow,
+        x,
+        run_ours=logits_and_features,
+        run_reference=lambda model, x: [model(x), *model.features(x)],
+        tolerance=1e-9,
+    )
+    assert_close(ours(x), slow(x), "logits", 1e-9)
+
+
+@pytest.mark.parametrize("switch", ["default", "pool first"])
+def test_network__trains_as_the_slow_reference(switch):
+    ours, slow = (model.train() for model in pair(switch))
+    assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
+    statistics = dict(slow.named_buffers())
+    assert len(statistics) == 9
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, statistics[name], rtol=1e-11, atol=1e-12)
+
+
+def test_network__constant_image_follows_the_tie_rule():
+    """Equal scores wherever the image is flat: the lower raster index is foreground, in both."""
+    ours, slow = pair("default")
+    slow.load_state_dict(ours.state_dict())
+    x = torch.full((1, 3, 128, 96), 0.5, dtype=torch.float64)
+    assert_close(ours(x), slow(x), "logits", 1e-9)
+
+
+def test_saliency__is_the_channel_mean_in_single_precision_without_gradient():
+    x = torch.randn(2, 3, 4, 6, requires_grad=True)
+    scores = saliency(x)
+    assert scores.shape == (2, 12) and not scores.requires_grad
+    torch.testing.assert_close(scores, x.detach().sum(-1).view(2, 12) / 6)
+    narrow = x.detach().bfloat16()
+    torch.testing.assert_close(saliency(narrow), narrow.float().sum(-1).view(2, 12) / 6, rtol=1e-6, atol=1e-6)
+    assert saliency(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+    ours, _ = pair("default")
+    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
+    expected = torch.cat([ours(image[None]) for image in x])
+    if sliced:
+        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
+    with torch.set_grad_enabled(not sliced):
+        assert_close(ours(x), expected, "logits", 1e-11)
+
+
+def test_network__every_parameter_receives_a_gradient():
+    model = PartialFormer(**SMALL).train()
+    model(torch.randn(2, 3, 64, 64)).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_network__bfloat16_stays_close():
+    model = PartialFormer(**SMALL).eval()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected, got = model(x), model.bfloat16()(x.bfloat16())
+    assert got.dtype == torch.bfloat16 and got.isfinite().all()
+    # Rounding may move single tokens between foreground and background: the bound is loose.
+    torch.testing.assert_close(got.float(), expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
+
+
+# Name: parameters, parameters as a dense backbone, of the blocks of each stage, and MACs at 224 pixels.
+SIZES = {
+    "partialformer_b0": (5_294_952, 3_765_968, (17_368, 62_488, 708_168, 2_754_156), 416_406_304),
+    "partialformer_b1": (8_236_736, 6_625_944, (29_272, 107_800, 1_238_088, 4_853_904), 718_696_576),
+    "partialformer_b2": (21_091_504, 19_317_096, (62_376, 235_608, 3_665_040, 14_463_264), 1_913_680_256),
+    "partialformer_b3": (36_137_080, 34_199_056, (107_800, 412_696, 6_471_872, 25_624_960), 3_364_922_112),
+    "partialformer_b4": (64_529_380, 62_264_124, (235_608, 916_260, 14_463_264, 43_094_448), 6_810_667_904),
+}
+EXECUTED = {"partialformer_b1": 0.596e9, "partialformer_b4": 5.56e9}
+
+
+def parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_macs__of_every_variant(name):
+    total, dense, blocks, macs = SIZES[name]
+    model = timm.create_model(name, device=torch.device("meta"))
+    assert parameters(model) == total
+    assert tuple(parameters(stage.blocks) for stage in model.stages) == blocks
+    backbone = timm.create_model(name, features_only=True, device=torch.device("meta"))
+    assert parameters(backbone) == dense
+    assert backbone.feature_info.channels() == [d * model.num_features // 8 for d in (1, 2, 4, 8)]
+    executed, extra = count(model, (1, 3, 224, 224), PRODUCTS)
+    assert executed + extra == macs
+    assert 0.80 * macs < executed < 0.85 * macs  # the background is never projected
+    if name in EXECUTED:
+        assert executed == pytest.approx(EXECUTED[name], rel=1e-3)
+
+
+def test_macs__of_every_part():
+    """Of the second variant, in millions, as the closed forms give them."""
+    model = timm.create_model("partialformer_b1", device=torch.device("meta"))
+    dims, sides = (32, 64, 128, 256), (56, 28, 14, 7)
+
+    def millions(module, *shape):
+        return round(sum(count(module, shape, PRODUCTS)) / 1e6, 2)
+
+    assert millions(model.stem, 1, 3, 224, 224) == 48.77
+    assert [millions(model.stages[i].downsample, 1, dims[i - 1], *2 * [sides[i - 1]]) for i in (1, 2, 3)] == [14.45] * 3
+    blocks = [
+        millions(stage.blocks, 1, side, side, d) for stage, side, d in zip(model.stages, sides, dims, strict=True)
+    ]
+    assert blocks == [81.27, 76.07, 222.90, 228.99]
+    assert millions(model.head, 1, 256, 7, 7) == 17.34
+
+
+# Other readings of the text: parameters of the five variants in millions, and GMACs of the largest.
+READINGS = {
+    "convolutions in the mlp": ((5.295, 8.237, 21.092, 36.137, 64.529), 6.806),
+    "projection of all tokens": ((5.3, 8.2, 21.1, 36.1, 64.5), 6.829),
+    "49 tokens in every stage": ((5.3, 8.2, 21.1, 36.1, 64.4), 6.826),
+    "twice the heads": ((5.3, 8.2, 21.1, 36.1, 64.5), 6.821),
+}
+
+
+def reading(which: str, dim: int) -> dict:
+    hidden = [max(8, dim * 2**i // 32) for i in range(4)]
+    return {
+        "convolutions in the mlp": dict(peg_kernel=3, mlp_conv=True, foreground=(39, 10, 20, 16)),
+        "projection of all tokens": dict(
+            project_all=True, stem="patch7", pool_first=True, foreground=(1 / 80, 1 / 25, 1 / 16, 1 / 3)
+        ),
+        "49 tokens in every stage": dict(
+            foreground=(49, 49, 49, 49),
+            background_required=False,
+            head_expansion=2,
+            stem="conv2",
+            pool_first=True,
+            peg_kernel=3,
+            mlp_conv=True,
+            channel_hidden=hidden,
+        ),
+        "twice the heads": dict(
+            head_expansion=2, channel_hidden=hidden, foreground=(1 / 256, 1 / 64, 1 / 16, Fraction(1, 2))
+        ),
+    }[which]
+
+
+@pytest.mark.parametrize("which", READINGS)
+def test_sizes_and_macs__of_other_readings(which):
+    millions, macs = READINGS[which]
+    digits = 3 if which == "convolutions in the mlp" else 1
+    for i, dim in enumerate((24, 32, 48, 64, 96)):
+        model = timm.create_model(f"partialformer_b{i}", device=torch.device("meta"), **reading(which, dim))
+        assert round(parameters(model) / 1e6, digits) == millions[i]
+        if which == "convolutions in the mlp":  # equal weights, otherwise placed
+            assert parameters(model) == SIZES[f"partialformer_b{i}"][0]
+    assert round(sum(count(model, (1, 3, 224, 224), PRODUCTS)) / 1e9, 3) == macs
+
+
+def test_widths__of_mlp_and_head():
+    model = PartialFormer(**SMALL, mlp_ratio=3, hidden=64)
+    assert [stage.blocks[0].mlp.fc1.weight.shape for stage in model.stages] == [(3 * d, d) for d in (8, 16, 32, 64)]
+    assert model.head.proj.weight.shape == (64, 64) and model.head_hidden_size == 64
+
+
+def test_drop_path__grows_linearly_over_all_blocks():
+    model = PartialFormer(dim=8, depths=(1, 1, 2, 1), heads=(1, 2, 2, 4), drop_path_rate=0.4)
+    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_no_weight_decay__is_the_abstract_tokens():
+    model = PartialFormer(**SMALL)
+    expected = {f"stages.{i}.blocks.{j}.attn.token" for i, n in enumerate((1, 1, 2, 1)) for j in range(n)}
+    assert model.no_weight_decay() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(stem="conv4"), "stem='conv4' is not known; choose one of 'conv3', 'conv2', 'patch7'"),
+        (dict(depths=(1, 1, 1)), r"depths=\(1, 1, 1\) has 3 entries; expected 4, one for each stage"),
+        (dict(heads=(1, 2)), r"heads=\(1, 2\) has 2 entries"),
+        (dict(foreground=(39,)), r"foreground=\(39,\) has 1 entries"),
+        (dict(foreground=(0, 1, 1, 1)), r"foreground=\(0, 3136\) is not a pair"),
+        (
+            dict(foreground=(1.5, 1, 1, 1)),
+            "foreground=1.5 is not a fraction of the tokens; choose one above 0 and up to 1",
+        ),
+        (dict(foreground=(0.0, 1, 1, 1)), "foreground=0.0 is not a fraction"),
+        (dict(channel_hidden=(4, 4)), r"channel_hidden=\(4, 4\) has 2 entries"),
+        (dict(peg_kernel=4), "peg_kernel=4 is even; a convolution that keeps the size needs an odd one"),
+        (dict(dim=9), "dim=9 is odd; the stem starts with half of it"),
+        (dict(heads=(1, 2, 3, 4)), "dim=32 does not split into heads=3"),
+    ],
+)
+def test_wrong_arguments__are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        PartialFormer(**SMALL | arguments)
+
+
+def test_unknown_argument__is_refused():
+    with pytest.raises(TypeError, match="bananas"):
+        PartialFormer(**SMALL, bananas=3)
