@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -58,19 +59,23 @@ def _released_name_of(module: nn.Module) -> Callable[[str], str]:
 
 
 def _read(source: Source) -> Mapping[str, Tensor]:
+    origin = "the source"
     if not isinstance(source, Mapping):
+        origin = str(source)
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"{path} is not a file; give the path of a released checkpoint")
         source = _read_file(path)
-    wrong = next((key for key, value in source.items() if not isinstance(value, Tensor)), None)
-    if wrong is not None:
-        kind = type(source[wrong]).__name__
-        raise RuntimeError(f"{wrong!r} in the source is a {kind}; expected tensors under the released key names")
+    if not isinstance(source, Mapping):
+        raise RuntimeError(f"{origin} holds a {type(source).__name__}; expected a dict of tensors by released name")
+    for key, value in source.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
     return source
 
 
-def _read_file(path: Path) -> Mapping[str, Tensor]:
+def _read_file(path: Path) -> Any:
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
@@ -81,15 +86,16 @@ def _read_file(path: Path) -> Mapping[str, Tensor]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({reason})") from None
     return content["model"] if isinstance(content, dict) and isinstance(content.get("model"), Mapping) else content
 
 
 def _reshape(value: Tensor, shape: torch.Size, name: str) -> Tensor:
     """Our linear layers are the release's 1x1 convolutions, and our scales its (1, C, 1, 1) maps: same numbers."""
-    squeezed = [n for n in value.shape if n != 1]
-    if value.shape == shape or (value.ndim == 4 and squeezed == [n for n in shape if n != 1]):
+    convolution = len(shape) == 2 and value.shape == (*shape, 1, 1)
+    scale = "gamma" in name and value.shape == (1, *shape, 1, 1)
+    if value.shape == shape or convolution or scale:
         return value.reshape(shape)
     raise RuntimeError(
         f"{name!r} has shape {tuple(value.shape)}; expected the values of {tuple(shape)}: another variant?"
