@@ -238,7 +238,10 @@ class StagedBackbone(nn.Module):
     ) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""
         take, last_taken = feature_take_indices(len(self.stages), _as_list(indices))
+        prune_norm = prune_norm or last_taken < len(self.stages) - 1  # it fits the last stage alone
         self.stages = self.stages[: last_taken + 1]
+        self.feature_info = self.feature_info[: last_taken + 1]
+        self.num_features = self.feature_info[-1]["num_chs"]
         self.feature_norms = nn.ModuleList(
             norm if i in take else nn.Identity() for i, norm in enumerate(self.feature_norms)
         )
