@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import broadsight.models  # noqa: F401  registers the models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)  # for fixtures of a module too, which run before the one below
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 

@@ -1,0 +1,253 @@
+"""Compilers, exporters and tracers see the same function as eager mode; one small model of each family."""
+
+import io
+import warnings
+from copy import deepcopy
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+
+from broadsight.models import MAT, EMSNet, PartialFormer, STViT
+from tests.compare import assert_close, outputs_and_gradients, randomize
+from tests.zoo import KINDS, shallow
+
+SMALL = {
+    "stvit": lambda: STViT(
+        (16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), layer_scale=(None, 0.5, None, 0.5), projection=24
+    ),
+    "emsnet": lambda: EMSNet((16, 24, 32, 64), (1, 1, 1, 1)),
+    "mat": lambda: MAT(16, (1, 1, 1, 1), (2, 4), hidden=24),
+    "partialformer": lambda: PartialFormer(16, (1, 1, 1, 1), (1, 2, 2, 4), hidden=24),
+}
+
+
+@pytest.fixture(params=SMALL)
+def model(request) -> nn.Module:
+    model = randomize(SMALL[request.param]()).double().eval()
+    model.reset_classifier(5)
+    return model
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+# ---- torch.compile
+
+
+def assert_compiles(model: nn.Module, x: Tensor, tolerance: float, **options) -> None:
+    """One graph, and in it the outputs and gradients of eager mode, in training mode and in eval mode."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, **options)
+    for mode in (True, False):
+        model.train(mode)
+        eager = deepcopy(model)
+        expected, expected_gradients = outputs_and_gradients(eager, nn.Module.__call__, [x])
+        got, gradients = outputs_and_gradients(model, lambda _, x: compiled(x), [x])
+        assert_close(got[0], expected[0], tolerance=tolerance)
+        for name, gradient in gradients.items():
+            assert_close(gradient, expected_gradients[name], name, tolerance)
+        for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.slow
+def test_compile__aot_eager_gives_values_and_gradients(model):
+    assert_compiles(model, images(2, 3, 72, 80), 1e-9, backend="aot_eager")
+
+
+@pytest.mark.slow
+def test_compile__inductor_gives_values_and_gradients(model):
+    assert_compiles(model.float(), images(2, 3, 72, 80).float(), 2e-3, backend="inductor")
+
+
+@pytest.mark.slow
+def test_compile__inference_under_no_grad(model):
+    x = images(4, 3, 64, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_close(compiled(x), model(x), tolerance=1e-9)
+
+
+# ---- torch.export
+
+
+@pytest.mark.slow
+def test_export__any_batch_and_size(model):
+    sizes = {0: Dim("batch", max=64), 2: Dim("height", min=64, max=512), 3: Dim("width", min=64, max=512)}
+    program = torch.export.export(model, (images(2, 3, 160, 224),), dynamic_shapes={"x": sizes})
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    with torch.no_grad():
+        for exported in (program.module(), torch.export.load(file).module()):
+            for shape in [(1, 64, 64), (3, 65, 99), (2, 224, 224), (1, 512, 97), (1, 128, 480)]:
+                x = images(shape[0], 3, *shape[1:])
+                assert_close(exported(x), model(x), f"output for {shape}", tolerance=1e-9)
+
+
+def test_export__small_sizes(model):
+    """The last stage of an image below 33 pixels is one cell: a size of its own to an exporter, but no error."""
+    x = images(1, 3, 32, 32)
+    program = torch.export.export(model, (x,))
+    with torch.no_grad():
+        assert_close(program.module()(x), model(x), tolerance=1e-9)
+
+
+@pytest.mark.slow
+def test_export__features(model):
+    class Maps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return self.model.forward_intermediates(x, intermediates_only=True)
+
+    x = images(2, 3, 96, 64)
+    program = torch.export.export(Maps(), (x,))
+    with torch.no_grad():
+        expected = model.forward_intermediates(x, intermediates_only=True)
+        for got, one in zip(program.module()(x), expected, strict=True):
+            assert_close(got, one, tolerance=1e-9)
+
+
+@pytest.mark.slow
+def test_onnx__gives_the_same_numbers(model, tmp_path):
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    model, x = model.float(), images(2, 3, 160, 224).float()
+    sizes = {0: Dim("batch", max=64), 2: Dim("height", min=64, max=512), 3: Dim("width", min=64, max=512)}
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), path, dynamo=True, dynamic_shapes={"x": sizes})
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for shape in [(2, 3, 160, 224), (1, 3, 97, 64)]:
+        x = images(*shape).float()
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)
+
+
+# ---- TorchScript, fx, functional transforms
+
+
+@pytest.fixture
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        yield
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_script__gives_values_and_gradients(model, training, quiet):
+    model.train(training)
+    scripted = torch.jit.script(deepcopy(model))
+    for shape in [(2, 3, 64, 64), (2, 3, 45, 70)]:
+        x = images(*shape)
+        expected, expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
+        got, gradients = outputs_and_gradients(scripted, nn.Module.__call__, [x])
+        assert_close(got[0], expected[0], tolerance=1e-9)
+        for name, gradient in gradients.items():
+            assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
+
+
+def test_script__can_be_stored(model, quiet):
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), file)
+    file.seek(0)
+    x = images(1, 3, 64, 80)
+    with torch.no_grad():
+        assert_close(torch.jit.load(file)(x), model(x), tolerance=1e-9)
+
+
+def test_trace__gives_the_same_numbers(model, quiet):
+    x = images(2, 3, 64, 64)
+    traced = torch.jit.trace(model, x, check_trace=False)
+    with torch.no_grad():
+        other = images(2, 3, 64, 64) + 0.1
+        assert_close(traced(other), model(other), tolerance=1e-9)
+
+
+def fx_arguments() -> dict:
+    leaves, functions = timm.models.get_notrace_modules(), timm.models.get_notrace_functions()
+    return dict(tracer_kwargs=dict(leaf_modules=leaves, autowrap_functions=functions, param_shapes_constant=True))
+
+
+def test_fx__classifier(model):
+    for mode in (False, True):
+        x = images(2, 3, 64, 80)
+        model.train(mode)
+        expected, expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
+        train_nodes, eval_nodes = get_graph_node_names(model, **fx_arguments())
+        nodes = dict(train_return_nodes=[train_nodes[-1]], eval_return_nodes=[eval_nodes[-1]])
+        traced = create_feature_extractor(deepcopy(model), **nodes, **fx_arguments()).train(mode)
+        got, gradients = outputs_and_gradients(traced, lambda module, x: list(module(x).values()), [x])
+        assert_close(got[0], expected[0], tolerance=1e-9)
+        assert gradients.keys() == expected_gradients.keys()
+        for name, gradient in gradients.items():
+            assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
+
+
+@torch.no_grad()
+def test_fx__stages_at_another_size(model):
+    _, names = get_graph_node_names(model, **fx_arguments())
+    ends = [[name for name in names if name.startswith(f"stages.{i}.")][-1] for i in range(4)]
+    traced = create_feature_extractor(model, ends, **fx_arguments())
+    for shape in [(2, 3, 64, 64), (1, 3, 75, 96)]:
+        x = images(*shape)
+        expected = model.forward_intermediates(x, intermediates_only=True)
+        for got, one in zip(traced(x).values(), expected, strict=True):
+            assert_close(got, one, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("kind", ["fx", "hook"])
+@torch.no_grad()
+def test_fx__timm_feature_extraction(name, kind):
+    models = []
+    for options in ({}, dict(features_only=True, feature_cls=kind, out_indices=(0, 2))):
+        torch.manual_seed(0)
+        models.append(shallow(name, **options).eval())
+    whole, graph = models
+    assert graph.feature_info.channels() == [whole.feature_info[i]["num_chs"] for i in (0, 2)]
+    x = torch.randn(1, 3, 64, 75)
+    expected = whole.forward_intermediates(x, indices=(0, 2), intermediates_only=True)
+    for got, one in zip(graph(x), expected, strict=True):
+        assert_close(got, one, tolerance=1e-5)
+
+
+def test_functional__gradients_of_a_call(model):
+    x = images(2, 3, 64, 48)
+    expected, expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
+    cotangent = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (torch.func.functional_call(model, parameters, (x,)) * cotangent).sum()
+
+    gradients, of_images = torch.func.grad(loss, argnums=(0, 1))(parameters, x)
+    assert_close(of_images, expected_gradients["input 0"], tolerance=1e-9)
+    for name, gradient in gradients.items():
+        assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
+
+
+def test_functional__a_gradient_for_each_image(model):
+    x = images(3, 3, 40, 48)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], image: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (image[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in range(3):
+        alone = torch.func.grad(loss)(parameters, x[i])
+        for name, gradient in each.items():
+            assert_close(gradient[i], alone[name], name, tolerance=1e-9)

@@ -1,0 +1,139 @@
+"""Which file may import which: the arrows point one way. Read from the source, so that lazy imports count too."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import broadsight
+
+ROOT = Path(broadsight.__file__).parent
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+# What a part may import of the package (a part is a folder or a file of the package) and beside the standard library.
+# `cli` wires everything; whoever needs the models as objects receives them, except for those that are about ours.
+INSIDE = {
+    "layers": {"layers"},
+    "models": {"layers", "models"},
+    "fusion": set(),
+    "macs": set(),
+    "benchmark": {"__init__", "fusion", "macs"},
+    "release": {"layers", "models"},
+    "verify": {"layers", "macs", "models"},
+    "cli": {"__init__", "benchmark", "macs", "models", "verify"},
+    "__init__": {"models"},
+    "__main__": {"cli"},
+}
+OUTSIDE = {
+    "layers": {"torch", "timm"},
+    "models": {"torch", "timm"},
+    "fusion": {"torch", "timm"},
+    "macs": {"torch", "timm"},
+    "benchmark": {"torch", "timm", "rich", "matplotlib"},
+    "release": {"torch", "safetensors"},
+    "verify": {"torch", "timm", "rich", "yaml"},
+    "cli": {"torch", "timm", "rich", "jsonargparse"},
+    "__init__": set(),
+    "__main__": set(),
+}
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def part(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def modules(file: str, source: str | None = None) -> set[str]:
+    """Absolute names of all that a file imports, the imported names included: they may be modules."""
+    tree = ast.parse((ROOT / file).read_text("utf-8") if source is None else source)
+    package = ["broadsight", *Path(file).parts[:-1]]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else "?"
+            found.add("broadsight" + name if name.startswith(".") else name)
+    return found
+
+
+def parts_of_ours(names: set[str]) -> set[str]:
+    """Parts of the package among absolute names; `from . import x` is `__init__` unless x is a file or folder."""
+    parts = set()
+    for name in names:
+        top, *rest = name.split(".")
+        if top == "broadsight":
+            known = rest and ((ROOT / rest[0]).is_dir() or (ROOT / f"{rest[0]}.py").exists())
+            parts.add(rest[0] if known else "__init__")
+    return parts
+
+
+def test_modules__sees_every_way_to_import():
+    source = """
+import timm.models, os
+from . import __version__
+def late():
+    from .macs import count
+    from ..layers.folding import fold
+    import_module(".models", __package__)
+    importlib.import_module("matplotlib.figure")
+"""
+    assert modules("models/x.py", source) == {
+        "timm.models",
+        "os",
+        "broadsight.models.__version__",
+        "broadsight.models.macs.count",
+        "broadsight.layers.folding.fold",
+        "broadsight.models",
+        "matplotlib.figure",
+    }
+    assert parts_of_ours(modules("models/x.py", source)) == {"models", "layers"}
+    assert parts_of_ours(modules("cli.py", "from . import __version__, benchmark")) == {"__init__", "benchmark"}
+
+
+def test_table__names_every_part():
+    assert {part(file) for file in FILES} == INSIDE.keys() == OUTSIDE.keys()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports__point_one_way(file):
+    assert parts_of_ours(modules(file)) <= INSIDE[part(file)]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports__known_libraries_alone(file):
+    libraries = {name.partition(".")[0] for name in modules(file)} - {"broadsight", "?"}
+    assert libraries - set(sys.stdlib_module_names) <= OUTSIDE[part(file)]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if part(file) == "layers"])
+def test_layers__know_no_registry(file):
+    timm_modules = {name for name in modules(file) if name.startswith("timm")}
+    assert {name for name in timm_modules if not name.startswith("timm.layers.")} == set()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_timm__private_modules_in_one_file_alone(file):
+    private = {name for name in modules(file) if name.startswith("timm.") and "._" in name}
+    assert (private != set()) == (file == "models/_backbone.py")
+    assert all(name.startswith("timm.models._") for name in private)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_names__say_what_a_file_is_for(file):
+    assert FORBIDDEN_NAMES.isdisjoint({Path(file).stem.strip("_"), *Path(file).parts[:-1]})
+
+
+def test_imports__by_computed_name_in_the_package_alone():
+    assert [file for file in FILES if "?" in modules(file)] == ["__init__.py"]  # its public names load on first use
+
+
+def test_models__import_no_other_model():
+    for file in (file for file in FILES if part(file) == "models" and not Path(file).name.startswith("_")):
+        ours = {name.split(".")[2] for name in modules(file) if name.startswith("broadsight.models.")}
+        assert ours <= {"_backbone"}, file

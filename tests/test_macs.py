@@ -1,0 +1,161 @@
+"""Counts against sums done by hand."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d, SelectAdaptivePool2d
+from torch import Tensor, nn
+
+from broadsight.layers import BilinearPatchEmbed
+from broadsight.macs import (
+    FVCORE,
+    FVCORE_MEAN,
+    OLD_PROFILER,
+    PRODUCTS,
+    Convention,
+    count,
+    executed_macs,
+    published_macs,
+)
+from tests.zoo import SMALLEST, shallow
+
+
+class Attention(nn.Module):
+    """(B, C, H, W) -> the same; fused, or as three steps."""
+
+    def __init__(self, dim: int, heads: int, fused: bool):
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, C, H, W = x.shape
+        qkv = self.qkv(x.flatten(2).mT).reshape(B, H * W, 3, self.heads, C // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            y = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+        return self.proj(y.transpose(1, 2).reshape(B, H * W, C)).mT.reshape(B, C, H, W)
+
+
+class NeedsValues(nn.Module):
+    """Cannot run on shapes alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if x.sum().item() == 0 else x
+
+
+def test_executed__convolution():
+    model = nn.Conv2d(3, 8, 5, stride=2, padding=2)
+    assert executed_macs(model, (20, 30)) == 10 * 15 * 8 * 3 * 5 * 5
+
+
+def test_executed__grouped_and_depthwise_convolutions():
+    assert executed_macs(nn.Conv2d(4, 8, 3, groups=2), (9, 9), in_chans=4) == 7 * 7 * 8 * 2 * 3 * 3
+    assert executed_macs(nn.Conv2d(4, 4, 3, padding=1, groups=4), (9, 9), in_chans=4) == 9 * 9 * 4 * 3 * 3
+
+
+def test_executed__linear():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 6, 10), nn.ReLU(), nn.Linear(10, 2))
+    assert executed_macs(model, (4, 6)) == 72 * 10 + 10 * 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_executed__attention(fused):
+    tokens, dim = 5 * 7, 16
+    by_hand = tokens * dim * 3 * dim + 2 * tokens * tokens * dim + tokens * dim * dim
+    assert executed_macs(Attention(dim, 4, fused), (5, 7), in_chans=dim) == by_hand
+
+
+def test_executed__known_network():
+    assert executed_macs(timm.create_model("resnet18"), (224, 224)) / 1e9 == pytest.approx(1.814, abs=5e-4)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_executed__does_not_depend_on_the_device_or_the_slices(name):
+    model = shallow(name, num_classes=2)
+    expected = executed_macs(model, (64, 48))
+    assert executed_macs(model.to("meta"), (64, 48)) == expected > 1e6
+    assert count(model, (3, 3, 64, 48), PRODUCTS)[0] == 3 * expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "convention", "extra"),
+    [
+        (nn.BatchNorm2d(3), FVCORE, 2 * 3 * 4 * 6),
+        (nn.BatchNorm2d(3), OLD_PROFILER, 2 * 3 * 4 * 6),
+        (nn.BatchNorm2d(3), PRODUCTS, 0),
+        (LayerNorm2d(3), FVCORE, 5 * 3 * 4 * 6),
+        (nn.LayerNorm(6), FVCORE, 5 * 3 * 4 * 6),
+        (nn.LayerNorm(6), PRODUCTS, 0),
+        (nn.GELU(), OLD_PROFILER, 3 * 4 * 6),
+        (nn.GELU(), FVCORE, 0),
+        (nn.ReLU(), OLD_PROFILER, 0),
+        (SelectAdaptivePool2d(pool_type="avg"), FVCORE, 3 * 4 * 6),
+        (SelectAdaptivePool2d(pool_type="avg"), FVCORE_MEAN, 0),
+        (SelectAdaptivePool2d(pool_type=""), FVCORE, 0),
+    ],
+)
+def test_published__adds_what_the_tool_counts(layer, convention, extra):
+    model = nn.Sequential(layer)
+    assert count(model, (1, 3, 4, 6), convention) == (0, extra)
+    assert published_macs(model, (4, 6), convention) == extra and executed_macs(model, (4, 6)) == 0
+
+
+def test_published__adds_up_over_a_network():
+    pool = SelectAdaptivePool2d(pool_type="avg", flatten=True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), LayerNorm2d(8), pool, nn.Linear(8, 2)
+    )
+    pixels, products = 4 * 6, 4 * 6 * 8 * 27 + 8 * 2
+    assert published_macs(model, (4, 6), PRODUCTS) == products
+    assert published_macs(model, (4, 6), FVCORE) == products + pixels * 8 * (2 + 5 + 1)
+    assert published_macs(model, (4, 6), OLD_PROFILER) == products + pixels * 8 * (2 + 1 + 5)
+
+
+def test_published__asks_the_layer_for_what_it_saves():
+    model = BilinearPatchEmbed(4, 8)
+    executed, extra = count(model, (1, 4, 10, 6), Convention("samples alone", sample=4))
+    cells = 5 * 3
+    assert executed == cells * (4 * 9 + 4 * 2 + 4 * 9 + 4 * 8)
+    assert extra == 4 * cells * 4
+
+
+def test_count__a_model_that_needs_values_runs_on_the_cpu():
+    assert executed_macs(NeedsValues(), (4, 6)) == 4 * 6 * 3 * 4
+    assert executed_macs(NeedsValues().double(), (4, 6)) == 4 * 6 * 3 * 4
+
+
+def test_count__several_inputs():
+    class Product(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a @ b
+
+    assert count(Product(), (2, 3, 4), (2, 4, 5), PRODUCTS) == (2 * 3 * 4 * 5, 0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_count__leaves_the_model_alone(training):
+    model = nn.Sequential(NeedsValues(), nn.BatchNorm2d(4), nn.GELU()).double().train(training)
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    executed_macs(model, (4, 6))
+    assert all(
+        torch.equal(value, state[key]) and value.device.type == "cpu" for key, value in model.state_dict().items()
+    )
+    assert all(value.dtype in (torch.float64, torch.int64) for value in model.state_dict().values())
+    assert [len(module._forward_hooks) for module in model.modules()] == [0, 1, 0, 0, 0]
+    assert all(module.training == training for module in model.modules())
+
+
+def test_count__errors_of_the_model_are_not_hidden():
+    with pytest.raises(RuntimeError, match="channels"):
+        executed_macs(nn.Conv2d(3, 4, 1), (4, 6), in_chans=5)

@@ -1,0 +1,133 @@
+"""Inference on the CPU runs a few images at a time. Nobody may notice."""
+
+from collections import defaultdict
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from broadsight.models import _backbone
+from tests.compare import assert_close, randomize
+from tests.zoo import SMALLEST, shallow
+
+PARTS = ["stem", "stages.0", "stages.1", "stages.2", "stages.3"]
+
+
+@pytest.fixture(scope="module", params=SMALLEST)
+def template(request) -> nn.Module:
+    torch.manual_seed(0)
+    return randomize(shallow(request.param, num_classes=7)).eval()
+
+
+@pytest.fixture
+def model(template) -> nn.Module:
+    return deepcopy(template)
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """Runs a function with slicing switched off."""
+
+    def run(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(_backbone, "SLICE_BYTES", 1 << 60)
+            return function()
+
+    return run
+
+
+@pytest.fixture
+def tiny_slices(monkeypatch):
+    monkeypatch.setattr(_backbone, "SLICE_BYTES", 1)
+
+
+def spy(model: nn.Module) -> dict[str, list[int]]:
+    """How many images each call of the stem and of the stages gets. No hooks: they would switch slicing off."""
+    calls = defaultdict(list)
+    for name in PARTS:
+        module = model.get_submodule(name)
+
+        def forward(x: Tensor, name: str = name, original=module.forward) -> Tensor:
+            calls[name].append(len(x))
+            return original(x)
+
+        module.forward = forward
+    return calls
+
+
+def every(sizes: list[int]) -> dict[str, list[int]]:
+    return dict.fromkeys(PARTS, sizes)
+
+
+@torch.no_grad()
+def test_slices__large_maps_are_cut_and_nothing_changes(model, whole):
+    images = torch.randn(5, 3, 200, 232)
+    expected = whole(lambda: model(images))
+    final, maps = whole(lambda: model.forward_intermediates(images))
+    calls = spy(model)
+    assert_close(model(images), expected, tolerance=1e-5)
+    assert all(sum(sizes) == 5 for sizes in calls.values()) and list(calls) == PARTS
+    assert len(calls["stem"]) > 1  # or this test would compare a thing with itself
+    calls.clear()
+    got, taken = model.forward_intermediates(images)
+    assert len(calls["stem"]) > 1
+    for one, other in zip([got, *taken], [final, *maps], strict=True):
+        assert_close(one, other, tolerance=1e-5)
+
+
+@torch.no_grad()
+def test_slices__one_image_at_a_time_at_least(model, tiny_slices, whole):
+    images = torch.randn(3, 3, 64, 48)
+    expected = whole(lambda: model(images))
+    calls = spy(model)
+    assert_close(model(images), expected, tolerance=1e-5)
+    assert calls == every([1, 1, 1])
+
+
+def test_slices__inference_mode_too(model, tiny_slices):
+    calls = spy(model)
+    with torch.inference_mode():
+        model(torch.randn(2, 3, 32, 32))
+    assert calls == every([1, 1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inner", ["stem.conv1", "stages.0.blocks.0", "stages.2.blocks.0.mlp.fc1", "stages.1"])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_slices__a_hook_sees_the_whole_batch_once(model, tiny_slices, inner, register):
+    seen = []
+    getattr(model.get_submodule(inner), register)(lambda module, inputs, *output: seen.append(len(inputs[0])))
+    model(torch.randn(3, 3, 32, 32))
+    assert seen == [3]
+
+
+@torch.no_grad()
+def test_slices__training_mode_sees_the_whole_batch(model, tiny_slices):
+    calls = spy(model.train())
+    model(torch.randn(3, 3, 32, 32))
+    assert calls == every([3])
+
+
+@torch.no_grad()
+def test_slices__one_layer_in_training_mode_is_enough(model, tiny_slices):
+    calls = spy(model)
+    model.stages[1].blocks[0].train()
+    model(torch.randn(3, 3, 32, 32))
+    assert calls == every([1, 1, 1]) | {"stages.1": [3]}
+
+
+def test_slices__gradients_see_the_whole_batch(model, tiny_slices, whole):
+    images = torch.randn(3, 3, 32, 48, requires_grad=True)
+    expected = torch.autograd.grad(whole(lambda: model(images)).square().sum(), images)[0]
+    calls = spy(model)
+    assert torch.equal(torch.autograd.grad(model(images).square().sum(), images)[0], expected)
+    assert calls == every([3])
+
+
+@torch.no_grad()
+def test_slices__other_devices_see_the_whole_batch(model, tiny_slices):
+    model.to("meta")
+    calls = spy(model)
+    model(torch.randn(3, 3, 32, 32, device="meta"))
+    assert calls == every([3])
