@@ -40,29 +40,31 @@ def images(*shape: int) -> Tensor:
 
 
 def assert_compiles(model: nn.Module, x: Tensor, tolerance: float, **options) -> None:
-    """One graph, and in it the outputs and gradients of eager mode, in training mode and in eval mode."""
+    """One graph, and in it the outputs, gradients and statistics of eager mode."""
     torch._dynamo.reset()
+    eager = deepcopy(model)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, **options)
-    for mode in (True, False):
-        model.train(mode)
-        eager = deepcopy(model)
-        expected, expected_gradients = outputs_and_gradients(eager, nn.Module.__call__, [x])
-        got, gradients = outputs_and_gradients(model, lambda _, x: compiled(x), [x])
-        assert_close(got[0], expected[0], tolerance=tolerance)
-        for name, gradient in gradients.items():
-            assert_close(gradient, expected_gradients[name], name, tolerance)
-        for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=name)
+    expected, expected_gradients = outputs_and_gradients(eager, nn.Module.__call__, [x])
+    got, gradients = outputs_and_gradients(model, lambda _, x: compiled(x), [x])
+    assert_close(got[0], expected[0], tolerance=tolerance)
+    largest = max(gradient.abs().max() for gradient in expected_gradients.values())
+    for name, gradient in gradients.items():
+        # Some gradients are zero in exact arithmetic (a bias before a norm): the last term is for their rounding.
+        allowed = tolerance * (expected_gradients[name].abs().max() + 1e-3 * largest)
+        assert (gradient - expected_gradients[name]).abs().max() <= allowed, name
+    for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=name)
 
 
 @pytest.mark.slow
-def test_compile__aot_eager_gives_values_and_gradients(model):
-    assert_compiles(model, images(2, 3, 72, 80), 1e-9, backend="aot_eager")
+@pytest.mark.parametrize("training", [False, True])
+def test_compile__aot_eager_gives_values_and_gradients(model, training):
+    assert_compiles(model.train(training), images(2, 3, 72, 80), 1e-9, backend="aot_eager")
 
 
 @pytest.mark.slow
 def test_compile__inductor_gives_values_and_gradients(model):
-    assert_compiles(model.float(), images(2, 3, 72, 80).float(), 2e-3, backend="inductor")
+    assert_compiles(model.float().train(), images(2, 3, 72, 80).float(), 2e-3, backend="inductor")
 
 
 @pytest.mark.slow
@@ -77,7 +79,6 @@ def test_compile__inference_under_no_grad(model):
 # ---- torch.export
 
 
-@pytest.mark.slow
 def test_export__any_batch_and_size(model):
     sizes = {0: Dim("batch", max=64), 2: Dim("height", min=64, max=512), 3: Dim("width", min=64, max=512)}
     program = torch.export.export(model, (images(2, 3, 160, 224),), dynamic_shapes={"x": sizes})
