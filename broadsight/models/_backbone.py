@@ -130,7 +130,9 @@ class StagedBackbone(nn.Module):
         build_head = head or (lambda **kwargs: ClassifierHead(dims[-1], **kwargs))
         self.head = build_head(num_classes=num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.num_features, self.head_hidden_size = dims[-1], self.head.in_features
-        self.feature_info = [dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)]
+        self.feature_info: list[dict[str, Any]] = [
+            dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)
+        ]
         self.init_weights()
 
     @torch.jit.ignore
