@@ -3,9 +3,11 @@
 The only file that touches timm's less public parts.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,6 +21,8 @@ from ..layers.folding import fold_norm_after
 from ..layers.untouched import listened_to
 
 Sizes = Sequence[int]
+COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
+
 # Of one slice of a batch in inference on the CPU, measured at the input of a stage.
 SLICE_BYTES = 7 << 18
 
@@ -120,8 +124,11 @@ class StagedBackbone(nn.Module):
         in_chans: int = 3,
         global_pool: str = "avg",
         drop_rate: float = 0.0,
+        **unknown: Any,
     ):
         super().__init__()
+        for argument in unknown:
+            raise UnknownArgumentError(_describe_unknown(type(self), argument))
         self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
         self.stem = stem
         self.stages = nn.Sequential(*stages)
@@ -149,6 +156,29 @@ class StagedBackbone(nn.Module):
 
     def init_module(self, module: nn.Module) -> None:
         """What a family draws otherwise than torch does by default."""
+
+    @torch.jit.ignore
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch does, but a checkpoint that does not fit is refused in one line, before anything is loaded."""
+        own = self.state_dict()
+        # Torch itself knows how to do without the counter of old BatchNorms.
+        missing = [key for key in own if key not in state_dict and not key.endswith("num_batches_tracked")]
+        extra = [key for key in state_dict if key not in own]
+        bent = [key for key in own if key in state_dict and own[key].shape != state_dict[key].shape]
+        faults = []
+        if bent:
+            shapes = f"{tuple(state_dict[bent[0]].shape)}, expected {tuple(own[bent[0]].shape)}"
+            faults.append(f"{_some(bent)} has shape {shapes}")
+        if strict and missing:
+            faults.append(f"{_some(missing)} is missing")
+        if strict and extra:
+            faults.append(f"{_some(extra)} is unexpected")
+        if faults:
+            raise RuntimeError(
+                f"the checkpoint does not fit {type(self).__name__}: {'; '.join(faults)}; nothing was loaded; "
+                f"build the variant that it was saved from"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
 
     @torch.jit.ignore
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -371,6 +401,22 @@ def check_images(x: Tensor, in_chans: int) -> None:
         raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
     elif not torch.compiler.is_compiling() and 0 in x.shape[2:]:
         raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
+
+
+class UnknownArgumentError(TypeError, ValueError):
+    """A constructor got an argument that it does not know; both a wrong call and a wrong value."""
+
+
+def _describe_unknown(cls: type, argument: str) -> str:
+    names = [*inspect.signature(cls).parameters, *COMMON_ARGUMENTS]
+    known = [name for name in dict.fromkeys(names) if name not in ("common", "unknown")]
+    near = get_close_matches(argument, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{cls.__name__} has no argument {argument!r}; {hint}it takes {', '.join(known)}"
+
+
+def _some(keys: list[str]) -> str:
+    return repr(keys[0]) + (f" (and {len(keys) - 1} more)" if len(keys) > 1 else "")
 
 
 def _as_list(indices: int | Sequence[int] | None) -> int | list[int] | None:
