@@ -6,6 +6,7 @@ A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,12 +33,17 @@ def table(kind: str, *arguments: str) -> str:
     return {"sizes": sizes, "bench": bench, "reference": reference}[kind](*arguments)
 
 
-def sizes(family: str | None = None) -> str:
+@cache
+def models() -> list[dict]:
     from broadsight.verify import catalogue
 
+    return catalogue()
+
+
+def sizes(family: str | None = None) -> str:
     lines = ["| model | parameters | executed MACs at 224 | paper: params, MACs | paper: top-1 |"]
     lines.append("|---|---|---|---|---|")
-    for row in catalogue():
+    for row in models():
         if family in (None, row["family"]):
             paper = f"{row['paper_params_m']:g} M, {row['paper_macs_g']:g} G"
             top1 = "not printed here" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"

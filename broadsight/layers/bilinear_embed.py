@@ -6,6 +6,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .folding import fold_norm_after
+from .memory_format import channels_last
 
 
 @register_notrace_module
@@ -28,7 +29,7 @@ class BilinearPatchEmbed(nn.Module):
         self.norm = nn.BatchNorm2d(out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.dw(self.sample(x, self.offsets(x)).contiguous(memory_format=torch.channels_last))
+        x = self.dw(channels_last(self.sample(x, self.offsets(x))))
         return self.norm(self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
 
     def offsets(self, x: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ class ChannelMlp(nn.Module):
         return (
             x.device.type == "cpu"
             and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
             and not torch.is_autocast_enabled("cpu")
             and not torch._C._are_functorch_transforms_active()
             and untouched(self.fc1, nn.Linear)

@@ -116,7 +116,10 @@ class PartialAttention(nn.Module):
         if torch.jit.is_scripting():
             n = min(n, self.foreground_limit) if self.foreground_limit else n
             return max(1, min(n, most))
-        else:  # as above, and fit for symbolic sizes
+        elif torch.jit.is_tracing():  # which hands in tensors for sizes
+            n = min(int(n), self.foreground_limit) if self.foreground_limit else int(n)
+            return max(1, min(n, int(most)))
+        else:  # the same, and fit for symbols
             n = torch.sym_min(n, self.foreground_limit) if self.foreground_limit else n
             return cast(int, torch.sym_max(1, torch.sym_min(n, most)))
 

@@ -50,6 +50,7 @@ class SuperTokenAttention(nn.Module):
             raise ValueError(f"iterations={iterations} leaves no association; choose 1 or more")
         self.cell: tuple[int, int] = cell
         self.heads, self.iterations = heads, iterations
+        self.scale = dim**-0.5  # of the association, which is not split into heads: all channels count
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.position = None if relative_grid is None else RelativePositionBias(heads, relative_grid)
@@ -65,15 +66,16 @@ class SuperTokenAttention(nn.Module):
             return self.attend_traced(x, residual)
         else:
             x = _autocast(x)
-            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+            if traced or torch._C._are_functorch_transforms_active():
                 return self.attend_traced(x, residual)
-            tokens, share = _Sample.apply(x, self.cell, self.iterations)
+            tokens, share = _Sample.apply(x, self.cell, self.iterations, self.scale)
             return _Spread.apply(self.attend(tokens), share, residual, x.shape, x.stride(), self.cell)
 
     def attend_traced(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """What a compiler, an exporter or a functional transform sees: the same steps on the whole batch."""
         h, w = self.cell
-        tokens, share, _ = sample(to_cells(x, self.cell), grid_of(x, self.cell), self.iterations)
+        tokens, share, _ = sample(to_cells(x, self.cell), grid_of(x, self.cell), self.iterations, self.scale)
         tokens = self.attend(tokens)
         y = torch.bmm(share.transpose(1, 2), neighbours(tokens))  # B*p*q P C
         y = y.unflatten(1, (h, w)).unflatten(0, (x.shape[0], tokens.shape[1], tokens.shape[2]))  # B p q h w C
@@ -115,14 +117,13 @@ def to_cells(x: Tensor, cell: tuple[int, int]) -> Tensor:
     return split_cells(x, cell[0], cell[1]).flatten(3, 4).flatten(0, 2)
 
 
-def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Associate pixels with super tokens and average them.
 
     cells (B*p*q, P, C), grid (B, p, q) -> tokens (B, p, q, C), the share (B*p*q, 9, P) of each pixel in its nine super
     tokens, and the mass (B, p, q, 1) that each super token holds. No gradient reaches shares and mass. The nine come
     first, so that the soft-max runs over contiguous pixels.
     """
-    scale = cells.shape[-1] ** -0.5  # not split into heads: all channels count
     constant = cells.detach()
     tokens = constant.mean(1).unflatten(0, grid)
     share, mass = cells, tokens
@@ -164,10 +165,10 @@ class _Sample(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, cell, iterations):
+    def forward(ctx, x, cell, iterations, scale):
         tokens, shares, masses = [], [], []
         for part in _slices(x):
-            token, share, mass = sample(to_cells(x[part], cell), grid_of(x[part], cell), iterations)
+            token, share, mass = sample(to_cells(x[part], cell), grid_of(x[part], cell), iterations, scale)
             tokens.append(token)
             shares.append(share)
             masses.append(mass)
@@ -181,7 +182,7 @@ class _Sample(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad, _):
         share, mass = ctx.saved_tensors
-        return _spread((grad / mass).to(share.dtype), share, None, *ctx.like, ctx.cell), None, None
+        return _spread((grad / mass).to(share.dtype), share, None, *ctx.like, ctx.cell), None, None, None
 
 
 class _Spread(torch.autograd.Function):

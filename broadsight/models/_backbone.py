@@ -18,6 +18,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..layers.folding import fold_norm_after
+from ..layers.memory_format import channels_last
 from ..layers.untouched import listened_to
 
 Sizes = Sequence[int]
@@ -245,7 +246,7 @@ class StagedBackbone(nn.Module):
         take, last_taken = feature_take_indices(len(self.stages), _as_list(indices))
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
-        x = in_slices(self.stem, x.contiguous(memory_format=torch.channels_last))
+        x = in_slices(self.stem, channels_last(x))
         features: dict[int, Tensor] = {}
         for i, stage in enumerate(self.stages[: last_taken + 1] if stop_early else self.stages):
             x = in_slices(stage, x)
@@ -287,8 +288,7 @@ class StagedBackbone(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, num_features, H/32, W/32)."""
         check_images(x, self.in_chans)
-        # The images are small beside the maps: one copy here and every layer after it runs channels-last.
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = channels_last(x)  # the images are small beside the maps: one copy here, and none after it
         if torch.jit.is_scripting():
             x = self.stages(self.stem(x))
         else:
@@ -401,6 +401,8 @@ def check_images(x: Tensor, in_chans: int) -> None:
         raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
     elif not torch.compiler.is_compiling() and 0 in x.shape[2:]:
         raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
+    elif not torch.compiler.is_compiling() and x.shape[0] == 0:
+        raise ValueError("the batch holds no image; expected at least one")
 
 
 class UnknownArgumentError(TypeError, ValueError):

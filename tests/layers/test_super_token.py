@@ -124,7 +124,7 @@ def test_golden_association(golden):
     B, C, H, W = tensors["input"].shape
     (h, w), (p, q) = config["grid"], tensors["stokens_initial"].shape[2:]
     cells = tensors["input"].view(B, C, p, h, q, w).permute(0, 2, 4, 3, 5, 1).reshape(B * p * q, h * w, C)
-    tokens, share, mass = sample(cells, (B, p, q), config["n_iter"])
+    tokens, share, mass = sample(cells, (B, p, q), config["n_iter"], C**-0.5)
     torch.testing.assert_close(tokens.permute(0, 3, 1, 2), tensors["stokens_before_mhsa"], rtol=0, atol=2e-5)
     expected = tensors["association"].flatten(0, 2).transpose(1, 2)
     torch.testing.assert_close(share, expected, rtol=0, atol=1e-6)
