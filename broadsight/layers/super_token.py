@@ -69,6 +69,8 @@ class SuperTokenAttention(nn.Module):
             traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
             if traced or torch._C._are_functorch_transforms_active():
                 return self.attend_traced(x, residual)
+            if not x.is_contiguous(memory_format=torch.channels_last):
+                x = x.contiguous()  # the result takes over the strides, so they have to be those of a whole map
             tokens, share = _Sample.apply(x, self.cell, self.iterations, self.scale)
             return _Spread.apply(self.attend(tokens), share, residual, x.shape, x.stride(), self.cell)
 

@@ -141,6 +141,19 @@ def test_memory_format_in_is_memory_format_out(cell):
     torch.testing.assert_close(plain, last)
 
 
+@pytest.mark.parametrize("cell", [1, 3])
+def test_views_with_odd_strides_are_read_right(cell):
+    layer = SuperTokenAttention(8, cell, 2)
+    wide = torch.randn(2, 8, 7, 10)
+    for view in (wide[..., ::2], wide[:1].expand(2, -1, -1, -1), wide.mT, wide[:, :, 1:4, 2:]):
+        x = view.detach().requires_grad_()
+        expected = view.contiguous().requires_grad_()
+        torch.testing.assert_close(layer(x), layer(expected))
+        layer(x).square().sum().backward()
+        layer(expected).square().sum().backward()
+        torch.testing.assert_close(x.grad, expected.grad)
+
+
 def test_keeps_nothing_but_shares_of_the_pixels_for_backward():
     layer = SuperTokenAttention(64, 8, 1)
     x = torch.randn(1, 64, 56, 56, requires_grad=True)
