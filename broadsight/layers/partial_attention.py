@@ -179,5 +179,8 @@ class ChannelGate(nn.Module):
 def select_foreground(scores: Tensor, n: int) -> Tensor:
     """Flat indices b*N + i of the n highest scores of each row; of equals the lower index wins. (B, N) -> (B*n,)."""
     B, N = scores.shape
-    chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
+    if not torch.jit.is_scripting() and torch.onnx.is_in_onnx_export():
+        chosen = scores.topk(n, dim=1).indices  # ONNX has no stable sort, but promises the lower index in its TopK
+    else:
+        chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
     return (chosen + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)
