@@ -179,8 +179,15 @@ class ChannelGate(nn.Module):
 def select_foreground(scores: Tensor, n: int) -> Tensor:
     """Flat indices b*N + i of the n highest scores of each row; of equals the lower index wins. (B, N) -> (B*n,)."""
     B, N = scores.shape
-    if not torch.jit.is_scripting() and torch.onnx.is_in_onnx_export():
+    if _exports_to_onnx():
         chosen = scores.topk(n, dim=1).indices  # ONNX has no stable sort, but promises the lower index in its TopK
     else:
         chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
     return (chosen + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)
+
+
+def _exports_to_onnx() -> bool:
+    if torch.jit.is_scripting():
+        return False
+    else:
+        return torch.onnx.is_in_onnx_export()
