@@ -54,7 +54,7 @@ def sizes(family: str | None = None) -> str:
 def bench(file: str) -> str:
     report = json.loads((ROOT / file).read_text("utf-8"))
     lines = [
-        "| model | MACs | latency | images/s | ratio to the first | of GEMM peak | peak memory |",
+        "| model | MACs | CPU time per batch | images/s | ratio to the first | of GEMM peak | peak memory |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:
