@@ -22,5 +22,5 @@ def __dir__() -> list[str]:
 
 
 # `broadsight --help` answers at once: a command registers the models when it needs them, not before.
-if Path(sys.argv[0]).name != "broadsight" and sys.orig_argv[1:3] != ["-m", "broadsight"]:
+if Path(next(iter(sys.argv), "")).name != "broadsight" and sys.orig_argv[1:3] != ["-m", "broadsight"]:
     from . import models as models

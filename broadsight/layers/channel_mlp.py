@@ -8,6 +8,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .depthwise import DepthwiseConv
+from .slices import image_slices, runs_eagerly
 from .untouched import untouched
 
 # The hidden map of one slice should stay in the processor's cache: 4 MB holds one image of the widest early stage.
@@ -63,10 +64,8 @@ class ChannelMlp(nn.Module):
     def _runs_in_slices(self, x: Tensor) -> bool:
         return (
             x.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
+            and runs_eagerly()
             and not torch.is_autocast_enabled("cpu")
-            and not torch._C._are_functorch_transforms_active()
             and untouched(self.fc1, nn.Linear)
             and untouched(self.fc2, nn.Linear)
             and untouched(self.act, nn.GELU)
@@ -84,7 +83,7 @@ class _SlicedMlp(torch.autograd.Function):
         x = x.contiguous()
         hidden = x.new_empty(B, H * W, len(w1)) if keep else None
         out = x.new_empty(B, H, W, len(w2))
-        for part in _slices(B, H * W * len(w1) * x.element_size()):
+        for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
             h = _linear(x[part].view(-1, C), w1, b1, None if hidden is None else hidden[part].view(-1, len(w1)))
             u = _activate(h, kernel, dw_bias, depthwise, H, W, in_place=not keep)[-1]
             y = out[part].view(-1, len(w2))
@@ -110,7 +109,7 @@ class _SlicedMlp(torch.autograd.Function):
         grad_b2 = grad.sum((0, 1, 2)) if ctx.biases[1] else None
         grad_kernel = None if kernel is None else torch.zeros_like(kernel)
         grad_dw_bias = None if dw_bias is None else torch.zeros_like(dw_bias)
-        for part in _slices(B, H * W * len(w1) * x.element_size()):
+        for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
             g, h = grad[part].view(-1, len(w2)), hidden[part].view(-1, len(w1))
             steps = _activate(h, kernel, dw_bias, ctx.depthwise, H, W)
             grad_w2.addmm_(g.t(), steps[-1])
@@ -129,11 +128,6 @@ class _SlicedMlp(torch.autograd.Function):
             torch.mm(g, w1, out=grad_x[part].view(-1, C))
         grad_residual = grad if ctx.needs_input_grad[1] else None
         return grad_x, grad_residual, grad_w1, grad_b1, grad_kernel, grad_dw_bias, grad_w2, grad_b2, None, None
-
-
-def _slices(batch: int, bytes_per_image: int) -> list[slice]:
-    step = max(1, SLICE_BYTES // bytes_per_image)
-    return [slice(i, min(i + step, batch)) for i in range(0, batch, step)]
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:

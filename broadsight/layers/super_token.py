@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .any_size import crop_to, join_cells, pad_to, split_cells
 from .relative_position import RelativePositionBias
+from .slices import image_slices, runs_eagerly
 
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
 
@@ -58,16 +59,13 @@ class SuperTokenAttention(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + attention(x); the sum is fused with the way back to the pixels."""
         if self.cell == (1, 1):
-            y = self.attend(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-            if x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last):
-                y = y.contiguous()
+            y = _formatted_like(x, self.attend(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
             return y if residual is None else residual + y
         if torch.jit.is_scripting():
             return self.attend_traced(x, residual)
         else:
             x = _autocast(x)
-            traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-            if traced or torch._C._are_functorch_transforms_active():
+            if not runs_eagerly():
                 return self.attend_traced(x, residual)
             if not x.is_contiguous(memory_format=torch.channels_last):
                 x = x.contiguous()  # the result takes over the strides, so they have to be those of a whole map
@@ -81,9 +79,7 @@ class SuperTokenAttention(nn.Module):
         tokens = self.attend(tokens)
         y = torch.bmm(share.transpose(1, 2), neighbours(tokens))  # B*p*q P C
         y = y.unflatten(1, (h, w)).unflatten(0, (x.shape[0], tokens.shape[1], tokens.shape[2]))  # B p q h w C
-        y = crop_to(join_cells(y), x.shape[2], x.shape[3]).permute(0, 3, 1, 2)
-        if x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last):
-            y = y.contiguous()
+        y = _formatted_like(x, crop_to(join_cells(y), x.shape[2], x.shape[3]).permute(0, 3, 1, 2))
         return y if residual is None else residual + y
 
     @torch.jit.ignore
@@ -249,9 +245,14 @@ def _spread(
 
 def _slices(x: Tensor) -> list[slice]:
     """On the CPU a few images at a time, so that their pixels stay in the cache; elsewhere all at once."""
-    images = SLICE_BYTES // (x[0].numel() * x.element_size()) if x.device.type == "cpu" else len(x)
-    step = max(1, images)
-    return [slice(i, min(i + step, len(x))) for i in range(0, len(x), step)]
+    size = x[0].numel() * x.element_size()
+    return image_slices(len(x), size, SLICE_BYTES if x.device.type == "cpu" else len(x) * size)
+
+
+def _formatted_like(x: Tensor, y: Tensor) -> Tensor:
+    """y, which is channels-last, in the memory format of x."""
+    channels_first = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
+    return y.contiguous() if channels_first else y
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..layers.folding import fold_norm_after
 from ..layers.memory_format import channels_last
+from ..layers.slices import runs_eagerly
 from ..layers.untouched import listened_to
 
 Sizes = Sequence[int]
@@ -382,9 +383,7 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
         type(x) is not Tensor  # a tracer's stand-in
         or torch.is_grad_enabled()
         or x.device.type != "cpu"
-        or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
+        or not runs_eagerly()
     ):
         return module(x)
     count = math.ceil(x.numel() * x.element_size() / SLICE_BYTES)
