@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from broadsight.models import _backbone
+
 Outputs = Tensor | Sequence[Tensor]
 
 
@@ -68,3 +70,13 @@ def randomize(module: nn.Module) -> nn.Module:
         elif name.endswith("running_var"):
             buffer *= 0.5 + torch.rand_like(buffer)
     return module
+
+
+def assert_batch_equals_images(model: nn.Module, sliced: bool, monkeypatch) -> None:
+    """Eight images together give what each gives alone; sliced as in inference, three at a time, or in one call."""
+    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
+    expected = torch.cat([model(image[None]) for image in x])
+    if sliced:
+        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
+    with torch.set_grad_enabled(not sliced):
+        assert_close(model(x), expected, "logits", 1e-11)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from broadsight.layers.ems import VARIANTS, AttentionPath
 from broadsight.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
-from broadsight.models import EMSNet, _backbone
-from tests.compare import assert_close, assert_same_function, randomize
+from broadsight.models import EMSNet
+from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
 from tests.reference import emsnet as reference
 
 SMALL = dict(dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), mlp_ratios=(2, 3, 1, 2), num_classes=5)
@@ -82,12 +82,7 @@ def test_network__trains_as_the_slow_reference(switch):
 @pytest.mark.parametrize("sliced", [False, True])
 def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     ours, _ = pair("full")
-    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
-    expected = torch.cat([ours(image[None]) for image in x])
-    if sliced:
-        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
-    with torch.set_grad_enabled(not sliced):
-        assert_close(ours(x), expected, "logits", 1e-11)
+    assert_batch_equals_images(ours, sliced, monkeypatch)
 
 
 def test_network__bfloat16_stays_close():

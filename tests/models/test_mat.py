@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
 from broadsight.macs import FVCORE, count, published_macs
-from broadsight.models import MAT, _backbone
-from tests.compare import assert_close, assert_same_function, randomize
+from broadsight.models import MAT
+from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
 from tests.reference import mat as reference
 
 SMALL = dict(dim=4, depths=(1, 1, 2, 1), heads=(1, 2, 4, 8), num_classes=5)
@@ -95,12 +95,7 @@ def test_network__any_size(size):
 @pytest.mark.parametrize("sliced", [False, True])
 def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     ours, _ = pair("default")
-    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
-    expected = torch.cat([ours(image[None]) for image in x])
-    if sliced:
-        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
-    with torch.set_grad_enabled(not sliced):
-        assert_close(ours(x), expected, "logits", 1e-11)
+    assert_batch_equals_images(ours, sliced, monkeypatch)
 
 
 def test_network__bfloat16_stays_close():

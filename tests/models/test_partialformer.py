@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from broadsight.macs import PRODUCTS, count
-from broadsight.models import PartialFormer, _backbone
+from broadsight.models import PartialFormer
 from broadsight.models.partialformer import saliency
-from tests.compare import assert_close, assert_same_function, randomize
+from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
 from tests.reference import partialformer as reference
 
 SMALL = dict(dim=8, depths=(1, 1, 2, 1), heads=(1, 2, 2, 4), num_classes=5)
@@ -107,12 +107,7 @@ def test_saliency__is_the_channel_mean_in_single_precision_without_gradient():
 @pytest.mark.parametrize("sliced", [False, True])
 def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     ours, _ = pair("default")
-    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
-    expected = torch.cat([ours(image[None]) for image in x])
-    if sliced:
-        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
-    with torch.set_grad_enabled(not sliced):
-        assert_close(ours(x), expected, "logits", 1e-11)
+    assert_batch_equals_images(ours, sliced, monkeypatch)
 
 
 def test_network__every_parameter_receives_a_gradient():
