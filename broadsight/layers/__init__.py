@@ -3,10 +3,15 @@
 from .abstract_token import AbstractTokenAttention as AbstractTokenAttention
 from .bilinear_embed import BilinearPatchEmbed as BilinearPatchEmbed
 from .channel_mlp import ChannelMlp as ChannelMlp
+from .class_attention import GroupClassAttention as GroupClassAttention
 from .depthwise import DepthwiseConv as DepthwiseConv
 from .ems import CMHSA as CMHSA
 from .ems import GMHSA as GMHSA
 from .ems import MultiScaleInteraction as MultiScaleInteraction
+from .gram_tokens import GramTokens as GramTokens
+from .merge_maps import MergeMaps as MergeMaps
+from .multi_token_pool import GroupLogits as GroupLogits
+from .multi_token_pool import MultiTokenPool as MultiTokenPool
 from .partial_attention import PartialAttention as PartialAttention
 from .relative_position import RelativePositionBias as RelativePositionBias
 from .super_token import SuperTokenAttention as SuperTokenAttention

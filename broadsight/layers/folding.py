@@ -28,15 +28,41 @@ def fold_norm_before(module: nn.Module, norm: str, layer: str) -> None:
 
 def _pair(module: nn.Module, layer: str, norm: str) -> tuple[Any, tuple[Tensor, Tensor] | None]:
     """The layer, and the scale and shift that the norm applies to each channel."""
-    statistics = module.get_submodule(norm)
-    if not isinstance(statistics, nn.BatchNorm2d):
-        return module.get_submodule(layer), None
-    mean, variance = statistics.running_mean, statistics.running_var
-    assert mean is not None and variance is not None
-    scale = statistics.weight * torch.rsqrt(variance + statistics.eps)
-    return module.get_submodule(layer), (scale, statistics.bias - mean * scale)
+    found = module.get_submodule(norm)
+    return module.get_submodule(layer), _inference_statistics(found) if isinstance(found, nn.BatchNorm2d) else None
 
 
 def _replace(layer: Any, weight: Tensor, bias: Tensor) -> None:
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+
+
+class Shift(nn.Module):
+    """What is left of a BatchNorm whose scale went into the layer before it."""
+
+    def __init__(self, shift: Tensor):
+        super().__init__()
+        self.shift = nn.Parameter(shift.detach(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def inference_form(weight: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """The weight (out, in) of a product and the shift (out) that replace product and norm together in inference.
+
+    None if the norm must be run, in training above all.
+    """
+    if isinstance(norm, Shift):
+        return weight, norm.shift
+    statistics = None if norm.training else _inference_statistics(norm)
+    return None if statistics is None else (weight * statistics[0][:, None], statistics[1])
+
+
+def _inference_statistics(norm: Any) -> tuple[Tensor, Tensor] | None:
+    """The scale and shift of each channel that a norm with running statistics applies."""
+    mean, variance = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
+    if mean is None or variance is None:
+        return None
+    scale = torch.rsqrt(variance + norm.eps) * norm.weight
+    return scale, norm.bias - mean * scale

@@ -1,0 +1,497 @@
+"""Losses of multi-token pooling: labels, distillation within and between token groups, and a teacher's word."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.loss import BinaryCrossEntropy
+from torch import Tensor, nn
+
+from .layers.slices import runs_eagerly
+
+__all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
+
+Criterion = str | Callable[[Tensor, Tensor], Tensor]
+
+CRITERIA = ("ce", "bce")
+LABEL_LOSSES = ("groups", "total", "sum")
+INTRA_DIRECTIONS = ("tokens_to_mean", "mean_to_tokens")
+INTER_TARGETS = ("logit_mean", "probability_mean", "logit_sum")
+REDUCTIONS = ("mean", "batchmean")
+KINDS = ("hard", "soft")
+
+
+class GroupLogits(Protocol):
+    @property
+    def tokens(self) -> Tensor | None: ...
+    @property
+    def average(self) -> Tensor | None: ...
+    @property
+    def distill(self) -> Tensor | None: ...
+
+
+def aggregate(group_logits: GroupLogits) -> Tensor:
+    """What the model answers: the mean over the groups, (B, C).
+
+    A group's answer is its tokens' logits, the mean of these and its distillation tokens' where it has some, or the
+    averaged token's in a light model.
+    """
+    tokens, average, distill = _fields(group_logits)
+    if tokens is None:
+        if average is None:
+            raise ValueError("group_logits holds neither tokens nor average; pass what model(x, groups=True) returns")
+        return average.mean(1)
+    return (tokens if distill is None else (tokens + distill) / 2).mean(1)
+
+
+class MultiTokenLoss(nn.Module):
+    """Labels, distillation within the groups, and diversity between them (multi-token attention pooling, WACV 2025).
+
+    With y the tokens' and a the averaged token's logits of a group, and sg that no gradient passes:
+    the sum over the groups of criterion(y, target) + intra * KL(sg y || a) + inter * KL(sg all groups || y).
+    A negative `inter` drives the groups apart. Without averaged tokens the intra term is zero, with one group the inter
+    term is. `intra=0` is the loss of the predecessor, Gramian attention (GA). Computed in float32 whatever the
+    precision of the logits.
+
+    The defaults are what the released weights were trained with. The paper's equations and its algorithm differ:
+    `inter_target="probability_mean"` is Eq. 4; `inter=-1, label_loss="sum", inter_target="logit_sum"` is Algorithm 1.
+
+    Args:
+        criterion: "ce", "bce", or any loss that takes logits (B, C) and the target and returns a scalar; the latter is
+            called once per group.
+        intra, inter: Weights of the two divergences.
+        label_loss: "groups" gives each group's logits the label; "total" the mean of the groups once; "sum" the sum of
+            all tokens' and averaged tokens' logits once.
+        intra_direction: Who teaches in a group: "tokens_to_mean" or "mean_to_tokens". The teacher gets no gradient.
+        inter_target: What the groups are compared with: the softmax of the "logit_mean", the "probability_mean" of
+            their softmaxes, or the softmax of the "logit_sum" over all tokens and averaged tokens.
+        reduction: Divergences are averaged over images and classes ("mean") or over images alone ("batchmean"), which
+            makes them C times larger.
+        smoothing: Label smoothing of class indices in "ce" and "bce"; soft targets are taken as they come.
+    """
+
+    criterion: Criterion
+
+    def __init__(
+        self,
+        criterion: Criterion,
+        intra: float = 1.0,
+        inter: float = -0.8,
+        *,
+        label_loss: Literal["groups", "total", "sum"] = "groups",
+        intra_direction: Literal["tokens_to_mean", "mean_to_tokens"] = "tokens_to_mean",
+        inter_target: Literal["logit_mean", "probability_mean", "logit_sum"] = "logit_mean",
+        reduction: Literal["mean", "batchmean"] = "mean",
+        smoothing: float = 0.0,
+    ):
+        super().__init__()
+        _check_criterion(criterion, smoothing)
+        _check_number("intra", intra)
+        _check_number("inter", inter)
+        _check_choice("label_loss", label_loss, LABEL_LOSSES)
+        _check_choice("intra_direction", intra_direction, INTRA_DIRECTIONS)
+        _check_choice("inter_target", inter_target, INTER_TARGETS)
+        _check_choice("reduction", reduction, REDUCTIONS)
+        if reduction == "batchmean" and inter < 0:
+            warnings.warn(
+                f"reduction='batchmean' with inter={inter}: a negative divergence has no lower bound and may outrun "
+                "the label loss; watch the inter part, or use reduction='mean'",
+                stacklevel=2,
+            )
+        self.criterion, self.smoothing = criterion, smoothing
+        self.intra, self.inter = intra, inter
+        self.label_loss, self.intra_direction = label_loss, intra_direction
+        self.inter_target, self.reduction = inter_target, reduction
+
+    def forward(self, group_logits: GroupLogits, target: Tensor) -> Tensor:
+        """The scalar to minimise. The target holds class indices (B,) or soft targets (B, C)."""
+        return self.parts(group_logits, target)["total"]
+
+    def parts(self, group_logits: GroupLogits, target: Tensor) -> dict[str, Tensor]:
+        """The scalars base, intra, inter and total; intra and inter unweighted, all but total also `_per_group` (G,).
+
+        A label loss that is not of the groups is shared out equally in `base_per_group`.
+        """
+        y, a, _ = _training_logits(group_logits)
+        target = _checked_target(target, y, self.criterion)
+        with torch.autocast(y.device.type, enabled=False):
+            base = _over_groups(self.label_losses, y, a, self.label_loss, target)
+            return _parts(self.intra, self.inter, base, self.intra_losses(y, a), self.inter_losses(y, a))
+
+    def label_losses(self, logits: Tensor, target: Tensor) -> Tensor:
+        return _label_losses(self.criterion, self.smoothing, logits, target)
+
+    def intra_losses(self, y: Tensor, a: Tensor | None) -> Tensor:
+        """Divergence of tokens (B, G, C) and averaged token (B, G, C) of each group: (G,)."""
+        if a is None:
+            return y.new_zeros(y.shape[1])
+        teacher, student = (y, a) if self.intra_direction == "tokens_to_mean" else (a, y)
+        return _divergences(teacher.detach().log_softmax(-1), student, self.reduction)
+
+    def inter_losses(self, y: Tensor, a: Tensor | None) -> Tensor:
+        """Divergence of each group (B, G, C) from all of them: (G,)."""
+        groups = y.shape[1]
+        if groups == 1:
+            return y.new_zeros(1)
+        all_groups = y.detach()
+        if self.inter_target == "probability_mean":
+            log_p = all_groups.log_softmax(-1).logsumexp(1, keepdim=True) - math.log(groups)
+        elif self.inter_target == "logit_sum":
+            log_p = _sum(all_groups, None if a is None else a.detach()).log_softmax(-1)
+        else:
+            log_p = all_groups.mean(1, keepdim=True).log_softmax(-1)
+        return _divergences(log_p, y, self.reduction)
+
+
+class MultiTokenDistillationLoss(nn.Module):
+    """Multi-token loss of a student with distillation tokens, which learn from a teacher.
+
+    With d the distillation tokens' logits of a group, beside what MultiTokenLoss has: the label loss becomes
+    (1 - alpha) * criterion(y, target) + alpha * teacher loss(d), and KL(sg d || a) joins the intra term. The teacher
+    loss is the cross-entropy against the class that the teacher names ("hard"), or temperature² * KL(teacher || d) of
+    logits divided by the temperature, averaged over images ("soft").
+
+    The teacher is frozen and put into eval mode in place. It moves along with the loss but is none of its parameters
+    and not in its state dict.
+
+    Args:
+        criterion: As for MultiTokenLoss. "bce" and its modules make the hard loss a binary one too.
+        teacher: A model, a timm name, or a run folder (config.json and model.safetensors). None where every call brings
+            `teacher_logits`.
+        alpha: Share of the teacher in the label loss.
+        kind: "hard" or "soft".
+        temperature: Softens the logits of the soft kind.
+        intra, inter: As for MultiTokenLoss.
+        teacher_criterion: "ce" or "bce" for the hard loss, where the criterion does not tell.
+        pretrained: Load the weights of a teacher given by name.
+        normalization: Mean and standard deviation that the images were normalised with; given, the teacher sees them
+            normalised as its own `pretrained_cfg` says. Without, it sees them as they are.
+        options: Keywords of MultiTokenLoss.
+    """
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(
+        self,
+        criterion: Criterion,
+        teacher: nn.Module | str | Path | None,
+        alpha: float = 0.5,
+        kind: Literal["hard", "soft"] = "hard",
+        temperature: float = 3.0,
+        intra: float = 1.0,
+        inter: float = -0.8,
+        *,
+        teacher_criterion: Literal["ce", "bce"] | None = None,
+        pretrained: bool = True,
+        normalization: tuple[Sequence[float], Sequence[float]] | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        self.multi_token = MultiTokenLoss(criterion, intra, inter, **options)
+        _check_number("alpha", alpha)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha={alpha} is no share; choose it between 0 (labels alone) and 1 (teacher alone)")
+        _check_number("temperature", temperature)
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} divides the logits; choose it above 0, e.g. 3.0")
+        _check_choice("kind", kind, KINDS)
+        if teacher_criterion is None:
+            binary = criterion == "bce" or isinstance(criterion, (nn.BCEWithLogitsLoss, BinaryCrossEntropy))
+            teacher_criterion = "bce" if binary else "ce"
+        _check_choice("teacher_criterion", teacher_criterion, CRITERIA)
+        self.alpha, self.kind, self.temperature, self.teacher_criterion = alpha, kind, temperature, teacher_criterion
+        # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them.
+        self._teacher = () if teacher is None else (_teacher(teacher, pretrained).eval().requires_grad_(False),)
+        scale, shift = _renormalization(normalization, self.teacher)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        return self._teacher[0] if self._teacher else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MultiTokenDistillationLoss":
+        for teacher in self._teacher:  # .to(), .cuda() and .half() all come by here
+            teacher._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def forward(
+        self, images: Tensor | None, group_logits: GroupLogits, target: Tensor, teacher_logits: Tensor | None = None
+    ) -> Tensor:
+        """The scalar to minimise.
+
+        Args:
+            images: The student's own batch (B, ...), mixed as the student saw it; unused with `teacher_logits`.
+            group_logits: The student's answer to it, with `distill`.
+            target: Class indices (B,) or soft targets (B, C).
+            teacher_logits: The teacher's answer (B, C), where it is known already.
+        """
+        return self.parts(images, group_logits, target, teacher_logits)["total"]
+
+    def parts(
+        self, images: Tensor | None, group_logits: GroupLogits, target: Tensor, teacher_logits: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """As MultiTokenLoss.parts, and what base is mixed from: label and teacher, unweighted, also `_per_group`."""
+        _, a, d = _training_logits(group_logits)
+        if d is None:
+            raise ValueError(
+                "group_logits.distill is None: the model has no distillation tokens; build it with distill_tokens=1"
+            )
+        if teacher_logits is None:
+            teacher_logits = self.ask_teacher(images)
+        teacher_logits = _checked_teacher_logits(teacher_logits, d)
+        student = self.multi_token
+        plain = student.parts(group_logits, target)
+        label, intra = plain["base_per_group"], plain["intra_per_group"]
+        with torch.autocast(d.device.type, enabled=False):
+            teacher = _over_groups(self.teacher_losses, d, None, student.label_loss, teacher_logits)
+            if a is not None:
+                intra = intra + student.intra_losses(d, a)
+            base = (1 - self.alpha) * label + self.alpha * teacher
+            parts = _parts(student.intra, student.inter, base, intra, plain["inter_per_group"])
+        shares = dict(label=label.sum(), teacher=teacher.sum(), label_per_group=label, teacher_per_group=teacher)
+        return parts | shares
+
+    @torch.no_grad()
+    def ask_teacher(self, images: Tensor | None) -> Tensor:
+        """The teacher's logits (B, C) for images (B, ...)."""
+        if self.teacher is None or images is None:
+            missing = "teacher" if self.teacher is None else "images"
+            raise ValueError(f"{missing} is None and no teacher_logits came with the call; give one of the two")
+        if self.teacher.training:  # whoever else holds it may have called train()
+            self.teacher.eval()
+        if self.scale is not None and self.shift is not None:
+            images = (images * self.scale + self.shift).to(images.dtype)
+        return self.teacher(images)
+
+    def teacher_losses(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """Loss of logits (B, K, C) against the teacher's (B, C): (K,)."""
+        if self.kind == "hard":
+            return _label_losses(self.teacher_criterion, 0.0, logits, teacher_logits.argmax(-1))
+        soft = (teacher_logits / self.temperature).log_softmax(-1)[:, None]
+        return self.temperature**2 * _divergences(soft, logits / self.temperature, "batchmean")
+
+
+def _parts(intra_weight: float, inter_weight: float, base: Tensor, intra: Tensor, inter: Tensor) -> dict[str, Tensor]:
+    per_group = dict(base=base, intra=intra, inter=inter)
+    sums = {name: losses.sum() for name, losses in per_group.items()}
+    total = sums["base"] + intra_weight * sums["intra"] + inter_weight * sums["inter"]
+    return {**sums, "total": total, **{f"{name}_per_group": losses for name, losses in per_group.items()}}
+
+
+def _over_groups(
+    losses: Callable[[Tensor, Tensor], Tensor], y: Tensor, a: Tensor | None, label_loss: str, target: Tensor
+) -> Tensor:
+    """Losses of the groups (G,): their own, or equal shares of the one loss of what they say together."""
+    if label_loss == "groups":
+        return losses(y, target)
+    together = y.mean(1, keepdim=True) if label_loss == "total" else _sum(y, a)
+    groups = y.shape[1]
+    return losses(together, target).expand(groups) / groups
+
+
+def _sum(y: Tensor, a: Tensor | None) -> Tensor:
+    return (y if a is None else y + a).sum(1, keepdim=True)
+
+
+def _label_losses(criterion: Criterion, smoothing: float, logits: Tensor, target: Tensor) -> Tensor:
+    """Loss of each of K sets of logits (B, K, C) against one target: (K,)."""
+    if not isinstance(criterion, str):  # its reduction is its own business, so it sees one set at a time
+        return torch.stack([_scalar(criterion(each.contiguous(), target)) for each in logits.unbind(1)])
+    B, K, C = logits.shape
+    if criterion == "ce" and target.ndim == 1 and not smoothing:
+        index = target[:, None, None].expand(B, K, 1)
+        return -logits.log_softmax(-1).gather(2, index).mean((0, 2))
+    if target.ndim == 1:
+        off = smoothing / C
+        target = torch.full_like(logits[:, 0], off).scatter(1, target[:, None], 1 - smoothing + off)
+    target = target[:, None].expand(B, K, C)
+    if criterion == "ce":
+        return -(target * logits.log_softmax(-1)).sum(-1).mean(0)
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean((0, 2))
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    if loss.ndim:
+        raise ValueError(f"criterion returned shape {tuple(loss.shape)}; expected a scalar: give it reduction='mean'")
+    return loss
+
+
+def _divergences(log_teacher: Tensor, student: Tensor, reduction: str) -> Tensor:
+    """KL(teacher || student) of log-probabilities (B, K or 1, C) and logits (B, K, C): (K,)."""
+    B, _, C = student.shape
+    log_student = student.log_softmax(-1)
+    losses = F.kl_div(log_student, log_teacher.expand_as(log_student), reduction="none", log_target=True).sum((0, 2))
+    return losses / (B if reduction == "batchmean" else B * C)
+
+
+def _fields(group_logits: GroupLogits) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if not hasattr(group_logits, "tokens"):
+        came = (
+            f"a tensor {tuple(group_logits.shape)}"
+            if isinstance(group_logits, Tensor)
+            else f"a {type(group_logits).__name__}"
+        )
+        raise ValueError(
+            f"group_logits is {came}; expected GroupLogits: call model(x, groups=True) or model.forward_groups(x)"
+        )
+    return group_logits.tokens, getattr(group_logits, "average", None), getattr(group_logits, "distill", None)
+
+
+def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Tokens, average and distill, in float32 at least."""
+    tokens, average, distill = _fields(group_logits)
+    if tokens is None:
+        raise ValueError(
+            "group_logits.tokens is None: a light model answers, which only infers; train it with light=False"
+        )
+    shape = tuple(tokens.shape)
+    if len(shape) != 3 or 0 in shape:
+        raise ValueError(
+            f"group_logits.tokens has shape {shape}; expected (images, groups, classes), one at least of each"
+        )
+    for name, logits in (("average", average), ("distill", distill)):
+        if logits is not None and tuple(logits.shape) != shape:
+            raise ValueError(f"group_logits.{name} has shape {tuple(logits.shape)}; expected that of tokens, {shape}")
+    return (
+        _precise(tokens),
+        None if average is None else _precise(average),
+        None if distill is None else _precise(distill),
+    )
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Tensor:
+    """The target in the dtype that the losses want, for logits (B, G, C)."""
+    B, _, C = logits.shape
+    if not isinstance(target, Tensor):
+        raise ValueError(
+            f"target is a {type(target).__name__}; expected a tensor: class indices ({B},) or soft targets ({B}, {C})"
+        )
+    if target.shape not in ((B,), (B, C)):
+        raise ValueError(
+            f"target has shape {tuple(target.shape)}; expected class indices ({B},) or soft targets ({B}, {C})"
+        )
+    if target.ndim == 2:
+        if not target.is_floating_point():
+            raise ValueError(
+                f"target of shape ({B}, {C}) holds {_dtype(target)}; soft targets are floats: pass target.float()"
+            )
+        return target.to(logits.dtype)
+    if target.is_floating_point() or target.dtype == torch.bool:
+        raise ValueError(
+            f"target of shape ({B},) holds {_dtype(target)}; expected class indices: pass target.long(), "
+            f"or soft targets of shape ({B}, {C})"
+        )
+    target = target.long()
+    # Only where the answer costs nothing: an accelerator would have to be waited for, and asserts on its own.
+    if target.device.type == "cpu" and runs_eagerly():
+        outside = target >= C
+        if isinstance(criterion, str):
+            outside |= target < 0
+        else:  # a negative index may be one that the criterion leaves out
+            outside &= target != getattr(criterion, "ignore_index", -1)
+        if outside.any():
+            raise ValueError(
+                f"target holds class {target[outside][0].item()}; the model has {C} classes, expected 0 to {C - 1}: "
+                "correct the labels or build the model with more num_classes"
+            )
+    return target
+
+
+def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
+    B, _, C = logits.shape
+    if not isinstance(teacher_logits, Tensor):
+        raise ValueError(
+            f"the teacher returned a {type(teacher_logits).__name__}; expected logits ({B}, {C}): wrap it accordingly"
+        )
+    if teacher_logits.ndim == 2 and teacher_logits.shape[1] != C:
+        raise ValueError(
+            f"the teacher knows {teacher_logits.shape[1]} classes, the student {C}; choose a teacher of the same classes"
+        )
+    if teacher_logits.shape != (B, C):
+        raise ValueError(
+            f"the teacher's logits have shape {tuple(teacher_logits.shape)}; expected ({B}, {C}): "
+            "pass the images that the student saw"
+        )
+    return teacher_logits.detach().to(logits.dtype)
+
+
+def _teacher(teacher: nn.Module | str | Path, pretrained: bool) -> nn.Module:
+    if isinstance(teacher, nn.Module):
+        return teacher
+    if not isinstance(teacher, (str, Path)):
+        raise ValueError(f"teacher is a {type(teacher).__name__}; expected a model, a timm name or a run folder")
+    name = str(teacher)
+    if isinstance(teacher, str) and (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
+        return timm.create_model(name, pretrained=pretrained)
+    folder = Path(teacher)
+    if (folder / "config.json").is_file():
+        return timm.create_model(f"local-dir:{folder}", pretrained=pretrained)
+    if folder.is_dir():
+        raise ValueError(
+            f"teacher folder {name} has no config.json; expected a run folder: config.json, model.safetensors"
+        )
+    near = get_close_matches(name, timm.list_models(), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "timm.list_models() lists the names"
+    raise ValueError(f"teacher {name!r} is neither a model of timm nor a run folder; {hint}")
+
+
+def _renormalization(
+    normalization: tuple[Sequence[float], Sequence[float]] | None, teacher: nn.Module | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and shift (channels, 1, 1) from the images' normalisation to the teacher's own."""
+    if normalization is None:
+        return None, None
+    config = getattr(teacher, "pretrained_cfg", None) or {}
+    if "mean" not in config or "std" not in config:
+        raise ValueError(
+            "normalization is given but the teacher has no pretrained_cfg with mean and std; normalise in the teacher"
+        )
+    mean, std = (torch.tensor(values)[:, None, None] for values in normalization)
+    own_mean, own_std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
+    return std / own_std, (mean - own_mean) / own_std
+
+
+def _check_criterion(criterion: Criterion, smoothing: float) -> None:
+    if isinstance(criterion, type):
+        raise ValueError(
+            f"criterion is the class {criterion.__name__}; expected an object: pass {criterion.__name__}()"
+        )
+    if not isinstance(criterion, str) and not callable(criterion):
+        raise ValueError(
+            f"criterion is a {type(criterion).__name__}; expected 'ce', 'bce' or a loss of (logits, target)"
+        )
+    if isinstance(criterion, str):
+        _check_choice("criterion", criterion, CRITERIA)
+    _check_number("smoothing", smoothing)
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
+    if smoothing and not isinstance(criterion, str):
+        raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion that you pass")
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        near = get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"unknown {name} {value!r}; did you mean {near!r}? Choose among {', '.join(known)}")
+
+
+def _check_number(name: str, value: float) -> None:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} is no finite number; give one, 0 leaves the term out")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
