@@ -6,19 +6,20 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-_EXPORTS = {"load_release": "release", "fuse": "fusion"}
+_PARTS = ("layers", "losses", "models")
+_EXPORTS = {"load_release": "release", "fuse": "fusion", "swap_pool": "pooling"}
 
 
 def __getattr__(name: str):
     if name in _EXPORTS:
         return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
-    if name in ("layers", "models"):
+    if name in _PARTS:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS, "layers", "models"])
+    return sorted([*globals(), *_EXPORTS, *_PARTS])
 
 
 # `broadsight --help` answers at once: a command registers the models when it needs them, not before.

@@ -197,7 +197,26 @@ def bench(
     return DONE
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"models": models, "verify": verify, "bench": bench}
+def convert(
+    source: Annotated[str, Arg("checkpoint as its authors released it, such as a .pth.tar file", True, "SOURCE")],
+    target: Annotated[str, Arg("safetensors file to write", True, "TARGET")],
+    overwrite: Annotated[bool, Arg("replace a TARGET that exists")] = False,
+) -> int:
+    """Rewrite a pickled checkpoint as safetensors, without executing anything in it."""
+    _check_writable(target)
+    from .release import contents, convert_release
+
+    try:
+        written = convert_release(source, target, overwrite=overwrite)
+    except FileExistsError as error:
+        raise UsageError(str(error).replace("overwrite=True", "--overwrite")) from None
+    names, metadata = contents(written)
+    left_out = f"; left out: {metadata['left_out']}" if "left_out" in metadata else ""
+    print(f"{written}: {len(names)} tensors, {written.stat().st_size:,} bytes{left_out}")
+    return DONE
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"models": models, "verify": verify, "bench": bench, "convert": convert}
 CONFIGURED = {bench}  # take their options from a YAML file as well
 _command_line = "broadsight"  # as typed, for the record
 
@@ -292,8 +311,9 @@ def _subparser(function: Callable[..., int]) -> Parser:
             options["metavar"] = arg.metavar
         if arg.positional:
             many = list[str] in (kind, *get_args(kind))
-            nargs = ("+" if required else "*") if many else "?"
-            parser.add_argument(name, type=str if many else kind, nargs=nargs, **options)
+            if many or not required:
+                options["nargs"] = ("+" if required else "*") if many else "?"
+            parser.add_argument(name, type=str if many else kind, **options)
         elif kind is bool:
             parser.add_argument(_flag(name), action=ActionYesNo(no_prefix="no-"), **options)
         elif arg.bare is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import timm
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
 
+from .layers import GroupLogits
 from .layers.slices import runs_eagerly
 
 __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
@@ -26,15 +27,6 @@ INTRA_DIRECTIONS = ("tokens_to_mean", "mean_to_tokens")
 INTER_TARGETS = ("logit_mean", "probability_mean", "logit_sum")
 REDUCTIONS = ("mean", "batchmean")
 KINDS = ("hard", "soft")
-
-
-class GroupLogits(Protocol):
-    @property
-    def tokens(self) -> Tensor | None: ...
-    @property
-    def average(self) -> Tensor | None: ...
-    @property
-    def distill(self) -> Tensor | None: ...
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:
@@ -61,7 +53,8 @@ class MultiTokenLoss(nn.Module):
     precision of the logits.
 
     The defaults are what the released weights were trained with. The paper's equations and its algorithm differ:
-    `inter_target="probability_mean"` is Eq. 4; `inter=-1, label_loss="sum", inter_target="logit_sum"` is Algorithm 1.
+    `inter_target="probability_mean"` is Eq. 4; `inter=-1, label_loss="sum", inter_target="logit_sum"` follows
+    Algorithm 1.
 
     Args:
         criterion: "ce", "bce", or any loss that takes logits (B, C) and the target and returns a scalar; the latter is
@@ -121,11 +114,12 @@ class MultiTokenLoss(nn.Module):
         """
         y, a, _ = _training_logits(group_logits)
         target = _checked_target(target, y, self.criterion)
-        with torch.autocast(y.device.type, enabled=False):
+        with torch.autocast(y.device.type, enabled=False):  # for products in a foreign criterion
             base = _over_groups(self.label_losses, y, a, self.label_loss, target)
             return _parts(self.intra, self.inter, base, self.intra_losses(y, a), self.inter_losses(y, a))
 
     def label_losses(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Loss of each of K sets of logits (B, K, C) against the target: (K,)."""
         return _label_losses(self.criterion, self.smoothing, logits, target)
 
     def intra_losses(self, y: Tensor, a: Tensor | None) -> Tensor:
@@ -170,7 +164,7 @@ class MultiTokenDistillationLoss(nn.Module):
         temperature: Softens the logits of the soft kind.
         intra, inter: As for MultiTokenLoss.
         teacher_criterion: "ce" or "bce" for the hard loss, where the criterion does not tell.
-        pretrained: Load the weights of a teacher given by name.
+        pretrained: Load the weights of a teacher given by name or folder.
         normalization: Mean and standard deviation that the images were normalised with; given, the teacher sees them
             normalised as its own `pretrained_cfg` says. Without, it sees them as they are.
         options: Keywords of MultiTokenLoss.
@@ -251,12 +245,11 @@ class MultiTokenDistillationLoss(nn.Module):
         student = self.multi_token
         plain = student.parts(group_logits, target)
         label, intra = plain["base_per_group"], plain["intra_per_group"]
-        with torch.autocast(d.device.type, enabled=False):
-            teacher = _over_groups(self.teacher_losses, d, None, student.label_loss, teacher_logits)
-            if a is not None:
-                intra = intra + student.intra_losses(d, a)
-            base = (1 - self.alpha) * label + self.alpha * teacher
-            parts = _parts(student.intra, student.inter, base, intra, plain["inter_per_group"])
+        teacher = _over_groups(self.teacher_losses, d, None, student.label_loss, teacher_logits)
+        if a is not None:
+            intra = intra + student.intra_losses(d, a)
+        base = (1 - self.alpha) * label + self.alpha * teacher
+        parts = _parts(student.intra, student.inter, base, intra, plain["inter_per_group"])
         shares = dict(label=label.sum(), teacher=teacher.sum(), label_per_group=label, teacher_per_group=teacher)
         return parts | shares
 
@@ -343,7 +336,7 @@ def _fields(group_logits: GroupLogits) -> tuple[Tensor | None, Tensor | None, Te
         raise ValueError(
             f"group_logits is {came}; expected GroupLogits: call model(x, groups=True) or model.forward_groups(x)"
         )
-    return group_logits.tokens, getattr(group_logits, "average", None), getattr(group_logits, "distill", None)
+    return group_logits.tokens, group_logits.average, group_logits.distill
 
 
 def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -418,7 +411,7 @@ def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
         )
     if teacher_logits.ndim == 2 and teacher_logits.shape[1] != C:
         raise ValueError(
-            f"the teacher knows {teacher_logits.shape[1]} classes, the student {C}; choose a teacher of the same classes"
+            f"the teacher knows {teacher_logits.shape[1]} classes, the student {C}; choose one of the same classes"
         )
     if teacher_logits.shape != (B, C):
         raise ValueError(
@@ -490,7 +483,7 @@ def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
 
 def _check_number(name: str, value: float) -> None:
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} is no finite number; give one, 0 leaves the term out")
+        raise ValueError(f"{name}={value!r} is no finite number; give one, e.g. 0.5")
 
 
 def _dtype(tensor: Tensor) -> str:

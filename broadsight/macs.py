@@ -17,10 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclass(frozen=True)
 class Convention:
-    """What a counting tool adds to convolutions and matrix products.
+    """What a counting tool adds to convolutions and matrix products, or that it knows layers alone.
 
     Args:
         name: How tables name the convention.
+        layers_only: Of all products, those of Conv2d and Linear modules alone; attention and the like are free. A
+            layer's `extra_macs` then gives whatever its published form has in such modules and ours has not.
         layer_norm, batch_norm, gelu: Operations per element of the result.
         sample: Operations per element sampled bilinearly.
         pool: Operations per element pooled globally.
@@ -28,6 +30,7 @@ class Convention:
     """
 
     name: str
+    layers_only: bool = False
     layer_norm: int = 0
     batch_norm: int = 0
     gelu: int = 0
@@ -37,6 +40,7 @@ class Convention:
 
 
 PRODUCTS = Convention("products")
+LAYERS = Convention("layers", layers_only=True)
 FVCORE = Convention("fvcore", layer_norm=5, batch_norm=2, sample=4, pool=1)
 FVCORE_MEAN = Convention("fvcore, mean pool", layer_norm=5, batch_norm=2, sample=4)  # a mean is invisible to that tool
 OLD_PROFILER = Convention("older profilers", layer_norm=5, batch_norm=2, gelu=1, sample=4, transposed_at_output=True)
@@ -55,7 +59,8 @@ def published_macs(model: nn.Module, size: tuple[int, int], convention: Conventi
 def count(model: nn.Module, *shapes_and_convention) -> tuple[int, int]:
     """(executed, extra) of one call on tensors of the given shapes, the convention last.
 
-    `extra` is what the paper's formulation and tool hold beyond the products that are executed.
+    `extra` is what the paper's formulation and tool hold beyond the products that are executed; it is negative where
+    the tool overlooks more than that.
     """
     *shapes, convention = shapes_and_convention
     try:
@@ -66,6 +71,7 @@ def count(model: nn.Module, *shapes_and_convention) -> tuple[int, int]:
 
 def _count(model: nn.Module, shapes: list, convention: Convention, device: str) -> tuple[int, int]:
     terms: list[int] = []
+    asked: list[tuple[Any, tuple, Any]] = []
 
     def add(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
         if isinstance(module, nn.LayerNorm | LayerNorm2d):
@@ -76,16 +82,22 @@ def _count(model: nn.Module, shapes: list, convention: Convention, device: str) 
             terms.append(convention.gelu * output.numel())
         elif isinstance(module, SelectAdaptivePool2d) and not module.is_identity():
             terms.append(convention.pool * inputs[0].numel())
-        extra: Any = getattr(module, "extra_macs", None)
-        if extra is not None:
-            terms.append(extra(convention, inputs, output))
+        elif convention.layers_only and isinstance(module, nn.Conv2d):
+            terms.append(output.numel() * module.weight[0].numel())
+        elif convention.layers_only and isinstance(module, nn.Linear):
+            terms.append(output.numel() * module.in_features)
+        if hasattr(module, "extra_macs"):
+            asked.append((module, inputs, output))
 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     counter = FlopCounterMode(display=False)
     try:
         with torch.no_grad(), counter:
-            model.eval()(*[torch.zeros(shape, device=device) for shape in shapes])
+            model.eval().requires_grad_(False)(*[torch.zeros(shape, device=device) for shape in shapes])
     finally:
         for hook in hooks:
             hook.remove()
-    return counter.get_total_flops() // 2, sum(terms)
+    with torch.no_grad():  # only now, so that whoever must compute something for an answer is not counted
+        terms += [module.extra_macs(convention, inputs, output) for module, inputs, output in asked]
+    executed = counter.get_total_flops() // 2
+    return executed, sum(terms) - (executed if convention.layers_only else 0)

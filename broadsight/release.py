@@ -2,27 +2,42 @@
 
 import argparse
 import os
+import pickle
 import re
+import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .layers import SuperTokenAttention
+from .layers import MultiTokenPool, SuperTokenAttention
 from .models import STViT
+from .models._released_map import (
+    model_from_release,
+    model_to_release,
+    pool_from_release,
+    pool_to_release,
+    refuse,
+    without_module_prefix,
+)
 
 Source = str | os.PathLike | Mapping[str, Tensor]
+
+# Where training scripts put the weights in what they save, the usual place first.
+WEIGHTS = ("state_dict", "model", "state_dict_ema")
 
 
 def load_release(module: nn.Module, source: Source) -> nn.Module:
     """Load released weights into one of our modules, in place, and return it.
 
     Args:
-        module: An STViT, or a bare SuperTokenAttention.
+        module: An STViT or a bare SuperTokenAttention; one of the released map_* models or a bare MultiTokenPool, both
+            of which may be light.
         source: A checkpoint file (.safetensors, or torch's format with tensors only), or a dict of tensors, under the
             released key names.
 
@@ -31,8 +46,116 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
         RuntimeError: A key is missing, unexpected or has another shape, or a constant that the release stores is not
             the constant it should be. Nothing is loaded then.
     """
-    released_name = _released_name_of(module)
-    given = dict(_read(source))
+    translate = _translation_for(module)
+    module.load_state_dict(translate(_read(source)))
+    return module
+
+
+def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a module, such as its weights or their gradients, under the released names and in released shapes.
+
+    Args:
+        module: A MultiTokenPool or a released map_* model.
+        tensors: Some or all, under the names in the module's state dict.
+
+    Raises:
+        ValueError: The module has no release, or a name or shape is not the module's.
+    """
+    if isinstance(module, MultiTokenPool):
+        return pool_to_release(module, tensors)
+    if _is_pooled(module):
+        return model_to_release(_architecture(module), module, tensors)
+    raise ValueError(
+        f"{type(module).__name__} has no released names; expected a MultiTokenPool or a model that has one"
+    )
+
+
+def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, overwrite: bool = False) -> Path:
+    """Rewrite a pickled checkpoint as a safetensors file, which anybody can read without unpickling.
+
+    The weights keep the released names. Plain values beside them (the architecture, the epoch, the metric) become the
+    file's metadata; what else there is (optimizer, arguments) is left out, and named there. Nothing in the pickle is
+    executed, and the target appears complete or not at all.
+
+    Args:
+        source: A checkpoint in torch's format, such as the authors' `.pth.tar` files.
+        target: The `.safetensors` file to write.
+        overwrite: Replace a target that exists.
+
+    Returns:
+        The path of the target.
+
+    Raises:
+        ValueError: The names are not those of a pickled and a safetensors file.
+        FileExistsError: The target exists.
+        RuntimeError: The source cannot be read without executing something, or does not hold weights.
+    """
+    source, target = Path(source), Path(target)
+    if source.suffix == ".safetensors":
+        raise ValueError(f"{source} is a safetensors file already; load_release reads it as it is")
+    if target.suffix != ".safetensors":
+        raise ValueError(f"cannot convert to {target}; expected a name ending in .safetensors")
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists; choose another name or give overwrite=True")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}; create it first")
+    content = _read_file(source)
+    weights = _check_tensors(_weights_in(content), str(source))
+    if not weights:
+        raise RuntimeError(f"{source} holds no tensors; expected a checkpoint")
+    for name, value in weights.items():
+        if value.layout != torch.strided:
+            raise RuntimeError(f"{name!r} in {source} is a {value.layout} tensor; safetensors holds dense ones alone")
+    # Copies, since safetensors refuses tensors that share memory.
+    tensors = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, unfinished, metadata=_plain_values_beside_weights(content) | {"format": "pt"})
+        os.replace(unfinished, target)
+    except (ValueError, KeyError, NotImplementedError, SafetensorError) as error:
+        raise RuntimeError(f"{source} cannot be stored as safetensors ({_first_line(error)})") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
+    """Names of the tensors in a safetensors file, and its metadata."""
+    with safe_open(path, "pt") as file:
+        return list(file.keys()), dict(file.metadata() or {})
+
+
+# ---- what is loaded into what
+
+
+def _translation_for(module: nn.Module) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """From tensors under released names to the module's state dict."""
+    if isinstance(module, STViT):
+        return partial(_renamed_state, module, STViT.released_name)
+    if isinstance(module, SuperTokenAttention):
+        return partial(_renamed_state, module, lambda key: f"stoken_refine.{key}")
+    if isinstance(module, MultiTokenPool):
+        return partial(pool_from_release, module)
+    if _is_pooled(module):
+        return partial(model_from_release, _architecture(module), module)
+    raise ValueError(
+        f"no released weights are known for {type(module).__name__}; expected STViT, SuperTokenAttention, "
+        "MultiTokenPool or a map_* model"
+    )
+
+
+def _is_pooled(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "head", None), MultiTokenPool) and hasattr(module, "backbone")
+
+
+def _architecture(module: nn.Module) -> str:
+    """The registered name; of a model that was put together by hand the one of its backbone, which has no release."""
+    return (getattr(module, "pretrained_cfg", None) or {}).get("architecture") or type(module).__name__
+
+
+def _renamed_state(
+    module: nn.Module, released_name: Callable[[str], str], given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     target = module.state_dict()
     names = {key: released_name(key) for key in target}
     unexpected = []
@@ -41,54 +164,9 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
             _check_fold_constant(name, given[name])
         else:
             unexpected.append(name)
-    _refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
-    _refuse("is unexpected", sorted(unexpected), "build the variant that the checkpoint was saved from")
-    loaded = {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
-    module.load_state_dict(loaded)
-    return module
-
-
-def _released_name_of(module: nn.Module) -> Callable[[str], str]:
-    if isinstance(module, STViT):
-        return STViT.released_name
-    if isinstance(module, SuperTokenAttention):
-        return lambda key: f"stoken_refine.{key}"
-    raise ValueError(
-        f"no released weights are known for {type(module).__name__}; expected STViT or SuperTokenAttention"
-    )
-
-
-def _read(source: Source) -> Mapping[str, Tensor]:
-    origin = "the source"
-    if not isinstance(source, Mapping):
-        origin = str(source)
-        path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not a file; give the path of a released checkpoint")
-        source = _read_file(path)
-    if not isinstance(source, Mapping):
-        raise RuntimeError(f"{origin} holds a {type(source).__name__}; expected a dict of tensors by released name")
-    for key, value in source.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
-    return source
-
-
-def _read_file(path: Path) -> Any:
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise RuntimeError(f"{path} is not a readable safetensors file: {error}") from None
-    try:
-        # The authors stored their command line beside the weights: a plain record of values, nothing that runs.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({reason})") from None
-    return content["model"] if isinstance(content, dict) and isinstance(content.get("model"), Mapping) else content
+    refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
+    refuse("is unexpected", sorted(unexpected), "build the variant that the checkpoint was saved from")
+    return {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
 
 
 def _reshape(value: Tensor, shape: torch.Size, name: str) -> Tensor:
@@ -107,7 +185,97 @@ def _check_fold_constant(name: str, value: Tensor) -> None:
         raise RuntimeError(f"{name!r} is not the constant one-hot kernel of the release; the checkpoint was changed")
 
 
-def _refuse(what: str, names: list[str], remedy: str) -> None:
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise RuntimeError(f"{names[0]!r}{more} {what}; {remedy}; nothing was loaded")
+# ---- files
+
+
+def _read(source: Source) -> Mapping[str, Tensor]:
+    if isinstance(source, Mapping):
+        return _check_tensors(source, "the source")
+    return _check_tensors(_weights_in(_read_file(Path(source))), str(source))
+
+
+def _read_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; give the path of a released checkpoint")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise RuntimeError(f"{path} is not a readable safetensors file: {error}") from None
+    try:
+        with torch.serialization.safe_globals(PLAIN_TYPES):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({_reason(error)})") from None
+
+
+def _weights_in(content: Any) -> Any:
+    """The weights among all that a training script may have saved."""
+    if isinstance(content, Mapping):
+        for place in WEIGHTS:
+            if isinstance(content.get(place), Mapping):
+                return content[place]
+    return content
+
+
+def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
+    weights = _weights_in(content)
+    if weights is content:
+        return {}
+    beside = {str(name): value for name, value in content.items() if value is not weights}
+    plain = {name: str(value) for name, value in beside.items() if isinstance(value, str | int | float)}
+    left_out = [name for name in beside if name not in plain]
+    return plain | ({"left_out": ", ".join(left_out)} if left_out else {})
+
+
+def _check_tensors(weights: Any, origin: str) -> Mapping[str, Tensor]:
+    if not isinstance(weights, Mapping):
+        raise RuntimeError(f"{origin} holds a {type(weights).__name__}; expected a dict of tensors by released name")
+    for key, value in weights.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
+    return without_module_prefix(weights)
+
+
+def _reason(error: Exception) -> str:
+    """Torch explains a refusal on a page, with what it refused in the middle."""
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    if refused:
+        return f"it holds a {refused[1]}, which could run code"
+    inner = re.search(r"WeightsUnpickler error: *(.+)", str(error))
+    return inner[1].strip() if inner else _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# What numpy calls numbers, as `struct` does.
+NUMBERS = dict(b1="?", i1="b", u1="B", i2="h", u2="H", i4="i", u4="I", i8="q", u8="Q", f2="e", f4="f", f8="d")
+
+
+class _NumberType:
+    """Stands in for numpy's dtype while a file is read: of all that a dtype can be, a number alone."""
+
+    def __init__(self, code: str, *_: Any):
+        if code not in NUMBERS:
+            raise pickle.UnpicklingError(f"it holds a numpy {code}, which is no number")
+        self.format = NUMBERS[code]
+
+    def __setstate__(self, state: tuple) -> None:
+        self.format = (">" if state[1] == ">" else "<") + self.format[-1]
+
+
+def _number(kind: _NumberType, data: bytes) -> float:
+    """Stands in for the function that makes numpy's numbers; makes plain ones."""
+    return struct.unpack(kind.format, data)[0]
+
+
+# What training scripts store beside the weights and what cannot run anything: their command line, and numbers.
+PLAIN_TYPES: list[Any] = [
+    argparse.Namespace,
+    (_NumberType, "numpy.dtype"),
+    (_number, "numpy.core.multiarray.scalar"),
+    (_number, "numpy._core.multiarray.scalar"),
+]

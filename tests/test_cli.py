@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from broadsight import __version__, benchmark, cli
 from broadsight import verify as verification
@@ -101,6 +104,12 @@ def test_python_m__is_the_command():
         ("models --all", "--all without a PATTERN; expected one"),
         ("models stvit_smal", "no model matches 'stvit_smal'; nearest: stvit_small"),
         ("verify stvit --all", "--all together with stvit; expected one of the two"),
+        ("convert", "convert needs SOURCE: checkpoint"),
+        ("convert x.pth", "convert needs TARGET: safetensors file"),
+        ("convert x.pth y.safetensors --overwite", "unrecognized arguments: --overwite (did you mean --overwrite?)"),
+        ("convert x.pth y.safetensors", "x.pth is not a file; give the path of a released checkpoint"),
+        ("convert x.pth y.pth", "cannot convert to y.pth; expected a name ending in .safetensors"),
+        ("convert x.pth no/y.safetensors", "cannot write 'no/y.safetensors': there is no folder"),
     ],
 )
 def test_wrong_usage__one_line_and_exit_2(argv, expected, run, tmp_path, monkeypatch):
@@ -299,3 +308,40 @@ def test_bench__config_file_with_an_unknown_option(run, tmp_path):
     file.write_text("batchy: 4\n")
     code, _, err = run("bench", "x", "--config", str(file))
     assert code == 2 and "'batchy'" in err and "did you mean --batch?" in err and err.count("\n") == 1
+
+
+# ---- convert
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    content = dict(state_dict={"a.weight": torch.ones(2, 3), "a.bias": torch.ones(2)}, epoch=3, optimizer=[])
+    torch.save(content, tmp_path / "model.pth.tar")
+    return tmp_path / "model.pth.tar"
+
+
+def test_convert__says_what_it_wrote(run, checkpoint):
+    target = checkpoint.with_name("model.safetensors")
+    code, out, err = run("convert", str(checkpoint), str(target))
+    assert (code, err) == (0, "")
+    assert out == f"{target}: 2 tensors, {target.stat().st_size:,} bytes; left out: optimizer\n"
+    assert load_file(target).keys() == {"a.weight", "a.bias"}
+
+
+def test_convert__overwrite(run, checkpoint):
+    target = checkpoint.with_name("model.safetensors")
+    target.write_text("precious")
+    code, out, err = run("convert", str(checkpoint), str(target))
+    assert (code, out) == (2, "")
+    assert err == f"broadsight: {target} exists; choose another name or give --overwrite\n"
+    assert target.read_text() == "precious"
+    assert run("convert", str(checkpoint), str(target), "--overwrite")[0] == 0
+    assert load_file(target).keys() == {"a.weight", "a.bias"}
+
+
+def test_convert__corrupt_file(run, checkpoint):
+    checkpoint.write_bytes(b"no weights at all")
+    code, out, err = run("convert", str(checkpoint), str(checkpoint.with_name("model.safetensors")))
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert err.startswith(f"broadsight: {checkpoint} cannot be loaded as a file of tensors only (")
+    assert list(checkpoint.parent.iterdir()) == [checkpoint]

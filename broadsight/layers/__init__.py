@@ -13,5 +13,8 @@ from .merge_maps import MergeMaps as MergeMaps
 from .multi_token_pool import GroupLogits as GroupLogits
 from .multi_token_pool import MultiTokenPool as MultiTokenPool
 from .partial_attention import PartialAttention as PartialAttention
+from .plain_pools import AveragePool as AveragePool
+from .plain_pools import FlattenPool as FlattenPool
+from .plain_pools import FourierPool as FourierPool
 from .relative_position import RelativePositionBias as RelativePositionBias
 from .super_token import SuperTokenAttention as SuperTokenAttention

@@ -1,12 +1,11 @@
 """Attention of a few class tokens over an image, for several groups of tokens at once and without keys and values."""
 
-from typing import cast
-
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .group_linear import GroupLayerNorm, GroupLinear, GroupMlp
+from .products import group_product
 
 
 @register_notrace_module
@@ -73,7 +72,7 @@ class GroupClassAttention(nn.Module):
         # An inference form has taken the norm's scale and shift into the weights.
         scale, shift = self.norm1.scale_and_shift() if isinstance(self.norm1, GroupLayerNorm) else (None, None)
         queries = queries.reshape(G, B * q, D)
-        if scale is not None:
+        if scale is not None and shift is not None:
             queries = torch.addcmul(shift, queries, scale)
         query = (self.q(queries) * self.scale).view(G, B * q, H, -1).transpose(1, 2).reshape(G * H, B * q, -1)
         key_weight = self.k.weight if scale is None else self.k.weight * scale  # G attn_dim D
@@ -103,7 +102,7 @@ class GroupClassAttention(nn.Module):
         if self.mix_after is not None or (self.training and self.drop.p):  # weights that no longer sum to one
             total = attention.sum(-1).view(B, G * H, q).transpose(0, 1).reshape(G * H, B * q, 1)
             value_bias = value_bias * total
-        found = torch.bmm(seen, value_weight.view(G * H, -1, D).mT) + value_bias  # GH B*q d
+        found = group_product(seen, value_weight.view(G * H, -1, D)) + value_bias  # GH B*q d
         return found.view(G, H, B * q, -1).transpose(1, 2).reshape(G, B * q, -1)
 
     def constants(self, query: Tensor, B: int) -> Tensor:
@@ -122,13 +121,13 @@ class GroupClassAttention(nn.Module):
         G, H = self.groups, self.heads
         heads = attention.view(B * G, H, -1)  # B*G H q*N
         weight = mixing.weight.expand(B, -1, -1, -1).reshape(B * G, H, H)
-        bias = mixing.bias.view(G, H, 1).expand(B, -1, -1, -1).reshape(B * G, H, 1)
-        return (heads + torch.baddbmm(bias, weight, heads)).view(B, rows, N)
+        mixed = torch.baddbmm(heads, weight, heads).view(B, G, H, -1) + mixing.bias.view(G, H, 1)
+        return mixed.view(B, rows, N)
 
     def reparameterize(self) -> None:
         """Take the first norm's scale and shift into the weights, for inference."""
         if isinstance(self.norm1, GroupLayerNorm):
-            scale, shift = cast(tuple[Tensor, Tensor], self.norm1.scale_and_shift())
+            scale, shift = self.norm1.scale_and_shift()
             for layer in (self.q, self.k, self.v):
                 layer.take_in(scale, shift)
             self.norm1 = nn.Identity()

@@ -65,4 +65,4 @@ def _inference_statistics(norm: Any) -> tuple[Tensor, Tensor] | None:
     if mean is None or variance is None:
         return None
     scale = torch.rsqrt(variance + norm.eps) * norm.weight
-    return scale, norm.bias - mean * scale
+    return scale, torch.addcmul(norm.bias, mean, scale, value=-1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .folding import Shift, inference_form
+from .products import group_product
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -70,7 +71,7 @@ class GramTokens(nn.Module):
         if low:  # entries of any size would overflow half precision: there the triangle is scaled before the map
             entries = (entries / length).to(x.dtype)
         entries = entries.view(B, self.embed.shape[0], -1).transpose(0, 1)  # GR B U/R
-        tokens = torch.bmm(entries, self.embed.mT)  # GR B dim*T/R
+        tokens = group_product(entries, self.embed)  # GR B dim*T/R
         tokens = tokens.view(G, -1, B, tokens.shape[-1]).permute(2, 0, 1, 3).reshape(B, G, D * T)
         if not low:
             tokens = tokens / length
@@ -121,11 +122,11 @@ class GramTriangle(torch.autograd.Function):
         ctx.save_for_backward(r, mirror)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
         r, mirror = ctx.saved_tensors
         P = r.shape[-1]
-        gradient = gradient.transpose(0, 1)  # G B U
+        gradient = gradients[0].transpose(0, 1)  # G B U
         full = gradient.gather(-1, mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)
-        # Both halves of the matrix have it now, as the gradient of a symmetric product wants; the diagonal counts twice.
+        # Both halves of the matrix have it now, as a symmetric product wants; the diagonal counts twice.
         full = full + torch.diag_embed(full.diagonal(dim1=-2, dim2=-1))
         return torch.bmm(r, full), None, None, None

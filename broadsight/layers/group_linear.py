@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .products import group_product
+
 
 class GroupLinear(nn.Module):
     """A linear layer for each group. (G, N, in_features) -> (G, N, out_features).
@@ -24,7 +26,7 @@ class GroupLinear(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias.view(self.groups, 1, self.out_features), x, self.weight.mT)
+        return group_product(x, self.weight, self.bias.view(self.groups, 1, self.out_features))
 
     @torch.no_grad()
     def take_in(self, scale: Tensor, shift: Tensor) -> None:
@@ -81,6 +83,10 @@ class GroupMlp(nn.Module):
         x = x.view(G, N, K, D // K).transpose(1, 2).reshape(G * K, N, D // K)
         x = self.drop(F.relu(self.fc1(x)))  # GK N hidden/K
         if K > 1:
-            x = x.view(G, K, N, x.shape[-1] // K, K)
-            x = x.permute(0, 4, 2, 1, 3).reshape(G * K, N, -1)  # the last axis counts the cards: G K' N K hidden/K/K
+            x = x.view(G, K, N, -1)
+            if x.shape[-1] % K == 0:  # the last axis deals the cards
+                x = x.unflatten(-1, (-1, K)).permute(0, 4, 2, 1, 3)  # G K N K' hidden/K/K
+            else:
+                x = x.transpose(1, 2).reshape(G, N, -1, K).permute(0, 3, 1, 2)
+            x = x.reshape(G * K, N, -1)
         return self.fc2(x).view(G, K, N, D // K).transpose(1, 2).reshape(G, N, D)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .any_size import symbolic
 from .folding import Shift, inference_form
+from .products import MiddleSample, map_product
 
 RESIZES = ("release", "ga")
 
@@ -52,12 +53,10 @@ class MergeMaps(nn.Module):
         weight, merged = (self.weight, None) if folded is None else folded
         growing = []
         for x, part in zip(maps, weight.split(self.used, 1), strict=True):
-            part = part.mT.expand(x.shape[0], -1, -1)  # B C dim
             if grows(x.shape[-2:], grid):
-                growing.append(torch.bmm(x.flatten(2).mT, part).unflatten(1, x.shape[-2:]))  # B H W dim
-                continue
-            tokens = self.shrink(x, grid).flatten(2).mT  # B n C
-            merged = torch.bmm(tokens, part) if merged is None else torch.baddbmm(merged, tokens, part)
+                growing.append(map_product(x.flatten(2), part).unflatten(1, x.shape[-2:]))  # B H W dim
+            else:
+                merged = map_product(self.shrink(x, grid).flatten(2), part, merged)  # B n dim
         assert merged is not None  # the map that fixes the grid never grows
         merged = merged.unflatten(1, grid)  # B h w dim
         for x in growing:
@@ -68,19 +67,15 @@ class MergeMaps(nn.Module):
 
     def shrink(self, x: Tensor, grid: Sequence[int]) -> Tensor:
         """(B, C, H, W) -> (B, C, h, w)."""
-        H, W = x.shape[-2:]
-        h, w = grid
-        if not symbolic(H, W) and (H, W) == (h, w):
+        size, (h, w) = tuple(x.shape[-2:]), grid
+        known = not symbolic(*size)
+        if known and size == (h, w):
             return x
         if self.resize == "ga":
             return F.adaptive_avg_pool2d(x, (h, w))
-        if not symbolic(H, W) and H == W and h == w and H % (2 * h) == 0 and x.is_contiguous():
-            # Sampling between the two middle pixels of every cell; torch would read the whole map.
-            ratio = H // h
-            middle = ratio // 2 - 1
-            rows = x.unflatten(2, (h, ratio))
-            rows = rows[:, :, :, middle] + rows[:, :, :, middle + 1]  # B C h W
-            return (rows[..., middle::ratio] + rows[..., middle + 1 :: ratio]) * 0.25
+        ratio = size[0] // h if known else 0
+        if known and ratio % 2 == 0 and size == (h * ratio, w * ratio) and x.is_contiguous():
+            return MiddleSample.apply(x, ratio)
         return F.interpolate(x, (h, w), mode="bilinear", align_corners=False)
 
     def add_grown(self, merged: Tensor, x: Tensor) -> Tensor:
@@ -104,8 +99,7 @@ class MergeMaps(nn.Module):
 
 def grows(size: Sequence[int], grid: Sequence[int]) -> bool:
     """The release looks at the height; the width decides where the heights are equal."""
-    (H, W), (h, w) = size, grid
-    return H < h or (not symbolic(H, W) and H == h and W < w)
+    return size[0] < grid[0] or (not symbolic(*size) and size[0] == grid[0] and size[1] < grid[1])
 
 
 def check_features(features: Sequence[Tensor], channels: Sequence[int]) -> None:

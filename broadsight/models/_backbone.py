@@ -28,7 +28,7 @@ COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
 # Of one slice of a batch in inference on the CPU, measured at the input of a stage.
 SLICE_BYTES = 7 << 18
 
-ModelT = TypeVar("ModelT", bound="StagedBackbone")
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class Stage(nn.Module):
@@ -323,13 +323,19 @@ class ConvNorm(nn.Module):
         fold_norm_after(self, "conv", "norm")
 
 
-def build(cls: type[ModelT], name: str, pretrained: bool, arch: dict[str, Any], kwargs: dict[str, Any]) -> ModelT:
-    """What every entry point calls: timm's builder, with the device and dtype that timm passes on handled here."""
+def build(
+    make: Callable[..., ModelT], name: str, pretrained: bool, arch: dict[str, Any], kwargs: dict[str, Any]
+) -> ModelT:
+    """What every entry point calls: timm's builder, with the device and dtype that timm passes on handled here.
+
+    Args:
+        make: The model's class, or what returns one; called with `arch` and the caller's `kwargs`.
+    """
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
     kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
     kwargs.setdefault("pretrained_filter_fn", lambda state_dict, model: model.adapt_checkpoint(state_dict))
     with nullcontext() if device is None else torch.device(device):
-        model = build_model_with_cfg(cls, name, pretrained, **{**arch, **kwargs})
+        model = build_model_with_cfg(cast(Any, make), name, pretrained, **{**arch, **kwargs})
     return model if dtype is None else model.to(dtype=dtype)
 
 

@@ -1,0 +1,108 @@
+"""Products of many rows with weights, whose gradients come out in the memory layout of what they belong to.
+
+Automatic differentiation of a batched product with a transposed weight yields a transposed gradient, which is then
+copied into place: for the largest weights here that costs more than the product.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def group_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """For each group a product with its own weight. (G, N, in), (G, out, in), bias (G, 1, out) -> (G, N, out)."""
+    if torch.is_grad_enabled() and weight.requires_grad:
+        product = GroupProduct.apply(x, weight)
+        return product if bias is None else product + bias
+    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
+
+
+def map_product(x: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+    """One weight for all positions, added onto another result. (B, in, n), (out, in), (.., out) -> (B, n, out)."""
+    if torch.is_grad_enabled() and weight.requires_grad:
+        product = MapProduct.apply(x, weight)
+        return product if onto is None else product + onto
+    weight = weight.mT.expand(x.shape[0], -1, -1)
+    return torch.bmm(x.mT, weight) if onto is None else torch.baddbmm(onto, x.mT, weight)
+
+
+class GroupProduct(torch.autograd.Function):
+    """(G, N, in), (G, out, in) -> (G, N, out)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(x, weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        of_x = torch.bmm(gradient, weight.to(gradient.dtype)) if ctx.needs_input_grad[0] else None
+        of_weight = torch.bmm(gradient.mT, x.to(gradient.dtype)) if ctx.needs_input_grad[1] else None
+        return of_x, None if of_weight is None else of_weight.to(weight.dtype)
+
+
+class MapProduct(torch.autograd.Function):
+    """(B, in, n), (out, in) -> (B, n, out)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(x.mT, weight.mT.expand(x.shape[0], -1, -1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        weights = weight.to(gradient.dtype).expand(x.shape[0], -1, -1)  # B out in
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.bmm(weights.mT, gradient.mT) if x.is_contiguous() else torch.bmm(gradient, weights).mT
+        if ctx.needs_input_grad[1]:
+            start = gradient.new_zeros(weight.shape)
+            of_weight = torch.addbmm(start, gradient.mT, x.mT.to(gradient.dtype), beta=0).to(weight.dtype)
+        return of_x, of_weight
+
+
+class MiddleSample(torch.autograd.Function):
+    """The mean of the four pixels in the middle of every cell. (B, C, r*h, r*w) -> (B, C, h, w), r even.
+
+    That is what bilinear sampling without antialiasing comes to; torch would read the whole map.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, ratio: int) -> Tensor:
+        middle = ratio // 2 - 1
+        rows = x.unflatten(2, (-1, ratio))
+        rows = torch.lerp(rows[:, :, :, middle], rows[:, :, :, middle + 1], 0.5)  # B C h r*w
+        return torch.lerp(rows[..., middle::ratio], rows[..., middle + 1 :: ratio], 0.5)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.ratio = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        (gradient,) = gradients
+        B, C, h, w = gradient.shape
+        middle, ratio = ctx.ratio // 2 - 1, ctx.ratio
+        if ratio == 2:
+            of_x = (gradient * 0.25).view(B, C, h, 1, w, 1).expand(-1, -1, -1, 2, -1, 2)
+        else:
+            of_x = gradient.new_zeros(B, C, h, ratio, w, ratio)
+            of_x[:, :, :, middle : middle + 2, :, middle : middle + 2] = (gradient * 0.25)[:, :, :, None, :, None]
+        return of_x.reshape(B, C, h * ratio, w * ratio), None

@@ -1,0 +1,337 @@
+"""Between our names and those of the authors' MAP checkpoints: read them, or write what they would hold.
+
+The authors keep one tensor for each group under numbered names, we keep all groups stacked. The order is the same, so
+that every tensor of ours is a stack of theirs, reshaped.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..layers import MultiTokenPool
+
+Shape = tuple[int, ...]
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def pool_from_release(pool: MultiTokenPool, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict for the pool from tensors under the released names, which begin below the head's own prefix.
+
+    Raises:
+        RuntimeError: A tensor is missing, unexpected or has another shape, or a constant is not what it should be.
+    """
+    return _pool_translation(pool, _says_cap(pool, released)).to_ours(released, pool.state_dict())
+
+
+def pool_to_release(pool: MultiTokenPool, tensors: Mapping[str, Tensor], cap: bool = False) -> dict[str, Tensor]:
+    """Any tensors under the pool's names (weights, gradients, some or all) under the released ones, as copies.
+
+    Args:
+        cap: Use the names that the authors gave to the pool of their CAP networks.
+
+    Raises:
+        ValueError: A name or a shape is not the pool's, or the release knows no such tensor.
+    """
+    return _pool_translation(pool, cap).to_released(tensors, pool.state_dict())
+
+
+def model_from_release(architecture: str, model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict for a whole model from tensors under the released names.
+
+    Args:
+        architecture: Registered name of the model, such as "map_resnet50".
+        model: A timm backbone in `model.backbone` and a MultiTokenPool in `model.head`.
+
+    Raises:
+        ValueError: The architecture has no release.
+        RuntimeError: As `pool_from_release`.
+    """
+    return _model_translation(architecture, model).to_ours(without_module_prefix(released), model.state_dict())
+
+
+def model_to_release(architecture: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`pool_to_release` for a whole model."""
+    return _model_translation(architecture, model).to_released(tensors, model.state_dict())
+
+
+def without_module_prefix(released: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Names as they were before a wrapper for distributed training put `module.` in front of each."""
+    if released and all(name.startswith("module.") for name in released):
+        return {name.removeprefix("module."): value for name, value in released.items()}
+    return released
+
+
+def refuse(what: str, names: list[str], remedy: str) -> None:
+    """Raise if there are names to complain about."""
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise RuntimeError(f"{names[0]!r}{more} {what}; {remedy}; nothing was loaded")
+
+
+class Source(NamedTuple):
+    """Where the release keeps one of our tensors: names of equal parts, and the shape of each part."""
+
+    names: tuple[str, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Between our names and released ones.
+
+    Args:
+        sources: For our names; those that are not here have no counterpart in the release.
+        constants: Tensors of the release that hold no weights, by released name. They may be absent.
+        own_constants: Our names of such tensors; they keep their values.
+        unused: Pattern of further released names that nothing here needs.
+    """
+
+    sources: dict[str, Source]
+    constants: dict[str, Tensor]
+    own_constants: frozenset[str] = frozenset()
+    unused: str | None = None
+
+    def to_ours(self, released: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All of `own` with the released values, in new tensors or views of the released ones."""
+        without_source = [key for key in own if key not in self.sources and key not in self.own_constants]
+        refuse("has no counterpart in the release", without_source, "build the module as the authors did")
+        expected = {name: key for key, source in self.sources.items() for name in source.names}
+        # How many batches a norm has seen says nothing about the weights, and some tools do not store it.
+        missing = [name for name, key in expected.items() if name not in released and not _is_count(key)]
+        refuse("is missing", missing, "the source is not this variant")
+        unexpected = released.keys() - expected.keys() - self.constants.keys()
+        unexpected = sorted(name for name in unexpected if not (self.unused and re.match(self.unused, name)))
+        refuse("is unexpected", unexpected, "build the variant that the checkpoint was saved from")
+        translated = {key: self._read(key, released, value) for key, value in own.items()}
+        for name in self.constants.keys() & released.keys():
+            _check_constant(name, released[name], self.constants[name])
+        return translated
+
+    def _read(self, key: str, released: Mapping[str, Tensor], own: Tensor) -> Tensor:
+        source = self.sources.get(key)
+        parts = {name: released[name] for name in source.names if name in released} if source else {}
+        if source is None or not parts:
+            return own
+        for name, part in parts.items():
+            if part.shape != source.shape:
+                raise RuntimeError(
+                    f"{name!r} has shape {tuple(part.shape)}; expected {source.shape}: another variant?"
+                    " nothing was loaded"
+                )
+        if _is_count(key):  # all groups have seen the same batches
+            return next(iter(parts.values()))
+        return torch.stack(list(parts.values())).reshape(own.shape)
+
+    def to_released(self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        translated = {}
+        for key, value in tensors.items():
+            if key not in own:
+                raise ValueError(f"{key!r} is not a tensor of this module; expected names of its state dict")
+            if value.shape != own[key].shape:
+                raise ValueError(f"{key!r} has shape {tuple(value.shape)}; expected {tuple(own[key].shape)}")
+            if key in self.own_constants:
+                continue
+            if key not in self.sources:
+                raise ValueError(f"{key!r} has no counterpart in the release; leave it out")
+            names, shape = self.sources[key]
+            parts = [value] * len(names) if _is_count(key) else value.reshape(len(names), *shape).unbind()
+            translated |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
+        return translated
+
+
+# ---- the pool
+
+
+def _vector(shape: Shape, groups: int) -> Shape:
+    return (shape[0] // groups,) if shape else ()
+
+
+def _linear(shape: Shape, groups: int) -> Shape:
+    return shape[1:] if len(shape) == 3 else _vector(shape, groups)
+
+
+def _convolution(shape: Shape, groups: int) -> Shape:
+    """The release has 1x1 convolutions, some with channel groups, where we have products."""
+    if len(shape) < 2:
+        return _vector(shape, groups)
+    rows = torch.Size(shape[:-1]).numel()
+    return (rows // groups, shape[-1], 1, 1)
+
+
+def _tokens(shape: Shape, groups: int) -> Shape:
+    return (1, *shape[1:])
+
+
+_NORM = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
+_LAYER = r"(weight|bias)"
+_GROUP = "mmcap.mmcap.{g}."
+_GRAM = _GROUP + "gram_token_extraction."
+
+# Pattern of our name, released name, shape of a released tensor. {g} is the group, {merge} the module that leads from
+# the backbone's maps to one map, {linear} what the release calls the linear layer of its token classifiers.
+_POOL_RULES: list[tuple[str, str, Callable[[Shape, int], Shape]]] = [
+    (r"merge\.weight", "mmcap.{merge}.0.weight", _convolution),
+    (rf"merge\.norm\.{_NORM}", r"mmcap.{merge}.1.\1", _vector),
+    (r"gram\.reduce", _GRAM + "ch_reduction.0.weight", _convolution),
+    (rf"gram\.reduce_norm\.{_NORM}", _GRAM + r"ch_reduction.1.\1", _vector),
+    (r"gram\.embed", _GRAM + "bp_reduction.0.weight", _convolution),
+    (rf"gram\.embed_norm\.{_NORM}", _GRAM + r"bp_reduction.1.\1", _vector),
+    (r"learned", _GROUP + "x_cls", _tokens),
+    (rf"blocks\.(\d+)\.(norm[12])\.{_LAYER}", _GROUP + r"attention.\1.\2.\3", _vector),
+    (rf"blocks\.(\d+)\.([qkv]|proj)\.{_LAYER}", _GROUP + r"attention.\1.attn.\2.\3", _linear),
+    (rf"blocks\.(\d+)\.mix_before\.{_LAYER}", _GROUP + r"attention.\1.attn.w1.\2", _linear),
+    (rf"blocks\.(\d+)\.mix_after\.{_LAYER}", _GROUP + r"attention.\1.attn.w2.\2", _linear),
+    (rf"blocks\.(\d+)\.mlp\.(fc[12])\.{_LAYER}", _GROUP + r"attention.\1.mlp.\2.\3", _convolution),
+    (rf"classifier\.norm\.{_LAYER}", r"heads.{g}.norm.\1", _vector),
+    (rf"classifier\.fc\.{_LAYER}", r"heads.{g}.{linear}\1", _linear),
+    (rf"average_classifier\.norm\.{_LAYER}", r"self_dt_heads.{g}.norm.\1", _vector),
+    (rf"average_classifier\.fc\.{_LAYER}", r"self_dt_heads.{g}.head.\1", _linear),
+]
+
+
+def _says_cap(pool: MultiTokenPool, released: Iterable[str]) -> bool:
+    """The names of the CAP networks, whose pool is a group alone."""
+    possible = pool.groups == 1 and pool.merge is None
+    return possible and any(name.startswith("pool.") for name in released)
+
+
+def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "") -> Translation:
+    """Released names get the prefix."""
+
+    def full(name: str, group: int = 0) -> str:
+        name = name.format(
+            g=group,
+            merge="multi_scale.concat_conv" if pool.level > 0 else "channel_convertor",
+            linear="head." if pool.classifier_kind == "norm" else "",
+        )
+        if cap:
+            name = name.replace("mmcap.mmcap.0.", "pool.").replace("heads.0.", "fc.")
+        return prefix + name
+
+    sources = {}
+    for key, value in pool.state_dict().items():
+        for pattern, template, released_shape in _POOL_RULES:
+            match = re.fullmatch(pattern, key)
+            if match:
+                template = match.expand(template)
+                groups = pool.groups if "{g}" in template else 1
+                names = tuple(full(template, group) for group in range(groups))
+                sources[key] = Source(names, released_shape(tuple(value.shape), groups))
+    constants = {}
+    if pool.gram is not None:
+        rows, columns = torch.triu_indices(pool.gram.gram_dim, pool.gram.gram_dim, device="cpu")
+        triangle = rows * pool.gram.gram_dim + columns
+        constants = {full(_GRAM + "bp_index", group): triangle for group in range(pool.groups)}
+    return Translation(sources, constants, unused=re.escape(prefix) + r"heads\." if pool.light else None)
+
+
+def _check_constant(name: str, value: Tensor, expected: Tensor) -> None:
+    if value.is_floating_point() or value.shape != expected.shape or not torch.equal(value.cpu().long(), expected):
+        raise RuntimeError(
+            f"{name!r} is not the list of upper-triangle positions that the release stores; the checkpoint was changed;"
+            " nothing was loaded"
+        )
+
+
+def _is_count(key: str) -> bool:
+    return key.endswith("num_batches_tracked")
+
+
+# ---- whole networks
+
+
+def _renamed(*rules: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
+    """The first rule whose pattern begins the name replaces that beginning; other names stay."""
+
+    def rename(name: str) -> str:
+        for pattern, replacement in rules:
+            changed, count = re.subn(f"^(?:{pattern})", replacement, name)
+            if count:
+                return changed
+        return name
+
+    return rename
+
+
+# The released blocks are sequences of convolution, norm, ReLU, twice; the stem is the first block of the first stage.
+_MOBILENET_LAYERS = {"conv_dw": 0, "bn1": 1, "conv_pw": 3, "bn2": 4}
+_mobilenet = _renamed(
+    (r"conv_stem\.", "layers.0.0.0."),
+    (r"bn1\.", "layers.0.0.1."),
+    (
+        r"blocks\.(\d+)\.(\d+)\.(\w+)\.",
+        lambda m: f"layers.{m[1]}.{int(m[2]) + (m[1] == '0')}.{_MOBILENET_LAYERS.get(m[3], m[3])}.",
+    ),
+)
+# Every released convolution is followed by its norm in a sequence; timm's stem also counts the activations.
+_resnet = _renamed(
+    (r"conv1\.(\d+)\.", lambda m: f"stem.{int(m[1]) // 3}.{int(m[1]) % 3}."),
+    (r"bn1\.", "stem.2.1."),
+    (r"(layer\d\.\d+)\.conv(\d)\.", r"\1.conv\2.0."),
+    (r"(layer\d\.\d+)\.bn(\d)\.", r"\1.conv\2.1."),
+    (r"(layer\d\.\d+\.se)\.fc1\.", r"\1.1.0."),
+    (r"(layer\d\.\d+\.se)\.bn\.", r"\1.1.1."),
+    (r"(layer\d\.\d+\.se)\.fc2\.", r"\1.2."),
+)
+_pit = _renamed((r"transformers\.(\d)\.pool\.", lambda m: f"pools.{int(m[1]) - 1}."))
+_convnext = _renamed(
+    (r"stem\.", "downsample_layers.0."),
+    (r"stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
+    (r"stages\.(\d)\.blocks\.(\d+)\.conv_dw\.", r"stages.\1.\2.dwconv."),
+    (r"stages\.(\d)\.blocks\.(\d+)\.mlp\.fc(\d)\.", r"stages.\1.\2.pwconv\3."),
+    (r"stages\.(\d)\.blocks\.(\d+)\.", r"stages.\1.\2."),
+)
+_unchanged = _renamed()
+
+
+class Network(NamedTuple):
+    """What the release calls the parts of one network.
+
+    Args:
+        backbone: From timm's name to the released one.
+        head: Prefix of the pool.
+        recomputed: Pattern of buffers that follow from the rest of the network.
+    """
+
+    backbone: Callable[[str], str]
+    head: str = "head."
+    recomputed: str | None = None
+
+
+NETWORKS = {
+    "map_mobilenetv1": Network(_mobilenet, head="fc."),
+    "map_resnet50": Network(_resnet),
+    "map_pit_s": Network(_pit),
+    "map_convnext_tiny": Network(_convnext),
+    "map_convnext_small": Network(_convnext),
+    "map_maxvit_tiny": Network(_unchanged),
+    "map_maxvit_small": Network(_unchanged),
+    "map_faster_vit_3": Network(_unchanged, recomputed=r"levels\..*\.relative_(bias|coords_table|position_index)$"),
+}
+
+
+def _model_translation(architecture: str, model: nn.Module) -> Translation:
+    network = NETWORKS.get(architecture)
+    if network is None:
+        raise ValueError(f"no released weights are known for {architecture!r}; expected one of {', '.join(NETWORKS)}")
+    pool: Any = model.get_submodule("head")
+    head = _pool_translation(pool, prefix=network.head)
+    parameters = dict(model.named_parameters())
+    sources, own_constants, unused = {}, set(), [head.unused, network.recomputed]
+    for key, value in model.state_dict().items():
+        part, _, name = key.partition(".")
+        if part == "head" and name in head.sources:
+            sources[key] = head.sources[name]
+        elif part == "backbone":
+            released = network.backbone(name)
+            if key in parameters or key.endswith(STATISTICS):
+                sources[key] = Source((released,), tuple(value.shape))
+            else:
+                own_constants.add(key)
+                unused.append(re.escape(released) + "$")
+    unused = "|".join(f"(?:{pattern})" for pattern in unused if pattern)
+    return Translation(sources, head.constants, frozenset(own_constants), unused or None)

@@ -1,0 +1,295 @@
+"""Puts another pooling under any network: multi-token attention pooling and those that it is compared with."""
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from .layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
+from .pyramid import Pyramid, find_pyramid
+
+POOLS = ("gap", "cap", "ga", "map", "map-light", "vgg", "dft")
+
+# What lets a timm network take images of any size, by the names that its families know; the first that fits is used.
+ANY_SIZE: tuple[dict[str, Any], ...] = (
+    dict(strict_img_size=False),
+    dict(dynamic_img_size=True, dynamic_img_pad=True),
+    dict(dynamic_img_size=True),
+)
+SIZE_ARGUMENTS = ("img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size")
+
+
+class PooledModel(nn.Module):
+    """A timm network with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
+
+    `forward_features` goes as far as the one map (B, num_features, h, w) that is pooled, `forward_head` from there to
+    the logits. `forward_intermediates` and `feature_info` are the backbone's.
+
+    Args:
+        backbone: The network without its classifier, and
+        pyramid: how its maps are obtained; `find_pyramid` gives both.
+        head: A pool over these maps.
+    """
+
+    def __init__(self, backbone: nn.Module, pyramid: Pyramid, head: nn.Module):
+        super().__init__()
+        self.backbone, self.pyramid = backbone, pyramid
+        self.head: Any = head
+        self.pooled = True
+        self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
+        self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
+        self.feature_info = getattr(backbone, "feature_info", [])
+        self.pretrained_cfg = self.default_cfg = dict(getattr(backbone, "pretrained_cfg", None) or {})
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) -> (B, num_features, h, w)."""
+        check_images(x, self.in_chans)
+        return self.head.merge_maps(self.pyramid(self.backbone, x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The map to pool -> logits (B, num_classes), or what the classifier sees (B, head_hidden_size)."""
+        return self.head.classify(x, pre_logits) if self.pooled else x
+
+    def forward_groups(self, x: Tensor, per_token: bool = False) -> GroupLogits:
+        """Logits of every group of tokens, for `MultiTokenLoss`; each token's share as well if asked for."""
+        if not isinstance(self.head, MultiTokenPool):
+            raise ValueError(f"{type(self.head).__name__} has no groups of tokens; pool with 'map' or 'ga'")
+        return self.head.classify_groups(self.forward_features(x), per_token)
+
+    def forward(self, x: Tensor, groups: bool = False) -> Tensor | GroupLogits:
+        """Logits; with `groups` what `forward_groups` gives, so that wrappers of the model see that call too."""
+        return self.forward_groups(x) if groups else self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self, x: Tensor, indices: int | Sequence[int] | None = None, intermediates_only: bool = False, **options: Any
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The backbone's intermediate features, and its final ones unless intermediates_only."""
+        check_images(x, self.in_chans)
+        network: Any = self.backbone
+        if not hasattr(network, "forward_intermediates"):
+            raise ValueError(f"{type(network).__name__} gives no intermediate features; model.pyramid gives its maps")
+        return network.forward_intermediates(x, indices=indices, intermediates_only=intermediates_only, **options)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Leave what the given intermediate features need; the pool goes with `prune_head`."""
+        network: Any = self.backbone
+        if prune_head:
+            self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
+        return network.prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.classifier or self.head.average_classifier if self.has_groups else self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New classifiers for num_classes (0: none). A global_pool of "" also leaves out the pooling."""
+        self.num_classes = num_classes
+        self.pooled = global_pool != "" if global_pool is not None else self.pooled
+        self.head.reset_classifier(num_classes)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether there are groups of tokens to train with `MultiTokenLoss`."""
+        return isinstance(self.head, MultiTokenPool)
+
+    def lighten(self) -> "PooledModel":
+        """Keep the averaged tokens' classifiers alone, in place: fewer parameters for inference, after training."""
+        if not isinstance(self.head, MultiTokenPool):
+            raise ValueError(f"{type(self.head).__name__} has no light form; only 'map' has")
+        self.head.lighten()
+        self.head_hidden_size = self.head.num_features
+        return self
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        network: Any = self.backbone
+        network.set_grad_checkpointing(enable)
+
+    def set_input_size(self, *args: Any, **kwargs: Any) -> None:
+        """Another image size, for backbones that are built for one."""
+        network: Any = self.backbone
+        if not hasattr(network, "set_input_size"):
+            raise ValueError(f"{type(network).__name__} has no set_input_size; create it with img_size=...")
+        network.set_input_size(*args, **kwargs)
+
+    def no_weight_decay(self) -> set[str]:
+        network: Any = self.backbone
+        names = {f"backbone.{name}" for name in getattr(network, "no_weight_decay", set)()}
+        return names | ({"head.learned"} if hasattr(self.head, "learned") else set())
+
+    def group_matcher(self, coarse: bool = False) -> Any:
+        """The backbone's layers; the pool is the last."""
+        network: Any = self.backbone
+        if not hasattr(network, "group_matcher"):
+            return dict(stem=r"^backbone", blocks=[(r"^head", (99999,))])
+        matcher = network.group_matcher(coarse=coarse)
+        if callable(matcher):
+            return lambda name: (
+                matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else float("inf")
+            )
+        return {key: _below("backbone", pattern) for key, pattern in matcher.items()}
+
+
+def swap_pool(
+    model_or_name: str | nn.Module,
+    pool: str,
+    *,
+    groups: int = 2,
+    tokens: int = 4,
+    dim: int = 384,
+    heads: int | None = None,
+    mlp_dim: int = 1536,
+    level: int | None = None,
+    light: bool = False,
+    num_classes: int | None = None,
+    attn_dim: int | None = None,
+    indices: Sequence[int] | None = None,
+    stem: str | None = None,
+    pool_options: Mapping[str, Any] | None = None,
+    **create_kwargs: Any,
+) -> PooledModel:
+    """Any timm network with another pooling in place of its last one; what it has learned is kept.
+
+    Args:
+        model_or_name: A timm name, or a model object, which is changed and becomes the backbone.
+        pool: "gap" (average), "cap" (one learned class token), "ga" (groups of one token each), "map" (groups of
+            several tokens), "map-light" (the same with the averaged tokens' classifiers alone, for inference), "vgg"
+            (flatten, fully connected) or "dft" (Fourier magnitudes).
+        groups, tokens: Token groups, and class tokens in each.
+        dim: Width of the merged map and of the tokens.
+        heads: Attention heads; 12, or for "cap" one for every 64 channels.
+        mlp_dim: Hidden width of the MLP.
+        level: Position of the feature map whose grid all are brought to; by default that at stride 16, which is 3 in a
+            pyramid of stem and four stages. -1: only the last map is pooled.
+        light: As "map-light".
+        num_classes: Classes; by default what the network had.
+        attn_dim: Width of the attention, half of `dim` by default.
+        indices, stem: Which feature maps to use; see `find_pyramid`.
+        pool_options: Further arguments of the pool's class, such as dict(head_mixing=True) of MultiTokenPool.
+        create_kwargs: For timm.create_model when a name is given: pretrained, in_chans, img_size, ... Networks that can
+            are created to take images of any size.
+    """
+    if pool not in POOLS:
+        near = get_close_matches(str(pool).lower(), POOLS, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown pool {pool!r}; {hint}pools are {', '.join(POOLS)}")
+    if isinstance(model_or_name, str):
+        model = create_backbone(model_or_name, **create_kwargs)
+    elif create_kwargs:
+        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; they are for creating one by name")
+    elif isinstance(model_or_name, PooledModel):
+        raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
+    else:
+        model = model_or_name
+    own: int = getattr(model, "num_classes", 0) or 1000
+    num_classes = own if num_classes is None else num_classes
+    like = next(model.parameters())
+    normed = _ends_with_layer_norm(model)
+    last_only = pool not in ("map", "map-light", "ga") or (level is not None and level <= 0)
+    backbone, pyramid = find_pyramid(
+        model, indices=indices, stem=stem, last_only=last_only, in_chans=create_kwargs.get("in_chans")
+    )
+    options: dict[str, Any] = dict(pool_options or {})
+    arguments: dict[str, Any]
+    if pool in ("map", "map-light", "ga"):
+        arguments = dict(
+            level=pyramid.level if level is None else level,
+            dim=dim,
+            groups=groups,
+            tokens=tokens,
+            heads=heads or 12,
+            attn_dim=attn_dim or dim // 2,
+            mlp_ratio=mlp_dim / dim,
+            light=light or pool == "map-light",
+        )
+        if pool == "ga":
+            arguments |= dict(tokens=1, mean_token=False)
+        build: type[nn.Module] = MultiTokenPool
+    elif pool == "cap":
+        arguments, build = class_attention_pool(pyramid.channels[-1], heads), MultiTokenPool
+    elif pool == "gap":
+        arguments, build = dict(norm=normed), AveragePool
+    elif pool == "vgg":
+        arguments, build = dict(grid=pyramid.sizes[-1]), FlattenPool
+    else:
+        arguments, build = {}, FourierPool
+    if light and pool not in ("map", "map-light"):
+        raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
+    _refuse_unknown(options, build)
+    make: Any = build  # a class of several whose arguments differ
+    with torch.device(like.device):
+        head = make(pyramid.channels, num_classes, **(arguments | options)).to(like.dtype)
+    return PooledModel(backbone, pyramid, head).train(model.training)
+
+
+def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, Any]:
+    """What makes a MultiTokenPool the plain class attention pooling (CAP) of the last map."""
+    return dict(
+        level=-1,
+        dim=channels,
+        groups=1,
+        tokens=1,
+        mean_token=False,
+        gram=False,
+        heads=heads or max(1, channels // 64),
+        mlp_ratio=2,
+        mlp_groups=1,
+        classifier="linear",
+    )
+
+
+def create_backbone(name: str, **create_kwargs: Any) -> nn.Module:
+    """A timm model by name, made for any image size if its family can be."""
+    if not timm.is_model(name.split(".")[0]) and ":" not in name:
+        near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise ValueError(f"unknown model {name!r}{hint}")
+    choices = () if any(argument in create_kwargs for argument in SIZE_ARGUMENTS) else ANY_SIZE
+    for choice in choices:
+        try:
+            return timm.create_model(name, **create_kwargs, **choice)
+        except TypeError as error:
+            if not any(argument in str(error) for argument in choice):
+                raise ValueError(f"{name} cannot be created: {error}") from error
+    try:
+        return timm.create_model(name, **create_kwargs)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be created: {error}") from error
+
+
+def check_images(x: Tensor, in_chans: int) -> None:
+    if x.ndim != 4 or x.shape[1] != in_chans:
+        raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
+
+
+def _ends_with_layer_norm(model: Any) -> bool:
+    """Whether the network norms its last features with something like a LayerNorm, so that an average wants one too."""
+    places = [getattr(model, name, None) for name in ("norm", "fc_norm", "head_norm")]
+    places.append(getattr(getattr(model, "head", None), "norm", None))
+    norms = (nn.LayerNorm, nn.GroupNorm, timm.layers.RmsNorm, timm.layers.LayerNorm2d)
+    return any(isinstance(place, norms) for place in places)
+
+
+def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:
+    known = list(inspect.signature(build).parameters)
+    for option in options:
+        if option not in known:
+            near = get_close_matches(option, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{build.__name__} has no argument {option!r}{hint}")
+
+
+def _below(prefix: str, pattern: Any) -> Any:
+    """timm's patterns for parameter names (text, or sequences of (text, position)), for names with a prefix."""
+    if isinstance(pattern, str):
+        # Patterns may hold several alternatives, each with its own anchor.
+        unanchored = re.sub(r"(?<![\[\\])\^", "", pattern)
+        return rf"^{prefix}\.(?:{unanchored})"
+    if isinstance(pattern, list | tuple):
+        return type(pattern)(_below(prefix, part) if isinstance(part, str | list | tuple) else part for part in pattern)
+    return pattern

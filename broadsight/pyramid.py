@@ -1,0 +1,329 @@
+"""Feature maps of every level from any timm network: what it already offers, and its stem where it keeps that back."""
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Names that timm's networks give to what comes before their first stage.
+STEMS = ("stem", "patch_embed")
+
+
+class Tap:
+    """A forward hook that keeps what a module gives, until the pass that ran the module takes it.
+
+    Each thread has its own, so that several may run one model. A compiler follows a plain attribute more easily, and
+    what it makes of that holds no state.
+    """
+
+    def __init__(self) -> None:
+        self._traced: Any = None
+        self._local = threading.local()
+        self.handle: Any = None
+
+    def __call__(self, module: nn.Module, inputs: tuple, output: Any = None) -> None:
+        """As a forward hook keeps the output, as a pre-hook the input."""
+        kept = inputs[0] if output is None else output
+        if torch.compiler.is_compiling():
+            self._traced = kept
+        else:
+            self._local.kept = kept
+
+    def take(self) -> Any:
+        """What the latest call kept; once."""
+        if torch.compiler.is_compiling():
+            kept, self._traced = self._traced, None
+        else:
+            kept = self._local.kept
+            del self._local.kept
+        return kept
+
+    def __reduce__(self) -> tuple:  # copies and pickles start empty
+        return Tap, ()
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """How the maps of one network are obtained; made by `find_pyramid`.
+
+    Args:
+        image_size: (H, W) that the network was built for.
+        in_chans: Channels of an image.
+        indices: Positions among the network's intermediate features, the upper maps; None if it does not offer these.
+        taps: Hooks at the modules whose outputs are the lower maps, or all of them.
+        channels: Channels of each map, lowest level first.
+        sizes: (H, W) of each map for an image of `image_size`.
+        channels_last: Of each tapped map, whether the network keeps it as (B, H, W, C).
+    """
+
+    image_size: tuple[int, int]
+    in_chans: int
+    indices: tuple[int, ...] | None = None
+    taps: tuple[Tap, ...] = field(default=(), repr=False)
+    channels: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    channels_last: tuple[bool, ...] = ()
+
+    def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
+        """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the network's final norm."""
+        tapped, maps = self.run(backbone, images)
+        lower = [self.as_map(kept, i, images) for i, kept in enumerate(tapped)]
+        return [*lower, *maps]
+
+    def run(self, backbone: Any, images: Tensor) -> tuple[list[Any], list[Tensor]]:
+        """What the taps kept, in whatever form, and the maps that the network gives by itself."""
+        if self.indices is not None:
+            maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
+        else:
+            last = backbone.forward_features(images)
+            maps = [] if self.taps else [last]
+        return [tap.take() for tap in self.taps], maps
+
+    def as_map(self, kept: Any, position: int, images: Tensor) -> Tensor:
+        """A tapped output as (B, C, H, W): networks keep maps with channels first or last, or as rows of tokens."""
+        x, grid = kept if isinstance(kept, tuple) else (kept, None)
+        if x.ndim == 4:
+            return x.permute(0, 3, 1, 2) if self.channels_last[position] else x
+        if grid is None:  # it shrinks with the image
+            sides = zip(images.shape[-2:], self.sizes[position], self.image_size, strict=True)
+            grid = [side * cells // full for side, cells, full in sides]
+        return x.mT.unflatten(2, tuple(grid))
+
+    @property
+    def level(self) -> int:
+        """The map that is merged at by default: of the second-smallest size, at stride 16 in most networks.
+
+        Negative if there is but one map, and nothing to merge.
+        """
+        if len(self.sizes) == 1:
+            return -1
+        heights = sorted({height for height, _ in self.sizes})
+        chosen = heights[min(1, len(heights) - 1)]
+        return max(1, *(i for i, (height, _) in enumerate(self.sizes) if height == chosen))
+
+
+def find_pyramid(
+    model: nn.Module,
+    *,
+    indices: Sequence[int] | None = None,
+    stem: str | None = None,
+    last_only: bool = False,
+    in_chans: int | None = None,
+) -> tuple[nn.Module, Pyramid]:
+    """The network as a backbone, and how to obtain its pyramid.
+
+    The network is changed in place: what the maps do not need (classifier, final norm, later blocks) is cut off where
+    it knows how to do that.
+
+    Args:
+        model: A timm model, or one that offers `forward_intermediates` or `forward_features` likewise.
+        indices: Which of the network's intermediate features to take; by default all stages, and of a network whose
+            maps are all of one size four evenly spaced blocks.
+        stem: Name of the module whose output is the lowest map; "" for none; by default what the network calls a stem,
+            unless it lists that among its features or its maps are all of one size.
+        last_only: Only the last map is wanted.
+        in_chans: Channels of an image; by default as many as the network's first convolution takes.
+
+    Raises:
+        ValueError: The network offers no feature maps.
+    """
+    network: Any = model
+    info = _feature_info(network)
+    pyramid = Pyramid(_image_size(network), 0)
+    if callable(getattr(network, "forward_intermediates", None)) and info:
+        one_size = len(info) > 1 and len({entry.get("reduction") for entry in info}) == 1
+        if indices is None:
+            indices = _evenly_spaced(len(info)) if one_size else range(len(info))
+        indices = list(indices)[-1:] if last_only else list(indices)
+        if stem is None or last_only:
+            stem = "" if one_size or last_only else _unlisted_stem(network, info)
+        _prune(network, indices)
+        taps = (_tap(network, stem),) if stem else ()
+        pyramid = replace(pyramid, indices=tuple(indices), taps=taps)
+    elif callable(getattr(network, "forward_features", None)):
+        if hasattr(network, "reset_classifier"):
+            network.reset_classifier(0)
+        listed = [(str(entry["module"]), entry.get("hook_type", "forward")) for entry in info if entry.get("reduction")]
+        modules = dict(network.named_modules())
+        if not last_only and listed and all(name in modules for name, _ in listed):
+            pyramid = replace(pyramid, taps=tuple(_tap(network, name, kind) for name, kind in listed))
+    else:
+        raise ValueError(_no_features(model, "it has neither forward_intermediates nor forward_features"))
+    channels = [in_chans] if in_chans else _in_chans(network)
+    try:
+        return network, _measured(pyramid, network, channels)
+    except ValueError:
+        if pyramid.indices is not None or not pyramid.taps:
+            raise
+    for tap in pyramid.taps:  # what it lists are no maps; its last one may be
+        tap.handle.remove()
+    return network, _measured(replace(pyramid, taps=()), network, channels)
+
+
+def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) -> Pyramid:
+    """The same with channels and sizes, seen in one pass without arithmetic, or with it where a network insists.
+
+    Args:
+        in_chans: What the channels of an image may be; the first that the network takes is right.
+    """
+    training = {module: module.training for module in backbone.modules()}
+    probe = _Probe(backbone.eval(), pyramid)
+    like = next(backbone.parameters())
+    faults = []
+    try:
+        for channels in in_chans:
+            images = torch.zeros(1, channels, *pyramid.image_size)
+            for attempt in (_dry_run, _wet_run):
+                try:
+                    tapped, maps = attempt(probe, images.to(like.device, like.dtype))
+                    _cut_off_unused(probe, images)
+                    return _with_shapes(replace(pyramid, in_chans=channels), tapped, maps, backbone)
+                except Exception as error:
+                    faults.append(error)
+    finally:
+        for module, flag in training.items():
+            module.training = flag
+    fault = next((fault for fault in faults if isinstance(fault, ValueError)), faults[-1])
+    raise ValueError(_no_features(backbone, (str(fault).splitlines() or [type(fault).__name__])[0])) from fault
+
+
+def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], backbone: nn.Module) -> Pyramid:
+    channels, sizes, last = [], [], []
+    for kept in tapped:
+        shape, channels_last = _shape_of(kept, getattr(backbone, "output_fmt", None))
+        channels.append(shape[0])
+        sizes.append(shape[1:])
+        last.append(channels_last)
+    for x in maps:
+        if not isinstance(x, Tensor) or x.ndim != 4:
+            came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ValueError(f"its features are {came}, not maps (B, C, H, W)")
+        channels.append(x.shape[1])
+        sizes.append(tuple(x.shape[-2:]))
+    return replace(pyramid, channels=tuple(channels), sizes=tuple(sizes), channels_last=tuple(last))
+
+
+def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
+    """Parts of the network that have been found to be of no use to the maps, such as a last wide convolution."""
+    unused = {
+        name: child
+        for name, child in probe.backbone.named_children()
+        if any(True for _ in child.parameters()) and not any(p.requires_grad for p in child.parameters())
+    }
+    for name in unused:
+        setattr(probe.backbone, name, nn.Identity())
+    try:
+        _dry_run(probe, images)
+    except Exception:  # called after all
+        for name, child in unused.items():
+            setattr(probe.backbone, name, child)
+
+
+def _wet_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
+    with torch.no_grad():
+        return probe(images)
+
+
+def _dry_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
+    """A pass over tensors without content. On the way, parameters that no map depends on are frozen: none must wait in
+    vain for a gradient, which distributed training takes for an error."""
+    parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in probe.named_parameters()}
+    buffers = {name: buffer.to("meta") for name, buffer in probe.named_buffers()}
+    with torch.enable_grad():
+        tapped, maps = torch.func.functional_call(probe, parameters | buffers, images.to("meta"))
+        seen = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
+        if all(isinstance(x, Tensor) and x.requires_grad for x in seen):
+            sources = {name: p for name, p in parameters.items() if p.requires_grad}
+            total = torch.stack([x.sum() for x in seen]).sum()
+            gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+            for name, gradient in zip(sources, gradients, strict=True):
+                if gradient is None:
+                    probe.get_parameter(name).requires_grad_(False)
+    return tapped, maps
+
+
+class _Probe(nn.Module):
+    def __init__(self, backbone: nn.Module, pyramid: Pyramid):
+        super().__init__()
+        self.backbone, self.pyramid = backbone, pyramid
+
+    def forward(self, images: Tensor) -> tuple[list[Any], list[Tensor]]:
+        return self.pyramid.run(self.backbone, images)
+
+
+def _shape_of(kept: Any, output_fmt: Any) -> tuple[tuple[int, int, int], bool]:
+    """(C, H, W) of a tapped output for a square image, and whether its channels come last."""
+    x, grid = kept if isinstance(kept, tuple) else (kept, None)
+    if not isinstance(x, Tensor):
+        raise ValueError(f"one of its features is a {type(x).__name__}, not a map (B, C, H, W)")
+    if x.ndim == 4:
+        _, a, b, c = x.shape
+        channels_last = a == b != c or (a == b == c and str(output_fmt) == "NHWC")
+        return ((c, a, b) if channels_last else (a, b, c)), channels_last
+    rows = x.shape[1]
+    height, width = grid or (math.isqrt(rows), math.isqrt(rows))
+    if height * width != rows:
+        raise ValueError(f"the stem gives {rows} tokens, which are no square grid; pass stem='' to do without them")
+    return (x.shape[2], int(height), int(width)), False
+
+
+def _tap(network: nn.Module, name: str, kind: str = "forward") -> Tap:
+    tap, module = Tap(), network.get_submodule(name)
+    tap.handle = module.register_forward_pre_hook(tap) if kind == "forward_pre" else module.register_forward_hook(tap)
+    return tap
+
+
+def _feature_info(model: Any) -> list[dict[str, Any]]:
+    info = getattr(model, "feature_info", None)
+    return list(getattr(info, "info", info) or [])
+
+
+def _evenly_spaced(blocks: int, count: int = 4) -> list[int]:
+    """The last of every quarter: 2, 5, 8, 11 of 12."""
+    count = min(count, blocks)
+    return [(i + 1) * blocks // count - 1 for i in range(count)]
+
+
+def _unlisted_stem(model: nn.Module, info: Sequence[dict[str, Any]]) -> str:
+    """The name of the model's stem, or "" if it has none or its output is among the features anyway."""
+    listed = [str(entry.get("module", "")) for entry in info]
+    for name in STEMS:
+        if isinstance(getattr(model, name, None), nn.Module):
+            return "" if any(module.split(".")[0] == name for module in listed) else name
+    return ""
+
+
+def _prune(model: Any, indices: list[int]) -> None:
+    """Without what the maps do not need."""
+    if hasattr(model, "prune_intermediate_layers"):
+        # Some heads cannot be reset to nothing; that of the network goes below anyway.
+        model.prune_intermediate_layers(indices, prune_norm=True, prune_head=not isinstance(_head(model), nn.Module))
+    elif hasattr(model, "reset_classifier"):
+        model.reset_classifier(0)
+    if isinstance(_head(model), nn.Module):  # a norm or a hidden layer may be left in it
+        model.head = nn.Identity()
+
+
+def _head(model: nn.Module) -> Any:
+    return getattr(model, "head", None)
+
+
+def _in_chans(model: Any) -> list[int]:
+    """What the first convolution takes; and if that does not see the image itself, what the weights were trained on."""
+    first = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)][:1]
+    return [*first, (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3,))[0]]
+
+
+def _image_size(model: Any) -> tuple[int, int]:
+    """What the network was built for: its own record of it, or what its weights were trained on."""
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "img_size", None)
+    size = size or (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _no_features(model: nn.Module, reason: str) -> str:
+    return f"{type(model).__name__} offers no feature maps to pool: {reason}"
