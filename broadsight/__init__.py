@@ -7,7 +7,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 _PARTS = ("layers", "losses", "models")
-_EXPORTS = {"load_release": "release", "fuse": "fusion", "swap_pool": "pooling"}
+_EXPORTS = {"load_release": "release", "convert_release": "release", "fuse": "fusion", "swap_pool": "pooling"}
 
 
 def __getattr__(name: str):

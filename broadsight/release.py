@@ -1,10 +1,7 @@
 """Loads the weights that the original authors released into our models, strictly and without unpickling objects."""
 
-import argparse
 import os
-import pickle
 import re
-import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,9 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .checkpoint import first_line, read_file, weights_in
 from .layers import MultiTokenPool, SuperTokenAttention
 from .models import STViT
 from .models._released_map import (
@@ -27,9 +25,6 @@ from .models._released_map import (
 )
 
 Source = str | os.PathLike | Mapping[str, Tensor]
-
-# Where training scripts put the weights in what they save, the usual place first.
-WEIGHTS = ("state_dict", "model", "state_dict_ema")
 
 
 def load_release(module: nn.Module, source: Source) -> nn.Module:
@@ -99,8 +94,8 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
         raise FileExistsError(f"{target} exists; choose another name or give overwrite=True")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}; create it first")
-    content = _read_file(source)
-    weights = _check_tensors(_weights_in(content), str(source))
+    content = read_file(source)
+    weights = _check_tensors(weights_in(content), str(source))
     if not weights:
         raise RuntimeError(f"{source} holds no tensors; expected a checkpoint")
     for name, value in weights.items():
@@ -113,7 +108,7 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
         save_file(tensors, unfinished, metadata=_plain_values_beside_weights(content) | {"format": "pt"})
         os.replace(unfinished, target)
     except (ValueError, KeyError, NotImplementedError, SafetensorError) as error:
-        raise RuntimeError(f"{source} cannot be stored as safetensors ({_first_line(error)})") from None
+        raise RuntimeError(f"{source} cannot be stored as safetensors ({first_line(error)})") from None
     finally:
         unfinished.unlink(missing_ok=True)
     return target
@@ -191,35 +186,11 @@ def _check_fold_constant(name: str, value: Tensor) -> None:
 def _read(source: Source) -> Mapping[str, Tensor]:
     if isinstance(source, Mapping):
         return _check_tensors(source, "the source")
-    return _check_tensors(_weights_in(_read_file(Path(source))), str(source))
-
-
-def _read_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file; give the path of a released checkpoint")
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise RuntimeError(f"{path} is not a readable safetensors file: {error}") from None
-    try:
-        with torch.serialization.safe_globals(PLAIN_TYPES):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({_reason(error)})") from None
-
-
-def _weights_in(content: Any) -> Any:
-    """The weights among all that a training script may have saved."""
-    if isinstance(content, Mapping):
-        for place in WEIGHTS:
-            if isinstance(content.get(place), Mapping):
-                return content[place]
-    return content
+    return _check_tensors(weights_in(read_file(Path(source))), str(source))
 
 
 def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
-    weights = _weights_in(content)
+    weights = weights_in(content)
     if weights is content:
         return {}
     beside = {str(name): value for name, value in content.items() if value is not weights}
@@ -236,46 +207,3 @@ def _check_tensors(weights: Any, origin: str) -> Mapping[str, Tensor]:
             kind = type(value).__name__
             raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
     return without_module_prefix(weights)
-
-
-def _reason(error: Exception) -> str:
-    """Torch explains a refusal on a page, with what it refused in the middle."""
-    refused = re.search(r"GLOBAL (\S+)", str(error))
-    if refused:
-        return f"it holds a {refused[1]}, which could run code"
-    inner = re.search(r"WeightsUnpickler error: *(.+)", str(error))
-    return inner[1].strip() if inner else _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-# What numpy calls numbers, as `struct` does.
-NUMBERS = dict(b1="?", i1="b", u1="B", i2="h", u2="H", i4="i", u4="I", i8="q", u8="Q", f2="e", f4="f", f8="d")
-
-
-class _NumberType:
-    """Stands in for numpy's dtype while a file is read: of all that a dtype can be, a number alone."""
-
-    def __init__(self, code: str, *_: Any):
-        if code not in NUMBERS:
-            raise pickle.UnpicklingError(f"it holds a numpy {code}, which is no number")
-        self.format = NUMBERS[code]
-
-    def __setstate__(self, state: tuple) -> None:
-        self.format = (">" if state[1] == ">" else "<") + self.format[-1]
-
-
-def _number(kind: _NumberType, data: bytes) -> float:
-    """Stands in for the function that makes numpy's numbers; makes plain ones."""
-    return struct.unpack(kind.format, data)[0]
-
-
-# What training scripts store beside the weights and what cannot run anything: their command line, and numbers.
-PLAIN_TYPES: list[Any] = [
-    argparse.Namespace,
-    (_NumberType, "numpy.dtype"),
-    (_number, "numpy.core.multiarray.scalar"),
-    (_number, "numpy._core.multiarray.scalar"),
-]

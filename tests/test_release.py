@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import broadsight
-from broadsight import release
+from broadsight import checkpoint, release
 from broadsight.layers import MultiTokenPool, SuperTokenAttention
 from broadsight.models import MAT, STViT
 from broadsight.release import contents, convert_release, released_tensors
@@ -146,7 +146,7 @@ def timm_checkpoint(released: Weights) -> dict:
 def test_read__numbers_of_numpy(tmp_path, kind):
     number = np.array(3).astype(kind)[()]
     torch.save(number, tmp_path / "number.pth")
-    content = release._read_file(tmp_path / "number.pth")
+    content = checkpoint.read_file(tmp_path / "number.pth")
     assert content == number and isinstance(content, bool | int | float) and not isinstance(content, np.generic)
 
 
@@ -155,11 +155,11 @@ def test_read__numbers_of_other_versions_and_machines(tmp_path):
     for place in (b"numpy.core.multiarray", b"numpy._core.multiarray"):
         torch.save(np.float64(0.75), path, _use_new_zipfile_serialization=False)
         path.write_bytes(re.sub(rb"numpy\._?core\.multiarray", place, path.read_bytes()))
-        assert release._read_file(path) == 0.75
-    kind = release._NumberType("f8", False, True)
+        assert checkpoint.read_file(path) == 0.75
+    kind = checkpoint._NumberType("f8", False, True)
     for order in "<>":
         kind.__setstate__((3, order, None, None, None, -1, -1, 0))
-        assert release._number(kind, np.array(0.75, f"{order}f8").tobytes()) == 0.75
+        assert checkpoint._number(kind, np.array(0.75, f"{order}f8").tobytes()) == 0.75
 
 
 @pytest.mark.parametrize(

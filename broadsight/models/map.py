@@ -14,6 +14,7 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
+from ..checkpoint import PLAIN_TYPES, weights_in
 from ..pooling import PooledModel, create_backbone, swap_pool
 from ._backbone import build, cfg
 from ._released_map import model_from_release
@@ -119,23 +120,24 @@ def _entry(
         model.pooled = global_pool != ""
         return model
 
-    return build(
-        construct,
-        name,
-        pretrained,
-        {},
-        {
-            "feature_cfg": dict(out_indices=maps, feature_cls="getter"),
-            "pretrained_filter_fn": lambda state, model: _adapt(name, state, model),
-            **kwargs,
-        },
-    )
+    defaults = {
+        "feature_cfg": dict(out_indices=maps, feature_cls="getter"),
+        "pretrained_filter_fn": lambda state, model: _adapt(name, state, model),
+    }
+    # The published files hold the authors' command line beside the weights; timm would refuse to read that.
+    with torch.serialization.safe_globals(PLAIN_TYPES):
+        return build(construct, name, pretrained, {}, {**defaults, **kwargs})
 
 
 def _adapt(name: str, state: dict[str, Any], model: PooledModel) -> dict[str, Tensor]:
     """A checkpoint of ours as it is; a released one by our names."""
+    state = weights_in(state)
     own = model.state_dict()
-    return state if any(key in own for key in state) else model_from_release(name, model, state)
+    if any(key in own for key in state):
+        return state
+    # Translated for the network as published: other classes or image channels are timm's to deal with, afterwards.
+    published = timm.create_model(name, device="meta")
+    return model_from_release(name, published, state)
 
 
 def _cfg(file: str = "", crop: float = 0.95, first_conv: str = "backbone.conv1", grid: int = 14, **other: Any):
