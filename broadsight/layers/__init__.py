@@ -10,6 +10,7 @@ from .ems import GMHSA as GMHSA
 from .ems import MultiScaleInteraction as MultiScaleInteraction
 from .gram_tokens import GramTokens as GramTokens
 from .merge_maps import MergeMaps as MergeMaps
+from .multi_token_neck import MultiTokenNeck as MultiTokenNeck
 from .multi_token_pool import GroupLogits as GroupLogits
 from .multi_token_pool import MultiTokenPool as MultiTokenPool
 from .partial_attention import PartialAttention as PartialAttention

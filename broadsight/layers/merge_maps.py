@@ -62,8 +62,14 @@ class MergeMaps(nn.Module):
         for x in growing:
             merged = self.add_grown(merged, x)
         if folded is None:
-            merged = self.norm(merged.flatten(0, 2)).view(merged.shape)
+            merged = self.run_norm(merged)
         return self.act(merged).permute(0, 3, 1, 2)
+
+    def run_norm(self, x: Tensor) -> Tensor:
+        """(B, h, w, dim) -> (B, h, w, dim)."""
+        if isinstance(self.norm, nn.GroupNorm):  # which norms each image by itself
+            return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return self.norm(x.flatten(0, 2)).view(x.shape)
 
     def shrink(self, x: Tensor, grid: Sequence[int]) -> Tensor:
         """(B, C, H, W) -> (B, C, h, w)."""

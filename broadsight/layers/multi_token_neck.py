@@ -1,0 +1,116 @@
+"""The multi-token neck for dense prediction: what class tokens have seen of the whole image, told to every stage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .class_attention import GroupClassAttention
+from .gram_tokens import GramTokens
+from .merge_maps import MergeMaps
+from .multi_token_pool import check_divides, check_gram, rows_of
+
+NORMS = ("batch", "frozen", "group")
+
+
+class MultiTokenNeck(nn.Module):
+    """Adds to every stage a vector that its share of the class tokens found in the whole image (MAP, section 4.3).
+
+    [(B, C_i, H_i, W_i)] -> the same shapes, so that any FPN, UPerNet or other decoder may follow; a dict of maps, as
+    torchvision's detectors pass around, gives a dict. The maps are merged into one, learned tokens attend to it, and
+    the tokens are shared out to the stages in equal consecutive parts. The last layers start at zero: a new neck
+    changes nothing. The cost grows linearly with the number of positions.
+
+    Args:
+        channels: Channels of each stage, lowest level first.
+        dim: Width of the merged map and the tokens.
+        tokens: Class tokens in each group; groups * tokens must split over the stages.
+        groups: Groups of tokens.
+        level: Position of the stage whose grid all are brought to; by default the last but one, at stride 16.
+        heads: Attention heads; one for every 32 channels by default.
+        attn_dim: Width of the attention; as `dim` if None.
+        mlp_ratio, mlp_groups: Hidden width of the MLP over `dim`, and its channel groups.
+        gram: Tokens from the Gram matrix instead of learned ones; its batch statistics want larger batches than
+            detectors have.
+        norm: Of the merged map: "batch", "frozen" (a BatchNorm that keeps its statistics) or "group".
+        drop: Dropout of attention, projection and MLP.
+        resize: As in MergeMaps.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        *,
+        dim: int = 384,
+        tokens: int = 8,
+        groups: int = 1,
+        level: int | None = None,
+        heads: int | None = None,
+        attn_dim: int | None = None,
+        mlp_ratio: float = 4,
+        mlp_groups: int = 1,
+        gram: bool = False,
+        norm: str = "batch",
+        drop: float = 0.0,
+        resize: str = "release",
+    ):
+        super().__init__()
+        stages = len(channels)
+        attn_dim, heads = attn_dim or dim, heads or max(1, dim // 32)
+        if (groups * tokens) % stages:
+            raise ValueError(
+                f"groups={groups} of tokens={tokens} are {groups * tokens} tokens, which do not split over {stages} "
+                f"stages; choose a multiple of {stages}"
+            )
+        if norm not in NORMS:
+            raise ValueError(f"norm={norm!r} is not known; choose one of {', '.join(map(repr, NORMS))}")
+        check_divides("attn_dim", attn_dim, "heads", heads)
+        check_divides("dim", dim, "mlp_groups", mlp_groups)
+        self.channels, self.groups, self.frozen = tuple(channels), groups, norm == "frozen"
+        self.merge = MergeMaps(channels, dim, stages - 2 if level is None else level, resize)
+        if norm == "group":
+            self.merge.norm = nn.GroupNorm(32 if dim % 32 == 0 else 1, dim)
+        if gram:
+            self.gram: GramTokens | None = GramTokens(dim, groups, tokens, dim, check_gram(dim, tokens, dim, None))
+        else:
+            self.gram = None
+            self.learned = nn.Parameter(torch.empty(groups, tokens, dim))
+        self.block = GroupClassAttention(
+            dim, groups, heads, attn_dim, mlp_ratio=mlp_ratio, mlp_groups=mlp_groups, drop=drop
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for _ in channels)
+        self.to_stages = nn.ModuleList(nn.Linear(dim, width) for width in channels)
+        self.reset_parameters()
+        self.train()
+
+    def reset_parameters(self) -> None:
+        if self.gram is None:
+            # Tokens that start alike and are averaged would stay alike.
+            nn.init.trunc_normal_(self.learned, std=0.02)
+        for layer in self.to_stages:
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+
+    def train(self, mode: bool = True) -> "MultiTokenNeck":
+        super().train(mode)
+        if self.frozen:
+            self.merge.norm.eval().requires_grad_(False)
+        return self
+
+    def forward(self, features: Any) -> Any:
+        """Maps of all stages, as a list or as a dict, to maps of the same shapes in a container of the same kind."""
+        if isinstance(features, Mapping):
+            told = self.forward(list(features.values()))
+            return type(features)(zip(features, told, strict=True))
+        vectors = self.stage_vectors(features)
+        return [x + vector[:, :, None, None] for x, vector in zip(features, vectors, strict=True)]
+
+    def stage_vectors(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """What is added at every position of each stage. [(B, C_i, H_i, W_i)] -> [(B, C_i)]."""
+        x = rows_of(self.merge(features))  # B n dim
+        tokens = self.learned[:, None].expand(-1, x.shape[0], -1, -1) if self.gram is None else self.gram(x)
+        tokens = self.block(tokens, x).transpose(0, 1).flatten(1, 2)  # B groups*tokens dim
+        parts = tokens.unflatten(1, (len(self.channels), -1)).mean(2).unbind(1)  # one B dim for each stage
+        layers = zip(self.norms, self.to_stages, parts, strict=True)
+        return [to_stage(norm(part)) for norm, to_stage, part in layers]
