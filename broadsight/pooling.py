@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
+from .layers.check_images import check_images
 from .pyramid import Pyramid, find_pyramid
 
 POOLS = ("gap", "cap", "ga", "map", "map-light", "vgg", "dft")
@@ -40,7 +41,7 @@ class PooledModel(nn.Module):
         super().__init__()
         self.backbone, self.pyramid = backbone, pyramid
         self.head: Any = head
-        self.pooled = True
+        self.pooled = self.pooled_maps = True
         self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
         self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
         self.feature_info = getattr(backbone, "feature_info", [])
@@ -63,26 +64,50 @@ class PooledModel(nn.Module):
 
     def forward(self, x: Tensor, groups: bool = False) -> Tensor | GroupLogits:
         """Logits; with `groups` what `forward_groups` gives, so that wrappers of the model see that call too."""
-        return self.forward_groups(x) if groups else self.forward_head(self.forward_features(x))
+        return self.forward_groups(x) if groups is True else self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
-        self, x: Tensor, indices: int | Sequence[int] | None = None, intermediates_only: bool = False, **options: Any
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The backbone's intermediate features, and its final ones unless intermediates_only."""
+        """The backbone's intermediate features, and what `forward_features` gives unless intermediates_only.
+
+        Args:
+            indices: Features to take: the last n, or a sequence of positions in `feature_info`; all if None.
+            norm: Has no effect: the maps are pooled raw, and the backbone's final norm is gone.
+            stop_early: Skip what the taken features do not need; only with intermediates_only.
+            output_fmt: "NCHW" or another format that the backbone knows.
+        """
         check_images(x, self.in_chans)
         network: Any = self.backbone
-        if not hasattr(network, "forward_intermediates"):
+        if self.pyramid.indices is None:
             raise ValueError(f"{type(network).__name__} gives no intermediate features; model.pyramid gives its maps")
-        return network.forward_intermediates(x, indices=indices, intermediates_only=intermediates_only, **options)
+        if intermediates_only or not self.pooled_maps:
+            options = dict(stop_early=True) if stop_early else {}
+            return network.forward_intermediates(
+                x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
+            )
+        wanted = _positions(indices, len(self.feature_info))
+        maps, taken = self.pyramid.with_features(network, x, wanted)
+        if output_fmt != "NCHW":
+            taken = [y.permute(0, 2, 3, 1) if output_fmt == "NHWC" else y.flatten(2).mT for y in taken]
+        return self.head.merge_maps(maps), taken
 
     def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Leave what the given intermediate features need; the pool goes with `prune_head`."""
         network: Any = self.backbone
         if prune_head:
-            self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
-        return network.prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
+            self.head, self.pooled, self.pooled_maps, self.num_classes = nn.Identity(), False, False, 0
+        return network.prune_intermediate_layers(
+            indices if isinstance(indices, int) else list(indices), prune_norm=prune_norm, prune_head=False
+        )
 
     def get_classifier(self) -> nn.Module:
         return self.head.classifier or self.head.average_classifier if self.has_groups else self.head.fc
@@ -262,9 +287,11 @@ def create_backbone(name: str, **create_kwargs: Any) -> nn.Module:
         raise ValueError(f"{name} cannot be created: {error}") from error
 
 
-def check_images(x: Tensor, in_chans: int) -> None:
-    if x.ndim != 4 or x.shape[1] != in_chans:
-        raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
+def _positions(indices: int | Sequence[int] | None, count: int) -> list[int]:
+    """Which of `count` features are meant: all, the last so many, or those listed, from the end if negative."""
+    if indices is None or isinstance(indices, int):
+        return list(range(count))[-indices if indices else 0 :]
+    return [index % count for index in indices]
 
 
 def _ends_with_layer_norm(model: Any) -> bool:

@@ -57,7 +57,8 @@ class Pyramid:
         taps: Hooks at the modules whose outputs are the lower maps, or all of them.
         channels: Channels of each map, lowest level first.
         sizes: (H, W) of each map for an image of `image_size`.
-        channels_last: Of each tapped map, whether the network keeps it as (B, H, W, C).
+        forms: How the network keeps each tapped map: as "NCHW", "NHWC", "rows" (B, H*W, C), or
+            "rows, grid", a pair of these rows and (H, W).
     """
 
     image_size: tuple[int, int]
@@ -66,13 +67,23 @@ class Pyramid:
     taps: tuple[Tap, ...] = field(default=(), repr=False)
     channels: tuple[int, ...] = ()
     sizes: tuple[tuple[int, int], ...] = ()
-    channels_last: tuple[bool, ...] = ()
+    forms: tuple[str, ...] = ()
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the network's final norm."""
         tapped, maps = self.run(backbone, images)
         lower = [self.as_map(kept, i, images) for i, kept in enumerate(tapped)]
         return [*lower, *maps]
+
+    def with_features(self, backbone: nn.Module, images: Tensor, wanted: Sequence[int]) -> tuple[list, list[Tensor]]:
+        """In one pass the maps, and any of the network's intermediate features by their positions."""
+        assert self.indices is not None
+        every = sorted({*self.indices, *wanted})
+        both = replace(self, indices=tuple(every))
+        tapped, features = both.run(backbone, images)
+        lower = [self.as_map(kept, i, images) for i, kept in enumerate(tapped)]
+        found = dict(zip(every, features, strict=True))
+        return [*lower, *(found[i] for i in self.indices)], [found[i] for i in wanted]
 
     def run(self, backbone: Any, images: Tensor) -> tuple[list[Any], list[Tensor]]:
         """What the taps kept, in whatever form, and the maps that the network gives by itself."""
@@ -84,14 +95,18 @@ class Pyramid:
         return [tap.take() for tap in self.taps], maps
 
     def as_map(self, kept: Any, position: int, images: Tensor) -> Tensor:
-        """A tapped output as (B, C, H, W): networks keep maps with channels first or last, or as rows of tokens."""
-        x, grid = kept if isinstance(kept, tuple) else (kept, None)
-        if x.ndim == 4:
-            return x.permute(0, 3, 1, 2) if self.channels_last[position] else x
-        if grid is None:  # it shrinks with the image
+        """A tapped output as (B, C, H, W)."""
+        form = self.forms[position]
+        if form == "NCHW":
+            return kept
+        if form == "NHWC":
+            return kept.permute(0, 3, 1, 2)
+        if form == "rows, grid":
+            rows, grid = kept
+        else:  # the grid shrinks with the image
             sides = zip(images.shape[-2:], self.sizes[position], self.image_size, strict=True)
-            grid = [side * cells // full for side, cells, full in sides]
-        return x.mT.unflatten(2, tuple(grid))
+            rows, grid = kept, [side * cells // full for side, cells, full in sides]
+        return rows.mT.unflatten(2, tuple(grid))
 
     @property
     def level(self) -> int:
@@ -192,19 +207,19 @@ def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) ->
 
 
 def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], backbone: nn.Module) -> Pyramid:
-    channels, sizes, last = [], [], []
+    channels, sizes, forms = [], [], []
     for kept in tapped:
-        shape, channels_last = _shape_of(kept, getattr(backbone, "output_fmt", None))
+        shape, form = _shape_of(kept, getattr(backbone, "output_fmt", None))
         channels.append(shape[0])
         sizes.append(shape[1:])
-        last.append(channels_last)
+        forms.append(form)
     for x in maps:
         if not isinstance(x, Tensor) or x.ndim != 4:
             came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise ValueError(f"its features are {came}, not maps (B, C, H, W)")
         channels.append(x.shape[1])
         sizes.append(tuple(x.shape[-2:]))
-    return replace(pyramid, channels=tuple(channels), sizes=tuple(sizes), channels_last=tuple(last))
+    return replace(pyramid, channels=tuple(channels), sizes=tuple(sizes), forms=tuple(forms))
 
 
 def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
@@ -255,20 +270,20 @@ class _Probe(nn.Module):
         return self.pyramid.run(self.backbone, images)
 
 
-def _shape_of(kept: Any, output_fmt: Any) -> tuple[tuple[int, int, int], bool]:
-    """(C, H, W) of a tapped output for a square image, and whether its channels come last."""
+def _shape_of(kept: Any, output_fmt: Any) -> tuple[tuple[int, int, int], str]:
+    """(C, H, W) of a tapped output for a square image, and its form."""
     x, grid = kept if isinstance(kept, tuple) else (kept, None)
     if not isinstance(x, Tensor):
         raise ValueError(f"one of its features is a {type(x).__name__}, not a map (B, C, H, W)")
     if x.ndim == 4:
         _, a, b, c = x.shape
         channels_last = a == b != c or (a == b == c and str(output_fmt) == "NHWC")
-        return ((c, a, b) if channels_last else (a, b, c)), channels_last
+        return ((c, a, b), "NHWC") if channels_last else ((a, b, c), "NCHW")
     rows = x.shape[1]
     height, width = grid or (math.isqrt(rows), math.isqrt(rows))
     if height * width != rows:
         raise ValueError(f"the stem gives {rows} tokens, which are no square grid; pass stem='' to do without them")
-    return (x.shape[2], int(height), int(width)), False
+    return (x.shape[2], int(height), int(width)), "rows" if grid is None else "rows, grid"
 
 
 def _tap(network: nn.Module, name: str, kind: str = "forward") -> Tap:

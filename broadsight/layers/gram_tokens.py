@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .folding import Shift, inference_form
@@ -11,6 +12,7 @@ from .products import group_product
 HALF = (torch.float16, torch.bfloat16)
 
 
+@register_notrace_module
 class GramTokens(nn.Module):
     """Class tokens for every group from second-order statistics of the image. (B, n, dim) -> (G, B, tokens, dim).
 
@@ -66,7 +68,7 @@ class GramTokens(nn.Module):
             weight, shift = folded
             rows = x.reshape(1, B * n, D).expand(G, -1, -1)
             r = torch.baddbmm(shift.view(G, 1, P), rows, weight.view(G, P, D).mT).view(G * B, n, P)
-        low = r.dtype in HALF or torch.is_autocast_enabled(r.device.type)
+        low = r.dtype in HALF or (r.device.type != "meta" and torch.is_autocast_enabled(r.device.type))
         entries, length = self.statistics_in_full(r, G) if low else self.statistics(r, G)
         if low:  # entries of any size would overflow half precision: there the triangle is scaled before the map
             entries = (entries / length).to(x.dtype)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import symbolic
@@ -13,6 +14,7 @@ from .products import MiddleSample, map_product
 RESIZES = ("release", "ga")
 
 
+@register_notrace_module
 class MergeMaps(nn.Module):
     """All maps at the grid of one of them, concatenated, projected, normed. Maps (B, C_i, H_i, W_i) -> (B, dim, h, w).
 
@@ -110,6 +112,8 @@ def grows(size: Sequence[int], grid: Sequence[int]) -> bool:
 
 def check_features(features: Sequence[Tensor], channels: Sequence[int]) -> None:
     """Refuse what is not the expected list of maps, lowest level first."""
+    if any(isinstance(x, torch.fx.Proxy) for x in features):  # a tracer's stand-in
+        return
     if isinstance(features, Tensor) or len(features) != len(channels):
         came = "one tensor" if isinstance(features, Tensor) else f"{len(features)} feature maps"
         raise ValueError(f"{came}; expected a list of {len(channels)} maps with {tuple(channels)} channels")

@@ -281,6 +281,7 @@ class MultiTokenPool(nn.Module):
         return tokens
 
 
+@register_notrace_module
 class GroupClassifier(nn.Module):
     """Each group's tokens side by side, normed together if asked for, to logits. (G, B, T, D) -> (G, B, classes)."""
 

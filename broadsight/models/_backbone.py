@@ -12,11 +12,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype, register_notrace_function
+from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
 from timm.models import build_model_with_cfg, checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..layers.check_images import check_images
 from ..layers.folding import fold_norm_after
 from ..layers.memory_format import channels_last
 from ..layers.slices import runs_eagerly
@@ -396,18 +397,6 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
     if count < 2 or any(m.training or listened_to(m) for m in module.modules()):
         return module(x)
     return torch.cat([module(part) for part in x.tensor_split(min(count, len(x)))])
-
-
-@register_notrace_function
-def check_images(x: Tensor, in_chans: int) -> None:
-    if torch.jit.is_scripting():
-        pass
-    elif x.ndim != 4 or x.shape[1] != in_chans:
-        raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
-    elif not torch.compiler.is_compiling() and 0 in x.shape[2:]:
-        raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
-    elif not torch.compiler.is_compiling() and x.shape[0] == 0:
-        raise ValueError("the batch holds no image; expected at least one")
 
 
 class UnknownArgumentError(TypeError, ValueError):
