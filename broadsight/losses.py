@@ -336,7 +336,8 @@ def _fields(group_logits: GroupLogits) -> tuple[Tensor | None, Tensor | None, Te
         raise ValueError(
             f"group_logits is {came}; expected GroupLogits: call model(x, groups=True) or model.forward_groups(x)"
         )
-    return group_logits.tokens, group_logits.average, group_logits.distill
+    average, distill = (getattr(group_logits, name, None) for name in ("average", "distill"))
+    return group_logits.tokens, average, distill
 
 
 def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -142,6 +142,18 @@ class PooledModel(nn.Module):
             raise ValueError(f"{type(network).__name__} has no set_input_size; create it with img_size=...")
         network.set_input_size(*args, **kwargs)
 
+    def extra_macs(self, convention: Any, inputs: tuple, output: Tensor) -> int:
+        """What the pool's published form spends beyond ours; it is called by parts here, past its own hooks."""
+        if not self.pooled:
+            return 0
+        images = inputs[0]
+        if tuple(images.shape[-2:]) == self.pyramid.image_size:
+            shapes = zip(self.pyramid.channels, self.pyramid.sizes, strict=True)
+            maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
+        else:
+            maps = self.pyramid(self.backbone, images)
+        return self.head.extra_macs(convention, (maps,), output)
+
     def no_weight_decay(self) -> set[str]:
         network: Any = self.backbone
         names = {f"backbone.{name}" for name in getattr(network, "no_weight_decay", set)()}

@@ -229,6 +229,8 @@ def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
         for name, child in probe.backbone.named_children()
         if any(True for _ in child.parameters()) and not any(p.requires_grad for p in child.parameters())
     }
+    if not unused:
+        return
     for name in unused:
         setattr(probe.backbone, name, nn.Identity())
     try:

@@ -1,4 +1,7 @@
-"""Counts against sums done by hand."""
+"""Counts against sums done by hand, and for MAP against the count of the published form."""
+
+import importlib.util
+from pathlib import Path
 
 import pytest
 import timm
@@ -7,10 +10,12 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
 from torch import Tensor, nn
 
-from broadsight.layers import BilinearPatchEmbed
+import broadsight
+from broadsight.layers import BilinearPatchEmbed, MultiTokenPool
 from broadsight.macs import (
     FVCORE,
     FVCORE_MEAN,
+    LAYERS,
     OLD_PROFILER,
     PRODUCTS,
     Convention,
@@ -18,7 +23,13 @@ from broadsight.macs import (
     executed_macs,
     published_macs,
 )
+from broadsight.pooling import swap_pool
 from tests.zoo import SMALLEST, shallow
+
+_path = Path(__file__).parents[1] / "benchmarks" / "per_group_map.py"
+_spec = importlib.util.spec_from_file_location("per_group_map", _path)
+per_group_map = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(per_group_map)
 
 
 class Attention(nn.Module):
@@ -159,3 +170,117 @@ def test_count__leaves_the_model_alone(training):
 def test_count__errors_of_the_model_are_not_hidden():
     with pytest.raises(RuntimeError, match="channels"):
         executed_macs(nn.Conv2d(3, 4, 1), (4, 6), in_chans=5)
+
+
+def test_published__layers_alone():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, groups=1), nn.BatchNorm2d(8), Attention(8, 2, True))
+    tokens, linear = 5 * 7, 5 * 7 * (8 * 24 + 8 * 8)
+    assert published_macs(model, (5, 7), LAYERS) == tokens * 27 * 8 + linear
+    executed, extra = count(model, (1, 3, 5, 7), LAYERS)
+    assert extra == -2 * tokens * tokens * 8 and executed == executed_macs(model, (5, 7))
+
+
+class OfMaps(nn.Module):
+    """A pool that takes its maps one by one."""
+
+    def __init__(self, pool: nn.Module):
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        return self.pool(list(maps))
+
+
+POOL = dict(level=2, dim=24, groups=3, tokens=4, gram_groups=12, attn_dim=12, heads=3)
+MAPS = ((2, 6, 16, 12), (2, 10, 8, 6), (2, 12, 4, 3), (2, 20, 2, 2))
+
+
+@pytest.mark.parametrize("convention", [LAYERS, PRODUCTS], ids=lambda convention: convention.name)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(head_mixing=True),
+        dict(light=True),
+        dict(mean_token=False),
+        dict(gram=False, classifier="linear"),
+        dict(groups=1, tokens=1, mean_token=False, mlp_ratio=2, mlp_groups=1),
+        dict(level=-1),
+        dict(level=-1, dim=20, attn_dim=20, heads=2, gram=False),
+    ],
+    ids=str,
+)
+def test_published__pool_as_its_authors_formulate_it(changes, convention):
+    channels = [shape[1] for shape in MAPS]
+    arguments = POOL | changes
+    ours = OfMaps(MultiTokenPool(channels, 10, **arguments))
+    reference = OfMaps(per_group_map.PerGroupPool(channels, 10, **arguments))
+    expected = sum(count(reference, *MAPS, convention))
+    assert sum(count(ours, *MAPS, convention)) == expected
+    assert sum(count(broadsight.fuse(ours), *MAPS, convention)) == expected
+
+
+@pytest.mark.parametrize("convention", [LAYERS, PRODUCTS], ids=lambda convention: convention.name)
+def test_published__every_block_of_the_pool_counts(convention):
+    def published(layers: int, distill_tokens: int = 0) -> int:
+        pool = MultiTokenPool([s[1] for s in MAPS], 10, **POOL, layers=layers, distill_tokens=distill_tokens)
+        return sum(count(OfMaps(pool), *MAPS, convention))
+
+    assert published(3) - published(2) == published(2) - published(1) > 0
+    assert published(1, distill_tokens=1) > published(1)
+
+
+# Parameters in training, in inference (without the averaged tokens' classifiers) and of the light form; G MACs of
+# layers alone and of all products, at 224 pixels.
+NETWORKS = {
+    "map_mobilenetv1": (4_879_612, None, None, 0.585, 0.587),
+    "resnet50": (38_036_832, 37_265_296, 34_956_688, 4.516, 4.574),
+    "map_resnet50": (42_708_288, 41_165_216, 36_548_000, 4.970, 5.089),
+    "map_pit_s": (36_147_424, 35_375_888, 33_067_280, 2.616, 3.125),
+    "map_convnext_tiny": (47_833_760, 46_290_688, 44_751_616, 4.944, 5.061),
+    "map_convnext_small": (82_837_664, 81_294_592, 78_216_448, 9.190, 9.308),
+    "map_maxvit_tiny": (49_958_408, 48_415_336, 46_876_264, 5.818, 6.119),
+    "map_maxvit_small": (100_939_052, 99_395_980, 96_317_836, 11.817, 12.211),
+    # Two networks are without 768 parameters of a final norm that the pooling does not use, and DeiT without the class
+    # token, whose layers would take another 0.021 G.
+    "map_resmlp_24": (43_254_400, 42_482_864, 40_174_256, 6.211, 6.270),
+    "map_deit_small": (35_283_616, 34_512_080, 32_203_472, 4.470, None),
+    "map_resnet50d": (52_313_984, 50_770_912, 46_153_696, 5.600, None),
+    "map_resnet75d": (77_364_096, None, None, 9.698, None),
+    "map_resnet101d": (99_205_368, None, None, 15.100, None),
+    "cap_resnet50": (59_136_040, None, None, 4.534, None),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_published__pooled_networks(name):
+    train, inference, light, layers, products = NETWORKS[name]
+    with torch.device("meta"):
+        model = swap_pool("resnet50", "map") if name == "resnet50" else timm.create_model(name)
+    assert parameters(model) == train
+    assert round(published_macs(model, (224, 224), LAYERS) / 1e9, 3) == layers
+    if products:
+        assert round(published_macs(model, (224, 224), PRODUCTS) / 1e9, 3) == products
+    if inference:
+        assert parameters(model) - parameters(model.head.average_classifier) == inference
+        assert parameters(model.lighten()) == light
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("pool", "layers"), [("gap", 4.089), ("vgg", 4.299), ("dft", 4.156), ("cap", 4.534)])
+def test_published__other_pools(pool, layers):
+    with torch.device("meta"):
+        model = swap_pool("resnet50", pool)
+    assert round(published_macs(model, (224, 224), LAYERS) / 1e9, 3) == layers
+
+
+def test_published__pooled_network_of_another_image_size():
+    with torch.device("meta"):
+        model = swap_pool("resnet50", "map", groups=1)
+    maps = model.pyramid(model.backbone.eval(), torch.zeros(1, 3, 200, 136, device="meta"))
+    pool = OfMaps(model.head)
+    shapes = [tuple(x.shape) for x in maps]
+    assert count(model, (1, 3, 200, 136), PRODUCTS)[1] == count(pool, *shapes, PRODUCTS)[1] > 0

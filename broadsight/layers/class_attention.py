@@ -74,7 +74,7 @@ class GroupClassAttention(nn.Module):
         queries = queries.reshape(G, B * q, D)
         if scale is not None and shift is not None:
             queries = torch.addcmul(shift, queries, scale)
-        query = (self.q(queries) * self.scale).view(G, B * q, H, -1).transpose(1, 2).reshape(G * H, B * q, -1)
+        query = self.q(queries, self.scale).view(G, B * q, H, -1).transpose(1, 2).reshape(G * H, B * q, -1)
         key_weight = self.k.weight if scale is None else self.k.weight * scale  # G attn_dim D
         wide = torch.bmm(query, key_weight.view(G * H, -1, D)).view(G, H, B * q * D)
         if self.mix_before is not None:

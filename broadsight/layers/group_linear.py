@@ -25,8 +25,8 @@ class GroupLinear(nn.Module):
         nn.init.trunc_normal_(self.weight, std=0.02)
         nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return group_product(x, self.weight, self.bias.view(self.groups, 1, self.out_features))
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return group_product(x, self.weight, self.bias.view(self.groups, 1, self.out_features), scale)
 
     @torch.no_grad()
     def take_in(self, scale: Tensor, shift: Tensor) -> None:

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 
-def group_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """For each group a product with its own weight. (G, N, in), (G, out, in), bias (G, 1, out) -> (G, N, out)."""
+def group_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """For each group a product with its own weight. (G, N, in), (G, out, in), bias (G, 1, out) -> (G, N, out).
+
+    `scale` multiplies a result that has a bias.
+    """
     if torch.is_grad_enabled() and weight.requires_grad:
         product = GroupProduct.apply(x, weight)
-        return product if bias is None else product + bias
-    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
+        return product if bias is None else (product + bias) * scale
+    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT, beta=scale, alpha=scale)
 
 
 def map_product(x: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
