@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,13 @@ from typing import Any, TypeVar
 
 import timm
 import torch
-import torch.nn.functional as F
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .contenders import DTYPES, RUNTIMES, Contender, Settings, blame, build, load_rival, pooled_name
 
 try:
     import resource
@@ -39,78 +41,15 @@ __all__ = ["DTYPES", "RUNTIMES", "Report", "Row", "Settings", "Summary", "measur
 T = TypeVar("T")
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLOT_FORMATS = ("png", "svg", "pdf")
 GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
 TRAIN_FORWARDS = 3  # a step multiplies once forward and twice backward: towards the inputs and towards the weights
+FREE_OPERATIONS = (
+    *("_unsafe_view", "_reshape_alias", "alias", "detach", "lift_fresh"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+)
 MEMORY_VARIABLES = ("MALLOC_", "LD_PRELOAD", "GLIBC_TUNABLES", "MIMALLOC_", "TCMALLOC_", "JEMALLOC", "PYTORCH_")
 THREAD_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_")
-
-
-def _eager(model: nn.Module, example: Tensor) -> Callable[[Tensor], Tensor]:
-    return model
-
-
-def _compile(model: nn.Module, example: Tensor) -> Callable[[Tensor], Tensor]:
-    # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
-    return torch.compile(model, dynamic=False)
-
-
-# name -> function(model, example batch) returning what is called with a batch in place of the model
-RUNTIMES: dict[str, Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]] = {"eager": _eager, "compile": _compile}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured, and how often.
-
-    Args:
-        batch: Images per call.
-        size: Height and width of an image in pixels; a single number is a square.
-        threads: Threads of torch's operators; the previous number is restored afterwards.
-        rounds: Calls of each contender that count.
-        warmup: Calls of each contender beforehand that do not.
-        runtimes: Keys of RUNTIMES; every model becomes one contender per runtime.
-        train: Time zero_grad + forward + cross-entropy + backward in train mode, not a forward pass in eval mode.
-        device: `cpu` or `cuda` (also `cuda:1`).
-        dtype: Key of DTYPES; weights and images are cast to it, no autocast.
-        channels_last: Keep weights and images in channels-last memory format.
-        fuse: Run `broadsight.fuse` on every model first; inference only.
-        seed: Of weights, images and labels.
-    """
-
-    batch: int = 8
-    size: tuple[int, int] = (224, 224)
-    threads: int = 1
-    rounds: int = 9
-    warmup: int = 2
-    runtimes: tuple[str, ...] = ("eager",)
-    train: bool = False
-    device: str = "cpu"
-    dtype: str = "float32"
-    channels_last: bool = False
-    fuse: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
-        object.__setattr__(self, "size", size)
-        object.__setattr__(self, "runtimes", tuple(self.runtimes))
-        for name, least in {"batch": 1, "threads": 1, "rounds": 1, "warmup": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}; expected {least} or more")
-        if len(size) != 2 or min(size) < 1:
-            raise ValueError(f"size={size}; expected two positive numbers, height and width in pixels")
-        for runtime in self.runtimes:
-            _choose("runtime", runtime, RUNTIMES)
-        if not self.runtimes:
-            raise ValueError(f"runtimes is empty; expected some of {', '.join(RUNTIMES)}")
-        _choose("dtype", self.dtype, DTYPES)
-        kind = _choose("device", self.device.partition(":")[0], ("cpu", "cuda"))
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device={self.device!r}, but torch finds no CUDA device here; use device='cpu'")
-        if self.fuse and self.train:
-            raise ValueError("fuse=True with train=True; fusing is for inference, drop one of the two")
 
 
 @dataclass(frozen=True)
@@ -131,12 +70,16 @@ class Row:
         macs: Multiply-accumulates that one image's forward pass executes.
         wall_ms, cpu_ms: Milliseconds per call (one batch): elapsed, and consumed by the process in all its threads.
         throughput: Images per second at the median wall time.
-        ratio, cpu_ratio: This contender's time over the first contender's, paired within each round. Above 1 is slower.
+        ratio, cpu_ratio: This contender's time over the yardstick's, paired within each round. Above 1 is slower. The
+            yardstick is the first contender; with `Settings.against` that implementation of the same pool.
+        speedup: The inverse of cpu_ratio: the yardstick's CPU time over this contender's.
         peak_fraction: 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best
             against best, since both are what the machine can do when left alone. A training step counts as 3 forwards.
             Above 1 means that the dtype is emulated and large products, of all things, are what it is slowest at.
         peak_bytes: See `peak_memory`.
-        saved_bytes: See `saved_for_backward`; None in inference.
+        saved_bytes: See `saved_for_backward`; None in inference, like
+        saved_ratio: these over the yardstick's.
+        launches: See `kernel_launches`; None unless a pool is run alone and eagerly.
         page_faults: Median of the minor page faults per call: memory handed back to the system and fetched anew.
         wall_samples_ms, cpu_samples_ms: Every round, in order.
     """
@@ -150,9 +93,12 @@ class Row:
     throughput: float
     ratio: Summary
     cpu_ratio: Summary
+    speedup: Summary
     peak_fraction: float
     peak_bytes: int
     saved_bytes: int | None
+    saved_ratio: float | None
+    launches: int | None
     page_faults: float | None
     wall_samples_ms: list[float]
     cpu_samples_ms: list[float]
@@ -184,19 +130,6 @@ class _Sample:
     faults: int
 
 
-@dataclass(frozen=True)
-class _Contender:
-    name: str
-    runtime: str
-    model: nn.Module
-    macs: int
-    forward: Callable[[], Tensor]
-    call: Callable[[], None]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.runtime})"
-
-
 def measure(names: Sequence[str], settings: Settings | None = None, progress: Progress | None = None) -> Report:
     """Time models against each other; all of them are held in memory at once.
 
@@ -206,8 +139,10 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
         progress: Called before every step with steps done, steps in all, and a few words on what comes.
     """
     settings = settings or Settings()
-    models = expand(names)
-    total = 1 + len(models) * len(settings.runtimes) * (2 + settings.warmup + settings.rounds)
+    models = [(name, pool) for name in expand(names) for pool in settings.pools or (None,)]
+    rival = None if settings.against is None else load_rival(settings.against)
+    count = len(models) * len(settings.runtimes) * (1 if rival is None else 2)
+    total = 1 + len(models) + count * (1 + settings.warmup + settings.rounds)
     done = 0
 
     def step(doing: str) -> None:
@@ -216,32 +151,39 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
             progress(done, total, doing)
         done += 1
 
-    compiling = _room_for_compilations(len(models)) if "compile" in settings.runtimes else nullcontext()
+    compiling = _room_for_compilations(count) if "compile" in settings.runtimes else nullcontext()
     with fixed_threads(settings.threads), torch.random.fork_rng(), compiling:
         machine = describe_machine(settings)
+        contenders: list[Contender] = []
+        yardsticks: list[int] = []
+        for name, pool in models:
+            step(f"building {pooled_name(name, pool)}")
+            made = build(name, pool, settings, rival)
+            yardsticks += [0 if rival is None else len(contenders)] * len(made)
+            contenders += made
         step("matrix-product peak of this machine")
         machine["gemm_flops"] = gemm_peak(settings)
-        contenders = []
-        for name, runtime in ((name, runtime) for name in models for runtime in settings.runtimes):
-            step(f"building {name}")
-            contenders.append(_build(name, runtime, settings))
         for contender in contenders:
             for _ in range(settings.warmup):
                 step(f"warming up {contender}")
                 _timed(contender, settings)
 
-        def timed(contender: _Contender, round_: int) -> _Sample:
+        def timed(contender: Contender, round_: int) -> _Sample:
             step(f"round {round_ + 1} of {settings.rounds}")
             return _timed(contender, settings)
 
         samples = interleave(contenders, timed, settings.rounds)
         machine["load_after"] = _load()
         machine["rounds_completed"] = len(samples[0])
-        rows = []
-        for contender, mine in zip(contenders, samples, strict=True):
+        rows: list[Row] = []
+        for contender, mine, yardstick in zip(contenders, samples, yardsticks, strict=True):
             # After the timing: watching what is saved makes torch.compile specialise a second time.
             step(f"memory of {contender}")
-            rows.append(_row(contender, mine, samples[0], machine["gemm_flops"], settings))
+            row = _row(contender, mine, samples[yardstick], machine["gemm_flops"], settings)
+            if row.saved_bytes is not None:
+                base = (rows[yardstick] if yardstick < len(rows) else row).saved_bytes or 1
+                row = replace(row, saved_ratio=row.saved_bytes / base)
+            rows.append(row)
     if progress:
         progress(total, total, "done")
     return Report(machine, settings, rows)
@@ -386,6 +328,21 @@ def saved_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+def kernel_launches(call: Callable[[], Any]) -> int:
+    """Operations of a call that compute or copy, which on a GPU is about one kernel each; views are free."""
+
+    class Count(TorchDispatchMode):
+        launches = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.launches += not func.is_view and func._schema.name.removeprefix("aten::") not in FREE_OPERATIONS
+            return func(*args, **(kwargs or {}))
+
+    with Count() as counted:
+        call()
+    return counted.launches
+
+
 def describe_machine(settings: Settings) -> dict[str, Any]:
     """Whatever else a reader needs to know to judge a timing."""
     from . import __version__
@@ -422,11 +379,17 @@ def render(report: Report) -> Table:
         load += f"; load {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after"
     versions = machine["versions"]
     runtimes = {row.runtime for row in report.rows}
+    against, digits = settings.against is not None, 2 if settings.head_only else 1
+    compared = (
+        "speed-up: how many times faster than PerGroupPool with the same weights, in CPU time"
+        if against
+        else ("ratios are to the first row")
+    )
     table = Table(
         title=_headline(settings) + (f", {runtimes.pop()}" if len(runtimes) == 1 else ""),
         caption=f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}{load}; "
         f"peak {machine['gemm_flops'] / 1e9:.1f} GFLOP/s; torch {versions['torch']}, timm {versions['timm']}\n"
-        f"± is the inter-quartile range; ratios are to the first row, paired within rounds",
+        f"± is the inter-quartile range; {compared}, paired within rounds",
         box=SIMPLE_HEAD,  # the fewest columns lost to decoration: the table has to fit a terminal
         pad_edge=False,
         collapse_padding=True,
@@ -434,17 +397,20 @@ def render(report: Report) -> Table:
     table.add_column("model", no_wrap=True)
     if runtimes:
         table.add_column("runtime")
-    numbers = ["params\nM", "MACs\nG", "wall\nms", "min\nms", "CPU\nms", "images\n/s", "wall\nratio", "CPU\nratio"]
-    numbers += ["of\npeak", "memory\nMB", *(["saved\nMB"] if settings.train else []), "page\nfaults"]
-    for name in numbers:
+    numbers = ["params\nM", "MACs\nG", "wall\nms", "min\nms", "CPU\nms", "images\n/s"]
+    numbers += ["speed-up"] if against else ["wall\nratio", "CPU\nratio"]
+    numbers += ["of\npeak", "memory\nMB", *(["saved\nMB", "saved\nratio"] if settings.train else []), "page\nfaults"]
+    for name in [*numbers, *(["kernels"] if settings.head_only else [])]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in report.rows:
-        cells = [f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.2f}"]
-        cells += [_plus_minus(row.wall_ms, 1), f"{row.wall_ms.minimum:.1f}", _plus_minus(row.cpu_ms, 1)]
-        cells += [f"{row.throughput:.1f}", _plus_minus(row.ratio, 2), _plus_minus(row.cpu_ratio, 2)]
+        cells = [f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.2f}", _plus_minus(row.wall_ms, digits)]
+        cells += [f"{row.wall_ms.minimum:.{digits}f}", _plus_minus(row.cpu_ms, digits), f"{row.throughput:.1f}"]
+        cells += [_times(row.speedup)] if against else [_plus_minus(row.ratio, 2), _plus_minus(row.cpu_ratio, 2)]
         cells += [f"{row.peak_fraction:.0%}", f"{row.peak_bytes / 1e6:.1f}"]
-        cells += [] if row.saved_bytes is None else [f"{row.saved_bytes / 1e6:.1f}"]
+        if row.saved_bytes is not None:
+            cells += [f"{row.saved_bytes / 1e6:.1f}", f"{row.saved_ratio:.2f}"]
         cells += ["-" if row.page_faults is None else f"{row.page_faults:.0f}"]
+        cells += [] if not settings.head_only else ["-" if row.launches is None else str(row.launches)]
         table.add_row(row.model, *([row.runtime] if runtimes else []), *cells)
     return table
 
@@ -518,14 +484,9 @@ def _whole_file(path: Path) -> Generator[Path, None, None]:
         unfinished.unlink(missing_ok=True)
 
 
-def _choose(what: str, value: str, allowed: Any) -> str:
-    if value not in allowed:
-        raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(allowed)}")
-    return value
-
-
 def _headline(settings: Settings) -> str:
     what = "training step" if settings.train else "inference" + (", fused" if settings.fuse else "")
+    what = ("pools alone, " if settings.head_only else "") + ("light, " if settings.light else "") + what
     layout = ", channels last" if settings.channels_last else ""
     plural = "s" if settings.threads > 1 else ""
     return (
@@ -534,79 +495,19 @@ def _headline(settings: Settings) -> str:
     )
 
 
+def _times(speedup: Summary) -> str:
+    return "1 (yardstick)" if speedup == Summary(1.0, 1.0, 0.0) else f"{speedup.median:.2f}x ±{speedup.spread:.0%}"
+
+
 def _plus_minus(summary: Summary, digits: int) -> str:
     return f"{summary.median:.{digits}f} ±{summary.spread:.0%}"
 
 
-@contextmanager
-def _blame(name: str, doing: str) -> Generator[None, None, None]:
-    """Whatever goes wrong inside, say in one line for which model."""
-    try:
-        yield
-    except Exception as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-        raise RuntimeError(f"{name} failed while {doing}: {type(error).__name__}: {first}") from error
-
-
-def _build(name: str, runtime: str, settings: Settings) -> _Contender:
-    from .macs import executed_macs
-
-    model: Any = _create(name, settings)
-    with _blame(name, "being prepared"):
-        in_chans, classes = model.pretrained_cfg["input_size"][0], model.num_classes
-        model.eval()
-        if settings.fuse:
-            from .fusion import fuse
-
-            model = fuse(model)
-        macs = executed_macs(model, settings.size, in_chans)
-        memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
-        place: dict[str, Any] = {"device": settings.device, "dtype": DTYPES[settings.dtype]}
-        model = model.train(settings.train).to(**place, memory_format=memory_format)
-        torch.manual_seed(settings.seed)
-        images = torch.randn(settings.batch, in_chans, *settings.size).to(**place, memory_format=memory_format)
-        labels = torch.randint(classes, (settings.batch,)).to(settings.device)
-        run = RUNTIMES[runtime](model, images)
-
-    def forward() -> Tensor:
-        return F.cross_entropy(run(images).float(), labels)
-
-    def train() -> None:
-        model.zero_grad(set_to_none=True)
-        forward().backward()
-
-    @torch.inference_mode()
-    def infer() -> None:
-        run(images)
-
-    return _Contender(name, runtime, model, macs, forward, train if settings.train else infer)
-
-
-def _create(name: str, settings: Settings) -> nn.Module:
-    """The model with 1000 classes and seeded random weights, built for the size if it is tied to one."""
-    cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
-    tied = cfg is not None and cfg.fixed_input_size and tuple(cfg.input_size[1:]) != settings.size
-    height, width = settings.size
-    side = height if height == width else (height, width)  # a few models take a single number only
-    options: dict[str, Any] = {"img_size": side} if tied else {}
-    torch.manual_seed(settings.seed)
-    try:
-        return timm.create_model(name, num_classes=1000, **options)
-    except Exception as error:
-        if tied and cfg is not None:
-            needed = "x".join(map(str, cfg.input_size[1:]))
-            raise ValueError(
-                f"{name} cannot be built for {height}x{width}; it is made for {needed}, use that size"
-            ) from error
-        with _blame(name, "being built"):
-            raise
-
-
-def _timed(contender: _Contender, settings: Settings) -> _Sample:
+def _timed(contender: Contender, settings: Settings) -> _Sample:
     collecting = gc.isenabled()
     gc.disable()  # a collection belongs to whoever left the garbage, not to the contender during which it happens
     try:
-        with _blame(str(contender), f"running a batch of {settings.batch} at {settings.size[0]}x{settings.size[1]}"):
+        with blame(str(contender), f"running a batch of {settings.batch} at {settings.size[0]}x{settings.size[1]}"):
             _synchronize(settings.device)
             faults, cpu, wall = _page_faults(), time.process_time(), time.perf_counter()
             contender.call()
@@ -618,14 +519,18 @@ def _timed(contender: _Contender, settings: Settings) -> _Sample:
             gc.enable()
 
 
-def _row(contender: _Contender, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
+def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
     wall_ms, cpu_ms = [1e3 * s.wall for s in mine], [1e3 * s.cpu for s in mine]
     wall = summarize(wall_ms)
     flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
     contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
-    with _blame(str(contender), "measuring memory"):
+    with blame(str(contender), "measuring memory"):
         peak_bytes = peak_memory(contender.call, settings.device)
         saved_bytes = saved_for_backward(contender.model, contender.forward) if settings.train else None
+        counted = settings.head_only and contender.runtime == "eager"
+        # Not the call itself: inference mode does not show what operations are made of.
+        once = contender.call if settings.train else torch.no_grad()(contender.forward)
+        launches = kernel_launches(once) if counted else None
     return Row(
         model=contender.name,
         runtime=contender.runtime,
@@ -636,9 +541,12 @@ def _row(contender: _Contender, mine: list[_Sample], base: list[_Sample], gemm_f
         throughput=1e3 * settings.batch / wall.median,
         ratio=paired_ratio([s.wall for s in mine], [s.wall for s in base]),
         cpu_ratio=paired_ratio([s.cpu for s in mine], [s.cpu for s in base]),
+        speedup=paired_ratio([s.cpu for s in base], [s.cpu for s in mine]),
         peak_fraction=flops / (wall.minimum / 1e3) / gemm_flops,
         peak_bytes=peak_bytes,
         saved_bytes=saved_bytes,
+        saved_ratio=None,
+        launches=launches,
         page_faults=float(statistics.median(s.faults for s in mine)) if resource else None,
         wall_samples_ms=wall_ms,
         cpu_samples_ms=cpu_ms,

@@ -130,7 +130,9 @@ def verify(
 
     with _progress() as progress:
         checks = run(families or [], progress)
-    found = {status: sum(check.status == status for check in checks) for status in ("match", "explained", "miss")}
+    found = {
+        status: sum(check.status == status for check in checks) for status in ("match", "explained", "not run", "miss")
+    }
     if json:
         print(json_.dumps([asdict(check) for check in checks], indent=2))
     else:
@@ -141,6 +143,21 @@ def verify(
 
 def bench(
     models: Annotated[list[str], Arg("timm models, names or wildcards; the first is the yardstick", True, "MODEL")],
+    pool: Annotated[
+        str | None, Arg("run every model under each of these, comma-separated: gap, cap, ga, map, map-light, vgg, dft")
+    ] = None,
+    head_only: Annotated[
+        bool, Arg("only the pooling on feature maps of the right shapes, without the backbone")
+    ] = False,
+    light: Annotated[bool, Arg("let 'map' pools classify with their averaged tokens alone")] = False,
+    against: Annotated[
+        str | None,
+        Arg(
+            "with --head-only: yardstick is the class PerGroupPool of this Python file, on the same weights",
+            False,
+            "FILE",
+        ),
+    ] = None,
     runtime: Annotated[str, Arg("comma-separated runtimes: eager, compile")] = "eager",
     batch: Annotated[int, Arg("images per call")] = 8,
     threads: Annotated[int, Arg("threads of torch's operators")] = 1,
@@ -182,6 +199,10 @@ def bench(
         channels_last=channels_last,
         fuse=fuse,
         seed=seed,
+        pools=tuple(name.strip() for name in pool.split(",")) if pool is not None else (),
+        head_only=head_only,
+        light=light,
+        against=against,
     )
     with _progress() as progress:
         report = benchmark.measure(models, settings, progress)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("README.md", "docs/models.md", "docs/performance.md")
+FILES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 MARKED = re.compile(r"(<!-- generated: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -30,7 +30,8 @@ def main() -> int:
 
 
 def table(kind: str, *arguments: str) -> str:
-    return {"sizes": sizes, "bench": bench, "reference": reference}[kind](*arguments)
+    kinds = {"sizes": sizes, "bench": bench, "reference": reference, "pools": pools, "map-head": map_head}
+    return kinds[kind](*arguments)
 
 
 @cache
@@ -45,7 +46,8 @@ def sizes(family: str | None = None) -> str:
     lines.append("|---|---|---|---|---|")
     for row in models():
         if family in (None, row["family"]):
-            paper = f"{row['paper_params_m']:g} M, {row['paper_macs_g']:g} G"
+            figures = ((row["paper_params_m"], "M"), (row["paper_macs_g"], "G"))
+            paper = ", ".join("-" if value is None else f"{value:g} {unit}" for value, unit in figures)
             top1 = "not printed here" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"
             lines.append(f"| `{row['model']}` | {row['params']:,} | {row['macs'] / 1e9:.3f} G | {paper} | {top1} |")
     return "\n".join(lines)
@@ -80,6 +82,57 @@ def reference(file: str) -> str:
             f"| {speedup['median']:.2f} ±{speedup['spread']:.0%} |{kept}"
         )
     return "\n".join([*lines, "", setting(report)])
+
+
+def pools(file: str = "results/pools.json") -> str:
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    backbones: dict[str, dict[str, dict]] = {}
+    for row in report["rows"]:
+        backbone, _, pool = row["model"].partition(" + ")
+        backbones.setdefault(backbone, {})[pool] = row
+    lines = ["| pool | " + " | ".join(f"`{backbone}`" for backbone in backbones) + " |"]
+    lines.append("|---" * (len(backbones) + 1) + "|")
+    for pool in report["settings"]["pools"]:
+        cells = []
+        for rows in backbones.values():
+            row = rows[pool]
+            time, size = row["cpu_ms"], f"{row['params'] / 1e6:.1f} M, {row['macs'] / 1e9:.2f} G"
+            cells.append(f"{size}, {time['median']:.0f} ms ±{time['spread']:.0%}")
+        lines.append(f"| `{pool}` | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"Parameters, executed multiply-accumulates, CPU time. {setting(report)}"])
+
+
+def map_head(file: str = "results/map_head.json") -> str:
+    reports = json.loads((ROOT / file).read_text("utf-8"))["reports"]
+    heads = [row["model"] for row in reports[0]["rows"][1::2]]
+    lines = ["| times faster | " + " | ".join(f"`{head}`" for head in heads) + " |"]
+    lines.append("|---" * (len(heads) + 1) + "|")
+    kept, launches = [], []
+    for report in reports:
+        settings, rows = report["settings"], report["rows"]
+        what = "training step" if settings["train"] else "light inference" if settings["light"] else "inference"
+        what += ", folded" if settings["fuse"] else ""
+        pairs = list(zip(rows[::2], rows[1::2], strict=True))  # the loop over groups, ours
+        cells = [plus_minus(ours["speedup"]) for _, ours in pairs]
+        lines.append(f"| {what}, batch {settings['batch']} | " + " | ".join(cells) + " |")
+        if settings["batch"] == 8:
+            cells = [f"{theirs['launches']} → {ours['launches']}" for theirs, ours in pairs]
+            launches.append(f"| kernel launches, {what}, batch 8 | " + " | ".join(cells) + " |")
+        if settings["train"]:
+            unit = 2**20 * settings["batch"]
+            sizes = [(theirs["saved_bytes"] / unit, ours["saved_bytes"] / unit) for theirs, ours in pairs]
+            cells = [f"{a:.1f} → {b:.1f} MB ({b / a:.2f})" for a, b in sizes]
+            kept.append("| kept for backward, per image | " + " | ".join(cells) + " |")
+    machine, rounds = reports[0]["machine"], min(report["settings"]["rounds"] for report in reports)
+    note = (
+        f"Pools alone on the maps of 224x224 images, float32, 1 thread, process CPU time, {rounds} interleaved rounds "
+        f"or more; {machine['cpu']}, torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
+    )
+    return "\n".join([*lines, *kept, *launches, "", note])
+
+
+def plus_minus(summary: dict) -> str:
+    return f"{summary['median']:.2f} ±{summary['spread']:.0%}"
 
 
 def setting(report: dict) -> str:

@@ -14,6 +14,9 @@ from torch import nn
 
 from broadsight import benchmark
 from broadsight.benchmark import Report, Settings, Summary, measure
+from broadsight.contenders import build
+from broadsight.losses import MultiTokenLoss
+from broadsight.pooling import POOLS, swap_pool
 
 TINY = Settings(batch=2, size=(64, 64), rounds=3, warmup=1)
 
@@ -161,6 +164,12 @@ def test_expand__refuses(names, message):
         ({"batch": 0}, "batch=0; expected 1 or more"),
         ({"warmup": -1}, "warmup=-1; expected 0 or more"),
         ({"size": (0, 8)}, "size=(0, 8); expected two positive numbers"),
+        (
+            {"pools": ("map", "gab")},
+            "unknown pool 'gab'; expected one of gap, cap, ga, map, map-light, vgg, dft; did you",
+        ),
+        ({"train": True, "light": True}, "a light pool with train=True"),
+        ({"against": "x.py"}, "against a file without head_only"),
         ({"train": True, "fuse": True}, "fuse=True with train=True; fusing is for inference"),
     ],
 )
@@ -268,6 +277,114 @@ def test_plot__refuses_other_formats_and_a_missing_matplotlib(inference, tmp_pat
     with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
         benchmark.plot(inference, tmp_path / "latency.png")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- pools
+
+
+PER_GROUP = str(Path(__file__).parents[1] / "benchmarks" / "per_group_map.py")
+ONCE = Settings(batch=2, size=(64, 64), rounds=1, warmup=0)
+
+
+def test_pools__every_model_under_every_pool():
+    report = measure(["test_resnet"], dataclasses.replace(ONCE, pools=POOLS))
+    assert [row.model for row in report.rows] == [f"test_resnet + {pool}" for pool in POOLS]
+    rows = {row.model: row for row in report.rows}
+    swapped = swap_pool("test_resnet", "map", num_classes=1000)
+    assert rows["test_resnet + map"].params == sum(p.numel() for p in swapped.parameters())
+    assert rows["test_resnet + map-light"].params < rows["test_resnet + map"].params
+    assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+
+
+def test_pools__training_takes_the_groups(monkeypatch):
+    asked = []
+    original = MultiTokenLoss.forward
+
+    def forward(self, group_logits, target):
+        asked.append((group_logits.tokens.shape, self.criterion))
+        return original(self, group_logits, target)
+
+    monkeypatch.setattr(MultiTokenLoss, "forward", forward)
+    rows = measure(["test_resnet"], dataclasses.replace(ONCE, pools=("gap", "map"), train=True)).rows
+    assert set(asked) == {((2, 2, 1000), "bce")}
+    assert rows[0].saved_ratio == 1 and rows[1].saved_ratio == rows[1].saved_bytes / rows[0].saved_bytes
+
+
+def test_head_only__maps_of_the_backbone():
+    (contender,) = build("test_resnet", "map", dataclasses.replace(ONCE, head_only=True, size=(64, 96), train=True))
+    maps = []
+    contender.model.register_forward_pre_hook(lambda module, inputs: maps.extend(inputs))
+    contender.call()
+    model = swap_pool("test_resnet", "map")
+    expected = model.pyramid(model.backbone, torch.randn(2, 3, 64, 96))
+    assert [x.shape for x in maps] == [x.shape for x in expected]
+    assert all(x.grad is not None for x in maps)
+    own = list(contender.model.parameters())
+    assert sum(p.numel() for p in own) == sum(p.numel() for p in model.head.parameters())
+    assert all(p.grad is not None for p in own)
+
+
+def test_head_only__no_pool_no_backbone_in_the_figures():
+    whole, alone = (
+        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("map",), head_only=head_only)).rows[0]
+        for head_only in (False, True)
+    )
+    assert alone.params < whole.params and alone.macs < whole.macs
+    assert alone.launches > 10 and whole.launches is None
+
+
+@pytest.mark.parametrize("options", [{"runtimes": ("eager",) * 2}, {"fuse": True}, {"light": True}, {"train": True}])
+def test_against__same_weights_first_and_the_yardstick_of_its_pool(options):
+    settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=PER_GROUP, rounds=2, **options)
+    report = measure(["test_resnet", "test_vit"], settings)
+    times = len(settings.runtimes)
+    names = [f"{name} + map{form}" for name in ("test_resnet", "test_vit") for form in (", per_group_map", "")]
+    assert [row.model for row in report.rows] == [name for name in names for _ in range(times)]
+    for theirs, ours in zip(report.rows[:: 2 * times], report.rows[times :: 2 * times], strict=True):
+        assert theirs.speedup == theirs.cpu_ratio == Summary(1.0, 1.0, 0.0)
+        pairs = zip(theirs.cpu_samples_ms, ours.cpu_samples_ms, strict=True)
+        assert ours.speedup.median == pytest.approx(sum(base / mine for base, mine in pairs) / 2)  # two rounds
+        assert ours.macs < theirs.macs and ours.launches < theirs.launches
+        assert (ours.params == theirs.params) or settings.fuse
+        assert ours.saved_ratio == (ours.saved_bytes / theirs.saved_bytes if settings.train else None)
+
+
+def test_against__refuses_another_result(tmp_path):
+    file = tmp_path / "wrong.py"
+    source = Path(PER_GROUP).read_text()
+    assert source.count("attn.softmax(-1)") == 1
+    file.write_text(source.replace("attn.softmax(-1)", "attn.sigmoid()"))
+    settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file))
+    with pytest.raises(RuntimeError, match=r"test_resnet \+ map failed .* outputs differ by up to"):
+        measure(["test_resnet"], settings)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("x = 1", "defines no module class PerGroupPool"), ("import no_such", "cannot be imported: ModuleNotFoundError")],
+)
+def test_against__refuses_other_files(source, message, tmp_path):
+    file = tmp_path / "rival.py"
+    file.write_text(source)
+    with pytest.raises(ValueError, match=message):
+        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file)))
+
+
+def test_against__refuses_pools_without_groups():
+    with pytest.raises(ValueError, match=r"test_resnet \+ gap has no groups of tokens to compare"):
+        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("gap",), head_only=True, against=PER_GROUP))
+
+
+def test_light__refuses_what_has_no_light_form():
+    for pools in ((), ("gap",), ("ga",)):
+        with pytest.raises(ValueError, match="light form"):
+            measure(["test_resnet"], dataclasses.replace(ONCE, pools=pools, light=True))
+
+
+def test_kernel_launches__views_are_free():
+    x = torch.randn(4, 4)
+    assert benchmark.kernel_launches(lambda: x.view(2, 8).t()[0]) == 0
+    assert benchmark.kernel_launches(lambda: (x + 1).t().contiguous() @ x) == 3
 
 
 def test_write_json__whole_or_not_at_all(tmp_path):

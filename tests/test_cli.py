@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from broadsight import __version__, benchmark, cli
 from broadsight import verify as verification
 from broadsight.cli import COMMANDS, main
+from broadsight.pooling import POOLS
 
 QUICK = ["--batch", "2", "--size", "32", "--rounds", "1", "--warmup", "0"]
 FAMILIES = ("stvit", "emsnet", "mat", "partialformer")
@@ -100,6 +101,15 @@ def test_python_m__is_the_command():
         ("bench x --plot x.jpg", "cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf"),
         ("bench x --batch 0", "batch=0; expected 1 or more"),
         ("bench x --runtime eager,magic", "unknown runtime 'magic'; expected one of eager, compile"),
+        (
+            "bench x --pool gap,mapp",
+            "unknown pool 'mapp'; expected one of gap, cap, ga, map, map-light, vgg, dft; did you",
+        ),
+        ("bench x --against y.py", "against a file without head_only; only pools are compared so"),
+        ("bench map_resnet50 --head-only --against y.py", "y.py is not a file; expected a Python file that defines"),
+        ("bench test_resnet --head-only", "test_resnet has no pool of ours to run alone; choose one (--pool map)"),
+        ("bench map_mobilenetv1 --pool map", "map_mobilenetv1 has its own pool; name a plain backbone beside pools"),
+        ("bench x --pool map-light --train", "a light pool with train=True"),
         ("bench test_resne", "unknown model 'test_resne'; nearest: test_resnet"),
         ("models --all", "--all without a PATTERN; expected one"),
         ("models stvit_smal", "no model matches 'stvit_smal'; nearest: stvit_small"),
@@ -230,19 +240,28 @@ def test_bench__defaults_are_those_of_the_settings():
             assert (defaults["runtime"],) == value
         elif name == "size":
             assert (defaults["size"], defaults["size"]) == value
+        elif name == "pools":
+            assert (defaults["pool"], value) == (None, ())
         else:
             assert defaults[name] == value
 
 
-def test_bench__help_names_every_runtime_and_dtype(run):
+def test_bench__help_names_every_runtime_dtype_and_pool(run):
     out = run("bench", "--help")[1]
-    assert all(name in out for name in (*benchmark.RUNTIMES, *benchmark.DTYPES))
+    assert all(name in out for name in (*benchmark.RUNTIMES, *benchmark.DTYPES, *POOLS))
 
 
 def test_bench__table(run):
     code, out, err = run("bench", "test_resnet", "test_vit", *QUICK)
     assert (code, err) == (0, "")
     assert "test_resnet" in out and "test_vit" in out and "batch 2 at 32x32" in out and "…" not in out
+
+
+def test_bench__pools_alone_against_a_loop_over_the_groups(run):
+    rival = str(Path(__file__).parents[1] / "benchmarks" / "per_group_map.py")
+    code, out, err = run("bench", "test_resnet", "--pool", "ga, map", "--head-only", "--against", rival, *QUICK)
+    assert (code, err) == (0, "")
+    assert "pools alone, inference" in out and "test_resnet + map, per_group_map" in out and "speed-up" in out
 
 
 def test_bench__json_to_stdout_is_only_json(run):

@@ -120,12 +120,13 @@ class GramTriangle(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        r, _, mirror, ctx.groups = inputs
-        ctx.save_for_backward(r, mirror)
+        r, _, ctx.mirror, ctx.groups = inputs  # a constant of the module need not be saved
+        ctx.save_for_backward(r)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        r, mirror = ctx.saved_tensors
+        (r,) = ctx.saved_tensors
+        mirror = ctx.mirror
         P = r.shape[-1]
         gradient = gradients[0].transpose(0, 1)  # G B U
         full = gradient.gather(-1, mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)

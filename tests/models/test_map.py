@@ -1,0 +1,348 @@
+"""The networks of the MAP paper: the published sizes, what their descriptions name, weights as they were released."""
+
+import json
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import timm
+import torch
+from timm.models import _builder
+from torch import Tensor, nn
+
+from broadsight import swap_pool
+from broadsight.models._released_map import NETWORKS, model_to_release
+from broadsight.pooling import PooledModel
+from tests.compare import assert_close, randomize
+
+NAMES = timm.list_models(module="map")
+RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
+
+# Parameters in training and in the light form. Two are 768 below the counts of the paper's tables, which hold the final
+# norm of the network; nothing pooled here sees it.
+UNUSED_NORM = 768
+SIZES = dict(
+    map_mobilenetv1=(4_879_612, None),
+    map_resnet50=(42_708_288, 36_548_000),
+    map_pit_s=(36_147_424, 33_067_280),
+    map_convnext_tiny=(47_833_760, 44_751_616),
+    map_convnext_small=(82_837_664, 78_216_448),
+    map_maxvit_tiny=(49_958_408, 46_876_264),
+    map_maxvit_small=(100_939_052, 96_317_836),
+    map_resmlp_24=(43_255_168 - UNUSED_NORM, 40_175_024 - UNUSED_NORM),
+    map_deit_small=(35_284_384 - UNUSED_NORM, 32_204_240 - UNUSED_NORM),
+    map_resnet50d=(52_313_984, 46_153_696),
+    map_resnet75d=(77_364_096, None),
+    map_resnet101d=(99_205_368, None),
+    cap_resnet50=(59_136_040, None),
+    cap_pit_s=(26_121_880, None),
+    cap_deit_small=(23_233_384, None),
+    cap_resmlp_24=(31_204_168, None),
+)
+RELEASED = dict(
+    map_mobilenetv1="map_mobilenet_v1",
+    map_resnet50="map_resnet50",
+    map_pit_s="map_pit_s",
+    map_convnext_tiny="map_convnext_tiny",
+    map_convnext_small="map_convnext_small",
+    map_maxvit_tiny="map_maxvit_tiny_tf_224",
+)
+PYRAMIDS = dict(
+    map_resnet50=([64, 256, 512, 1024, 1024], [112, 56, 28, 14, 7], 3),
+    map_resnet50d=([64, 256, 512, 1024, 2048], [112, 56, 28, 14, 7], 3),
+    map_resnet75d=([64, 256, 512, 1280, 2560], [112, 56, 28, 14, 7], 3),
+    map_resnet101d=([84, 336, 672, 1344, 2688], [112, 56, 28, 14, 7], 3),
+    map_convnext_tiny=([96, 96, 192, 384, 768], [56, 56, 28, 14, 7], 3),
+    map_convnext_small=([96, 96, 192, 384, 768], [56, 56, 28, 14, 7], 3),
+    map_maxvit_tiny=([64, 64, 128, 256, 512], [112, 56, 28, 14, 7], 3),
+    map_maxvit_small=([64, 96, 192, 384, 768], [112, 56, 28, 14, 7], 3),
+    map_pit_s=([144, 144, 288, 576], [27, 27, 14, 7], 2),
+    map_deit_small=([384] * 4, [14] * 4, 3),
+    map_resmlp_24=([384] * 4, [14] * 4, 3),
+    map_mobilenetv1=([1024], [7], -1),
+    cap_resnet50=([2048], [7], -1),
+    cap_pit_s=([576], [7], -1),
+    cap_deit_small=([384], [14], -1),
+    cap_resmlp_24=([384], [14], -1),
+)
+
+
+@cache
+def blank(name: str) -> PooledModel:
+    """Without memory; to be looked at, not changed."""
+    with torch.device("meta"):
+        return timm.create_model(name).eval()
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_tables__name_every_network():
+    assert set(NAMES) == set(SIZES) == set(PYRAMIDS)
+    assert set(RELEASED) == {name for name in NAMES if timm.get_pretrained_cfg(name).url} <= set(NETWORKS)
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_size__agrees_with_the_paper(name):
+    model = blank(name)
+    assert parameters(model) == SIZES[name][0]
+    assert all(p.requires_grad and p.device.type == "meta" for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name, (_, light) in SIZES.items() if light])
+def test_size__light(name):
+    model = deepcopy(blank(name)).lighten()
+    assert parameters(model) == SIZES[name][1]
+    assert model(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 1000)
+
+
+def test_size__created_light():
+    assert parameters(timm.create_model("map_pit_s", light=True, device="meta")) == SIZES["map_pit_s"][1]
+
+
+@pytest.mark.parametrize(("pool", "expected"), [("map", 38_036_832), ("map-light", 34_956_688)])
+def test_size__resnet50_of_the_papers_tables(pool, expected):
+    with torch.device("meta"):
+        assert parameters(swap_pool("resnet50", pool)) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pyramid__agrees_with_the_paper(name):
+    model = blank(name)
+    channels, sides, level = PYRAMIDS[name]
+    maps = model.pyramid(model.backbone, torch.empty(2, 3, 224, 224, device="meta"))
+    assert [m.shape for m in maps] == [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
+    assert model.head.level == level and list(model.head.channels) == channels
+
+
+# ---- descriptions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_description__names_layers_that_exist(name):
+    model = blank(name)
+    cfg, state = model.pretrained_cfg, model.state_dict()
+    assert cfg["architecture"] == name and cfg["input_size"] == (3, 224, 224)
+    assert state[f"{cfg['first_conv']}.weight"].shape[1] == 3
+    classifiers = cfg["classifier"] if isinstance(cfg["classifier"], tuple) else (cfg["classifier"],)
+    assert len(classifiers) == 1 + model.head.mean_token
+    of_classes = {key.rpartition(".")[0] for key, value in state.items() if 1000 in value.shape}
+    assert of_classes == set(classifiers) and all(state[f"{c}.weight"].shape[1] == 1000 for c in classifiers)
+    merged = model.forward_features(torch.empty(1, 3, 224, 224, device="meta"))
+    assert merged.shape == (1, model.num_features, *cfg["pool_size"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_description__weights_and_crops_of_the_release(name):
+    cfg = timm.get_pretrained_cfg(name)
+    assert cfg.url == (f"{RELEASE}{RELEASED[name]}.pth.tar" if name in RELEASED else "")
+    assert cfg.tag == ("release_in1k" if name in RELEASED else None)
+    assert cfg.crop_pct == (0.875 if "convnext" in name else 0.95)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_description__says_whether_other_sizes_are_taken(name):
+    model, x = blank(name), torch.empty(1, 3, 192, 256, device="meta")
+    if timm.get_pretrained_cfg(name).fixed_input_size:
+        with pytest.raises((AssertionError, RuntimeError, ValueError)):
+            model(x)
+    else:
+        assert model(x).shape == (1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [
+        ("map_resnet50", [64, 256, 512, 1024, 1024]),
+        ("map_convnext_tiny", [96, 192, 384, 768]),
+        ("map_maxvit_tiny", [64, 64, 128, 256, 512]),
+        ("map_pit_s", [144, 288, 576]),
+        ("map_deit_small", [384] * 3),
+        ("map_resmlp_24", [384] * 3),
+        ("cap_resnet50", [64, 256, 512, 1024, 2048]),
+        ("cap_pit_s", [144, 288, 576]),
+    ],
+)
+def test_features_only__gives_what_it_declares(name, channels):
+    model = timm.create_model(name, features_only=True, device="meta").eval()
+    maps = model(torch.empty(1, 3, 224, 224, device="meta"))
+    assert [m.shape[1] for m in maps] == model.feature_info.channels() == channels
+
+
+@torch.no_grad()
+def test_features_only__are_the_backbones():
+    model = timm.create_model("map_mobilenetv1", features_only=True).eval()
+    expected = timm.create_model("mobilenetv1_100", features_only=True, act_layer=nn.ReLU).eval()
+    expected.load_state_dict(randomize(model.model.backbone).state_dict())
+    x = torch.randn(1, 3, 64, 96)
+    maps = model(x)
+    assert model.feature_info.channels() == expected.feature_info.channels() == [64, 128, 256, 512, 1024]
+    assert model.feature_info.reduction() == expected.feature_info.reduction() == [2, 4, 8, 16, 32]
+    assert all(torch.equal(one, other) for one, other in zip(maps, expected(x), strict=True))
+    assert not any(key.startswith("model.head.") for key in model.state_dict())
+
+
+# ---- constructors
+
+
+@torch.no_grad()
+def test_create__another_task_and_other_images():
+    model = timm.create_model("map_resnet50", num_classes=5, in_chans=1).eval()
+    assert (model.num_classes, model.in_chans) == (5, 1)
+    x = torch.randn(2, 1, 64, 96)
+    assert model(x).shape == (2, 5) and model(x).isfinite().all()
+    groups = model.forward_groups(x)
+    assert groups.tokens.shape == groups.average.shape == (2, 4, 5)
+    with pytest.raises(ValueError, match=r"expected \(batch, 1, height, width\)"):
+        model(torch.randn(2, 3, 64, 64))
+
+
+def test_create__arguments_of_pool_and_backbone():
+    settings = dict(groups=2, tokens=2, dim=96, heads=4, mlp_dim=192, attn_dim=48, drop_rate=0.3)
+    model = timm.create_model(
+        "map_convnext_tiny", drop_path_rate=0.2, pool_options=dict(gram_groups=8), device="meta", **settings
+    )
+    pool = model.head
+    assert (pool.groups, pool.tokens, pool.dim, pool.blocks[0].heads) == (2, 2, 96, 4)
+    assert pool.classifier.drop.p == pool.average_classifier.drop.p == 0.3
+    assert model.backbone.stages[-1].blocks[-1].drop_path.drop_prob == pytest.approx(0.2)
+    assert timm.create_model("map_mobilenetv1", num_classes=0, device="meta").num_classes == 0
+    unpooled = timm.create_model("map_mobilenetv1", num_classes=0, global_pool="", device="meta")
+    assert unpooled(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 192, 7, 7)
+
+
+@pytest.mark.parametrize("name", ["map_resnet50", "map_mobilenetv1", "map_pit_s", "map_deit_small", "cap_resmlp_24"])
+def test_create__unknown_argument_is_refused(name):
+    with pytest.raises((TypeError, ValueError), match="bananas"):
+        timm.create_model(name, bananas=3, device="meta")
+
+
+@torch.no_grad()
+def test_create__mobilenet_at_its_size():
+    model = randomize(timm.create_model("map_mobilenetv1")).eval()
+    x = torch.randn(1, 3, 224, 224)
+    merged = model.forward_features(x)
+    assert merged.shape == (1, 192, 7, 7) and model(x).shape == (1, 1000) and model(x).isfinite().all()
+    groups = model.forward_groups(x, per_token=True)
+    assert groups.average is None and groups.per_token.shape == (1, 1, 4, 1000)
+    assert_close(groups.tokens[:, 0], model(x), tolerance=1e-5)
+    assert_close(groups.per_token.sum(2)[:, 0] + model.head.classifier.fc.bias, model(x), tolerance=1e-4)
+
+
+# ---- released weights
+
+
+def released_state(name: str) -> tuple[PooledModel, dict[str, Tensor]]:
+    """A network with weights of its own, and what the authors' file would hold of them."""
+    torch.manual_seed(5)
+    model = randomize(timm.create_model(name)).eval()
+    return model, model_to_release(name, model, model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def mobilenet() -> tuple[PooledModel, dict[str, Tensor]]:
+    return released_state("map_mobilenetv1")
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Lets timm download a checkpoint that never leaves memory; returns the addresses that it asked for."""
+    asked = []
+
+    def serve(checkpoint: dict) -> list[str]:
+        def load(url: str, *_, **__) -> dict:
+            asked.append(url)
+            return checkpoint
+
+        monkeypatch.setattr(_builder, "load_state_dict_from_url", load)
+        return asked
+
+    return serve
+
+
+WRAPPED = {
+    "weights": lambda state: dict(state),
+    "file of a training": lambda state: dict(state_dict=dict(state), epoch=3, arch="mobilenet_v1"),
+    "distributed": lambda state: dict(state_dict={f"module.{key}": value for key, value in state.items()}),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_pretrained__released_weights_arrive(mobilenet, serve, wrap):
+    source, released = mobilenet
+    asked = serve(wrap(released))
+    model = timm.create_model("map_mobilenetv1", pretrained=True)
+    assert asked == [f"{RELEASE}map_mobilenet_v1.pth.tar"]
+    state = model.state_dict()
+    assert state.keys() == source.state_dict().keys()
+    assert [key for key, value in source.state_dict().items() if not torch.equal(state[key], value)] == []
+
+
+@torch.no_grad()
+def test_pretrained__own_weights_arrive_too(mobilenet, serve):
+    source, _ = mobilenet
+    serve(dict(source.state_dict()))
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(timm.create_model("map_mobilenetv1", pretrained=True).eval()(x), source(x))
+
+
+@torch.no_grad()
+def test_pretrained__another_task_keeps_all_but_the_classifier(mobilenet, serve):
+    source, released = mobilenet
+    serve(dict(state_dict=dict(released)))
+    x = torch.randn(2, 3, 64, 64)
+    pooled = source.forward_head(source.forward_features(x), pre_logits=True)
+    five = timm.create_model("map_mobilenetv1", pretrained=True, num_classes=5).eval()
+    assert five(x).shape == (2, 5)
+    assert torch.equal(five.forward_head(five.forward_features(x), pre_logits=True), pooled)
+    none = timm.create_model("map_mobilenetv1", pretrained=True, num_classes=0).eval()
+    assert torch.equal(none(x), pooled)
+    grey = timm.create_model("map_mobilenetv1", pretrained=True, in_chans=1).eval()
+    assert_close(grey(x[:, :1]), source(x[:, :1].expand(-1, 3, -1, -1)), tolerance=1e-4)
+    maps = timm.create_model("map_mobilenetv1", pretrained=True, features_only=True).eval()(x)
+    expected = source.forward_intermediates(x, intermediates_only=True)
+    assert all(torch.equal(one, other) for one, other in zip(maps, expected, strict=True))
+
+
+@torch.no_grad()
+def test_pretrained__light_takes_the_full_weights(serve):
+    source, released = released_state("map_pit_s")
+    serve(dict(state_dict=released))
+    light = timm.create_model("map_pit_s", pretrained=True, light=True).eval()
+    state = source.state_dict()
+    assert light.state_dict().keys() == {key for key in state if not key.startswith("head.classifier.")}
+    assert all(torch.equal(value, state[key]) for key, value in light.state_dict().items())
+    x = torch.randn(1, 3, 224, 224)
+    assert_close(light(x), source.forward_groups(x).average.mean(1), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "unexpected", "misshapen"])
+def test_pretrained__other_weights_are_refused(mobilenet, serve, wrong):
+    state = dict(mobilenet[1])
+    key = "fc.heads.0.weight"
+    assert key in state
+    if wrong == "missing":
+        del state[key]
+    elif wrong == "misshapen":
+        state[key] = state[key][:, :-1]
+    else:
+        key = "fc.heads.1.weight"
+        state[key] = torch.zeros(2, 2)
+    serve(state)
+    with pytest.raises(RuntimeError, match=key):
+        timm.create_model("map_mobilenetv1", pretrained=True)
+
+
+@pytest.mark.parametrize("name", ["map_resnet50d", "map_deit_small", "cap_resnet50"])
+def test_pretrained__without_a_release_is_refused(name):
+    with pytest.raises(RuntimeError, match=name):
+        timm.create_model(name, pretrained=True, device="meta")
+
+
+def test_pretrained_cfg__can_be_stored(mobilenet):
+    cfg = mobilenet[0].pretrained_cfg
+    assert json.loads(json.dumps(cfg))["url"] == cfg["url"]
