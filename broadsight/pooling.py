@@ -14,7 +14,15 @@ from .layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTok
 from .layers.check_images import check_images
 from .pyramid import Pyramid, find_pyramid
 
-POOLS = ("gap", "cap", "ga", "map", "map-light", "vgg", "dft")
+POOLS: dict[str, type[nn.Module]] = {
+    "gap": AveragePool,
+    "cap": MultiTokenPool,
+    "ga": MultiTokenPool,
+    "map": MultiTokenPool,
+    "map-light": MultiTokenPool,
+    "vgg": FlattenPool,
+    "dft": FourierPool,
+}
 
 # What lets a timm network take images of any size, by the names that its families know; the first that fits is used.
 ANY_SIZE: tuple[dict[str, Any], ...] = (
@@ -45,7 +53,19 @@ class PooledModel(nn.Module):
         self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
         self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
         self.feature_info = getattr(backbone, "feature_info", [])
-        self.pretrained_cfg = self.default_cfg = dict(getattr(backbone, "pretrained_cfg", None) or {})
+        self.pretrained_cfg = self.default_cfg = self._cfg(getattr(backbone, "pretrained_cfg", None) or {})
+
+    def _cfg(self, of_backbone: Mapping[str, Any]) -> dict[str, Any]:
+        """timm's description of the backbone, with the names that its parts have here."""
+        first = of_backbone.get("first_conv") or ()
+        first = (first,) if isinstance(first, str) else tuple(first)
+        names = [name for name, _ in self.named_modules()]
+        ends = ("head.fc", "head.classifier.fc", "head.average_classifier.fc", "head.distill_classifier.fc")
+        return {
+            **of_backbone,
+            "first_conv": tuple(f"backbone.{name}" for name in first),
+            "classifier": tuple(name for name in ends if name in names),
+        }
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, num_features, h, w)."""
@@ -89,9 +109,12 @@ class PooledModel(nn.Module):
             raise ValueError(f"{type(network).__name__} gives no intermediate features; model.pyramid gives its maps")
         if intermediates_only or not self.pooled_maps:
             options = dict(stop_early=True) if stop_early else {}
-            return network.forward_intermediates(
+            features = network.forward_intermediates(
                 x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
             )
+            for tap in self.pyramid.taps:
+                tap.clear()
+            return features
         wanted = _positions(indices, len(self.feature_info))
         maps, taken = self.pyramid.with_features(network, x, wanted)
         if output_fmt != "NCHW":
@@ -184,6 +207,7 @@ def swap_pool(
     level: int | None = None,
     light: bool = False,
     num_classes: int | None = None,
+    img_size: int | Sequence[int] | None = None,
     attn_dim: int | None = None,
     indices: Sequence[int] | None = None,
     stem: str | None = None,
@@ -205,6 +229,7 @@ def swap_pool(
             pyramid of stem and four stages. -1: only the last map is pooled.
         light: As "map-light".
         num_classes: Classes; by default what the network had.
+        img_size: Image size to create the network for, or that a model object was built for, where that matters.
         attn_dim: Width of the attention, half of `dim` by default.
         indices, stem: Which feature maps to use; see `find_pyramid`.
         pool_options: Further arguments of the pool's class, such as dict(head_mixing=True) of MultiTokenPool.
@@ -215,27 +240,14 @@ def swap_pool(
         near = get_close_matches(str(pool).lower(), POOLS, n=1, cutoff=0.3)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"unknown pool {pool!r}; {hint}pools are {', '.join(POOLS)}")
-    if isinstance(model_or_name, str):
-        model = create_backbone(model_or_name, **create_kwargs)
-    elif create_kwargs:
-        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; they are for creating one by name")
-    elif isinstance(model_or_name, PooledModel):
-        raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
-    else:
-        model = model_or_name
-    own: int = getattr(model, "num_classes", 0) or 1000
-    num_classes = own if num_classes is None else num_classes
-    like = next(model.parameters())
-    normed = _ends_with_layer_norm(model)
-    last_only = pool not in ("map", "map-light", "ga") or (level is not None and level <= 0)
-    backbone, pyramid = find_pyramid(
-        model, indices=indices, stem=stem, last_only=last_only, in_chans=create_kwargs.get("in_chans")
-    )
-    options: dict[str, Any] = dict(pool_options or {})
-    arguments: dict[str, Any]
-    if pool in ("map", "map-light", "ga"):
+    build, options = POOLS[pool], dict(pool_options or {})
+    _refuse_unknown(options, build)
+    if light and pool not in ("map", "map-light"):
+        raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
+    grouped = pool in ("map", "map-light", "ga")
+    arguments: dict[str, Any] = {}
+    if grouped:
         arguments = dict(
-            level=pyramid.level if level is None else level,
             dim=dim,
             groups=groups,
             tokens=tokens,
@@ -246,18 +258,38 @@ def swap_pool(
         )
         if pool == "ga":
             arguments |= dict(tokens=1, mean_token=False)
-        build: type[nn.Module] = MultiTokenPool
-    elif pool == "cap":
-        arguments, build = class_attention_pool(pyramid.channels[-1], heads), MultiTokenPool
-    elif pool == "gap":
-        arguments, build = dict(norm=normed), AveragePool
-    elif pool == "vgg":
-        arguments, build = dict(grid=pyramid.sizes[-1]), FlattenPool
+        with torch.device("meta"):  # whatever is wrong with these is said before the network is touched
+            MultiTokenPool((dim,), 1, level=-1, **(arguments | options))
+
+    if isinstance(model_or_name, str):
+        sized = {} if img_size is None else {"img_size": img_size}
+        model = create_backbone(model_or_name, **sized, **create_kwargs)
+    elif create_kwargs:
+        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; they are for creating one by name")
+    elif isinstance(model_or_name, PooledModel):
+        raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
     else:
-        arguments, build = {}, FourierPool
-    if light and pool not in ("map", "map-light"):
-        raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
-    _refuse_unknown(options, build)
+        model = model_or_name
+    if num_classes is None:
+        num_classes = int(getattr(model, "num_classes", 0) or 1000)
+    normed = _ends_with_layer_norm(model)
+    backbone, pyramid = find_pyramid(
+        model,
+        indices=indices,
+        stem=stem,
+        last_only=not grouped or (level is not None and level <= 0),
+        in_chans=create_kwargs.get("in_chans"),
+        image_size=img_size,
+    )
+    if grouped:
+        arguments["level"] = pyramid.level if level is None else level
+    elif pool == "cap":
+        arguments = class_attention_pool(pyramid.channels[-1], heads)
+    elif pool == "gap":
+        arguments = dict(norm=normed)
+    elif pool == "vgg":
+        arguments = dict(grid=pyramid.sizes[-1])
+    like = next(backbone.parameters())
     make: Any = build  # a class of several whose arguments differ
     with torch.device(like.device):
         head = make(pyramid.channels, num_classes, **(arguments | options)).to(like.dtype)
@@ -265,7 +297,8 @@ def swap_pool(
 
 
 def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, Any]:
-    """What makes a MultiTokenPool the plain class attention pooling (CAP) of the last map."""
+    """What makes a MultiTokenPool the plain class attention pooling (CAP) of the last map; 64 channels a head."""
+    most = max(1, channels // 64)
     return dict(
         level=-1,
         dim=channels,
@@ -273,7 +306,7 @@ def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, A
         tokens=1,
         mean_token=False,
         gram=False,
-        heads=heads or max(1, channels // 64),
+        heads=heads or max(n for n in range(1, most + 1) if channels % n == 0),
         mlp_ratio=2,
         mlp_groups=1,
         classifier="linear",

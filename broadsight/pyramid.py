@@ -42,6 +42,11 @@ class Tap:
             del self._local.kept
         return kept
 
+    def clear(self) -> None:
+        """Forget what a pass kept that asks for nothing."""
+        self._traced = None
+        self._local.__dict__.clear()
+
     def __reduce__(self) -> tuple:  # copies and pickles start empty
         return Tap, ()
 
@@ -128,6 +133,7 @@ def find_pyramid(
     stem: str | None = None,
     last_only: bool = False,
     in_chans: int | None = None,
+    image_size: int | Sequence[int] | None = None,
 ) -> tuple[nn.Module, Pyramid]:
     """The network as a backbone, and how to obtain its pyramid.
 
@@ -142,13 +148,14 @@ def find_pyramid(
             unless it lists that among its features or its maps are all of one size.
         last_only: Only the last map is wanted.
         in_chans: Channels of an image; by default as many as the network's first convolution takes.
+        image_size: Side or (H, W) that the network was built for; by default what it says itself.
 
     Raises:
         ValueError: The network offers no feature maps.
     """
     network: Any = model
     info = _feature_info(network)
-    pyramid = Pyramid(_image_size(network), 0)
+    pyramid = Pyramid(_pair(image_size) if image_size else _image_size(network), 0)
     if callable(getattr(network, "forward_intermediates", None)) and info:
         one_size = len(info) > 1 and len({entry.get("reduction") for entry in info}) == 1
         if indices is None:
@@ -166,6 +173,9 @@ def find_pyramid(
         modules = dict(network.named_modules())
         if not last_only and listed and all(name in modules for name, _ in listed):
             pyramid = replace(pyramid, taps=tuple(_tap(network, name, kind) for name, kind in listed))
+            for child in network.children():
+                if hasattr(child, "inplace"):  # it would overwrite the map that is kept from the layer before it
+                    child.inplace = False
     else:
         raise ValueError(_no_features(model, "it has neither forward_intermediates nor forward_features"))
     channels = [in_chans] if in_chans else _in_chans(network)
@@ -187,7 +197,7 @@ def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) ->
     """
     training = {module: module.training for module in backbone.modules()}
     probe = _Probe(backbone.eval(), pyramid)
-    like = next(backbone.parameters())
+    like = next(backbone.parameters(), torch.empty(0))
     faults = []
     try:
         for channels in in_chans:
@@ -200,9 +210,11 @@ def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) ->
                 except Exception as error:
                     faults.append(error)
     finally:
+        backbone.train()  # some networks keep what they computed for inference; they forget it here
         for module, flag in training.items():
             module.training = flag
-    fault = next((fault for fault in faults if isinstance(fault, ValueError)), faults[-1])
+    # What a pass with arithmetic says of the likeliest number of channels.
+    fault = next((fault for fault in faults if isinstance(fault, ValueError)), faults[1])
     raise ValueError(_no_features(backbone, (str(fault).splitlines() or [type(fault).__name__])[0])) from fault
 
 
@@ -233,8 +245,9 @@ def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
         return
     for name in unused:
         setattr(probe.backbone, name, nn.Identity())
+    probe.backbone.train().eval()  # what the first pass left in caches is of no use to a second
     try:
-        _dry_run(probe, images)
+        _dry_run(probe, images, freeze=False)
     except Exception:  # called after all
         for name, child in unused.items():
             setattr(probe.backbone, name, child)
@@ -245,7 +258,7 @@ def _wet_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
         return probe(images)
 
 
-def _dry_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
+def _dry_run(probe: "_Probe", images: Tensor, freeze: bool = True) -> tuple[list[Any], list[Tensor]]:
     """A pass over tensors without content. On the way, parameters that no map depends on are frozen: none must wait in
     vain for a gradient, which distributed training takes for an error."""
     parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in probe.named_parameters()}
@@ -253,7 +266,7 @@ def _dry_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
     with torch.enable_grad():
         tapped, maps = torch.func.functional_call(probe, parameters | buffers, images.to("meta"))
         seen = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
-        if all(isinstance(x, Tensor) and x.requires_grad for x in seen):
+        if freeze and all(isinstance(x, Tensor) and x.requires_grad for x in seen):
             sources = {name: p for name, p in parameters.items() if p.requires_grad}
             total = torch.stack([x.sum() for x in seen]).sum()
             gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
@@ -337,9 +350,14 @@ def _in_chans(model: Any) -> list[int]:
 
 def _image_size(model: Any) -> tuple[int, int]:
     """What the network was built for: its own record of it, or what its weights were trained on."""
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "img_size", None)
-    size = size or (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    keepers = [getattr(model, name, None) for name in ("patch_embed", "stem")] + [model]
+    recorded = [getattr(keeper, "img_size", None) for keeper in keepers]
+    trained = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
+    return _pair(next((size for size in recorded if size), trained))
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def _no_features(model: nn.Module, reason: str) -> str:

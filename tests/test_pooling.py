@@ -607,7 +607,7 @@ class Plain(nn.Module):
         (
             lambda: created("test_resnet"),
             dict(pool="map", in_chans=1, img_size=64),
-            "^in_chans, img_size given with a ",
+            "^in_chans given with a ",
         ),
         (lambda: pooled("test_resnet"), dict(pool="gap"), "has been swapped already; swap it in a fresh backbone$"),
         (

@@ -20,22 +20,24 @@ class PlainPool(nn.Module):
         drop: Dropout before the classifier.
     """
 
+    fc: nn.Module
+    like: Tensor
+
     def __init__(self, channels: Sequence[int], num_classes: int, num_features: int, drop: float = 0.0):
         super().__init__()
         self.channels, self.dim, self.num_features = tuple(channels), channels[-1], num_features
         self.drop = nn.Dropout(drop)
-        self.fc: nn.Module = nn.Identity()
+        self.register_buffer("like", torch.empty(0), persistent=False)  # knows device and dtype, with or without layers
         self.reset_classifier(num_classes)
 
     def reset_classifier(self, num_classes: int) -> None:
         """A new classifier for num_classes; 0: none."""
         self.num_classes = num_classes
-        like = next(self.parameters(), None)
         fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         if isinstance(fc, nn.Linear):
             nn.init.trunc_normal_(fc.weight, std=0.02)
             nn.init.zeros_(fc.bias)
-        self.fc = fc if like is None else fc.to(like.device, like.dtype)
+        self.fc = fc.to(self.like.device, self.like.dtype).train(self.training)
 
     def merge_maps(self, features: Sequence[Tensor]) -> Tensor:
         """The one map that is pooled: the last."""

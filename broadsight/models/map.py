@@ -116,7 +116,14 @@ def _entry(
         if drop_rate:
             chosen["fc_drop" if pool != "gap" else "drop"] = drop_rate
         network = backbone(in_chans, **given)
-        model = swap_pool(network, pool, num_classes=num_classes, pool_options=chosen, **{**settings, **of_pool})
+        model = swap_pool(
+            network,
+            pool,
+            num_classes=num_classes,
+            img_size=given.get("img_size"),
+            pool_options=chosen,
+            **{**settings, **of_pool},
+        )
         model.pooled = global_pool != ""
         return model
 
