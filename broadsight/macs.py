@@ -7,8 +7,10 @@ layer does not do. The first are added by a Convention, the second by the layer 
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import timm
 import torch
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
 from torch import nn
@@ -44,6 +46,13 @@ LAYERS = Convention("layers", layers_only=True)
 FVCORE = Convention("fvcore", layer_norm=5, batch_norm=2, sample=4, pool=1)
 FVCORE_MEAN = Convention("fvcore, mean pool", layer_norm=5, batch_norm=2, sample=4)  # a mean is invisible to that tool
 OLD_PROFILER = Convention("older profilers", layer_norm=5, batch_norm=2, gelu=1, sample=4, transposed_at_output=True)
+
+
+@lru_cache(maxsize=32)  # several rows of a table may be of one network, which counting leaves alone
+def blank_model(name: str, **kwargs: Any) -> nn.Module:
+    """A timm model without memory for its weights, enough to count with."""
+    with torch.device("meta"):
+        return timm.create_model(name, **kwargs)
 
 
 def executed_macs(model: nn.Module, size: tuple[int, int], in_chans: int = 3) -> int:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import broadsight
 from broadsight.layers import MultiTokenPool
+from broadsight.pooling import class_attention_pool
 from broadsight.release import released_tensors
 from tests.compare import assert_close, randomize
 
@@ -168,20 +169,8 @@ def published_loss(logits, target: Tensor) -> Tensor:
 
 def test_golden__class_attention_pooling(golden):
     tensors, config = golden("map_cap")
-    pool = MultiTokenPool(
-        (config["dim"],),
-        config["num_classes"],
-        level=-1,
-        dim=config["dim"],
-        groups=1,
-        tokens=config["n_tokens"],
-        mean_token=False,
-        gram=False,
-        heads=config["num_heads"],
-        mlp_ratio=config["mlp_ratio"],
-        mlp_groups=1,
-        classifier="linear",
-    ).eval()
+    cap = class_attention_pool(config["dim"], config["num_heads"])
+    pool = MultiTokenPool((config["dim"],), config["num_classes"], **cap).eval()
     broadsight.load_release(pool, {name[3:]: x for name, x in tensors.items() if name.startswith("sd.")})
     x = tensors["in.feat0"]
     assert_close(pool([x]), tensors["eval.logits"], "logits", 2e-5)

@@ -23,6 +23,7 @@ from broadsight.models._released_map import (
     pool_to_release,
     without_module_prefix,
 )
+from broadsight.pooling import class_attention_pool
 from broadsight.release import released_tensors
 from tests.compare import assert_close, randomize
 
@@ -153,20 +154,8 @@ def test_pool__counts_are_optional_and_may_differ():
 
 def test_pool__cap_names(golden):
     tensors, config = golden("map_cap")
-    pool = MultiTokenPool(
-        (config["dim"],),
-        config["num_classes"],
-        level=-1,
-        dim=config["dim"],
-        groups=1,
-        tokens=config["n_tokens"],
-        mean_token=False,
-        gram=False,
-        heads=config["num_heads"],
-        mlp_ratio=config["mlp_ratio"],
-        mlp_groups=1,
-        classifier="linear",
-    ).eval()
+    cap = class_attention_pool(config["dim"], config["num_heads"])
+    pool = MultiTokenPool((config["dim"],), config["num_classes"], **cap).eval()
     released = weights_in(tensors)
     ours = pool_from_release(pool, released)
     assert_same(pool_to_release(pool, ours, cap=True), released)
