@@ -256,8 +256,7 @@ def _create(name: str, pool: str | None, settings: Settings) -> Any:
         with blame(name, "being built"):
             raise
     if pool is not None:
-        with blame(pooled_name(name, pool), "being built"):
-            model = swap_pool(model, pool, img_size=options.get("img_size"))
+        model = swap_pool(model, pool, img_size=options.get("img_size"))
     pooled = isinstance(model, PooledModel)
     if settings.head_only and not pooled:
         raise ValueError(f"{name} has no pool of ours to run alone; choose one (--pool map), or name a map_* model")

@@ -14,7 +14,7 @@ from timm.models import group_parameters
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
-from broadsight import swap_pool
+from broadsight import fuse, swap_pool
 from broadsight.layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
 from broadsight.losses import MultiTokenLoss
 from broadsight.pooling import POOLS, PooledModel
@@ -677,3 +677,22 @@ def test_fixed_sizes__are_really_refused_elsewhere():
     for name in FIXED:
         with pytest.raises((AssertionError, RuntimeError, ValueError)):
             created(name)(torch.randn(1, 3, 64, 160))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["test_resnet", "convnext_atto", "vit_tiny_patch16_224"])
+def test_onnx__gives_the_same_numbers(name, fused, tmp_path):
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    model = swap_pool(name, "map", num_classes=7, pool_options=dict(head_mixing=True), **TINY).eval()
+    model = fuse(model) if fused else model
+    x, path = torch.randn(2, 3, *model.pyramid.image_size), tmp_path / "model.onnx"
+    batch = ({0: torch.export.Dim("batch", max=64)},)
+    torch.onnx.export(model, (x,), path, dynamo=True, dynamic_shapes=batch)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = torch.randn(5, 3, *model.pyramid.image_size)
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)

@@ -5,6 +5,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .group_linear import GroupLayerNorm, GroupLinear, GroupMlp
+from .lean_dropout import LeanDropout
 from .products import group_product
 
 
@@ -53,7 +54,7 @@ class GroupClassAttention(nn.Module):
         self.proj = GroupLinear(groups, attn_dim, dim)
         self.norm2 = GroupLayerNorm(groups, dim, eps=1e-6)
         self.mlp = GroupMlp(groups, dim, round(mlp_ratio * dim), mlp_groups, drop)
-        self.drop = nn.Dropout(drop)
+        self.drop = LeanDropout(drop)
 
     def forward(self, tokens: Tensor, image: Tensor, asking: slice = slice(None)) -> Tensor:
         """`asking` picks the rows of the tokens that are wanted; all of them are asked."""

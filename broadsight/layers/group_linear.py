@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .lean_dropout import LeanDropout
 from .products import group_product
 
 
@@ -75,7 +76,7 @@ class GroupMlp(nn.Module):
         self.groups, self.channel_groups = groups, channel_groups
         self.fc1 = GroupLinear(groups * channel_groups, dim // channel_groups, hidden // channel_groups)
         self.fc2 = GroupLinear(groups * channel_groups, hidden // channel_groups, dim // channel_groups)
-        self.drop = nn.Dropout(drop)
+        self.drop = LeanDropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         G, N, D = x.shape
