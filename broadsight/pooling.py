@@ -293,7 +293,11 @@ def swap_pool(
     make: Any = build  # a class of several whose arguments differ
     with torch.device(like.device):
         head = make(pyramid.channels, num_classes, **(arguments | options)).to(like.dtype)
-    return PooledModel(backbone, pyramid, head).train(model.training)
+    pooled = PooledModel(backbone, pyramid, head.train(model.training))
+    # The mode of what is new; modules of a given backbone keep theirs, of which some may be frozen.
+    for module in [pooled, *(module for module in backbone.modules() if isinstance(module, nn.Identity))]:
+        module.training = model.training
+    return pooled
 
 
 def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, Any]:

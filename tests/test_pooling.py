@@ -679,6 +679,15 @@ def test_fixed_sizes__are_really_refused_elsewhere():
             created(name)(torch.randn(1, 3, 64, 160))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_object__modes_of_its_modules_are_kept(training):
+    network = timm.create_model("test_resnet").train(training)
+    network.bn1.train(not training)
+    model = swap_pool(network, "map", **TINY)
+    assert model.training == model.head.training == model.backbone.training == training
+    assert model.backbone.bn1.training != training
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["test_resnet", "convnext_atto", "vit_tiny_patch16_224"])
