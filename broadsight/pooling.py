@@ -272,7 +272,7 @@ def swap_pool(
         model = model_or_name
     if num_classes is None:
         num_classes = int(getattr(model, "num_classes", 0) or 1000)
-    normed = _ends_with_layer_norm(model)
+    given, normed = set(model.modules()), _ends_with_layer_norm(model)
     backbone, pyramid = find_pyramid(
         model,
         indices=indices,
@@ -293,9 +293,9 @@ def swap_pool(
     make: Any = build  # a class of several whose arguments differ
     with torch.device(like.device):
         head = make(pyramid.channels, num_classes, **(arguments | options)).to(like.dtype)
-    pooled = PooledModel(backbone, pyramid, head.train(model.training))
+    pooled = PooledModel(backbone, pyramid, head)
     # The mode of what is new; modules of a given backbone keep theirs, of which some may be frozen.
-    for module in [pooled, *(module for module in backbone.modules() if isinstance(module, nn.Identity))]:
+    for module in set(pooled.modules()) - given:
         module.training = model.training
     return pooled
 
