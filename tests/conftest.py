@@ -14,7 +14,15 @@ import broadsight.models  # noqa: F401  registers the models
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # for fixtures of a module too, which run before the one below
 
+# Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
+LONGEST = ("test_registry", "test_verify", "test_compile_export", "test_pooling", "test_docs", "test_map")
+
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    names = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: names.get(item.path.stem, len(names)))
 
 
 @pytest.fixture(autouse=True)
