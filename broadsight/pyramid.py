@@ -239,7 +239,7 @@ def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
     unused = {
         name: child
         for name, child in probe.backbone.named_children()
-        if any(True for _ in child.parameters()) and not any(p.requires_grad for p in child.parameters())
+        if any(True for _ in child.parameters()) and probe.unused.issuperset(child.parameters())
     }
     if not unused:
         return
@@ -272,7 +272,7 @@ def _dry_run(probe: "_Probe", images: Tensor, freeze: bool = True) -> tuple[list
             gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
             for name, gradient in zip(sources, gradients, strict=True):
                 if gradient is None:
-                    probe.get_parameter(name).requires_grad_(False)
+                    probe.unused.add(probe.get_parameter(name).requires_grad_(False))
     return tapped, maps
 
 
@@ -280,6 +280,7 @@ class _Probe(nn.Module):
     def __init__(self, backbone: nn.Module, pyramid: Pyramid):
         super().__init__()
         self.backbone, self.pyramid = backbone, pyramid
+        self.unused: set[nn.Parameter] = set()  # found so; what somebody froze before may well be used
 
     def forward(self, images: Tensor) -> tuple[list[Any], list[Tensor]]:
         return self.pyramid.run(self.backbone, images)

@@ -679,6 +679,28 @@ def test_fixed_sizes__are_really_refused_elsewhere():
             created(name)(torch.randn(1, 3, 64, 160))
 
 
+@pytest.mark.parametrize("frozen", ["", "layer1", "stem", "stages", "blocks"])
+@pytest.mark.parametrize("name", ["test_resnet", "convnext_atto", "test_vit"])
+def test_object__frozen_by_its_owner_is_whole(name, frozen):
+    network, untouched = created(name), created(name)
+    untouched.load_state_dict(network.state_dict())
+    for key, parameter in network.named_parameters():
+        parameter.requires_grad_(not key.startswith(frozen))
+    model = swap_pool(network, "map", **TINY).eval()
+    expected = swap_pool(untouched, "map", **TINY).eval()
+    assert model.backbone.state_dict().keys() == expected.backbone.state_dict().keys()
+    x = torch.randn(1, 3, 64, 64) if name != "test_vit" else torch.randn(1, 3, *model.pyramid.image_size)
+    for got, wanted in zip(model.pyramid(model.backbone, x), expected.pyramid(expected.backbone, x), strict=True):
+        assert torch.equal(got, wanted)
+    model.train()(torch.cat([x, x])).sum().backward()
+    frozen_ones = {key for key, p in model.backbone.named_parameters() if not p.requires_grad}
+    assert frozen_ones >= {
+        key
+        for key in model.backbone.state_dict()
+        if key.startswith(frozen) and "running" not in key and "num_batches" not in key
+    }
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_object__modes_of_its_modules_are_kept(training):
     network = timm.create_model("test_resnet").train(training)
