@@ -49,7 +49,7 @@ class PooledModel(nn.Module):
         super().__init__()
         self.backbone, self.pyramid = backbone, pyramid
         self.head: Any = head
-        self.pooled = self.pooled_maps = True
+        self.pooled = True
         self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
         self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
         self.feature_info = getattr(backbone, "feature_info", [])
@@ -107,7 +107,7 @@ class PooledModel(nn.Module):
         network: Any = self.backbone
         if self.pyramid.indices is None:
             raise ValueError(f"{type(network).__name__} gives no intermediate features; model.pyramid gives its maps")
-        if intermediates_only or not self.pooled_maps:
+        if intermediates_only or isinstance(self.head, nn.Identity):
             options = dict(stop_early=True) if stop_early else {}
             features = network.forward_intermediates(
                 x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
@@ -127,7 +127,7 @@ class PooledModel(nn.Module):
         """Leave what the given intermediate features need; the pool goes with `prune_head`."""
         network: Any = self.backbone
         if prune_head:
-            self.head, self.pooled, self.pooled_maps, self.num_classes = nn.Identity(), False, False, 0
+            self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
         return network.prune_intermediate_layers(
             indices if isinstance(indices, int) else list(indices), prune_norm=prune_norm, prune_head=False
         )

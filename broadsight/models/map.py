@@ -114,7 +114,7 @@ def _entry(
         of_pool = {key: given.pop(key) for key in POOL_ARGUMENTS if key in given}
         chosen = {**(options or {}), **(pool_options or {})}
         if drop_rate:
-            chosen["fc_drop" if pool != "gap" else "drop"] = drop_rate
+            chosen["fc_drop"] = drop_rate
         network = backbone(in_chans, **given)
         model = swap_pool(
             network,
@@ -188,6 +188,11 @@ _WIDE: dict[str, Any] = dict(attn_dim=384)
 _MIXED = dict(head_mixing=True)
 
 
+def _four_groups(tokens: int, gram_groups: int) -> dict[str, Any]:
+    """The pool of the released hierarchical networks."""
+    return dict(groups=4, tokens=tokens, options=dict(gram_groups=gram_groups), **_WIDE)
+
+
 @register_model
 def map_resnet50(pretrained: bool = False, **kwargs) -> PooledModel:
     """The released network. The paper's rows have another: swap_pool("resnet50", "map")."""
@@ -216,38 +221,14 @@ def map_resnet101d(pretrained: bool = False, **kwargs) -> PooledModel:
 
 @register_model
 def map_convnext_tiny(pretrained: bool = False, **kwargs) -> PooledModel:
-    options = dict(gram_groups=24)
     backbone = _from_timm("convnext_tiny")
-    return _entry(
-        "map_convnext_tiny",
-        pretrained,
-        kwargs,
-        backbone,
-        "map",
-        maps=_FOUR,
-        groups=4,
-        tokens=2,
-        options=options,
-        **_WIDE,
-    )
+    return _entry("map_convnext_tiny", pretrained, kwargs, backbone, "map", maps=_FOUR, **_four_groups(2, 24))
 
 
 @register_model
 def map_convnext_small(pretrained: bool = False, **kwargs) -> PooledModel:
-    options = dict(gram_groups=16)
     backbone = _from_timm("convnext_small")
-    return _entry(
-        "map_convnext_small",
-        pretrained,
-        kwargs,
-        backbone,
-        "map",
-        maps=_FOUR,
-        groups=4,
-        tokens=3,
-        options=options,
-        **_WIDE,
-    )
+    return _entry("map_convnext_small", pretrained, kwargs, backbone, "map", maps=_FOUR, **_four_groups(3, 16))
 
 
 # The release computes MaxViT's GELU by the error function.
@@ -256,29 +237,14 @@ _ERF: dict[str, Any] = dict(conv_act_layer="gelu", transformer_act_layer="gelu")
 
 @register_model
 def map_maxvit_tiny(pretrained: bool = False, **kwargs) -> PooledModel:
-    options = dict(gram_groups=24)
     backbone = _from_timm("maxvit_tiny_tf_224", **_ERF)
-    return _entry(
-        "map_maxvit_tiny", pretrained, kwargs, backbone, "map", maps=_FIVE, groups=4, tokens=2, options=options, **_WIDE
-    )
+    return _entry("map_maxvit_tiny", pretrained, kwargs, backbone, "map", maps=_FIVE, **_four_groups(2, 24))
 
 
 @register_model
 def map_maxvit_small(pretrained: bool = False, **kwargs) -> PooledModel:
-    options = dict(gram_groups=16)
     backbone = _from_timm("maxvit_small_tf_224", **_ERF)
-    return _entry(
-        "map_maxvit_small",
-        pretrained,
-        kwargs,
-        backbone,
-        "map",
-        maps=_FIVE,
-        groups=4,
-        tokens=3,
-        options=options,
-        **_WIDE,
-    )
+    return _entry("map_maxvit_small", pretrained, kwargs, backbone, "map", maps=_FIVE, **_four_groups(3, 16))
 
 
 @register_model
