@@ -6,8 +6,14 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-_PARTS = ("layers", "losses", "models")
-_EXPORTS = {"load_release": "release", "convert_release": "release", "fuse": "fusion", "swap_pool": "pooling"}
+_PARTS = ("analysis", "layers", "losses", "models")
+_EXPORTS = {
+    "add_context_broadcast": "broadcasting",
+    "convert_release": "release",
+    "fuse": "fusion",
+    "load_release": "release",
+    "swap_pool": "pooling",
+}
 
 
 def __getattr__(name: str):

@@ -3,6 +3,8 @@
 from timm.utils import reparameterize_model
 from torch import nn
 
+from .layers import ContextBroadcast
+
 
 def fuse(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode with everything folded that inference allows; outputs are equal up to rounding.
@@ -12,6 +14,15 @@ def fuse(model: nn.Module) -> nn.Module:
     `reparameterize` method. The result is for inference; it does not load the original's checkpoints.
     """
     fused = reparameterize_model(model).eval()
+    if _broadcasts(fused) != _broadcasts(model):
+        raise ValueError(
+            f"folding {type(model).__name__} would lose its context broadcasting, which lies inside a layer that is "
+            "replaced; broadcast at the branches' 'end', or do without folding"
+        )
     for parameter in fused.parameters():
         parameter.requires_grad_(False)
     return fused
+
+
+def _broadcasts(model: nn.Module) -> int:
+    return sum(isinstance(module, ContextBroadcast) for module in model.modules())

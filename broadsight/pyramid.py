@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .dry_run import as_pair, image_channels, without_content
+from .dry_run import image_size as built_for
+
 # Names that timm's networks give to what comes before their first stage.
 STEMS = ("stem", "patch_embed")
 
@@ -155,7 +158,7 @@ def find_pyramid(
     """
     network: Any = model
     info = _feature_info(network)
-    pyramid = Pyramid(_pair(image_size) if image_size else _image_size(network), 0)
+    pyramid = Pyramid(as_pair(image_size) if image_size else built_for(network), 0)
     if callable(getattr(network, "forward_intermediates", None)) and info:
         one_size = len(info) > 1 and len({entry.get("reduction") for entry in info}) == 1
         if indices is None:
@@ -178,7 +181,7 @@ def find_pyramid(
                     child.inplace = False
     else:
         raise ValueError(_no_features(model, "it has neither forward_intermediates nor forward_features"))
-    channels = [in_chans] if in_chans else _in_chans(network)
+    channels = [in_chans] if in_chans else image_channels(network)
     try:
         return network, _measured(pyramid, network, channels)
     except ValueError:
@@ -261,8 +264,7 @@ def _wet_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
 def _dry_run(probe: "_Probe", images: Tensor, freeze: bool = True) -> tuple[list[Any], list[Tensor]]:
     """A pass over tensors without content. On the way, parameters that no map depends on are frozen: none must wait in
     vain for a gradient, which distributed training takes for an error."""
-    parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in probe.named_parameters()}
-    buffers = {name: buffer.to("meta") for name, buffer in probe.named_buffers()}
+    parameters, buffers = without_content(probe)
     with torch.enable_grad():
         tapped, maps = torch.func.functional_call(probe, parameters | buffers, images.to("meta"))
         seen = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
@@ -341,24 +343,6 @@ def _prune(model: Any, indices: list[int]) -> None:
 
 def _head(model: nn.Module) -> Any:
     return getattr(model, "head", None)
-
-
-def _in_chans(model: Any) -> list[int]:
-    """What the first convolution takes; and if that does not see the image itself, what the weights were trained on."""
-    first = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)][:1]
-    return [*first, (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3,))[0]]
-
-
-def _image_size(model: Any) -> tuple[int, int]:
-    """What the network was built for: its own record of it, or what its weights were trained on."""
-    keepers = [getattr(model, name, None) for name in ("patch_embed", "stem")] + [model]
-    recorded = [getattr(keeper, "img_size", None) for keeper in keepers]
-    trained = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
-    return _pair(next((size for size in recorded if size), trained))
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def _no_features(model: nn.Module, reason: str) -> str:

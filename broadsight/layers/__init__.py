@@ -4,6 +4,7 @@ from .abstract_token import AbstractTokenAttention as AbstractTokenAttention
 from .bilinear_embed import BilinearPatchEmbed as BilinearPatchEmbed
 from .channel_mlp import ChannelMlp as ChannelMlp
 from .class_attention import GroupClassAttention as GroupClassAttention
+from .context_broadcast import ContextBroadcast as ContextBroadcast
 from .depthwise import DepthwiseConv as DepthwiseConv
 from .ems import CMHSA as CMHSA
 from .ems import GMHSA as GMHSA

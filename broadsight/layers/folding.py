@@ -1,4 +1,7 @@
-"""Folds a BatchNorm with its inference statistics into the layer beside it; what is no BatchNorm is left alone."""
+"""Folds a BatchNorm with its inference statistics into the layer beside it.
+
+What is no BatchNorm is left alone, and what has something in between: a hook may change what passes there.
+"""
 
 from typing import Any
 
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 def fold_norm_after(module: nn.Module, layer: str, norm: str) -> None:
     """Fold module.norm, which follows the convolution or linear layer module.layer, into it."""
     target, statistics = _pair(module, layer, norm)
-    if statistics is not None:
+    if statistics is not None and not _hooked_between(module, layer, norm):
         scale, shift = statistics
         bias = shift if target.bias is None else target.bias * scale + shift
         _replace(target, target.weight * scale.view(-1, *[1] * (target.weight.ndim - 1)), bias)
@@ -19,7 +22,7 @@ def fold_norm_after(module: nn.Module, layer: str, norm: str) -> None:
 def fold_norm_before(module: nn.Module, norm: str, layer: str) -> None:
     """Fold module.norm, which precedes the linear layer module.layer, into it; exact as a linear layer pads nothing."""
     target, statistics = _pair(module, layer, norm)
-    if statistics is not None:
+    if statistics is not None and not _hooked_between(module, norm, layer):
         scale, shift = statistics
         bias = target.weight @ shift
         _replace(target, target.weight * scale, bias if target.bias is None else target.bias + bias)
@@ -30,6 +33,13 @@ def _pair(module: nn.Module, layer: str, norm: str) -> tuple[Any, tuple[Tensor, 
     """The layer, and the scale and shift that the norm applies to each channel."""
     found = module.get_submodule(norm)
     return module.get_submodule(layer), _inference_statistics(found) if isinstance(found, nn.BatchNorm2d) else None
+
+
+def _hooked_between(module: nn.Module, first: str, second: str) -> bool:
+    """Whether a hook sees what the first gives or the second takes, on the way through the modules that hold them."""
+    paths = first.split("."), second.split(".")
+    gives, takes = ([module.get_submodule(".".join(path[: i + 1])) for i in range(len(path))] for path in paths)
+    return any(m._forward_hooks for m in gives) or any(m._forward_pre_hooks for m in takes)
 
 
 def _replace(layer: Any, weight: Tensor, bias: Tensor) -> None:

@@ -21,7 +21,7 @@ from ..layers.check_images import check_images
 from ..layers.folding import fold_norm_after
 from ..layers.memory_format import channels_last
 from ..layers.slices import runs_eagerly
-from ..layers.untouched import listened_to
+from ..layers.untouched import sees_whole_batch
 
 Sizes = Sequence[int]
 COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
@@ -394,7 +394,7 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
     ):
         return module(x)
     count = math.ceil(x.numel() * x.element_size() / SLICE_BYTES)
-    if count < 2 or any(m.training or listened_to(m) for m in module.modules()):
+    if count < 2 or any(m.training or sees_whole_batch(m) for m in module.modules()):
         return module(x)
     return torch.cat([module(part) for part in x.tensor_split(min(count, len(x)))])
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
 from ..layers.folding import fold_norm_after, fold_norm_before
+from ..layers.untouched import listened_to
 from ._backbone import (
     ConvNorm,
     Sizes,
@@ -87,7 +88,7 @@ class EMSBlock(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         """For inference: both norms into the linear layers that follow them, and the mixer's chains multiplied out."""
-        if isinstance(self.mixer, MultiScaleInteraction):  # else it is folded already
+        if isinstance(self.mixer, MultiScaleInteraction) and not any(listened_to(m) for m in self.mixer.modules()):
             fold_norm_before(self, "norm1", "mixer.in_proj")
             self.mixer = self.mixer.folded()
         fold_norm_before(self, "norm2", "mlp.fc1")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ..layers.folding import fold_norm_before
+from ..layers.untouched import listened_to
 from ._backbone import (
     ConvNorm,
     ProjectedHead,
@@ -163,15 +164,15 @@ class Block(nn.Module):
         self.norm2 = nn.BatchNorm2d(dim)
         self.mlp = ChannelMlp(dim, int(dim * mlp_ratio), depthwise="after" if conv_ffn else "none")
         scaled = layer_scale is not None
+        self.apart, self.dropped = scaled, drop_path > 0
         self.ls1 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
         self.ls2 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.scaled, self.dropped = scaled, drop_path > 0
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cpe(x)
         normed = self.norm1(x).permute(0, 3, 1, 2)
-        if self.scaled or (self.dropped and self.training):
+        if self.apart or (self.dropped and self.training):
             x = x + self.drop_path(self.ls1(self.attn(normed).permute(0, 2, 3, 1)))
             normed = self.norm2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             return x + self.drop_path(self.ls2(self.mlp(normed)))
@@ -186,11 +187,19 @@ class Block(nn.Module):
         The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         """
         fold_norm_before(self, "norm2", "mlp.fc1")
-        for scale, layer in ((self.ls1, self.attn.proj), (self.ls2, self.mlp.fc2)):
-            if isinstance(scale, LayerScale):
-                layer.weight.data *= scale.gamma[:, None]
-                layer.bias.data *= scale.gamma
-        self.ls1, self.ls2, self.scaled = nn.Identity(), nn.Identity(), False
+        for scale, branch, layer in (("ls1", self.attn, self.attn.proj), ("ls2", self.mlp, self.mlp.fc2)):
+            gamma = getattr(getattr(self, scale), "gamma", None)
+            if gamma is not None and not (listened_to(branch) or listened_to(layer)):
+                layer.weight.data *= gamma[:, None]
+                layer.bias.data *= gamma
+                setattr(self, scale, nn.Identity())
+        if not (isinstance(self.ls1, LayerScale) or isinstance(self.ls2, LayerScale) or listened_to(self.attn)):
+            self.apart = False
+
+    @torch.jit.ignore
+    def keep_branches_apart(self) -> None:
+        """From now on the branches give what they add, where they would add it to the residual themselves."""
+        self.apart = True
 
 
 class ConvStem(nn.Module):

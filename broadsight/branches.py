@@ -1,0 +1,354 @@
+"""Finds the attention and MLP branches of any vision network, and what their tokens look like.
+
+timm's networks keep to a few conventions in naming and structure, which are all that is asked for here; what tensors a
+branch sees is then watched in one pass without arithmetic.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .dry_run import as_pair, image_channels, without_content
+from .dry_run import image_size as built_for
+from .layers import ChannelMlp, MultiScaleInteraction, MultiTokenPool, SuperTokenAttention
+
+MLP_NAMES = re.compile(r"mlp|ffn|feed_?forward", re.IGNORECASE)
+# A child of one of these names makes its parent an attention; the names of the layers at its end.
+QUERIES = ("qkv", "qkvs", "qkv_proj", "q", "qk", "kv", "v", "wq", "q_proj", "query", "to_query")
+PROJECTIONS = ("proj", "out_proj", "o_proj", "output", "final")
+LOOKED_FOR = {
+    "mlp": "modules named or classed like *mlp*, *ffn* or *feed_forward* that hold two linear layers or convolutions",
+    "attn": f"modules that hold one of {', '.join(QUERIES)}, and *_tokens mixers",
+}
+# Images of the pass that watches, without arithmetic and with: primes, of which little else comes in multiples.
+DRY_BATCH, WET_BATCH = 101, 3
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens that pass a place of the network: what a module takes or gives.
+
+    Args:
+        module: The module, and
+        side: "input", its first argument, or "output".
+        channels: Their number.
+        channel_axis: 1 or the last, counted from the front.
+        count: Tokens of one image.
+        windowed: Whether an image may be cut into several rows of the batch axis;
+        block: the module around that sees it whole, and
+        argument: in which of its arguments.
+        class_token: Whether the first token is the class token.
+        fresh: Whether nobody else holds this tensor, so that it may be overwritten.
+        alone: Whether the module takes or gives nothing but this tensor.
+    """
+
+    module: nn.Module
+    side: str
+    channels: int
+    channel_axis: int
+    count: int
+    windowed: bool = False
+    block: nn.Module | None = None
+    argument: int = 0
+    class_token: bool = False
+    fresh: bool = False
+    alone: bool = True
+
+
+@dataclass(frozen=True)
+class Branch:
+    """An attention or MLP branch.
+
+    Args:
+        kind: "mlp" or "attn".
+        name: Where it is in the network.
+        module: The branch itself.
+        projection: Its last linear layer or convolution.
+        front, mid, end: The tokens that it takes, those that its projection takes, and those that it gives; None where
+            there is no such place.
+    """
+
+    kind: str
+    name: str
+    module: nn.Module
+    projection: nn.Module | None
+    front: Tokens | None = None
+    mid: Tokens | None = None
+    end: Tokens | None = None
+
+
+def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = None) -> list[Branch]:
+    """All attention and MLP branches that see the tokens of the image, in the order of the network's modules.
+
+    Branches that see a single token are not among them: pooling, class attention, gates.
+
+    Args:
+        model: Any vision network that takes a batch of images.
+        image_size: Side or (H, W) that the network was built for; by default what it says itself.
+
+    Raises:
+        ValueError: The network could not be run.
+    """
+    candidates = list(candidate_branches(model))
+    if not candidates:
+        return []
+    seen = _watch(model, candidates, image_size)
+    found = [branch for branch in map(seen.located, candidates) if branch is not None]
+    # Where one window covers the image, several will cover a larger one.
+    windowed = {_role(branch) for branch in found if branch.end and branch.end.windowed}
+    return [_windowed(branch) if _role(branch) in windowed else branch for branch in found]
+
+
+def _role(branch: Branch) -> tuple[str, type]:
+    return branch.name.rpartition(".")[2], type(branch.module)
+
+
+def _windowed(branch: Branch) -> Branch:
+    places = {place: getattr(branch, place) for place in ("front", "mid", "end")}
+    return replace(branch, **{k: v and replace(v, windowed=True, class_token=False) for k, v in places.items()})
+
+
+def candidate_branches(model: nn.Module) -> Iterator[Branch]:
+    """What has the structure of an attention or an MLP, whatever it may see."""
+    claimed: set[str] = set()  # of modules inside which nothing more is looked for
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{other}.") for other in claimed):
+            continue
+        if isinstance(module, MultiTokenPool):
+            claimed.add(name)
+        elif _is_child(module, "attn_out_proj") and _is_child(module, "mlp_out_proj"):  # both begin in one layer
+            for kind in ("attn", "mlp"):
+                projection = module.get_submodule(f"{kind}_out_proj")
+                yield Branch(kind, f"{name}.{kind}_out_proj", projection, projection)
+        elif is_attention(module):
+            claimed.add(name)
+            yield Branch("attn", name, module, _projection(module))
+        elif name.endswith("_tokens") and any(True for _ in _affine_layers(module)):
+            claimed.add(name)
+            yield Branch("attn", name, module, None)
+        elif MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__):
+            inner_name, inner = _unwrapped(name, module)
+            layers = list(_affine_layers(inner))
+            if len(layers) > 1 and not any(_looks_like_mlp(n, m) for n, m in inner.named_modules() if n):
+                claimed.add(name)
+                yield Branch("mlp", inner_name, inner, layers[-1])
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether the module has the parts of an attention."""
+    if isinstance(module, MultiScaleInteraction | nn.MultiheadAttention):
+        return True
+    strided = _is_child(module, "conv_proj") and _is_child(module, "o_proj")
+    return strided or any(_is_child(module, name) for name in QUERIES)
+
+
+def _looks_like_mlp(name: str, module: nn.Module) -> bool:
+    named = MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__)
+    return bool(named) and sum(1 for _ in _affine_layers(_unwrapped(name, module)[1])) > 1
+
+
+def _unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """The module itself, or what is inside when it only wraps that, as a residual connection does."""
+    while not isinstance(module, nn.Sequential):
+        weighty = [(key, child) for key, child in module.named_children() if any(True for _ in _affine_layers(child))]
+        if len(weighty) != 1 or not any(True for _ in weighty[0][1].children()):
+            break
+        name, module = f"{name}.{weighty[0][0]}", weighty[0][1]
+    return name, module
+
+
+def _affine_layers(module: nn.Module) -> Iterator[nn.Module]:
+    return (child for child in module.modules() if isinstance(child, nn.Linear | nn.Conv1d | nn.Conv2d))
+
+
+def _projection(attention: nn.Module) -> nn.Module | None:
+    if isinstance(attention, nn.MultiheadAttention):  # reads the weights of its projection without calling it
+        return None
+    named = [getattr(attention, name) for name in PROJECTIONS if _is_child(attention, name)]
+    layers = [layer for module in named[:1] for layer in _affine_layers(module)]
+    return layers[-1] if layers else None
+
+
+def _is_child(module: nn.Module, name: str) -> bool:
+    return isinstance(module._modules.get(name), nn.Module)
+
+
+@dataclass
+class _Call:
+    """What a module was first called with, and what it gave; None in place of whatever is no tensor.
+
+    Args:
+        alone: Whether that was one tensor each.
+    """
+
+    arguments: list[Tensor | None] = field(default_factory=list)
+    result: Tensor | None = None
+    alone: bool = True
+
+    @property
+    def given(self) -> Tensor | None:
+        return self.arguments[0] if self.arguments else None
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """One pass of a batch of images of one size."""
+
+    model: nn.Module
+    calls: dict[nn.Module, _Call]
+    batch: int
+    size: tuple[int, int]
+
+    def located(self, branch: Branch) -> Branch | None:
+        """The branch with the tokens at its places, or None if it sees no tokens of an image."""
+        given, result = self.calls[branch.module].given, self.calls[branch.module].result
+        if given is None or result is None or not self.are_tokens(result):
+            return None
+        around = _around(branch.name, self.model)
+        axis = _channel_axis(branch, result, self.calls[around[0]].given)
+        end = self.tokens(branch.module, "output", result, axis, around)
+        if end.count == 1:
+            return None
+        front = self.tokens(branch.module, "input", given, axis, around) if given.ndim == result.ndim else None
+        if branch.module is branch.projection:
+            front = None
+        elif front is not None and isinstance(branch.module, nn.Sequential):
+            front = replace(front, module=branch.module[0])
+        mid = None
+        if branch.projection is not None:
+            mid, end = self.at_projection(branch.module, branch.projection, end, around)
+        while isinstance(end.module, nn.Sequential):  # it would also run whatever is added to it
+            end = replace(end, module=end.module[-1])
+        return replace(branch, front=front, mid=mid, end=end)
+
+    def at_projection(
+        self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
+    ) -> tuple[Tokens | None, Tokens]:
+        """What the last layer takes, if these are the tokens that the branch gives; and the end, there if possible."""
+        call = self.calls[projection]
+        if call.given is None or call.result is None:
+            return None, end
+        axis = call.given.ndim - 1 if isinstance(projection, nn.Linear) else 1
+        mid = self.tokens(projection, "input", call.given, axis, around) if self.are_tokens(call.given) else None
+        if isinstance(module, ChannelMlp):  # it may add the residual to what its last layer gives
+            end = self.tokens(projection, "output", call.result, 3, around)
+        if isinstance(module, ChannelMlp) or call.result is self.calls[module].result:
+            end = replace(end, module=projection, fresh=True)
+        return mid if mid and mid.count == end.count else None, end
+
+    def are_tokens(self, x: Tensor) -> bool:
+        return x.ndim > 2 and x.shape[0] > 0 and x.shape[0] % self.batch == 0
+
+    def tokens(self, module: nn.Module, side: str, x: Tensor, axis: int, around: list[nn.Module]) -> Tokens:
+        count = x.numel() // x.shape[axis] // self.batch
+        arguments = ((holder, i, y) for holder in around for i, y in enumerate(self.calls[holder].arguments))
+        whole = ((holder, i) for holder, i, y in arguments if y is not None and y.ndim and len(y) == self.batch)
+        block, argument = next(whole, (None, 0))
+        windowed = len(x) != self.batch
+        class_token = x.ndim == 3 and axis == 2 and not windowed and _has_class_token(count, around, self.size)
+        alone = self.calls[module].alone
+        return Tokens(module, side, x.shape[axis], axis, count, windowed, block, argument, class_token, False, alone)
+
+
+def _watch(model: nn.Module, candidates: list[Branch], size: int | Sequence[int] | None) -> _Watched:
+    network: Any = model
+    for wrapper in ("backbone", "model"):  # a swapped pooling, timm's feature extractors
+        network = getattr(network, wrapper, network)
+    size = as_pair(size) if size else built_for(network)
+    watched = {module for branch in candidates for module in (branch.module, branch.projection) if module is not None}
+    watched |= {module for branch in candidates for module in _around(branch.name, model)}
+    faults: list[Exception] = []
+    for channels in image_channels(network):
+        for run, batch in ((_dry_run, DRY_BATCH), (_wet_run, WET_BATCH)):
+            calls = {module: _Call() for module in watched}
+            handles = [module.register_forward_hook(partial(_note, calls), with_kwargs=True) for module in watched]
+            try:
+                _in_eval_mode(model, partial(run, model, (batch, channels, *size)))
+                return _Watched(model, calls, batch, size)
+            except Exception as error:
+                faults.append(error)
+            finally:
+                for handle in handles:
+                    handle.remove()
+    reason = (str(faults[0]).splitlines() or [type(faults[0]).__name__])[0]
+    raise ValueError(
+        f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({reason}); pass the image_size that it "
+        "was built for"
+    ) from faults[0]
+
+
+def _note(calls: dict[nn.Module, _Call], module: nn.Module, args: tuple, kwargs: dict, result: Any) -> None:
+    call = calls[module]
+    if call.result is None:
+        call.alone = len(args) == 1 and not kwargs and isinstance(result, Tensor)
+        result = result[0] if isinstance(result, tuple | list) else result
+        call.arguments = [x if isinstance(x, Tensor) else None for x in args]
+        call.result = result if isinstance(result, Tensor) else None
+
+
+def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
+    parameters, buffers = without_content(model)
+    torch.func.functional_call(model, parameters | buffers, torch.empty(shape, device="meta"))
+
+
+def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """With arithmetic, for a network that asks for the values of a tensor."""
+    like = next(model.parameters(), torch.empty(0))
+    model(torch.zeros(shape, device=like.device, dtype=like.dtype))
+
+
+def _in_eval_mode(model: nn.Module, run: Callable[[], None]) -> None:
+    training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()
+            run()
+    finally:
+        model.train()  # some networks keep what they computed for inference; they forget it here
+        for module, flag in training.items():
+            module.training = flag
+
+
+def _around(name: str, model: nn.Module) -> list[nn.Module]:
+    """The modules that hold the named one, innermost first."""
+    path = name.split(".")
+    return [model.get_submodule(".".join(path[:depth])) for depth in reversed(range(len(path)))]
+
+
+def _channel_axis(branch: Branch, x: Tensor, of_block: Tensor | None) -> int:
+    """Where the channels are in what the branch gives.
+
+    Args:
+        of_block: What the block around it takes. A token mixer may get (B, C, N) where that gets (B, N, C).
+    """
+    last = x.ndim - 1
+    if isinstance(branch.module, SuperTokenAttention):
+        return 1
+    if branch.projection is None:
+        transposed = x.ndim == 3 and of_block is not None and x.shape[1:] == of_block.mT.shape[1:]
+        layers = list(_affine_layers(branch.module))
+        return 1 if transposed or (x.ndim == 4 and layers and isinstance(layers[0], nn.Conv2d)) else last
+    weight: Any = branch.projection.weight
+    axes = (last, 1) if isinstance(branch.projection, nn.Linear) else (1, last)
+    return next((axis for axis in axes if x.shape[axis] == len(weight)), axes[0])
+
+
+def _has_class_token(count: int, around: list[nn.Module], size: tuple[int, int]) -> bool:
+    """Whether the tokens are a grid of the image's shape and what comes before it, of which the first is for classes."""
+    owner: Any = next((m for m in around if getattr(m, "cls_token", None) is not None), None)
+    if owner is None:
+        return False
+    before = int(getattr(owner, "num_prefix_tokens", 1))
+    return before > 0 and _is_grid(count - before, size) and not _is_grid(count, size)
+
+
+def _is_grid(count: int, size: tuple[int, int]) -> bool:
+    height, width = size
+    rows = round(math.sqrt(max(count, 0) * height / width))
+    return rows > 0 and count % rows == 0 and abs(count // rows / rows - width / height) < 0.5 / rows

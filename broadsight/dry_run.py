@@ -1,0 +1,31 @@
+"""What a network takes, and a pass through it without arithmetic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def image_size(model: Any) -> tuple[int, int]:
+    """(H, W) that the network was built for: its own record of it, or what its weights were trained on."""
+    keepers = [getattr(model, name, None) for name in ("patch_embed", "stem")] + [model]
+    recorded = [getattr(keeper, "img_size", None) for keeper in keepers]
+    trained = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
+    return as_pair(next((size for size in recorded if size), trained))
+
+
+def image_channels(model: Any) -> list[int]:
+    """What the first convolution takes; and if that does not see the image itself, what the weights were trained on."""
+    first = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)][:1]
+    return [*first, (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3,))[0]]
+
+
+def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Stand-ins for the model's parameters and buffers, which have shapes and no values; for functional_call."""
+    parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
+    return parameters, {name: buffer.to("meta") for name, buffer in model.named_buffers()}

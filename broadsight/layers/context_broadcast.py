@@ -1,0 +1,118 @@
+"""Context broadcasting (CB): every token is handed the average of all, so that attention need not learn to be uniform.
+
+From "Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et al., ICCV 2023). Readings:
+docs/context-broadcasting.md.
+"""
+
+import torch
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+# Operations for each element of the tokens, as the paper counts them: sums and products there, the average is free.
+OPERATIONS = {"cb": 1, "scaled": 1, "gate": 1, "hybrid": 2}
+KINDS = tuple(OPERATIONS)
+
+
+def context_broadcast(
+    x: Tensor,
+    kind: str = "cb",
+    scale: Tensor | None = None,
+    channel_axis: int = -1,
+    class_token: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    """The tokens of each image with their context; the shape stays.
+
+    With m the mean of all tokens of an image, and x0 its class token or, without one, m:
+    "cb" is (x + m) / 2, "scaled" is x + scale * m, "gate" is x * (x0 + 1), "hybrid" is x * x0 + (x + m) / 2.
+
+    Args:
+        x: (B, ..., C), or with the channels elsewhere. All axes but these two count tokens.
+        scale: (C,), for "scaled".
+        channel_axis: Where the channels are.
+        class_token: Whether the first token is the class token.
+        inplace: Overwrite x, unless autograd needs it: "gate" and "hybrid" are products with it.
+    """
+    channel_axis = channel_axis % x.ndim
+    axes: list[int] = []
+    for axis in range(1, x.ndim):
+        if axis != channel_axis:
+            axes.append(axis)
+    if kind == "cb":
+        mean = x.mean(axes, keepdim=True)
+        return x.lerp_(mean, 0.5) if inplace else torch.lerp(x, mean, 0.5)
+    if kind == "scaled":
+        assert scale is not None
+        shape = [1] * x.ndim
+        shape[channel_axis] = -1
+        added = x.mean(axes, keepdim=True) * scale.to(x.dtype).view(shape)
+        return x.add_(added) if inplace else x + added
+    inplace = inplace and not (torch.is_grad_enabled() and x.requires_grad)
+    mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
+    first = x.narrow(axes[0], 0, 1) if class_token else mean
+    if kind == "gate":
+        factor = first + 1
+        return x.mul_(factor) if inplace else x * factor
+    return torch.addcmul(mean * 0.5, x, first + 0.5)
+
+
+@register_notrace_module
+class ContextBroadcast(nn.Module):
+    """One of the four kinds of context broadcasting, for tokens and maps alike; the shape stays.
+
+    Tokens are (B, N, C), maps (B, C, H, W) or (B, H, W, C). A map's channels are found by `dim`, or by `channels_last`
+    where that does not tell.
+
+    Args:
+        kind: "cb": (x + m) / 2, m the mean token; "scaled": x + scale * m with a learned scale for each channel that is
+            zero at first; "gate": x * (x0 + 1), x0 the class token; "hybrid": x * x0 + (x + m) / 2.
+        dim: Channels; needed for "scaled".
+        channels_last: Whether maps are (B, H, W, C); by default only if `dim` fits the last axis and not the second.
+        class_token: Whether the first token is the class token, which "gate" and "hybrid" use; the mean token stands in
+            for it otherwise. By default tokens (B, N, C) have one and maps have none.
+        inplace: Overwrite the input where autograd allows it.
+    """
+
+    def __init__(
+        self,
+        kind: str = "cb",
+        dim: int | None = None,
+        *,
+        channels_last: bool | None = None,
+        class_token: bool | None = None,
+        inplace: bool = False,
+    ):
+        super().__init__()
+        if kind not in OPERATIONS:
+            raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(map(repr, KINDS))}")
+        if dim is not None and dim < 1:
+            raise ValueError(f"dim={dim}; expected the number of channels")
+        self.kind, self.dim, self.channels_last, self.class_token = kind, dim, channels_last, class_token
+        self.inplace = inplace
+        if kind == "scaled":
+            if dim is None:
+                raise ValueError("kind='scaled' learns a scale for each channel; pass dim, the number of channels")
+            self.scale = nn.Parameter(torch.zeros(dim))
+        else:
+            self.register_parameter("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3:
+            raise ValueError(f"got shape {list(x.shape)}; expected tokens (B, N, C) or maps of four axes")
+        axis = self.channel_axis(x)
+        class_token = self.class_token
+        if class_token is None:
+            class_token = x.ndim == 3
+        return context_broadcast(x, self.kind, self.scale, axis, class_token, self.inplace)
+
+    def channel_axis(self, x: Tensor) -> int:
+        dim, channels_last = self.dim, self.channels_last
+        if channels_last is None:
+            channels_last = x.ndim == 3 or (dim is not None and x.shape[1] != dim and x.shape[-1] == dim)
+        axis = x.ndim - 1 if channels_last else 1
+        if dim is not None and x.shape[axis] != dim:
+            raise ValueError(f"got shape {list(x.shape)}; expected {dim} channels on axis {axis}")
+        return axis
+
+    def extra_repr(self) -> str:
+        return repr(self.kind) if self.dim is None else f"{self.kind!r}, dim={self.dim}"
