@@ -340,7 +340,7 @@ def _channel_axis(branch: Branch, x: Tensor, of_block: Tensor | None) -> int:
 
 
 def _has_class_token(count: int, around: list[nn.Module], size: tuple[int, int]) -> bool:
-    """Whether the tokens are a grid of the image's shape and what comes before it, of which the first is for classes."""
+    """Whether the tokens are a grid of the image's shape after some others, of which the first is the class token."""
     owner: Any = next((m for m in around if getattr(m, "cls_token", None) is not None), None)
     if owner is None:
         return False

@@ -68,7 +68,7 @@ def add_context_broadcast(
     return model
 
 
-def broadcast_input(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
+def broadcast_input(self: Any, input: tuple[Tensor]) -> tuple[Tensor]:
     """A forward pre-hook: what the module takes, with context."""
     return (self.context_broadcast(input[0]),)
 
@@ -78,7 +78,7 @@ def broadcast_first_input(module: Any, inputs: tuple) -> tuple:
     return (module.context_broadcast(inputs[0]), *inputs[1:])
 
 
-def broadcast_output(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor:
+def broadcast_output(self: Any, input: tuple[Tensor], output: Tensor) -> Tensor:
     """A forward hook: what the module gives, with context."""
     return self.context_broadcast(output)
 
@@ -91,7 +91,7 @@ def broadcast_first_output(module: Any, inputs: tuple, output: Any) -> Any:
 
 
 for _hook in (broadcast_input, broadcast_first_input, broadcast_output, broadcast_first_output):
-    setattr(_hook, "image_by_image", True)
+    _hook.__dict__["image_by_image"] = True
 
 
 class WindowedBroadcast(ContextBroadcast):
@@ -160,8 +160,8 @@ def _tokens(branch: Branch, position: str) -> Tokens:
     if tokens is None:
         possible = [place for place in POSITIONS if getattr(branch, place) is not None]
         raise ValueError(
-            f"there is no {position!r} in {branch.name} ({type(branch.module).__name__}), where the tokens of the image "
-            f"are as at its end; possible there: {', '.join(map(repr, possible))}"
+            f"there is no {position!r} in {branch.name} ({type(branch.module).__name__}) where all tokens of the image "
+            f"pass; there is {', '.join(map(repr, possible))}"
         )
     return tokens
 
@@ -189,7 +189,7 @@ def _insert(model: nn.Module, branch: Branch, tokens: Tokens, broadcast: Context
         module.register_forward_pre_hook(broadcast_input if tokens.alone else broadcast_first_input)
     else:
         module.register_forward_hook(broadcast_output if tokens.alone else broadcast_first_output)
-        parent = model.get_submodule(branch.name.rpartition(".")[0])
+        parent: Any = model.get_submodule(branch.name.rpartition(".")[0])
         if hasattr(parent, "keep_branches_apart"):  # of ours, that would let a branch add to the residual itself
             parent.keep_branches_apart()
     if isinstance(broadcast, WindowedBroadcast):
