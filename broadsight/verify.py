@@ -13,11 +13,12 @@ import yaml
 from rich.table import Table
 from torch import nn
 
-from . import map_tables
+from . import broadcast_tables, map_tables
 from .layers import PartialAttention
 from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, blank_model, count, executed_macs
 from .map_tables import Row
 from .models import FAMILIES, STViT
+from .models.context_broadcast import ALIASES
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
@@ -29,10 +30,21 @@ SOURCES = {
     "mat": "thesis, chapter 4, Tables 4.2, 4.4, 4.9",
     "partialformer": "thesis, chapter 5, Table 5.1 and section 5.3.3",
     "map": "MAP, WACV 2025, Tables 1-3, 6, 8, 9; supplement, Tables 1, 4, 6, 7",
+    "context_broadcast": "Hyeon-Woo et al., ICCV 2023, supplement, Tables S1, S3, S5, S6",
 }
 
+# Families whose tables have a file of their own.
+TABLES = {"map": map_tables, "context_broadcast": broadcast_tables}
+
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
-CONVENTIONS = {"stvit": FVCORE, "emsnet": OLD_PROFILER, "mat": FVCORE, "partialformer": PRODUCTS, "map": LAYERS}
+CONVENTIONS = {
+    "stvit": FVCORE,
+    "emsnet": OLD_PROFILER,
+    "mat": FVCORE,
+    "partialformer": PRODUCTS,
+    "map": LAYERS,
+    "context_broadcast": PRODUCTS,
+}
 
 # The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
 ROUNDINGS = {
@@ -63,6 +75,7 @@ CONTRADICTIONS = {
         "macs",
     ): "2.2 % low: how this row was built is a guess among 480 that fit its parameters",
     **{("map", *place): reason for place, reason in map_tables.CONTRADICTIONS.items()},
+    **{("context_broadcast", *place): reason for place, reason in broadcast_tables.CONTRADICTIONS.items()},
 }
 
 
@@ -72,7 +85,7 @@ class Check:
 
     Args:
         family, row, figure: Which number of which table; figure is "params", "macs", either "over" another network or
-            "at" another image size, or one of SIZES.
+            "at" another image size, one of SIZES, or the operations that context broadcasting adds.
         convention: How operations are counted.
         paper: The figure as printed.
         ours: The same figure of our model, in the paper's formulation; None if there is no model to run.
@@ -102,7 +115,7 @@ def verify(families: Sequence[str] = (), progress: Progress | None = None) -> li
     """Recompute every static classification figure of the given families, or of all.
 
     Args:
-        families: Names among "stvit", "emsnet", "mat", "partialformer" and "map"; none means all.
+        families: Some of FAMILIES; none means all.
         progress: Called before each row is computed: rows done, rows in all, the row's name.
     """
     for family in families:
@@ -140,8 +153,15 @@ def render(checks: Sequence[Check]) -> Table:
 
 
 def catalogue(pattern: str | None = None, progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Our registered models that match a wildcard pattern: sizes computed here beside the published figures."""
-    chosen = {family: [n for n in timm.list_models(module=family) if fnmatch(n, pattern or "*")] for family in FAMILIES}
+    """Our registered models that match a wildcard pattern: sizes computed here beside the published figures.
+
+    Without a pattern a model that has two names is listed once.
+    """
+    second_names = ALIASES if pattern is None else ()
+    chosen = {
+        family: [n for n in timm.list_models(module=family) if fnmatch(n, pattern or "*") and n not in second_names]
+        for family in FAMILIES
+    }
     total = sum(len(names) for names in chosen.values())
     rows: list[dict[str, Any]] = []
     for family, names in chosen.items():
@@ -150,7 +170,7 @@ def catalogue(pattern: str | None = None, progress: Progress | None = None) -> l
             if progress:
                 progress(len(rows), total, name)
             model = blank_model(name)
-            paper = printed.get(name, {})
+            paper = printed.get(ALIASES.get(name, name), {})
             rows.append(
                 {
                     "model": name,
@@ -168,8 +188,8 @@ def catalogue(pattern: str | None = None, progress: Progress | None = None) -> l
 
 def _rows(family: str) -> Iterator[Row]:
     tables = published()[family]
-    if family == "map":
-        yield from map_tables.rows(tables)
+    if family in TABLES:
+        yield from TABLES[family].rows(tables)
         return
     for entry in tables["models"]:
         yield entry["model"], entry, lambda name=entry["model"]: blank_model(name)
@@ -231,7 +251,7 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
         measured = {"macs": ((executed + extra) / 1e6, executed / 1e6, f"{PRODUCTS.name}, in M")}
     else:
         model, convention = build(), _convention(family, name)
-        figures = printed if family == "map" else map_tables.static_figures(printed)
+        figures = printed if family in TABLES else map_tables.static_figures(printed)
         measured = {}
         for figure in figures:
             quantity, _, baseline = figure.partition(" over ")
@@ -258,6 +278,8 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
     figure, _, size = figure.partition(" at ")
     if figure in map_tables.SIZES:
         return float(map_tables.SIZES[figure](model)), None, ""
+    if figure == broadcast_tables.ADDED:
+        return broadcast_tables.added_operations(model), None, "one for each sum or product of an element, in M"
     if figure == "params":
         return sum(p.numel() for p in model.parameters()) / 1e6, None, ""
     height, width = (int(size), int(size)) if size else SIZE
@@ -283,6 +305,8 @@ def _prints(ours: float, paper: str, rounding: str) -> bool:
 def _printed_of_models(family: str) -> dict[str, dict[str, str]]:
     """What the tables print for registered models, by name."""
     tables = published()[family]
+    if family == "context_broadcast":
+        return broadcast_tables.printed(tables)
     if family != "map":
         return {entry["model"]: entry for entry in tables["models"]}
     pooled = {map_tables.NETWORKS[entry["backbone"], entry["pool"].split()[0]][1]: entry for entry in tables["models"]}

@@ -8,6 +8,8 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .slices import runs_eagerly
+
 # Operations for each element of the tokens, as the paper counts them: sums and products there, the average is free.
 OPERATIONS = {"cb": 1, "scaled": 1, "gate": 1, "hybrid": 2}
 KINDS = tuple(OPERATIONS)
@@ -32,28 +34,73 @@ def context_broadcast(
         channel_axis: Where the channels are.
         class_token: Whether the first token is the class token.
         inplace: Overwrite x, unless autograd needs it: "gate" and "hybrid" are products with it.
+
+    All kinds but "scaled" can be differentiated twice; that can under torch.func.
     """
     channel_axis = channel_axis % x.ndim
     axes: list[int] = []
     for axis in range(1, x.ndim):
         if axis != channel_axis:
             axes.append(axis)
-    if kind == "cb":
-        mean = x.mean(axes, keepdim=True)
-        return x.lerp_(mean, 0.5) if inplace else torch.lerp(x, mean, 0.5)
-    if kind == "scaled":
-        assert scale is not None
+    if scale is not None:
         shape = [1] * x.ndim
         shape[channel_axis] = -1
-        added = x.mean(axes, keepdim=True) * scale.to(x.dtype).view(shape)
-        return x.add_(added) if inplace else x + added
-    inplace = inplace and not (torch.is_grad_enabled() and x.requires_grad)
+        scale = scale.to(x.dtype).view(shape)
+    if kind == "cb" or kind == "scaled":
+        if not torch.jit.is_scripting() and _learns_eagerly(x, scale):
+            return _Uniform.apply(x, scale, axes, inplace)
+        return _uniform(x, x.mean(axes, keepdim=True), scale, inplace)
     mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
     first = x.narrow(axes[0], 0, 1) if class_token else mean
-    if kind == "gate":
-        factor = first + 1
-        return x.mul_(factor) if inplace else x * factor
-    return torch.addcmul(mean * 0.5, x, first + 0.5)
+    if kind == "hybrid":
+        return torch.addcmul(mean * 0.5, x, first + 0.5)
+    factor = first + 1
+    if inplace and not (torch.is_grad_enabled() and (x.requires_grad or factor.requires_grad)):
+        return x.mul_(factor)
+    return x * factor
+
+
+def _uniform(x: Tensor, mean: Tensor, scale: Tensor | None, inplace: bool) -> Tensor:
+    """(x + mean) / 2, or x + scale * mean."""
+    if scale is None:
+        return x.lerp_(mean, 0.5) if inplace else torch.lerp(x, mean, 0.5)
+    return x.add_(mean * scale) if inplace else x + mean * scale
+
+
+@torch.jit.unused
+def _learns_eagerly(x: Tensor, scale: Tensor | None) -> bool:
+    learns = x.requires_grad or (scale is not None and scale.requires_grad)
+    return torch.is_grad_enabled() and learns and runs_eagerly()
+
+
+class _Uniform(torch.autograd.Function):
+    """Uniform attention is its own transpose, so that the gradient takes the same way; autograd would go four times
+    over the tokens where two passes will do."""
+
+    @staticmethod
+    def forward(ctx, x, scale, axes, inplace):
+        mean = x.mean(axes, keepdim=True)
+        ctx.axes = axes
+        if scale is not None:
+            ctx.save_for_backward(mean, scale)
+        if inplace:
+            ctx.mark_dirty(x)
+        return _uniform(x, mean, scale, inplace)
+
+    @staticmethod
+    def backward(ctx, grad):
+        mean_grad = grad.mean(ctx.axes, keepdim=True)
+        if not ctx.saved_tensors:
+            return _uniform(grad, mean_grad, None, False), None, None, None
+        return *_Uniform.scaled_backward(ctx, grad, mean_grad), None, None
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def scaled_backward(ctx, grad, mean_grad):
+        mean, scale = ctx.saved_tensors
+        tokens = grad.numel() // mean_grad.numel()
+        others = [axis for axis in range(grad.ndim) if scale.shape[axis] == 1]
+        return _uniform(grad, mean_grad, scale, False), (mean_grad * mean).sum(others, keepdim=True) * tokens
 
 
 @register_notrace_module

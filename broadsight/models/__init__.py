@@ -1,9 +1,10 @@
 """The registered models, one paper a file. Importing this package registers them with timm."""
 
+from . import context_broadcast as context_broadcast
 from . import map as map
 from .emsnet import EMSNet as EMSNet
 from .mat import MAT as MAT
 from .partialformer import PartialFormer as PartialFormer
 from .stvit import STViT as STViT
 
-FAMILIES = ("stvit", "emsnet", "mat", "partialformer", "map")
+FAMILIES = ("stvit", "emsnet", "mat", "partialformer", "map", "context_broadcast")

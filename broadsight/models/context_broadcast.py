@@ -1,0 +1,119 @@
+"""The networks of the context broadcasting paper (Hyeon-Woo et al., ICCV 2023): timm's, with context in their blocks.
+
+Readings, and what the tables do not say: docs/context-broadcasting.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from timm.models import generate_default_cfgs, pvt_v2, register_model, swin_transformer, vision_transformer
+from torch import nn
+
+from ..broadcasting import add_context_broadcast
+from ..pooling import create_backbone
+from ._backbone import build, cfg
+
+ISOTROPIC = ("vit", "deit")  # blocks of one size all through
+BROADCAST_ARGUMENTS = ("kind", "branch", "position", "class_token")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of timm and how context is broadcast in it.
+
+    Args:
+        base: timm's name.
+        suffix: What the paper's rows add to it.
+    """
+
+    base: str
+    kind: str = "cb"
+    branch: str = "mlp"
+    position: str = "end"
+    suffix: str = "cb"
+
+
+SIZES = ("tiny", "small", "base")
+_PLAIN = {
+    **{f"vit_{size}": Network(f"vit_{size}_patch16_224") for size in SIZES},
+    **{f"deit_{size}_distilled": Network(f"deit_{size}_distilled_patch16_224") for size in SIZES},
+    "twins_pcpvt_small": Network("twins_pcpvt_small"),
+    "pvt_v2_b0": Network("pvt_v2_b0"),
+    "pvt_v2_b1": Network("pvt_v2_b1"),
+    "swin_tiny": Network("swin_tiny_patch4_window7_224"),
+}
+# What the rows of Tables S5 and S6 do in ViT-S.
+_PLACES = {
+    "": {},
+    "_attn": dict(branch="attn"),
+    "_both": dict(branch="both"),
+    "_front": dict(position="front"),
+    "_mid": dict(position="mid"),
+}
+
+
+def _networks() -> dict[str, Network]:
+    short: dict[str, Network] = {}
+    for name, plain in _PLAIN.items():
+        short[f"{name}_cb"] = plain
+        short[f"{name}_cb_s"] = replace(plain, kind="scaled", suffix="cb_s")
+    for kind, infix in (("cb", ""), ("gate", "_gate"), ("hybrid", "_hybrid")):
+        for place, where in _PLACES.items():
+            suffix = f"cb{infix}{place}"
+            short[f"vit_small_{suffix}"] = replace(_PLAIN["vit_small"], kind=kind, suffix=suffix, **where)
+    return short
+
+
+NETWORKS = _networks()
+# The same under timm's full name and the suffix, where that is another.
+ALIASES = {f"{n.base}_{n.suffix}": name for name, n in NETWORKS.items() if f"{n.base}_{n.suffix}" != name}
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "vit": vision_transformer.checkpoint_filter_fn,
+    "deit": vision_transformer.checkpoint_filter_fn,
+    "twins": lambda state_dict, model: state_dict,
+    "pvt": pvt_v2.checkpoint_filter_fn,
+    "swin": swin_transformer.checkpoint_filter_fn,
+}
+
+
+def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    network = NETWORKS[ALIASES.get(name, name)]
+    family = network.base.split("_")[0]
+
+    def construct(**given: Any) -> nn.Module:
+        how = dict(kind=network.kind, branch=network.branch, position=network.position)
+        how |= {key: given.pop(key) for key in BROADCAST_ARGUMENTS if key in given}
+        return add_context_broadcast(create_backbone(network.base, **given), **how)
+
+    maps = 3 if family in ISOTROPIC else (0, 1, 2, 3)
+    defaults = {
+        "feature_cfg": dict(out_indices=maps, feature_cls="getter"),
+        "pretrained_filter_fn": _FILTERS[family],
+    }
+    return build(construct, name, pretrained, {}, {**defaults, **kwargs})
+
+
+def _cfg(name: str) -> dict[str, Any]:
+    base = NETWORKS[ALIASES.get(name, name)].base
+    family = base.split("_")[0]
+    classifier: str | tuple[str, ...] = {"swin": "head.fc"}.get(family, "head")
+    if "distilled" in base:
+        classifier = ("head", "head_dist")
+    first = "patch_embeds.0.proj" if family == "twins" else "patch_embed.proj"
+    return cfg(first_conv=first, classifier=classifier, pool_size=None if family in ISOTROPIC else (7, 7))
+
+
+def _entry_point(name: str) -> Callable[..., nn.Module]:
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return _entry(name, pretrained, kwargs)
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"{NETWORKS[ALIASES.get(name, name)]}"
+    return create
+
+
+default_cfgs = generate_default_cfgs({name: _cfg(name) for name in (*NETWORKS, *ALIASES)})
+for _name in (*NETWORKS, *ALIASES):
+    globals()[_name] = register_model(_entry_point(_name))
