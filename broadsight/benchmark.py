@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .contenders import DTYPES, RUNTIMES, Contender, Settings, blame, build, load_rival, pooled_name
+from .contenders import DTYPES, RUNTIMES, Contender, Settings, blame, build, load_rival, variants
 
 try:
     import resource
@@ -139,7 +139,7 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
         progress: Called before every step with steps done, steps in all, and a few words on what comes.
     """
     settings = settings or Settings()
-    models = [(name, pool) for name in expand(names) for pool in settings.pools or (None,)]
+    models = variants(expand(names), settings)
     rival = None if settings.against is None else load_rival(settings.against)
     count = len(models) * len(settings.runtimes) * (1 if rival is None else 2)
     total = 1 + len(models) + count * (1 + settings.warmup + settings.rounds)
@@ -156,9 +156,9 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
         machine = describe_machine(settings)
         contenders: list[Contender] = []
         yardsticks: list[int] = []
-        for name, pool in models:
-            step(f"building {pooled_name(name, pool)}")
-            made = build(name, pool, settings, rival)
+        for variant in models:
+            step(f"building {variant}")
+            made = build(variant, settings, rival)
             yardsticks += [0 if rival is None else len(contenders)] * len(made)
             contenders += made
         step("matrix-product peak of this machine")

@@ -146,6 +146,10 @@ def bench(
     pool: Annotated[
         str | None, Arg("run every model under each of these, comma-separated: gap, cap, ga, map, map-light, vgg, dft")
     ] = None,
+    broadcast: Annotated[
+        str | None,
+        Arg("run every model with each context broadcasting, comma-separated: none, cb, scaled, gate, hybrid"),
+    ] = None,
     head_only: Annotated[
         bool, Arg("only the pooling on feature maps of the right shapes, without the backbone")
     ] = False,
@@ -200,6 +204,7 @@ def bench(
         fuse=fuse,
         seed=seed,
         pools=tuple(name.strip() for name in pool.split(",")) if pool is not None else (),
+        broadcasts=tuple(name.strip() for name in broadcast.split(",")) if broadcast is not None else (),
         head_only=head_only,
         light=light,
         against=against,

@@ -1,7 +1,7 @@
-"""What a benchmark runs: models, under another pooling if asked for, or their pools alone, ready to be called."""
+"""What a benchmark runs: models, under another pooling or with context broadcast, or pools alone, ready to call."""
 
 import importlib.util
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .broadcasting import add_context_broadcast
 from .layers import GroupLogits, MultiTokenPool
+from .layers.context_broadcast import KINDS
 from .pooling import POOLS, PooledModel, create_backbone, swap_pool
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,6 +58,7 @@ class Settings:
         fuse: Run `broadsight.fuse` on every model first; inference only.
         seed: Of weights, images and labels.
         pools: Of `swap_pool`; every model becomes one contender per pool.
+        broadcasts: Kinds of `add_context_broadcast`, or "none"; every model becomes one contender per kind.
         head_only: Time the pool alone, on random feature maps of the shapes and memory formats that the backbone gives;
             a training step then ends with the maps' gradients. Needs `pools`, or models that come with a pool of ours.
         light: Run `lighten` on every model first; inference only.
@@ -76,6 +79,7 @@ class Settings:
     fuse: bool = False
     seed: int = 0
     pools: tuple[str, ...] = ()
+    broadcasts: tuple[str, ...] = ()
     head_only: bool = False
     light: bool = False
     against: str | None = None
@@ -85,6 +89,7 @@ class Settings:
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "runtimes", tuple(self.runtimes))
         object.__setattr__(self, "pools", tuple(self.pools))
+        object.__setattr__(self, "broadcasts", tuple(self.broadcasts))
         for name, least in {"batch": 1, "threads": 1, "rounds": 1, "warmup": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}; expected {least} or more")
@@ -96,6 +101,8 @@ class Settings:
             raise ValueError(f"runtimes is empty; expected some of {', '.join(RUNTIMES)}")
         for pool in self.pools:
             _choose("pool", pool, POOLS)
+        for kind in self.broadcasts:
+            _choose("broadcast", kind, ("none", *KINDS))
         _choose("dtype", self.dtype, DTYPES)
         kind = _choose("device", self.device.partition(":")[0], ("cpu", "cuda"))
         if kind == "cuda" and not torch.cuda.is_available():
@@ -142,14 +149,33 @@ class PoolOfMaps(nn.Module):
         return GroupLogits(*self.pool.forward_groups(maps)) if groups else self.pool(maps)
 
 
-def pooled_name(name: str, pool: str | None) -> str:
-    return name if pool is None else f"{name} + {pool}"
+@dataclass(frozen=True)
+class Variant:
+    """A timm model, and what is changed in it."""
+
+    name: str
+    pool: str | None = None
+    broadcast: str = "none"
+
+    def __str__(self) -> str:
+        changes = [self.pool, None if self.broadcast == "none" else f"{self.broadcast} broadcast"]
+        return " + ".join([self.name, *(change for change in changes if change)])
 
 
-def build(name: str, pool: str | None, settings: Settings, rival: type[nn.Module] | None = None) -> list[Contender]:
+def variants(names: Sequence[str], settings: Settings) -> list[Variant]:
+    """Every model with every pool and every broadcast of the settings."""
+    return [
+        Variant(name, pool, broadcast)
+        for name in names
+        for pool in settings.pools or (None,)
+        for broadcast in settings.broadcasts or ("none",)
+    ]
+
+
+def build(variant: Variant, settings: Settings, rival: type[nn.Module] | None = None) -> list[Contender]:
     """A model under every runtime; after the rival's form of its pool, with the same weights, if there is one."""
-    title = pooled_name(name, pool)
-    model = _create(name, pool, settings)
+    title = str(variant)
+    model = _create(variant, settings)
     place: dict[str, Any] = {"device": settings.device, "dtype": DTYPES[settings.dtype]}
     memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
     with blame(title, "being prepared"):
@@ -233,9 +259,10 @@ def _contender(
     return Contender(name, runtime, model, macs, forward, train if model.training else infer)
 
 
-def _create(name: str, pool: str | None, settings: Settings) -> Any:
+def _create(variant: Variant, settings: Settings) -> Any:
     """The model with seeded random weights, built for the size if it is tied to one; refuses what the settings cannot
     be applied to."""
+    name, pool = variant.name, variant.pool
     cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     tied = cfg is not None and cfg.fixed_input_size and tuple(cfg.input_size[1:]) != settings.size
     height, width = settings.size
@@ -257,13 +284,15 @@ def _create(name: str, pool: str | None, settings: Settings) -> Any:
             raise
     if pool is not None:
         model = swap_pool(model, pool, img_size=options.get("img_size"))
+    if variant.broadcast != "none":
+        model = add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"))
     pooled = isinstance(model, PooledModel)
     if settings.head_only and not pooled:
         raise ValueError(f"{name} has no pool of ours to run alone; choose one (--pool map), or name a map_* model")
     if settings.light and not pooled:
         raise ValueError(f"{name} has no light form; only models under 'map' have one")
     if settings.against is not None and not isinstance(model.head, MultiTokenPool):
-        raise ValueError(f"{pooled_name(name, pool)} has no groups of tokens to compare; expected 'map', 'ga' or 'cap'")
+        raise ValueError(f"{variant} has no groups of tokens to compare; expected 'map', 'ga' or 'cap'")
     return model.lighten() if settings.light else model
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from broadsight import benchmark
 from broadsight.benchmark import Report, Settings, Summary, measure
-from broadsight.contenders import build
+from broadsight.contenders import Variant, build
 from broadsight.losses import MultiTokenLoss
 from broadsight.pooling import POOLS, swap_pool
 
@@ -169,6 +169,7 @@ def test_expand__refuses(names, message):
             "unknown pool 'gab'; expected one of gap, cap, ga, map, map-light, vgg, dft; did you",
         ),
         ({"train": True, "light": True}, "a light pool with train=True"),
+        ({"broadcasts": ("none", "gat")}, "unknown broadcast 'gat'; expected one of none, cb, scaled, gate, hybrid"),
         ({"against": "x.py"}, "against a file without head_only"),
         ({"train": True, "fuse": True}, "fuse=True with train=True; fusing is for inference"),
     ],
@@ -296,6 +297,16 @@ def test_pools__every_model_under_every_pool():
     assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
 
 
+def test_broadcasts__every_model_with_every_kind():
+    report = measure(["test_vit"], dataclasses.replace(ONCE, size=(160, 160), broadcasts=("none", "cb", "scaled")))
+    names = ["test_vit", "test_vit + cb broadcast", "test_vit + scaled broadcast"]
+    assert [row.model for row in report.rows] == names
+    plain, cb, scaled = (row.params for row in report.rows)
+    model = timm.create_model("test_vit")
+    assert (cb - plain, scaled - plain) == (0, len(model.blocks) * model.embed_dim)
+    assert report.rows[0].cpu_ratio.median == 1
+
+
 def test_pools__training_takes_the_groups(monkeypatch):
     asked = []
     original = MultiTokenLoss.forward
@@ -311,7 +322,9 @@ def test_pools__training_takes_the_groups(monkeypatch):
 
 
 def test_head_only__maps_of_the_backbone():
-    (contender,) = build("test_resnet", "map", dataclasses.replace(ONCE, head_only=True, size=(64, 96), train=True))
+    (contender,) = build(
+        Variant("test_resnet", "map"), dataclasses.replace(ONCE, head_only=True, size=(64, 96), train=True)
+    )
     maps = []
     contender.model.register_forward_pre_hook(lambda module, inputs: maps.extend(inputs))
     contender.call()

@@ -26,7 +26,7 @@ INSIDE = {
     "losses": {"layers"},
     "fusion": {"layers"},
     "macs": set(),
-    "contenders": {"fusion", "layers", "losses", "macs", "pooling", "release"},
+    "contenders": {"broadcasting", "fusion", "layers", "losses", "macs", "pooling", "release"},
     "benchmark": {"__init__", "contenders"},
     "release": {"checkpoint", "layers", "models"},
     "map_tables": {"layers", "macs", "pooling"},

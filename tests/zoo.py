@@ -1,6 +1,6 @@
 """Every backbone of ours, shrunk to one block a stage: full width and every code path, in a fraction of a second.
 
-The networks of the MAP paper are timm's backbones and have their own tests.
+The networks of the MAP and context broadcasting papers are timm's backbones and have their own tests.
 """
 
 import timm
@@ -8,7 +8,7 @@ from torch import nn
 
 from broadsight.models import FAMILIES
 
-OWN = tuple(family for family in FAMILIES if family != "map")
+OWN = tuple(family for family in FAMILIES if family not in ("map", "context_broadcast"))
 DEPTHS = (1, 1, 1, 1)
 
 

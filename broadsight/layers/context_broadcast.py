@@ -4,6 +4,8 @@ From "Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et
 docs/context-broadcasting.md.
 """
 
+from typing import Any
+
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
@@ -78,7 +80,7 @@ class _Uniform(torch.autograd.Function):
     over the tokens where two passes will do."""
 
     @staticmethod
-    def forward(ctx, x, scale, axes, inplace):
+    def forward(ctx: Any, x: Tensor, scale: Tensor | None, axes: list[int], inplace: bool) -> Tensor:
         mean = x.mean(axes, keepdim=True)
         ctx.axes = axes
         if scale is not None:
@@ -88,19 +90,21 @@ class _Uniform(torch.autograd.Function):
         return _uniform(x, mean, scale, inplace)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        (grad,) = gradients
         mean_grad = grad.mean(ctx.axes, keepdim=True)
         if not ctx.saved_tensors:
             return _uniform(grad, mean_grad, None, False), None, None, None
-        return *_Uniform.scaled_backward(ctx, grad, mean_grad), None, None
+        return _scaled_backward(ctx, grad, mean_grad)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def scaled_backward(ctx, grad, mean_grad):
-        mean, scale = ctx.saved_tensors
-        tokens = grad.numel() // mean_grad.numel()
-        others = [axis for axis in range(grad.ndim) if scale.shape[axis] == 1]
-        return _uniform(grad, mean_grad, scale, False), (mean_grad * mean).sum(others, keepdim=True) * tokens
+
+@torch.autograd.function.once_differentiable
+def _scaled_backward(ctx: Any, grad: Tensor, mean_grad: Tensor) -> tuple:
+    mean, scale = ctx.saved_tensors
+    tokens = grad.numel() // mean_grad.numel()
+    others = [axis for axis in range(grad.ndim) if scale.shape[axis] == 1]
+    grad_scale = (mean_grad * mean).sum(others, keepdim=True) * tokens
+    return _uniform(grad, mean_grad, scale, False), grad_scale, None, None
 
 
 @register_notrace_module

@@ -83,7 +83,7 @@ def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     family = network.base.split("_")[0]
 
     def construct(**given: Any) -> nn.Module:
-        how = dict(kind=network.kind, branch=network.branch, position=network.position)
+        how: dict[str, Any] = dict(kind=network.kind, branch=network.branch, position=network.position)
         how |= {key: given.pop(key) for key in BROADCAST_ARGUMENTS if key in given}
         return add_context_broadcast(create_backbone(network.base, **given), **how)
 

@@ -1,0 +1,220 @@
+"""The networks of the context broadcasting paper: timm's, with context in their blocks and all else as timm has it."""
+
+from functools import cache
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import get_pretrained_cfg, save_for_hf
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+
+import broadsight
+from broadsight.layers import ContextBroadcast
+from broadsight.models.context_broadcast import ALIASES, NETWORKS
+from tests.compare import assert_close, randomize
+
+NAMES = timm.list_models(module="context_broadcast")
+# Few blocks, of every kind that the base has; and how many of them see the image's tokens.
+SHRUNK = dict(
+    vit_tiny_cb=dict(depth=3),
+    vit_small_cb_s=dict(depth=3),
+    deit_tiny_distilled_cb_s=dict(depth=3),
+    deit_tiny_distilled_patch16_224_cb=dict(depth=3),
+    twins_pcpvt_small_cb=dict(depths=(1, 1, 1, 1), embed_dims=(16, 16, 20, 24), num_heads=(1, 2, 2, 2)),
+    pvt_v2_b0_cb_s=dict(depths=(1, 1, 1, 1)),
+    swin_tiny_cb=dict(depths=(1, 1, 2, 1), embed_dim=24),
+)
+each = pytest.mark.parametrize("name", SHRUNK)
+
+
+@cache
+def _template(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return randomize(timm.create_model(name, num_classes=7, **SHRUNK[name])).eval()
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def broadcasts(model: nn.Module) -> dict[str, ContextBroadcast]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, ContextBroadcast)}
+
+
+def test_names__of_the_design_and_of_timm():
+    sizes = ("tiny", "small", "base")
+    for kind in ("cb", "cb_s"):
+        for size in sizes:
+            assert {f"vit_{size}_{kind}", f"vit_{size}_patch16_224_{kind}"} <= set(NAMES)
+            assert {f"deit_{size}_distilled_{kind}", f"deit_{size}_distilled_patch16_224_{kind}"} <= set(NAMES)
+    assert {"pvt_v2_b0_cb", "swin_tiny_cb"} <= set(NAMES)
+    assert set(NAMES) == {*NETWORKS, *ALIASES}
+    assert not set(NAMES) & {network.base for network in NETWORKS.values()}  # timm's own stay timm's
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "place", "channels"),
+    [
+        ("vit_small_cb", "cb", "blocks.{}.mlp.fc2", 384),
+        ("vit_small_patch16_224_cb_s", "scaled", "blocks.{}.mlp.fc2", 384),
+        ("vit_small_cb_attn", "cb", "blocks.{}.attn.proj", 384),
+        ("vit_small_cb_front", "cb", "blocks.{}.mlp", 384),
+        ("vit_small_cb_mid", "cb", "blocks.{}.mlp.fc2", 1536),
+        ("vit_small_cb_gate", "gate", "blocks.{}.mlp.fc2", 384),
+        ("vit_small_cb_gate_front", "gate", "blocks.{}.mlp", 384),
+        ("vit_small_cb_hybrid_attn", "hybrid", "blocks.{}.attn.proj", 384),
+        ("vit_small_cb_hybrid_mid", "hybrid", "blocks.{}.mlp.fc2", 1536),
+    ],
+)
+def test_rows__broadcast_where_the_tables_say(name, kind, place, channels):
+    found = broadcasts(timm.create_model(name, device="meta"))
+    assert list(found) == [f"{place.format(block)}.context_broadcast" for block in range(12)]
+    assert {(module.kind, module.dim, module.class_token) for module in found.values()} == {(kind, channels, True)}
+
+
+def test_rows__both_branches():
+    found = broadcasts(timm.create_model("vit_small_cb_gate_both", device="meta"))
+    places = {".".join(name.split(".")[2:4]) for name in found}
+    assert len(found) == 24
+    assert places == {"mlp.fc2", "attn.proj"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_descriptions__name_parts_that_exist(name):
+    cfg = get_pretrained_cfg(name)
+    assert cfg is not None
+    assert (cfg.url, cfg.hf_hub_id, cfg.num_classes, cfg.input_size) == ("", None, 1000, (3, 224, 224))
+    network = NETWORKS[ALIASES.get(name, name)]
+    keys = timm.create_model(network.base, device="meta").state_dict()
+    classifiers = (cfg.classifier,) if isinstance(cfg.classifier, str) else cfg.classifier
+    assert f"{cfg.first_conv}.weight" in keys
+    assert all(f"{classifier}.weight" in keys for classifier in classifiers)
+
+
+@each
+def test_keys__are_those_of_the_base_and_the_scales(name):
+    network = NETWORKS[ALIASES.get(name, name)]
+    base = timm.create_model(network.base, num_classes=7, **SHRUNK[name]).eval()
+    model = _template(name)
+    scales = {f"{place}.scale" for place in broadcasts(model)} if network.kind == "scaled" else set()
+    assert set(model.state_dict()) - set(base.state_dict()) == scales
+    assert set(base.state_dict()) <= set(model.state_dict())
+    torch.manual_seed(1)
+    fresh = timm.create_model(name, num_classes=7, **SHRUNK[name]).eval()
+    missing, unexpected = fresh.load_state_dict(base.state_dict(), strict=False)
+    assert set(missing) == scales
+    assert not unexpected
+    with torch.no_grad():
+        x = images(2, 3, 224, 224)
+        same = torch.equal(fresh(x), base(x))
+    assert same == (network.kind == "scaled")
+
+
+@each
+def test_contract__sizes_classes_channels(name):
+    model = _template(name)
+    with torch.no_grad():
+        assert model(images(2, 3, 160, 192)).shape == (2, 7)  # any size, whatever the base was built for
+        features = model.forward_features(images(1, 3, 224, 224))
+        assert_close(model.forward_head(features), model(images(1, 3, 224, 224)))
+    model = timm.create_model(name, in_chans=1, num_classes=0, **SHRUNK[name]).eval()
+    with torch.no_grad():
+        assert model(images(1, 1, 224, 224)).shape == (1, model.num_features)
+    model.reset_classifier(3)
+    assert model(images(1, 1, 224, 224)).shape == (1, 3)
+    assert model.pretrained_cfg["architecture"] == name
+    assert broadcasts(model)
+
+
+@each
+def test_contract__features(name):
+    model = timm.create_model(name, features_only=True, **SHRUNK[name])
+    maps = model(images(1, 3, 224, 224))
+    assert [x.shape[1] for x in maps] == model.feature_info.channels()
+    assert [224 // x.shape[-1] for x in maps] == model.feature_info.reduction()
+    assert broadcasts(model)
+
+
+def test_contract__layer_decay_takes_the_scales_with_their_blocks():
+    model = timm.create_model("vit_tiny_cb_s", depth=3)
+    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5)
+    rates = {id(p): (group["lr_scale"], group["weight_decay"]) for group in groups for p in group["params"]}
+    for block in model.blocks:
+        bias = block.mlp.fc2.bias
+        assert rates[id(block.mlp.fc2.context_broadcast.scale)] == rates[id(bias)]
+        assert rates[id(bias)][1] == 0
+
+
+@pytest.mark.parametrize("size", [224, 160])
+def test_weights__a_file_of_ours_loads_at_other_sizes(tmp_path, size):
+    torch.manual_seed(0)
+    model = randomize(timm.create_model("vit_tiny_cb_s", depth=2, num_classes=7)).eval()
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    overlay = dict(file=str(tmp_path / "weights.safetensors"), num_classes=7)
+    loaded = timm.create_model(
+        "vit_tiny_cb_s",
+        pretrained=True,
+        pretrained_cfg_overlay=overlay,
+        depth=2,
+        num_classes=7,
+        img_size=size,
+    ).eval()
+    assert torch.equal(
+        loaded.blocks[1].mlp.fc2.context_broadcast.scale, model.blocks[1].mlp.fc2.context_broadcast.scale
+    )
+    with torch.no_grad():
+        x = images(1, 3, size, size)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_weights__a_saved_folder_loads(tmp_path):
+    torch.manual_seed(0)
+    model = randomize(timm.create_model("deit_tiny_distilled_cb_s", depth=2, num_classes=7)).eval()
+    save_for_hf(model, tmp_path, model_args=dict(depth=2), safe_serialization=True)
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    with torch.no_grad():
+        x = images(1, 3, 224, 224)
+        assert torch.equal(loaded(x), model(x))
+
+
+def test_weights__none_were_published():
+    with pytest.raises(RuntimeError, match="No pretrained weights exist for vit_tiny_cb"):
+        timm.create_model("vit_tiny_cb", pretrained=True)
+
+
+def test_arguments__another_kind_or_place():
+    model = timm.create_model("vit_tiny_cb", depth=2, kind="scaled", branch="attn", position="mid")
+    assert [(name, module.kind) for name, module in broadcasts(model).items()] == [
+        (f"blocks.{block}.attn.proj.context_broadcast", "scaled") for block in range(2)
+    ]
+    with pytest.raises(ValueError, match="unknown position 'middle'; did you mean 'mid'"):
+        timm.create_model("vit_tiny_cb", depth=2, position="middle")
+    with pytest.raises(ValueError, match="unexpected keyword argument 'bananas'"):
+        timm.create_model("vit_tiny_cb", bananas=3)
+
+
+def test_arguments__device_and_dtype():
+    model = timm.create_model("vit_tiny_cb_s", depth=1, dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    model = timm.create_model("vit_tiny_cb_s", device="meta")
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_distilled__both_classifiers_learn():
+    model = timm.create_model("deit_tiny_distilled_cb", depth=2, num_classes=7).train()
+    model.set_distilled_training(True)
+    logits, distilled = model(images(2, 3, 224, 224))
+    (logits + distilled).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_add__equals_the_registered_network():
+    registered = timm.create_model("pvt_v2_b0_cb", depths=(1, 1, 1, 1)).eval()
+    plain = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1)).eval()
+    plain.load_state_dict(registered.state_dict())
+    added = broadsight.add_context_broadcast(plain)
+    with torch.no_grad():
+        x = images(2, 3, 96, 64)
+        assert torch.equal(added(x), registered(x))
