@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .contenders import DTYPES, RUNTIMES, Contender, Settings, blame, build, load_rival, variants
+from .drawing import PALETTE, plot_format, save, whole_file
 
 try:
     import resource
@@ -41,7 +42,6 @@ __all__ = ["DTYPES", "RUNTIMES", "Report", "Row", "Settings", "Summary", "measur
 T = TypeVar("T")
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
-PLOT_FORMATS = ("png", "svg", "pdf")
 GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
 TRAIN_FORWARDS = 3  # a step multiplies once forward and twice backward: towards the inputs and towards the weights
 FREE_OPERATIONS = (
@@ -415,30 +415,17 @@ def render(report: Report) -> Table:
     return table
 
 
-def plot_format(path: str | Path) -> str:
-    """The picture format that a file name asks for, or a ValueError if it cannot be drawn here."""
-    suffix = Path(path).suffix.lstrip(".").lower()
-    if suffix not in PLOT_FORMATS:
-        raise ValueError(f"cannot plot to {str(path)!r}; expected a name ending in {', '.join(PLOT_FORMATS)}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
-    return suffix
-
-
 def plot(report: Report, path: str | Path) -> None:
     """Draw latency and throughput as bars with quartile whiskers into a png, svg or pdf file.
 
     The file appears complete or not at all.
     """
-    suffix = plot_format(path)
+    plot_format(path)
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     settings, rows = report.settings, report.rows
-    palette = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's safe colours
-    colours = {runtime: palette[i % len(palette)] for i, runtime in enumerate(dict.fromkeys(r.runtime for r in rows))}
+    colours = {runtime: PALETTE[i % len(PALETTE)] for i, runtime in enumerate(dict.fromkeys(r.runtime for r in rows))}
     figure = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, label, convert in (
@@ -464,24 +451,13 @@ def plot(report: Report, path: str | Path) -> None:
         handles = [Patch(color=colour, label=runtime) for runtime, colour in colours.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(f"{_headline(settings)}: median and quartiles")
-    with _whole_file(Path(path)) as unfinished:
-        figure.savefig(unfinished, format=suffix, dpi=150)
+    save(figure, path)
 
 
 def write_json(data: Any, path: str | Path) -> None:
     """Write JSON; like a plot, the file appears complete or not at all."""
-    with _whole_file(Path(path)) as unfinished:
+    with whole_file(Path(path)) as unfinished:
         unfinished.write_text(json.dumps(data, indent=2) + "\n")
-
-
-@contextmanager
-def _whole_file(path: Path) -> Generator[Path, None, None]:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _headline(settings: Settings) -> str:

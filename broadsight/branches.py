@@ -6,7 +6,7 @@ branch sees is then watched in one pass without arithmetic.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dry_run import as_pair, image_channels, without_content
+from .dry_run import as_pair, image_channels, in_eval_mode, without_content
 from .dry_run import image_size as built_for
 from .layers import ChannelMlp, MultiScaleInteraction, MultiTokenPool, SuperTokenAttention
 
@@ -239,7 +239,7 @@ class _Watched:
         if isinstance(module, ChannelMlp):  # it may add the residual to what its last layer gives
             end = self.tokens(projection, "output", call.result, 3, around)
         if isinstance(module, ChannelMlp) or call.result is self.calls[module].result:
-            end = replace(end, module=projection, fresh=True)
+            end = replace(end, module=projection, fresh=True, alone=True)
         return mid if mid and mid.count == end.count else None, end
 
     def are_tokens(self, x: Tensor) -> bool:
@@ -269,7 +269,7 @@ def _watch(model: nn.Module, candidates: list[Branch], size: int | Sequence[int]
             calls = {module: _Call() for module in watched}
             handles = [module.register_forward_hook(partial(_note, calls), with_kwargs=True) for module in watched]
             try:
-                _in_eval_mode(model, partial(run, model, (batch, channels, *size)))
+                in_eval_mode(model, partial(run, model, (batch, channels, *size)))
                 return _Watched(model, calls, batch, size)
             except Exception as error:
                 faults.append(error)
@@ -301,18 +301,6 @@ def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
     """With arithmetic, for a network that asks for the values of a tensor."""
     like = next(model.parameters(), torch.empty(0))
     model(torch.zeros(shape, device=like.device, dtype=like.dtype))
-
-
-def _in_eval_mode(model: nn.Module, run: Callable[[], None]) -> None:
-    training = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            model.eval()
-            run()
-    finally:
-        model.train()  # some networks keep what they computed for inference; they forget it here
-        for module, flag in training.items():
-            module.training = flag
 
 
 def _around(name: str, model: nn.Module) -> list[nn.Module]:

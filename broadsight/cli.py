@@ -187,9 +187,10 @@ def bench(
         _check_writable(path)
     _register()
     from . import benchmark
+    from .drawing import plot_format
 
     if plot:
-        benchmark.plot_format(plot)
+        plot_format(plot)
     settings = benchmark.Settings(
         batch=batch,
         size=(int(pixels[1]), int(pixels[2] or pixels[1])),

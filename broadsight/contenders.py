@@ -285,7 +285,7 @@ def _create(variant: Variant, settings: Settings) -> Any:
     if pool is not None:
         model = swap_pool(model, pool, img_size=options.get("img_size"))
     if variant.broadcast != "none":
-        model = add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"))
+        add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"))
     pooled = isinstance(model, PooledModel)
     if settings.head_only and not pooled:
         raise ValueError(f"{name} has no pool of ours to run alone; choose one (--pool map), or name a map_* model")

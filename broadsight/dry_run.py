@@ -1,8 +1,9 @@
 """What a network takes, and a pass through it without arithmetic."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -28,3 +29,16 @@ def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tens
     """Stand-ins for the model's parameters and buffers, which have shapes and no values; for functional_call."""
     parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
     return parameters, {name: buffer.to("meta") for name, buffer in model.named_buffers()}
+
+
+def in_eval_mode(model: nn.Module, run: Callable[[], None]) -> None:
+    """Call `run` while the model is in eval mode and needs no gradients; every module's own mode is restored."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()
+            run()
+    finally:
+        model.train()  # some networks keep what they computed for inference; they forget it here
+        for module, flag in training.items():
+            module.training = flag

@@ -152,7 +152,9 @@ def render(checks: Sequence[Check]) -> Table:
     return table
 
 
-def catalogue(pattern: str | None = None, progress: Progress | None = None) -> list[dict[str, Any]]:
+def catalogue(
+    pattern: str | None = None, progress: Progress | None = None, families: Sequence[str] = FAMILIES
+) -> list[dict[str, Any]]:
     """Our registered models that match a wildcard pattern: sizes computed here beside the published figures.
 
     Without a pattern a model that has two names is listed once.
@@ -160,7 +162,7 @@ def catalogue(pattern: str | None = None, progress: Progress | None = None) -> l
     second_names = ALIASES if pattern is None else ()
     chosen = {
         family: [n for n in timm.list_models(module=family) if fnmatch(n, pattern or "*") and n not in second_names]
-        for family in FAMILIES
+        for family in families
     }
     total = sum(len(names) for names in chosen.values())
     rows: list[dict[str, Any]] = []

@@ -35,17 +35,17 @@ def table(kind: str, *arguments: str) -> str:
 
 
 @cache
-def models() -> list[dict]:
+def models(family: str) -> list[dict]:
     from broadsight.verify import catalogue
 
-    return catalogue()
+    return catalogue(families=[family])
 
 
-def sizes(family: str | None = None) -> str:
+def sizes(*families: str) -> str:
     lines = ["| model | parameters | executed MACs at 224 | paper: params, MACs | paper: top-1 |"]
     lines.append("|---|---|---|---|---|")
-    for row in models():
-        if family in (None, row["family"]):
+    for family in families:
+        for row in models(family):
             figures = ((row["paper_params_m"], "M"), (row["paper_macs_g"], "G"))
             paper = ", ".join("-" if value is None else f"{value:g} {unit}" for value, unit in figures)
             top1 = "not printed here" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from broadsight import benchmark
+from broadsight import benchmark, drawing
 from broadsight.benchmark import Report, Settings, Summary, measure
 from broadsight.contenders import Variant, build
 from broadsight.losses import MultiTokenLoss
@@ -247,7 +247,7 @@ def test_render__shows_every_row(name, request):
     assert ("saved" in text) == (name == "training")
 
 
-@pytest.mark.parametrize("suffix", benchmark.PLOT_FORMATS)
+@pytest.mark.parametrize("suffix", drawing.PLOT_FORMATS)
 def test_plot__writes_what_the_name_says(suffix, inference, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"latency.{suffix}"

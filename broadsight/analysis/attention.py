@@ -7,9 +7,8 @@ with is watched, and their weights are computed a second time, a few rows at onc
 
 import inspect
 import math
-import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..branches import QUERIES, _in_eval_mode, is_attention
+from ..branches import QUERIES, is_attention
+from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..dry_run import in_eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLOT_FORMATS = ("png", "svg", "pdf")
-# Of weights that are there at once beside the network's own: logits and probabilities, one half each.
+# Of logits, weights and entropies together that are there at once beside what the network computes itself.
 WEIGHTS_BYTES = 16 << 20
 # Names of the children by which a block is known that attends by itself, without a module for it.
 ATTENDING_BLOCKS = (("in_proj", "attn_out_proj"), ("local_in", "global_in"))
@@ -52,7 +52,7 @@ class LayerEntropy(float):
         self.heads, self.keys = tuple(heads), int(keys)
         return self
 
-    def __getnewargs__(self) -> tuple[float, tuple[float, ...], int]:  # ty: ignore[invalid-method-override]
+    def __getnewargs__(self) -> tuple[float, tuple[float, ...], int]:  # ty: ignore[incompatible-method-override]
         return float(self), self.heads, self.keys
 
     @property
@@ -71,30 +71,30 @@ def attention_entropy(
 ) -> dict[str, LayerEntropy]:
     """Entropy of the attention weights of every layer of a network, by the layer's name, in the order of execution.
 
-    The weights are those that the soft-max gives, in eval mode: before dropout, and before what some networks do to them
+    The weights are those that the soft-max gives in eval mode: before dropout, and before what some networks do to them
     afterwards (mixing of heads, differences). A layer with several soft-maxes has several entries, "name", "name#2" and
-    so on. Only a soft-max over the last axis counts. Rows are then
+    so on. Only soft-maxes over the last axis count, and no row in which everything is masked. What a row is depends on
+    the layer:
 
-    - of windows: the keys of one window, every window being an image of its own;
-    - of cross-covariance attention (XCiT, and the channel attention of DaViT): channels instead of tokens;
-    - of super-token attention: super tokens as queries and as keys; which pixel belongs to which of them is a soft-max
-      of its own over nine places, and does not count;
-    - of abstract tokens (MAT): pixels among their window's, "#2" the abstract tokens among these, "#3" all abstract
-      tokens of an image among each other, "#4" pixels among abstract tokens;
-    - of partial attention: foreground tokens, and "#2" for the one query that every head has for the background, whose
-      rows are as long as there are tokens, foreground included, which they give no weight;
-    - of EMSNet: nine places of a 3x3 window, and "#2" all coarse cells.
-
-    Rows in which everything is masked are left out.
+    - attention in windows: the keys of one window;
+    - attention among channels (XCiT, every other layer of DaViT): channels instead of tokens;
+    - super-token attention: one super token's weights over all of them. The association of pixels with super tokens is
+      a soft-max over another axis, and does not count;
+    - abstract tokens (MAT): a pixel's weights in its window; "#2" the abstract token's in its window; "#3" an abstract
+      token's among those of the image; "#4" a pixel's among those of the image;
+    - partial attention: a foreground token's weights among the foreground; "#2" the background's single query. The
+      latter's rows are as long as there are tokens, and zero for the foreground;
+    - EMSNet: a place's weights in its 3x3 window; "#2" a coarse cell's among all of them;
+    - multi-token pooling: a learned token's weights over its group's tokens and the image.
 
     Args:
         model: Any network with attention that takes a batch of images: timm's, ours, yours.
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as data loaders give. All
+        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is. All
             of one size. They are moved to the model's device and dtype.
         batch_size: How many images pass the network at a time, at most.
 
     Raises:
-        ValueError: The network has no attention, or the images are none.
+        ValueError: The network has no attention, or there are no images, or their sizes differ.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}; expected a network, as timm.create_model gives")
@@ -108,8 +108,9 @@ def attention_entropy(
     if not names:
         raise ValueError(_no_attention(network))
     watch = _Watch({module: name.replace("_orig_mod.", "") or "attention" for module, name in names.items()})
-    with _eager() if compiled else nullcontext():
-        _in_eval_mode(network, partial(_run, network, images, batch_size, watch))
+    # Nothing can be watched in what a compiler made of a network.
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        in_eval_mode(network, partial(_run, network, images, batch_size, watch))
     if not watch.layers:
         raise ValueError(_no_attention(network))
     return {name: layer.entropy() for name, layer in watch.layers.items()}
@@ -124,9 +125,8 @@ def plot_attention_entropy(
         entropies: What `attention_entropy` gave, by the name that the legend shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    suffix = None if path is None else Path(path).suffix.lstrip(".").lower()
-    if suffix is not None and suffix not in PLOT_FORMATS:
-        raise ValueError(f"cannot plot to {str(path)!r}; expected a name ending in {', '.join(PLOT_FORMATS)}")
+    if path is not None:
+        plot_format(path)
     if not entropies:
         raise ValueError("entropies are empty; expected {label: result of attention_entropy}")
     for label, layers in entropies.items():
@@ -135,18 +135,16 @@ def plot_attention_entropy(
                 f"entropies[{label!r}] is no result of attention_entropy but a {type(layers).__name__}; pass "
                 "{label: result}"
             )
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
-    palette = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's safe colours
+    need_matplotlib()
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     markers = "osD^vPX"  # one more than there are colours: many lines go without the same pair
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     panel = figure.subplots()
     for i, (label, layers) in enumerate(entropies.items()):
         places = range(1, len(layers) + 1)
-        colour, marker = palette[i % len(palette)], markers[i % len(markers)]
+        colour, marker = PALETTE[i % len(PALETTE)], markers[i % len(markers)]
         panel.plot(places, [float(x) for x in layers.values()], color=colour, marker=marker, markersize=5, label=label)
     uniform = [x.uniform for x in next(iter(entropies.values())).values()]
     panel.plot(range(1, len(uniform) + 1), uniform, color="black", linestyle="--", linewidth=0.8, label="uniform")
@@ -156,8 +154,7 @@ def plot_attention_entropy(
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False)
     if path is not None:
-        with _whole_file(Path(path)) as unfinished:
-            figure.savefig(unfinished, format=suffix, dpi=150)
+        save(figure, path)
     return figure
 
 
@@ -171,11 +168,6 @@ def _no_attention(model: nn.Module) -> str:
         f"scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}; pass a vision transformer or "
         "a hybrid, such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
     )
-
-
-def _eager() -> AbstractContextManager:
-    """Compiled parts run as written: in what a compiler made of them nothing can be watched."""
-    return torch.compiler.set_stance("force_eager")
 
 
 def _run(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int, watch: "_Watch") -> None:
@@ -225,9 +217,8 @@ class _Layer:
     keys: int
 
     def entropy(self) -> LayerEntropy:
-        def mean(total: Tensor, rows: Tensor) -> float:  # which rounding may carry past the largest there is
-            value = (total / rows).item()
-            return value if math.isnan(value) else min(value, math.log(self.keys))
+        def mean(total: Tensor, rows: Tensor) -> float:
+            return (total / rows).clamp(max=math.log(self.keys)).item()  # rounding may carry it past the largest
 
         heads = [mean(*head) for head in zip(self.sums, self.rows, strict=True)]
         return LayerEntropy(mean(self.sums.sum(), self.rows.sum()), heads, self.keys)
@@ -366,10 +357,11 @@ def _weights_of_product(
 
 
 def _weights_of_multi_head(given: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of the function behind nn.MultiheadAttention, with its arguments: (N, B, C), (M, B, C) -> parts of (B, H, N, M)."""
+    """Of the function behind nn.MultiheadAttention, with its arguments: (N, B, C), (M, B, C) -> of (B, heads, N, M)."""
     inputs = [x if x.ndim == 3 else x[:, None] for x in (given["query"], given["key"])]
-    weights = (given.get("q_proj_weight"), given.get("k_proj_weight"))
-    if not given.get("use_separate_proj_weight"):
+    if given.get("use_separate_proj_weight"):
+        weights = given["q_proj_weight"], given["k_proj_weight"]
+    else:
         weights = given["in_proj_weight"].chunk(3)[:2]
     biases = (None, None) if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)[:2]
     query, key = (F.linear(*layer) for layer in zip(inputs, weights, biases, strict=True))
@@ -393,13 +385,3 @@ def _weights_of_multi_head(given: Mapping[str, Any]) -> Iterator[tuple[Tensor, T
         mask = one if mask is None else mask + one
     query, key = (x.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for x in (query, torch.cat([key, *extra])))
     return _weights_of_product(query, key, attn_mask=mask)
-
-
-@contextmanager
-def _whole_file(path: Path) -> Generator[Path, None, None]:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,48 @@
+"""What all plots share: colours, file formats, and files that appear complete or not at all."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOT_FORMATS = ("png", "svg", "pdf")
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's safe colours
+
+
+def plot_format(path: str | Path) -> str:
+    """The picture format that a file name asks for, or a ValueError if it cannot be drawn here."""
+    suffix = Path(path).suffix.lstrip(".").lower()
+    if suffix not in PLOT_FORMATS:
+        raise ValueError(f"cannot plot to {str(path)!r}; expected a name ending in {', '.join(PLOT_FORMATS)}")
+    need_matplotlib()
+    return suffix
+
+
+def need_matplotlib() -> None:
+    """A ValueError that says how to install it, if it is not there."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
+
+
+def save(figure: "Figure", path: str | Path) -> None:
+    """Write a figure in the format that the file's name asks for."""
+    suffix = plot_format(path)
+    with whole_file(Path(path)) as unfinished:
+        figure.savefig(unfinished, format=suffix, dpi=150)
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[Path, None, None]:
+    """Another name to write to; the file gets its own once that has succeeded."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
