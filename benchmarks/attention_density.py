@@ -23,7 +23,7 @@ from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import LayerEntropy, attention_entropy, plot_attention_entropy
+from broadsight.analysis import attention_entropy, plot_attention_entropy
 
 KINDS = ("none", "cb", "scaled")
 VIT: dict[str, Any] = dict(img_size=32, patch_size=4, embed_dim=96, depth=6, num_heads=3)
@@ -121,7 +121,9 @@ def augment(images: Tensor, shift: int = 4) -> Tensor:
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Percent of the images that get their own label."""
-    right = sum((model.eval()(x).argmax(1) == y).sum() for x, y in zip(images.split(500), labels.split(500), strict=True))
+    right = sum(
+        (model.eval()(x).argmax(1) == y).sum() for x, y in zip(images.split(500), labels.split(500), strict=True)
+    )
     return 100 * float(right) / len(images)
 
 

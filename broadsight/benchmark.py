@@ -7,6 +7,7 @@ Wall time says how long one waits; CPU time, summed over threads, is what other 
 
 import gc
 import json
+import math
 import os
 import platform
 import statistics
@@ -222,6 +223,20 @@ def summarize(values: Sequence[float]) -> Summary:
 def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Summary:
     """Summary of `values[r] / base[r]` over the rounds r: a ratio of medians would mix different moments."""
     return summarize([value / max(other, 1e-9) for value, other in zip(values, base, strict=True)])
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Where the median that the values are drawn around lies, by counting alone: whatever their distribution is.
+
+    The values between which it lies are those that so many coin tosses would hardly fall short of or exceed. Few values
+    cannot be that sure: then it is the smallest and the largest.
+    """
+    ordered, count = sorted(values), len(values)
+    below, cut = 0.5**count, 0  # the chance that not more than `cut` values are below the median
+    while below + math.comb(count, cut + 1) * 0.5**count <= (1 - confidence) / 2:
+        cut += 1
+        below += math.comb(count, cut) * 0.5**count
+    return ordered[cut], ordered[count - 1 - cut]
 
 
 def expand(names: Sequence[str]) -> list[str]:

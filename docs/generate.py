@@ -31,6 +31,7 @@ def main() -> int:
 
 def table(kind: str, *arguments: str) -> str:
     kinds = {"sizes": sizes, "bench": bench, "reference": reference, "pools": pools, "map-head": map_head}
+    kinds |= {"broadcast": broadcast, "density": density}
     return kinds[kind](*arguments)
 
 
@@ -129,6 +130,46 @@ def map_head(file: str = "results/map_head.json") -> str:
         f"or more; {machine['cpu']}, torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
     )
     return "\n".join([*lines, *kept, *launches, "", note])
+
+
+def broadcast(file: str) -> str:
+    from broadsight.benchmark import median_interval
+
+    reports = json.loads((ROOT / file).read_text("utf-8"))["reports"]
+    lines = ["| ViT-S | inference | training step | kept for backward |", "|---|---|---|---|"]
+    for place, kind in enumerate(reports[0]["settings"]["broadcasts"]):
+        cells = []
+        for report in reports:
+            row, base = report["rows"][place], report["rows"][0]
+            ratios = [a / b for a, b in zip(row["cpu_samples_ms"], base["cpu_samples_ms"], strict=True)]
+            low, high = median_interval(ratios)
+            time = f"{row['cpu_ms']['median']:.0f} ms"
+            cells.append(
+                f"{time}, {row['cpu_ratio']['median'] - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})" if place else time
+            )
+        cells.append(f"{reports[1]['rows'][place]['saved_ratio']:.2f}")
+        lines.append(f"| {'plain' if kind == 'none' else f'`{kind}`'} | " + " | ".join(cells) + " |")
+    machine, settings = reports[0]["machine"], reports[0]["settings"]
+    note = (
+        f"Median CPU time for a batch of {settings['batch']} at 224x224, and its ratio to the plain network's within "
+        f"each of {settings['rounds']} interleaved rounds; in brackets where the median ratio lies with 95 % confidence. "
+        f"float32, 1 thread; {machine['cpu']}, torch {machine['versions']['torch']}, "
+        f"timm {machine['versions']['timm']}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def density(file: str) -> str:
+    study = json.loads((ROOT / file).read_text("utf-8"))
+    kinds = dict.fromkeys(run["kind"] for run in study["runs"])
+    layers = range(len(study["runs"][0]["keys"]))
+    lines = ["| | top-1 | " + " | ".join(f"layer {i + 1}" for i in layers) + " |", "|---" * (len(layers) + 2) + "|"]
+    for kind in kinds:
+        runs = [run for run in study["runs"] if run["kind"] == kind]
+        columns = [[run["top1"] for run in runs], *zip(*(run["entropy"].values() for run in runs), strict=True)]
+        cells = [" / ".join(f"{x:.{1 if i == 0 else 2}f}" for x in column) for i, column in enumerate(columns)]
+        lines.append(f"| {'plain' if kind == 'none' else f'`{kind}`'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def plus_minus(summary: dict) -> str:

@@ -23,7 +23,7 @@ def test_python_blocks_run(document, tmp_path):
     # A process of its own: an example that registers a model must not leave it to the other tests.
     script = tmp_path / "blocks.py"
     script.write_text("import torch\ntorch.set_num_threads(1)\n" + "\n".join(blocks(document, "python")), "utf-8")
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
