@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, nn
 
-from .dry_run import as_pair, image_channels, in_eval_mode, without_content
+from .dry_run import as_pair, image_channels, in_eval_mode, undisturbed, without_content
 from .dry_run import image_size as built_for
 from .layers import ChannelMlp, MultiScaleInteraction, MultiTokenPool, SuperTokenAttention
 
@@ -26,6 +27,7 @@ LOOKED_FOR = {
     "mlp": "modules named or classed like *mlp*, *ffn* or *feed_forward* that hold two linear layers or convolutions",
     "attn": f"modules that hold one of {', '.join(QUERIES)}, and *_tokens mixers",
 }
+PLACES = ("front", "mid", "end")
 # Images of the pass that watches, without arithmetic and with: primes, of which little else comes in multiples.
 DRY_BATCH, WET_BATCH = 101, 3
 
@@ -100,18 +102,20 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
         return []
     seen = _watch(model, candidates, image_size)
     found = [branch for branch in map(seen.located, candidates) if branch is not None]
-    # Where one window covers the image, several will cover a larger one.
-    windowed = {_role(branch) for branch in found if branch.end and branch.end.windowed}
-    return [_windowed(branch) if _role(branch) in windowed else branch for branch in found]
+    for place in PLACES:
+        # Where one window covers the image, several will cover a larger one.
+        windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
+        found = [_windowed(branch, place) if _role(branch) in windowed else branch for branch in found]
+    return [seen.outside_windows(branch) for branch in found]
 
 
 def _role(branch: Branch) -> tuple[str, type]:
     return branch.name.rpartition(".")[2], type(branch.module)
 
 
-def _windowed(branch: Branch) -> Branch:
-    places = {place: getattr(branch, place) for place in ("front", "mid", "end")}
-    return replace(branch, **{k: v and replace(v, windowed=True, class_token=False) for k, v in places.items()})
+def _windowed(branch: Branch, place: str) -> Branch:
+    tokens: Tokens | None = getattr(branch, place)
+    return branch if tokens is None else replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
 
 
 def candidate_branches(model: nn.Module) -> Iterator[Branch]:
@@ -120,7 +124,7 @@ def candidate_branches(model: nn.Module) -> Iterator[Branch]:
     for name, module in model.named_modules():
         if any(name.startswith(f"{other}.") for other in claimed):
             continue
-        if isinstance(module, MultiTokenPool):
+        if isinstance(module, MultiTokenPool) or name.rpartition(".")[2] == "head":
             claimed.add(name)
         elif _is_child(module, "attn_out_proj") and _is_child(module, "mlp_out_proj"):  # both begin in one layer
             for kind in ("attn", "mlp"):
@@ -184,16 +188,19 @@ class _Call:
     """What a module was first called with, and what it gave; None in place of whatever is no tensor.
 
     Args:
-        alone: Whether that was one tensor each.
+        given: The first of the tensors, by position or by name.
+        arguments: All that came by position.
+        alone: Whether it was one tensor each.
+        order: How many of the watched modules had been called before.
+        times: How often it was called.
     """
 
+    given: Tensor | None = None
     arguments: list[Tensor | None] = field(default_factory=list)
     result: Tensor | None = None
     alone: bool = True
-
-    @property
-    def given(self) -> Tensor | None:
-        return self.arguments[0] if self.arguments else None
+    order: int = -1
+    times: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,17 +222,13 @@ class _Watched:
         end = self.tokens(branch.module, "output", result, axis, around)
         if end.count == 1:
             return None
-        front = self.tokens(branch.module, "input", given, axis, around) if given.ndim == result.ndim else None
-        if branch.module is branch.projection:
-            front = None
-        elif front is not None and isinstance(branch.module, nn.Sequential):
-            front = replace(front, module=branch.module[0])
-        mid = None
+        first = self.calls[branch.module].arguments[:1]
+        front = mid = None
+        if first and first[0] is given and given.ndim == result.ndim and branch.module is not branch.projection:
+            front = self.tokens(branch.module, "input", given, axis, around)
         if branch.projection is not None:
             mid, end = self.at_projection(branch.module, branch.projection, end, around)
-        while isinstance(end.module, nn.Sequential):  # it would also run whatever is added to it
-            end = replace(end, module=end.module[-1])
-        return replace(branch, front=front, mid=mid, end=end)
+        return replace(branch, front=front and _inside_sequences(front), mid=mid, end=_inside_sequences(end))
 
     def at_projection(
         self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
@@ -241,6 +244,41 @@ class _Watched:
         if isinstance(module, ChannelMlp) or call.result is self.calls[module].result:
             end = replace(end, module=projection, fresh=True, alone=True)
         return mid if mid and mid.count == end.count else None, end
+
+    def outside_windows(self, branch: Branch) -> Branch:
+        """The branch, its ends moved to where the image is whole and without padding."""
+        front, end = branch.front, branch.end
+        return replace(
+            branch,
+            front=front and self.beside_windows(front, branch.module),
+            end=end and self.beside_windows(end, branch.module),
+        )
+
+    def beside_windows(self, tokens: Tokens, branch: nn.Module) -> Tokens:
+        """The same tokens at a module beside the branch that takes or gives just them: its norm before it, its scale or
+        its stochastic depth behind it, or a block that does nothing but cut and paste."""
+        if not tokens.windowed or tokens.block is None:
+            return tokens
+        called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]
+        called.sort(key=lambda one: self.calls[one[1]].order)
+        here = next((i for i, (_, child) in enumerate(called) if branch in child.modules()), None)
+        if here is None:
+            return tokens
+        name, beside, side = "", tokens.block, tokens.side
+        if len(called) > 1:
+            before = tokens.side == "input"
+            other = here - 1 if before else here + 1
+            if not 0 <= other < len(called):
+                return tokens
+            name, beside = called[other]
+            side = "output" if before else "input"
+            if name != "norm1" and not isinstance(beside, nn.Identity | DropPath | LayerScale | LayerScale2d):
+                return tokens
+        x = self.calls[beside].given if side == "input" else self.calls[beside].result
+        if x is None or len(x) != self.batch or self.calls[beside].times > 1:
+            return tokens
+        axis = next((axis for axis in (x.ndim - 1, 1) if x.shape[axis] == tokens.channels), None)
+        return tokens if axis is None else self.tokens(beside, side, x, axis, [tokens.block])
 
     def are_tokens(self, x: Tensor) -> bool:
         return x.ndim > 2 and x.shape[0] > 0 and x.shape[0] % self.batch == 0
@@ -262,7 +300,8 @@ def _watch(model: nn.Module, candidates: list[Branch], size: int | Sequence[int]
         network = getattr(network, wrapper, network)
     size = as_pair(size) if size else built_for(network)
     watched = {module for branch in candidates for module in (branch.module, branch.projection) if module is not None}
-    watched |= {module for branch in candidates for module in _around(branch.name, model)}
+    around = {module for branch in candidates for module in _around(branch.name, model)}
+    watched |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
     for channels in image_channels(network):
         for run, batch in ((_dry_run, DRY_BATCH), (_wet_run, WET_BATCH)):
@@ -285,16 +324,20 @@ def _watch(model: nn.Module, candidates: list[Branch], size: int | Sequence[int]
 
 def _note(calls: dict[nn.Module, _Call], module: nn.Module, args: tuple, kwargs: dict, result: Any) -> None:
     call = calls[module]
+    call.times += 1
     if call.result is None:
         call.alone = len(args) == 1 and not kwargs and isinstance(result, Tensor)
+        call.order = sum(other.order >= 0 for other in calls.values())
         result = result[0] if isinstance(result, tuple | list) else result
         call.arguments = [x if isinstance(x, Tensor) else None for x in args]
+        call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         call.result = result if isinstance(result, Tensor) else None
 
 
 def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
     parameters, buffers = without_content(model)
-    torch.func.functional_call(model, parameters | buffers, torch.empty(shape, device="meta"))
+    with undisturbed(model):
+        torch.func.functional_call(model, parameters | buffers, torch.empty(shape, device="meta"))
 
 
 def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
@@ -307,6 +350,13 @@ def _around(name: str, model: nn.Module) -> list[nn.Module]:
     """The modules that hold the named one, innermost first."""
     path = name.split(".")
     return [model.get_submodule(".".join(path[:depth])) for depth in reversed(range(len(path)))]
+
+
+def _inside_sequences(tokens: Tokens) -> Tokens:
+    """At the first or last module of a sequence, which would also run whatever is added to it."""
+    while isinstance(tokens.module, nn.Sequential):
+        tokens = replace(tokens, module=tokens.module[0 if tokens.side == "input" else -1])
+    return tokens
 
 
 def _channel_axis(branch: Branch, x: Tensor, of_block: Tensor | None) -> int:
@@ -332,7 +382,7 @@ def _has_class_token(count: int, around: list[nn.Module], size: tuple[int, int])
     owner: Any = next((m for m in around if getattr(m, "cls_token", None) is not None), None)
     if owner is None:
         return False
-    before = int(getattr(owner, "num_prefix_tokens", 1))
+    before = int(getattr(owner, "num_prefix_tokens", owner.cls_token.shape[1]))
     return before > 0 and _is_grid(count - before, size) and not _is_grid(count, size)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .branches import LOOKED_FOR, Branch, Tokens, find_branches
+from .branches import PLACES as POSITIONS
 from .layers import ContextBroadcast
 from .layers.context_broadcast import KINDS, context_broadcast
 
 BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
-POSITIONS = ("front", "mid", "end")
 
 
 def add_context_broadcast(
@@ -62,7 +62,7 @@ def add_context_broadcast(
     _refuse_missing(model, found, BRANCHES[branch])
     # Everything is made before anything is changed, so that a refusal leaves the network as it was.
     places = [(one, _tokens(one, position)) for one in chosen]
-    made = [_made(kind, tokens, class_token) for _, tokens in places]
+    made = [_made(kind, tokens, class_token, [tokens.module, one.module, model]) for one, tokens in places]
     for (one, tokens), broadcast in zip(places, made, strict=True):
         _insert(model, one, tokens, broadcast)
     return model
@@ -74,8 +74,9 @@ def broadcast_input(self: Any, input: tuple[Tensor]) -> tuple[Tensor]:
 
 
 def broadcast_first_input(module: Any, inputs: tuple) -> tuple:
-    """The same for a module that takes more than the tokens."""
-    return (module.context_broadcast(inputs[0]), *inputs[1:])
+    """The same for a module that takes more than the tokens, or the tokens more than once."""
+    tokens = module.context_broadcast(inputs[0])
+    return tuple(tokens if x is inputs[0] else x for x in inputs)
 
 
 def broadcast_output(self: Any, input: tuple[Tensor], output: Tensor) -> Tensor:
@@ -166,7 +167,14 @@ def _tokens(branch: Branch, position: str) -> Tokens:
     return tokens
 
 
-def _made(kind: str, tokens: Tokens, class_token: bool | None) -> ContextBroadcast:
+def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn.Module]) -> ContextBroadcast:
+    """The layer for a place.
+
+    Args:
+        near: Modules whose parameters it takes after, the nearest first.
+    """
+    if class_token and (tokens.windowed or tokens.channel_axis != 2):
+        raise ValueError("class_token=True, but there are maps or windows in the network; expected tokens (B, N, C)")
     channels_last = tokens.channel_axis != 1
     if tokens.windowed:
         made: ContextBroadcast = WindowedBroadcast(
@@ -177,7 +185,7 @@ def _made(kind: str, tokens: Tokens, class_token: bool | None) -> ContextBroadca
         made = ContextBroadcast(
             kind, tokens.channels, channels_last=channels_last, class_token=with_class, inplace=tokens.fresh
         )
-    like = next((p for p in tokens.module.parameters() if p.is_floating_point()), None)
+    like = next((p for module in near for p in module.parameters() if p.is_floating_point()), None)
     made.train(tokens.module.training)
     return made if like is None else made.to(like.device, like.dtype)
 

@@ -1,6 +1,7 @@
 """What a network takes, and a pass through it without arithmetic."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,18 @@ def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tens
     """Stand-ins for the model's parameters and buffers, which have shapes and no values; for functional_call."""
     parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
     return parameters, {name: buffer.to("meta") for name, buffer in model.named_buffers()}
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Generator[None, None, None]:
+    """Whatever its modules keep of a pass in their attributes, they have afterwards what they had before."""
+    kept = {module: dict(module.__dict__) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, attributes in kept.items():
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
 
 
 def in_eval_mode(model: nn.Module, run: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dry_run import as_pair, image_channels, without_content
+from .dry_run import as_pair, image_channels, undisturbed, without_content
 from .dry_run import image_size as built_for
 
 # Names that timm's networks give to what comes before their first stage.
@@ -265,7 +265,7 @@ def _dry_run(probe: "_Probe", images: Tensor, freeze: bool = True) -> tuple[list
     """A pass over tensors without content. On the way, parameters that no map depends on are frozen: none must wait in
     vain for a gradient, which distributed training takes for an error."""
     parameters, buffers = without_content(probe)
-    with torch.enable_grad():
+    with torch.enable_grad(), undisturbed(probe):
         tapped, maps = torch.func.functional_call(probe, parameters | buffers, images.to("meta"))
         seen = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
         if freeze and all(isinstance(x, Tensor) and x.requires_grad for x in seen):

@@ -152,7 +152,7 @@ def broadcast(file: str) -> str:
     machine, settings = reports[0]["machine"], reports[0]["settings"]
     note = (
         f"Median CPU time for a batch of {settings['batch']} at 224x224, and its ratio to the plain network's within "
-        f"each of {settings['rounds']} interleaved rounds; in brackets where the median ratio lies with 95 % confidence. "
+        f"each of {settings['rounds']} interleaved rounds; in brackets where the median ratio lies, 95 % confidence. "
         f"float32, 1 thread; {machine['cpu']}, torch {machine['versions']['torch']}, "
         f"timm {machine['versions']['timm']}."
     )

@@ -44,7 +44,7 @@ OUTSIDE = {
     "pooling": {"torch", "timm"},
     "pyramid": {"torch"},
     "dry_run": {"torch"},
-    "branches": {"torch"},
+    "branches": {"torch", "timm"},
     "broadcasting": {"torch"},
     "analysis": {"torch", "matplotlib"},
     "drawing": {"matplotlib"},

@@ -44,14 +44,19 @@ def context_broadcast(
     for axis in range(1, x.ndim):
         if axis != channel_axis:
             axes.append(axis)
-    if scale is not None:
+    if kind == "scaled":
+        assert scale is not None
         shape = [1] * x.ndim
         shape[channel_axis] = -1
         scale = scale.to(x.dtype).view(shape)
+    else:
+        scale = None
     if kind == "cb" or kind == "scaled":
         if not torch.jit.is_scripting() and _learns_eagerly(x, scale):
             return _Uniform.apply(x, scale, axes, inplace)
         return _uniform(x, x.mean(axes, keepdim=True), scale, inplace)
+    if class_token and len(axes) > 1:
+        raise ValueError(f"a class token in shape {list(x.shape)}; only tokens (B, N, C) have one")
     mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
     first = x.narrow(axes[0], 0, 1) if class_token else mean
     if kind == "hybrid":
@@ -93,14 +98,14 @@ class _Uniform(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         (grad,) = gradients
         mean_grad = grad.mean(ctx.axes, keepdim=True)
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors  # once: gradient checkpointing gives them away
+        if not saved:
             return _uniform(grad, mean_grad, None, False), None, None, None
-        return _scaled_backward(ctx, grad, mean_grad)
+        return _scaled_backward(ctx, grad, mean_grad, *saved)
 
 
 @torch.autograd.function.once_differentiable
-def _scaled_backward(ctx: Any, grad: Tensor, mean_grad: Tensor) -> tuple:
-    mean, scale = ctx.saved_tensors
+def _scaled_backward(ctx: Any, grad: Tensor, mean_grad: Tensor, mean: Tensor, scale: Tensor) -> tuple:
     tokens = grad.numel() // mean_grad.numel()
     others = [axis for axis in range(grad.ndim) if scale.shape[axis] == 1]
     grad_scale = (mean_grad * mean).sum(others, keepdim=True) * tokens

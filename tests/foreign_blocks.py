@@ -1,0 +1,203 @@
+"""Vision transformers as others write them, and more of timm's, with few and narrow blocks."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from timm import create_model
+from timm.layers import GluMlp, Mlp
+from timm.models import TNT, VOLO, ConVit, DaVit, MlpMixer, MultiScaleVit, Nest, Twins
+from timm.models.mvitv2 import MultiScaleVitCfg
+from torch import Tensor, nn
+from torchvision.models import SwinTransformer, VisionTransformer
+
+# Of timm, beside those of timm_networks, with the side of their images. Some entry points refuse other sizes: classes.
+MORE: dict[str, tuple[Callable[[], nn.Module], int]] = dict(
+    eva02=(partial(create_model, "eva02_tiny_patch14_224", depth=2, embed_dim=48, num_heads=3, img_size=56), 56),
+    beit=(partial(create_model, "beit_base_patch16_224", depth=2, embed_dim=48, num_heads=3, img_size=64), 64),
+    convit=(partial(ConVit, 64, depth=3, local_up_to_layer=2, embed_dim=24, num_heads=4), 64),
+    pit_distilled=(
+        partial(create_model, "pit_ti_distilled_224", base_dims=(8, 8, 8), depth=(1, 1, 1), img_size=96),
+        96,
+    ),
+    tnt=(partial(TNT, 64, embed_dim=48, inner_dim=8, depth=2, num_heads_inner=2, num_heads_outer=3), 64),
+    nest=(partial(Nest, 64, embed_dims=(24, 24, 48), num_heads=(1, 1, 2), depths=(1, 1, 1), drop_path_rate=0.0), 64),
+    davit=(partial(DaVit, depths=(1, 1), embed_dims=(24, 48), num_heads=(1, 2)), 112),
+    twins=(
+        partial(Twins, 64, embed_dims=(16, 32), num_heads=(1, 2), depths=(2, 2), sr_ratios=(4, 2), wss=(7, 7)),
+        64,
+    ),
+    swinv2=(
+        partial(
+            create_model,
+            "swinv2_tiny_window8_256",
+            embed_dim=24,
+            depths=(1, 2, 1),
+            num_heads=(1, 2, 4),
+            img_size=128,
+        ),
+        128,
+    ),
+    gmixer=(partial(MlpMixer, img_size=64, num_blocks=2, embed_dim=48, mlp_ratio=(2.0, 4.0), mlp_layer=GluMlp), 64),
+    volo=(
+        partial(VOLO, [1, 1], 64, embed_dims=[24, 48], num_heads=[2, 3], outlook_attention=(True, False)),
+        64,
+    ),
+    vit_parallel=(
+        partial(create_model, "vit_base_patch16_xp_224", depth=2, embed_dim=48, num_heads=3, img_size=64),
+        64,
+    ),
+    vit_registers=(
+        partial(create_model, "vit_medium_patch16_reg4_gap_256", depth=2, embed_dim=48, num_heads=3, img_size=64),
+        64,
+    ),
+    siglip=(
+        partial(create_model, "vit_base_patch16_siglip_224", depth=2, embed_dim=48, num_heads=3, img_size=64),
+        64,
+    ),
+    dinov3=(
+        partial(create_model, "vit_small_patch16_dinov3", depth=2, embed_dim=48, num_heads=3, img_size=64),
+        64,
+    ),
+    mvit_class=(partial(MultiScaleVit, MultiScaleVitCfg((1, 1), 24, 1, use_cls_token=True), 64), 64),
+)
+
+SIDE = 32
+
+
+class SpatialReductionAttention(nn.Module):
+    """Queries from all tokens, keys and values from a smaller map, as in PVT. (B, N, C), H, W -> (B, N, C)."""
+
+    def __init__(self, dim: int, ratio: int):
+        super().__init__()
+        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.sr = nn.Conv2d(dim, dim, ratio, ratio)
+        self.norm, self.proj = nn.LayerNorm(dim), nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+        B, N, C = x.shape
+        grid = x[:, N - H * W :].mT.reshape(B, C, H, W)
+        k, v = self.kv(self.norm(self.sr(grid).flatten(2).mT)).chunk(2, -1)
+        return self.proj_drop(self.proj((self.q(x) @ k.mT / C**0.5).softmax(-1) @ v))
+
+
+class PvtBlock(nn.Module):
+    def __init__(self, dim: int, ratio: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn, self.mlp = SpatialReductionAttention(dim, ratio), Mlp(dim, 2 * dim)
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+        x = x + self.attn(self.norm1(x), H, W)
+        return x + self.mlp(self.norm2(x))
+
+
+class Pvt(nn.Module):
+    """In the manner of PVT's first version: the class token joins in the last stage."""
+
+    img_size = SIDE
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed1, self.patch_embed2 = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 24, 2, 2)
+        self.block1, self.block2 = PvtBlock(16, 4), PvtBlock(24, 2)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 24))
+        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed1(x)
+        x = self.block1(x.flatten(2).mT, x.shape[2], x.shape[3]).mT.unflatten(2, x.shape[2:])
+        x = self.patch_embed2(x)
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(2).mT], 1)
+        return self.head(self.norm(self.block2(tokens, x.shape[2], x.shape[3]))[:, 0])
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.proj((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)
+
+
+class LocalityFeedForward(nn.Module):
+    """Convolutions, and the residual inside. (B, C, H, W) -> (B, C, H, W)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(dim, 2 * dim, 1, bias=False),
+            nn.BatchNorm2d(2 * dim),
+            nn.Hardswish(),
+            nn.Conv2d(2 * dim, 2 * dim, 3, padding=1, groups=2 * dim, bias=False),
+            nn.BatchNorm2d(2 * dim),
+            nn.Hardswish(),
+            nn.Conv2d(2 * dim, dim, 1, bias=False),
+            nn.BatchNorm2d(dim),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x)
+
+
+class LocalBlock(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm1, self.attn, self.conv = nn.LayerNorm(dim), Attention(dim), LocalityFeedForward(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        first, grid = x.split([1, x.shape[1] - 1], 1)
+        side = int(grid.shape[1] ** 0.5)
+        grid = self.conv(grid.mT.unflatten(2, (side, side))).flatten(2).mT
+        return torch.cat([first, grid], 1)
+
+
+class TokenNetwork(nn.Module):
+    """Patches, an optional class token, blocks, mean, classifier."""
+
+    img_size = SIDE
+
+    def __init__(self, *blocks: nn.Module, dim: int = 16, class_token: bool = True):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, dim, 8, 8)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(dim, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x).flatten(2).mT
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)
+        return self.head(self.blocks(x).mean(1))
+
+
+class Residual(nn.Module):
+    """x + mlp(x), with any MLP."""
+
+    def __init__(self, mlp: nn.Module):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)
+
+
+def local_vit() -> nn.Module:
+    return TokenNetwork(LocalBlock(16), LocalBlock(16))
+
+
+def torchvision_vit() -> nn.Module:
+    model = VisionTransformer(SIDE, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5)
+    nn.init.normal_(model.heads.head.weight)
+    return model
+
+
+def torchvision_swin() -> nn.Module:
+    return SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4], stochastic_depth_prob=0.0, num_classes=5)
+
+
+FOREIGN = dict(pvt=Pvt, local_vit=local_vit, torchvision_vit=torchvision_vit, torchvision_swin=torchvision_swin)

@@ -1,0 +1,494 @@
+"""The four kinds of context broadcasting against a loop over tokens, in every layout, and all that a layer promises."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.models import get_notrace_modules
+from torch import Tensor, fx, nn
+from torch.export import Dim
+
+from broadsight.layers import ContextBroadcast
+from broadsight.layers.context_broadcast import KINDS, context_broadcast
+from tests.compare import assert_close
+
+LAYOUTS = {"tokens": (2, 5, 6), "NCHW": (2, 6, 3, 4), "NHWC": (2, 3, 4, 6)}
+DIM = 6
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def reference(tokens: Tensor, kind: str, scale: Tensor | None = None, class_token: bool = False) -> Tensor:
+    """The equations, token by token. (B, N, C) -> (B, N, C)."""
+    images = []
+    for image in tokens:
+        mean = sum(image[1:], start=image[0]) / len(image)
+        first = image[0] if class_token else mean
+        answers = []
+        for token in image:
+            halfway = (token + mean) / 2
+            answers.append(
+                {
+                    "cb": lambda token=token, halfway=halfway: halfway,
+                    "scaled": lambda token=token, mean=mean: token + scale * mean,
+                    "gate": lambda token=token, first=first: token * (first + 1),
+                    "hybrid": lambda token=token, first=first, halfway=halfway: token * first + halfway,
+                }[kind]()
+            )
+        images.append(torch.stack(answers))
+    return torch.stack(images)
+
+
+def as_tokens(x: Tensor, layout: str) -> Tensor:
+    return {"tokens": lambda: x, "NCHW": lambda: x.flatten(2).mT, "NHWC": lambda: x.flatten(1, 2)}[layout]()
+
+
+def layer(kind: str, layout: str = "tokens", **options) -> ContextBroadcast:
+    """In float64, its scale far from zero, no class token unless asked for."""
+    made = ContextBroadcast(kind, DIM, **{"class_token": False, **options}).double()
+    if kind == "scaled":
+        nn.init.normal_(made.scale)
+    return made
+
+
+def gradients(function, *leaves: Tensor) -> tuple[Tensor, ...]:
+    y = function(*leaves)
+    weights = torch.arange(y.numel(), dtype=y.dtype).sin().view(y.shape)
+    return torch.autograd.grad((y * weights).sum(), leaves)
+
+
+# ---- values and gradients
+
+
+def test_values__by_hand():
+    """Tokens 1 and 3 of one channel: mean 2."""
+    x = torch.tensor([[[1.0], [3.0]]])
+
+    def values(kind: str, *scale: Tensor, **options) -> list[float]:
+        return context_broadcast(x, kind, *scale, **options).flatten().tolist()
+
+    assert values("cb") == [1.5, 2.5]
+    assert values("scaled", torch.tensor([10.0])) == [21.0, 23.0]
+    assert values("gate") == [3.0, 9.0]
+    assert values("gate", class_token=True) == [2.0, 6.0]
+    assert values("hybrid") == [3.5, 8.5]
+    assert values("hybrid", class_token=True) == [2.5, 5.5]
+
+
+@pytest.mark.parametrize("kind", ["cb", "gate", "hybrid"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_values__a_scale_is_for_the_scaled_kind_alone(kind, learns):
+    x = torch.randn(2, 5, DIM, requires_grad=learns)
+    assert torch.equal(context_broadcast(x, kind, torch.ones(DIM)), context_broadcast(x, kind))
+
+
+@each_kind
+@each_layout
+@pytest.mark.parametrize("inplace", [False, True])
+def test_values__and_gradients_are_the_equations(kind, layout, inplace):
+    module = layer(kind, inplace=inplace)
+    x = torch.randn(LAYOUTS[layout], dtype=torch.float64, requires_grad=True)
+    parameters = [p.detach().clone().requires_grad_() for p in module.parameters()]
+
+    def ours(x: Tensor, *scale: Tensor) -> Tensor:
+        # Times one: what is overwritten is nobody's leaf.
+        state = dict(zip(["scale"], scale, strict=False))
+        return as_tokens(torch.func.functional_call(module, state, (x * 1,)), layout)
+
+    def slow(x: Tensor, *scale: Tensor) -> Tensor:
+        return reference(as_tokens(x, layout), kind, *scale)
+
+    assert_close(ours(x, *parameters), slow(x, *parameters), tolerance=1e-13)
+    got, expected = gradients(ours, x, *parameters), gradients(slow, x, *parameters)
+    assert len(got) == len(expected) == (2 if kind == "scaled" else 1)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one, other, tolerance=1e-12)
+    assert module(x.detach().clone()).shape == x.shape
+
+
+@pytest.mark.parametrize("kind", ["gate", "hybrid"])
+def test_values__class_token_is_the_first_of_the_tokens(kind):
+    x = torch.randn(3, 5, DIM, dtype=torch.float64, requires_grad=True)
+    for class_token, expected in [(None, True), (True, True), (False, False)]:
+        module = layer(kind, class_token=class_token)
+        assert_close(module(x), reference(x, kind, class_token=expected), tolerance=1e-13)
+        got = gradients(module, x)[0]
+        assert_close(got, gradients(lambda x, e=expected: reference(x, kind, class_token=e), x)[0], tolerance=1e-12)
+    assert not torch.allclose(layer(kind, class_token=True)(x), layer(kind, class_token=False)(x))
+
+
+@pytest.mark.parametrize("kind", ["gate", "hybrid"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_values__maps_have_no_class_token_by_default(kind, layout):
+    x = torch.randn(LAYOUTS[layout], dtype=torch.float64)
+    got = layer(kind, class_token=None)(x)
+    assert_close(as_tokens(got, layout), reference(as_tokens(x, layout), kind), tolerance=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["gate", "hybrid"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_values__class_token_of_a_map_is_one_token_or_refused(kind, layout):
+    """Not a whole row of tokens."""
+    x = torch.randn(LAYOUTS[layout], dtype=torch.float64)
+    try:
+        got = layer(kind, class_token=True)(x)
+    except ValueError:
+        return
+    assert_close(as_tokens(got, layout), reference(as_tokens(x, layout), kind, class_token=True), tolerance=1e-13)
+
+
+@each_kind
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_layout__said_where_the_channels_could_be_either_axis(kind, channels_last):
+    x = torch.randn(2, DIM, 4, DIM, dtype=torch.float64)
+    module = layer(kind, channels_last=channels_last)
+    layout = "NHWC" if channels_last else "NCHW"
+    scale = [] if module.scale is None else [module.scale]
+    assert_close(as_tokens(module(x), layout), reference(as_tokens(x, layout), kind, *scale), tolerance=1e-13)
+    other = layer(kind)  # the second axis, unless told
+    if other.scale is not None:
+        other.scale.data = module.scale.data
+    assert torch.equal(other(x), module(x)) != channels_last
+
+
+@each_kind
+def test_layout__tokens_with_the_channels_first(kind):
+    x = torch.randn(2, DIM, 7, dtype=torch.float64)
+    module = layer(kind, channels_last=False)
+    scale = [] if module.scale is None else [module.scale]
+    assert_close(module(x).mT, reference(x.mT, kind, *scale), tolerance=1e-13)
+
+
+@pytest.mark.parametrize("dim", [None, DIM])
+def test_layout__maps_are_channels_first_unless_dim_says_otherwise(dim):
+    x = torch.randn(2, 3, 4, DIM, dtype=torch.float64)
+    layout = "NCHW" if dim is None else "NHWC"
+    got = ContextBroadcast("cb", dim)(x)
+    assert_close(as_tokens(got, layout), reference(as_tokens(x, layout), "cb"), tolerance=1e-13)
+
+
+@each_kind
+@pytest.mark.parametrize("inplace", [False, True])
+def test_memory__channels_last_stays(kind, inplace):
+    x = torch.randn(2, DIM, 3, 4, dtype=torch.float64)
+    module = layer(kind, inplace=inplace)
+    expected = module(x.clone())
+    got = module(x.contiguous(memory_format=torch.channels_last))
+    assert_close(got, expected, tolerance=1e-13)
+    assert got.is_contiguous(memory_format=torch.channels_last) and expected.is_contiguous()
+
+
+@each_kind
+@pytest.mark.parametrize(("layout", "class_token"), [*((layout, False) for layout in LAYOUTS), ("tokens", True)])
+def test_gradients__numerically(kind, layout, class_token):
+    module = layer(kind, class_token=class_token)
+    x = torch.randn(LAYOUTS[layout], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (x,))
+    if kind == "scaled":
+        scale = module.scale.detach().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda s: torch.func.functional_call(module, {"scale": s}, (x.detach(),)), (scale,)
+        )
+
+
+@pytest.mark.parametrize("kind", ["cb", "gate", "hybrid"])
+@each_layout
+def test_gradients__twice(kind, layout):
+    x = torch.randn(LAYOUTS[layout], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(layer(kind), (x,))
+
+
+def test_gradients__of_scaled_twice_are_refused_or_right_under_func():
+    module = layer("scaled")
+    x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+    def loss(function, x: Tensor, scale: Tensor) -> Tensor:
+        return function(x, scale).pow(3).sum()
+
+    def ours(x: Tensor, scale: Tensor) -> Tensor:
+        return context_broadcast(x, "scaled", scale)
+
+    def slow(x: Tensor, scale: Tensor) -> Tensor:
+        return reference(x, "scaled", scale)
+
+    x, scale = x.detach()[:, :, :2], module.scale.detach()[:2]
+    for argument in (0, 1):
+        got, expected = (
+            torch.func.hessian(lambda *a, f=function: loss(f, *a), argument)(x, scale) for function in (ours, slow)
+        )
+        assert_close(got, expected, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("frozen", ["x", "scale"])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_gradients__of_what_learns_alone(frozen, inplace):
+    module = layer("scaled", inplace=inplace)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=frozen != "x")
+    module.scale.requires_grad_(frozen != "scale")
+    module(x * 1).square().sum().backward()
+    leaf = x.detach().requires_grad_()
+    scale = module.scale.detach().requires_grad_()
+    expected = torch.autograd.grad(reference(leaf, "scaled", scale).square().sum(), (leaf, scale))
+    if frozen == "x":
+        assert_close(module.scale.grad, expected[1], tolerance=1e-12)
+    else:
+        assert_close(x.grad, expected[0], tolerance=1e-12)
+        assert module.scale.grad is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1, DIM), (3, 1, DIM), (1, 4, DIM), (1, DIM, 1, 1), (1, 1, 1, DIM)])
+@each_kind
+def test_edges__one_token_and_one_image(kind, shape):
+    x = torch.randn(shape, dtype=torch.float64)
+    module = layer(kind)
+    layout = "tokens" if x.ndim == 3 else "NCHW" if shape[1] == DIM else "NHWC"
+    scale = [] if module.scale is None else [module.scale]
+    assert_close(as_tokens(module(x), layout), reference(as_tokens(x, layout), kind, *scale), tolerance=1e-13)
+    if kind == "cb" and x.numel() == len(x) * DIM:
+        assert torch.equal(module(x), x)  # a token alone is its own mean
+
+
+@each_kind
+def test_precision__bfloat16_goes_in_and_out(kind):
+    module = layer(kind).to(torch.bfloat16)
+    x = torch.randn(2, 50, DIM)
+    got = module(x.bfloat16())
+    expected = reference(x.bfloat16().double(), kind, *(p.double() for p in module.parameters()))
+    assert got.dtype == torch.bfloat16
+    assert_close(got.double(), expected, tolerance=0.02)
+
+
+@each_kind
+@pytest.mark.parametrize("inplace", [False, True])
+def test_precision__what_autocast_hands_over_stays_half(kind, inplace):
+    """A layer in single precision behind a linear layer in half precision."""
+    module, linear = layer(kind, inplace=inplace).float(), nn.Linear(DIM, DIM)
+    x = torch.randn(2, 9, DIM)
+    with torch.autocast("cpu", torch.bfloat16):
+        between = linear(x)
+        expected = reference(between.double(), kind, *(p.double() for p in module.parameters()))
+        got = module(between)
+    assert between.dtype == got.dtype == torch.bfloat16
+    assert_close(got.double(), expected, tolerance=0.02)
+    got.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in [*linear.parameters(), *module.parameters()])
+
+
+# ---- the scaled kind
+
+
+@each_layout
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_scaled__starts_as_the_identity(layout, dtype, inplace):
+    module = ContextBroadcast("scaled", DIM, inplace=inplace).to(dtype)
+    assert module.scale.shape == (DIM,) and not module.scale.any()
+    x = torch.randn(LAYOUTS[layout]).to(dtype)
+    assert torch.equal(module(x.clone()), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = module(x.clone())
+    assert got.dtype == dtype and torch.equal(got, x)
+
+
+def test_scaled__zero_learns():
+    module = ContextBroadcast("scaled", DIM)
+    x = torch.randn(4, 9, DIM)
+    module(x).sum().backward()
+    assert_close(module.scale.grad, 9 * x.mean(1).sum(0), tolerance=1e-5)
+
+
+def test_state__only_scaled_has_any():
+    for kind in KINDS:
+        assert list(ContextBroadcast(kind, DIM).state_dict()) == (["scale"] if kind == "scaled" else [])
+
+
+# ---- in place
+
+
+@each_kind
+def test_inplace__input_is_kept_unless_asked(kind):
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    before = x.clone()
+    y = layer(kind)(x)
+    assert torch.equal(x, before) and y.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["cb", "scaled"])
+def test_inplace__overwrites_in_training_too(kind):
+    module = layer(kind, inplace=True)
+    leaf = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
+    x = leaf * 1
+    y = module(x)
+    assert y.data_ptr() == x.data_ptr()
+    assert_close(y, copy.deepcopy(module)(leaf * 1), tolerance=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["gate", "hybrid"])
+def test_inplace__not_where_autograd_needs_the_input(kind):
+    module = layer(kind, inplace=True)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True) * 1
+    before = x.detach().clone()
+    y = module(x)
+    assert torch.equal(x, before) and y.data_ptr() != x.data_ptr()
+    if kind == "gate":
+        with torch.no_grad():
+            assert module(x).data_ptr() == x.data_ptr() and torch.equal(x, y)
+
+
+@each_kind
+@pytest.mark.parametrize("class_token", [False, True])
+@torch.no_grad()
+def test_inplace__same_values(kind, class_token):
+    slow, fast = layer(kind, class_token=class_token), layer(kind, class_token=class_token, inplace=True)
+    fast.load_state_dict(slow.state_dict())
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    assert_close(fast(x.clone()), slow(x), tolerance=1e-14)
+
+
+# ---- invariances
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5))
+
+
+def drawn(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes, st.integers(0, 1000))
+def test_invariance__cb_keeps_the_mean_token(shape, seed):
+    x = drawn(shape, seed)
+    y = ContextBroadcast("cb")(x)
+    assert_close(y.mean(1), x.mean(1), tolerance=1e-12)
+    assert_close(y - y.mean(1, keepdim=True), (x - x.mean(1, keepdim=True)) / 2, tolerance=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes, st.sampled_from(KINDS), st.integers(0, 1000))
+def test_invariance__permuted_tokens(shape, kind, seed):
+    x, scale = drawn(shape, seed), drawn(shape[-1:], seed + 1) if kind == "scaled" else None
+    order = torch.randperm(shape[1], generator=torch.Generator().manual_seed(seed))
+    got, expected = context_broadcast(x[:, order], kind, scale), context_broadcast(x, kind, scale)[:, order]
+    assert_close(got, expected, tolerance=1e-12)
+    # With a class token, those after it.
+    order = torch.cat([torch.zeros(1, dtype=torch.long), order[order > 0]])
+    got = context_broadcast(x[:, order], kind, scale, class_token=True)
+    assert_close(got, context_broadcast(x, kind, scale, class_token=True)[:, order], tolerance=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes, st.sampled_from(KINDS), st.integers(0, 1000))
+def test_invariance__images_do_not_see_each_other(shape, kind, seed):
+    x, scale = drawn(shape, seed), drawn(shape[-1:], seed + 1) if kind == "scaled" else None
+    alone = torch.cat([context_broadcast(image[None], kind, scale) for image in x])
+    assert_close(context_broadcast(x, kind, scale), alone, tolerance=1e-12)
+
+
+# ---- tools
+
+
+@each_kind
+@each_layout
+def test_script__gives_the_same_numbers(kind, layout):
+    module = layer(kind, class_token=None)
+    x = torch.randn(LAYOUTS[layout], dtype=torch.float64)
+    assert torch.equal(torch.jit.script(module)(x), module(x))
+
+
+@each_kind
+def test_export__any_batch_and_number_of_tokens(kind):
+    module = layer(kind, class_token=True)
+    shapes = ({0: Dim("batch", min=1, max=64), 1: Dim("tokens", min=2, max=4096)},)
+    program = torch.export.export(module, (torch.randn(2, 5, DIM).double(),), dynamic_shapes=shapes)
+    for shape in [(2, 5, DIM), (1, 17, DIM), (7, 2, DIM)]:
+        x = torch.randn(shape, dtype=torch.float64)
+        assert_close(program.module()(x), module(x), tolerance=1e-13)
+
+
+@each_kind
+@pytest.mark.parametrize("inplace", [False, True])
+def test_compile__is_one_graph(kind, inplace):
+    torch._dynamo.reset()
+    module = layer(kind, inplace=inplace)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
+    assert_close(compiled(x * 1), module(x * 1), tolerance=1e-13)
+    assert_close(gradients(lambda x: compiled(x * 1), x)[0], gradients(lambda x: module(x * 1), x)[0], tolerance=1e-12)
+
+
+def test_fx__is_a_leaf():
+    assert ContextBroadcast in get_notrace_modules()
+
+
+class Leaves(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+        return type(m) in get_notrace_modules() or super().is_leaf_module(m, name)
+
+
+def test_fx__traced_by_a_network():
+    network = nn.Sequential(nn.Linear(DIM, DIM), layer("scaled").float())
+    graph = fx.GraphModule(network, Leaves().trace(network))
+    x = torch.randn(2, 5, DIM)
+    assert torch.equal(graph(x), network(x))
+
+
+@each_kind
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "file"])
+def test_copies__are_equal(kind, copied):
+    module = layer(kind, channels_last=True, class_token=False, inplace=True)
+    other = copied(module)
+    x = torch.randn(2, DIM, 3, DIM, dtype=torch.float64)
+    assert torch.equal(other(x.clone()), module(x.clone()))
+    assert repr(other) == repr(module)
+    if kind == "scaled":
+        assert other.scale is not module.scale
+
+
+def test_repr__names_kind_and_channels():
+    assert repr(ContextBroadcast()) == "ContextBroadcast('cb')"
+    assert repr(ContextBroadcast("scaled", 8)) == "ContextBroadcast('scaled', dim=8)"
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bc",), r"^kind='bc' is not known; choose one of 'cb', 'scaled', 'gate', 'hybrid'$"),
+        (("scaled",), r"^kind='scaled' learns a scale for each channel; pass dim"),
+        (("cb", 0), r"^dim=0; expected the number of channels$"),
+    ],
+)
+def test_refused__arguments(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        ContextBroadcast(*arguments)
+
+
+@each_kind
+@pytest.mark.parametrize("shape", [(DIM,), (4, DIM)])
+def test_refused__fewer_axes_than_tokens_have(kind, shape):
+    with pytest.raises(ValueError, match=r"^got shape \[.*6\]; expected tokens \(B, N, C\) or maps of four axes$"):
+        layer(kind)(torch.zeros(shape, dtype=torch.float64))
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("shape", "options", "axis"),
+    [
+        ((2, 5, 7), {}, 2),
+        ((2, 7, 3, 4), {}, 1),
+        ((2, DIM, 3, 4), dict(channels_last=True), 3),
+        ((2, 3, 4, DIM), dict(channels_last=False), 1),
+    ],
+)
+def test_refused__other_channels(kind, shape, options, axis):
+    with pytest.raises(ValueError, match=rf"^got shape .*; expected 6 channels on axis {axis}$"):
+        layer(kind, **options)(torch.zeros(shape, dtype=torch.float64))
