@@ -136,12 +136,11 @@ def candidate_branches(model: nn.Module) -> Iterator[Branch]:
         elif name.endswith("_tokens") and any(True for _ in _affine_layers(module)):
             claimed.add(name)
             yield Branch("attn", name, module, None)
-        elif MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__):
+        elif _is_mlp(name, module):
             inner_name, inner = _unwrapped(name, module)
-            layers = list(_affine_layers(inner))
-            if len(layers) > 1 and not any(_looks_like_mlp(n, m) for n, m in inner.named_modules() if n):
+            if not any(_is_mlp(n, m) for n, m in inner.named_modules() if n):  # the innermost is meant
                 claimed.add(name)
-                yield Branch("mlp", inner_name, inner, layers[-1])
+                yield Branch("mlp", inner_name, inner, list(_affine_layers(inner))[-1])
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -152,9 +151,9 @@ def is_attention(module: nn.Module) -> bool:
     return strided or any(_is_child(module, name) for name in QUERIES)
 
 
-def _looks_like_mlp(name: str, module: nn.Module) -> bool:
+def _is_mlp(name: str, module: nn.Module) -> bool:
     named = MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__)
-    return bool(named) and sum(1 for _ in _affine_layers(_unwrapped(name, module)[1])) > 1
+    return bool(named) and len(list(_affine_layers(_unwrapped(name, module)[1]))) > 1
 
 
 def _unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:

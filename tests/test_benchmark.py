@@ -45,6 +45,15 @@ def test_summarize__median_minimum_and_quartiles():
     assert benchmark.summarize([5.0]) == Summary(5.0, 5.0, 0.0)
 
 
+def test_median_interval__by_counting():
+    """Of 20 values the sixth and the fifteenth, as tables of the sign test have it; few values say little."""
+    assert benchmark.median_interval(range(20, 0, -1)) == (6, 15)
+    assert benchmark.median_interval(range(1, 101)) == (40, 61)
+    assert benchmark.median_interval(range(1, 6)) == (1, 5)
+    assert benchmark.median_interval([7.0]) == (7.0, 7.0)
+    assert benchmark.median_interval(range(1, 21), confidence=0.5) == (8, 13)
+
+
 def test_paired_ratio__is_taken_within_rounds():
     # the machine was ten times slower in the second round; a ratio of medians would say 3 / 3 = 1
     assert benchmark.paired_ratio([2, 20, 3], [1, 10, 3]) == Summary(median=2, minimum=1, spread=0.25)

@@ -44,17 +44,14 @@ def context_broadcast(
     for axis in range(1, x.ndim):
         if axis != channel_axis:
             axes.append(axis)
-    if kind == "scaled":
-        assert scale is not None
-        shape = [1] * x.ndim
-        shape[channel_axis] = -1
-        scale = scale.to(x.dtype).view(shape)
-    else:
+    if kind != "scaled":
         scale = None
+    elif scale is None:
+        raise ValueError("kind='scaled' without a scale; expected one for each channel")
     if kind == "cb" or kind == "scaled":
         if not torch.jit.is_scripting() and _learns_eagerly(x, scale):
-            return _Uniform.apply(x, scale, axes, inplace)
-        return _uniform(x, x.mean(axes, keepdim=True), scale, inplace)
+            return Uniform.apply(x, scale, channel_axis, axes, inplace)
+        return _uniform(x, x.mean(axes, keepdim=True), scale, channel_axis, inplace)
     if class_token and len(axes) > 1:
         raise ValueError(f"a class token in shape {list(x.shape)}; only tokens (B, N, C) have one")
     mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
@@ -67,11 +64,14 @@ def context_broadcast(
     return x * factor
 
 
-def _uniform(x: Tensor, mean: Tensor, scale: Tensor | None, inplace: bool) -> Tensor:
+def _uniform(x: Tensor, mean: Tensor, scale: Tensor | None, channel_axis: int, inplace: bool) -> Tensor:
     """(x + mean) / 2, or x + scale * mean."""
     if scale is None:
         return x.lerp_(mean, 0.5) if inplace else torch.lerp(x, mean, 0.5)
-    return x.add_(mean * scale) if inplace else x + mean * scale
+    shape = [1] * x.ndim
+    shape[channel_axis] = -1
+    added = mean * scale.to(x.dtype).view(shape)
+    return x.add_(added) if inplace else x + added
 
 
 @torch.jit.unused
@@ -80,19 +80,19 @@ def _learns_eagerly(x: Tensor, scale: Tensor | None) -> bool:
     return torch.is_grad_enabled() and learns and runs_eagerly()
 
 
-class _Uniform(torch.autograd.Function):
+class Uniform(torch.autograd.Function):
     """Uniform attention is its own transpose, so that the gradient takes the same way; autograd would go four times
     over the tokens where two passes will do."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor | None, axes: list[int], inplace: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool) -> Tensor:
         mean = x.mean(axes, keepdim=True)
-        ctx.axes = axes
+        ctx.axes, ctx.channel_axis = axes, channel_axis
         if scale is not None:
             ctx.save_for_backward(mean, scale)
         if inplace:
             ctx.mark_dirty(x)
-        return _uniform(x, mean, scale, inplace)
+        return _uniform(x, mean, scale, channel_axis, inplace)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
@@ -100,16 +100,16 @@ class _Uniform(torch.autograd.Function):
         mean_grad = grad.mean(ctx.axes, keepdim=True)
         saved = ctx.saved_tensors  # once: gradient checkpointing gives them away
         if not saved:
-            return _uniform(grad, mean_grad, None, False), None, None, None
+            return _uniform(grad, mean_grad, None, ctx.channel_axis, False), None, None, None, None
         return _scaled_backward(ctx, grad, mean_grad, *saved)
 
 
 @torch.autograd.function.once_differentiable
 def _scaled_backward(ctx: Any, grad: Tensor, mean_grad: Tensor, mean: Tensor, scale: Tensor) -> tuple:
     tokens = grad.numel() // mean_grad.numel()
-    others = [axis for axis in range(grad.ndim) if scale.shape[axis] == 1]
-    grad_scale = (mean_grad * mean).sum(others, keepdim=True) * tokens
-    return _uniform(grad, mean_grad, scale, False), grad_scale, None, None
+    others = [axis for axis in range(grad.ndim) if axis != ctx.channel_axis]
+    grad_scale = ((mean_grad * mean).sum(others) * tokens).to(scale.dtype)
+    return _uniform(grad, mean_grad, scale, ctx.channel_axis, False), grad_scale, None, None, None
 
 
 @register_notrace_module
