@@ -135,26 +135,32 @@ def map_head(file: str = "results/map_head.json") -> str:
 def broadcast(file: str) -> str:
     from broadsight.benchmark import median_interval
 
-    reports = json.loads((ROOT / file).read_text("utf-8"))["reports"]
-    lines = ["| ViT-S | inference | training step | kept for backward |", "|---|---|---|---|"]
+    study = json.loads((ROOT / file).read_text("utf-8"))
+    reports = study["reports"]
+    shares = {(found["kind"], found["train"]): found["share"] for found in study["shares"]}
+    lines = ["| ViT-S with | inference | training step | kept for backward |", "|---|---|---|---|"]
     for place, kind in enumerate(reports[0]["settings"]["broadcasts"]):
         cells = []
         for report in reports:
             row, base = report["rows"][place], report["rows"][0]
-            ratios = [a / b for a, b in zip(row["cpu_samples_ms"], base["cpu_samples_ms"], strict=True)]
-            low, high = median_interval(ratios)
-            time = f"{row['cpu_ms']['median']:.0f} ms"
-            cells.append(
-                f"{time}, {row['cpu_ratio']['median'] - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})" if place else time
+            low, high = median_interval(
+                [a / b for a, b in zip(row["cpu_samples_ms"], base["cpu_samples_ms"], strict=True)]
             )
+            ratio = f"{row['cpu_ratio']['median'] - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
+            share = shares.get((kind, report["settings"]["train"]))
+            cells.append(ratio if share is None else f"{share:.2%} of it; {ratio}")
         cells.append(f"{reports[1]['rows'][place]['saved_ratio']:.2f}")
-        lines.append(f"| {'plain' if kind == 'none' else f'`{kind}`'} | " + " | ".join(cells) + " |")
-    machine, settings = reports[0]["machine"], reports[0]["settings"]
+        if place:
+            lines.append(
+                f"| {'nothing: itself again' if kind == 'none' else f'`{kind}`'} | " + " | ".join(cells) + " |"
+            )
+    machine, settings, batch = reports[0]["machine"], reports[0]["settings"], study["shares"][0]["batch"]
     note = (
-        f"Median CPU time for a batch of {settings['batch']} at 224x224, and its ratio to the plain network's within "
-        f"each of {settings['rounds']} interleaved rounds; in brackets where the median ratio lies, 95 % confidence. "
-        f"float32, 1 thread; {machine['cpu']}, torch {machine['versions']['torch']}, "
-        f"timm {machine['versions']['timm']}."
+        f"First, what a stopwatch around the broadcasts and their backward passes shows, batch {batch}. Then what "
+        f"`broadsight bench` shows, batch {settings['batch']}: the median ratio of CPU times to the plain network's in "
+        f"{settings['rounds']} interleaved rounds, and where it lies with 95 % confidence; the plain network beside "
+        f"itself shows how far that can be trusted. 224x224, float32, 1 thread; {machine['cpu']}, "
+        f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
     )
     return "\n".join([*lines, "", note])
 

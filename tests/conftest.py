@@ -15,7 +15,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # for fixtures of a module too, which run before the one below
 
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
-LONGEST = ("test_registry", "test_verify", "test_compile_export", "test_pooling", "test_docs", "test_map")
+LONGEST = (
+    "test_registry",
+    "test_verify",
+    "test_compile_export",
+    "test_pooling",
+    "test_docs",
+    "test_map",
+    "test_broadcasting",
+)
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
