@@ -6,7 +6,6 @@ import math
 import pickle
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
