@@ -218,3 +218,22 @@ def test_add__equals_the_registered_network():
     with torch.no_grad():
         x = images(2, 3, 96, 64)
         assert torch.equal(added(x), registered(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["mid", "end"])
+@pytest.mark.parametrize("name", ["vit_tiny_cb", "vit_small_cb_s", "pvt_v2_b0_cb_s", "swin_tiny_cb"])
+def test_onnx__gives_the_same_numbers(name, position, tmp_path):
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = randomize(timm.create_model(name, branch="both", position=position, **SHRUNK[name])).eval()
+    path = tmp_path / "model.onnx"
+    sizes = ({0: torch.export.Dim("batch", min=1, max=16)},)
+    torch.onnx.export(model, (images(2, 3, 224, 224),), path, dynamo=True, dynamic_shapes=sizes)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = images(3, 3, 224, 224)
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)
