@@ -23,7 +23,7 @@ from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import attention_entropy, plot_attention_entropy
+from broadsight.analysis import LayerEntropy, attention_entropy, plot_attention_entropy
 
 KINDS = ("none", "cb", "scaled")
 VIT: dict[str, Any] = dict(img_size=32, patch_size=4, embed_dim=96, depth=6, num_heads=3)
@@ -42,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     train, val = read(args.train), read(args.val)
-    runs, drawn = [], {}
+    runs: list[dict[str, Any]] = []
     for seed in range(args.seeds):
         for kind in args.kinds.split(","):
             started = time.perf_counter()
@@ -58,18 +58,22 @@ def main() -> None:
                 minutes=(time.perf_counter() - started) / 60,
             )
             runs.append(run)
-            if seed == 0:
-                drawn[label(kind)] = entropy
             print(json.dumps(run), flush=True)
             record = dict(vit=VIT, images=len(train[0]), passes=args.passes, threads=args.threads, runs=runs)
             if args.json:
                 Path(args.json).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-    if args.plot:
-        plot_attention_entropy(drawn, args.plot)
+            if args.plot:
+                draw(runs, args.plot)
 
 
-def label(kind: str) -> str:
-    return "ViT" if kind == "none" else f"ViT + {kind}"
+def draw(runs: list[dict[str, Any]], path: str) -> None:
+    """The first seed's networks, from what was recorded of them."""
+    lines = {}
+    for run in (run for run in runs if run["seed"] == 0):
+        layers = zip(run["entropy"].items(), run["keys"], strict=True)
+        label = "ViT" if run["kind"] == "none" else f"ViT + {run['kind']}"
+        lines[label] = {name: LayerEntropy(value, (value,), keys) for (name, value), keys in layers}
+    plot_attention_entropy(lines, path)
 
 
 def read(path: str) -> tuple[Tensor, Tensor]:
