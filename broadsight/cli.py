@@ -148,7 +148,7 @@ def bench(
     ] = None,
     broadcast: Annotated[
         str | None,
-        Arg("run every model with each context broadcasting, comma-separated: none, cb, scaled, gate, hybrid"),
+        Arg("run every model with each of these, joined by commas: none, cb, scaled, gate, hybrid"),
     ] = None,
     head_only: Annotated[
         bool, Arg("only the pooling on feature maps of the right shapes, without the backbone")

@@ -281,7 +281,7 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
     if figure in map_tables.SIZES:
         return float(map_tables.SIZES[figure](model)), None, ""
     if figure == broadcast_tables.ADDED:
-        return broadcast_tables.added_operations(model), None, "one for each sum or product of an element, in M"
+        return broadcast_tables.added_operations(model), None, "sums, products, in M"
     if figure == "params":
         return sum(p.numel() for p in model.parameters()) / 1e6, None, ""
     height, width = (int(size), int(size)) if size else SIZE

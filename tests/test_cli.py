@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from broadsight import __version__, benchmark, cli
 from broadsight import verify as verification
 from broadsight.cli import COMMANDS, main
+from broadsight.layers.context_broadcast import KINDS
 from broadsight.pooling import POOLS
 
 QUICK = ["--batch", "2", "--size", "32", "--rounds", "1", "--warmup", "0"]
@@ -241,15 +242,15 @@ def test_bench__defaults_are_those_of_the_settings():
             assert (defaults["runtime"],) == value
         elif name == "size":
             assert (defaults["size"], defaults["size"]) == value
-        elif name == "pools":
-            assert (defaults["pool"], value) == (None, ())
+        elif name in ("pools", "broadcasts"):
+            assert (defaults[name.removesuffix("s")], value) == (None, ())
         else:
             assert defaults[name] == value
 
 
 def test_bench__help_names_every_runtime_dtype_and_pool(run):
     out = run("bench", "--help")[1]
-    assert all(name in out for name in (*benchmark.RUNTIMES, *benchmark.DTYPES, *POOLS))
+    assert all(name in out for name in (*benchmark.RUNTIMES, *benchmark.DTYPES, *POOLS, *KINDS))
 
 
 def test_bench__table(run):
