@@ -198,8 +198,8 @@ def _insert(model: nn.Module, branch: Branch, tokens: Tokens, broadcast: Context
     else:
         module.register_forward_hook(broadcast_output if tokens.alone else broadcast_first_output)
         parent: Any = model.get_submodule(branch.name.rpartition(".")[0])
-        if hasattr(parent, "keep_branches_apart"):  # of ours, that would let a branch add to the residual itself
-            parent.keep_branches_apart()
+        if module is branch.module and hasattr(parent, "keep_branches_apart"):
+            parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
     if isinstance(broadcast, WindowedBroadcast):
         assert tokens.block is not None
         tokens.block.register_forward_pre_hook(broadcast.images)

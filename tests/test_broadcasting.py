@@ -772,6 +772,12 @@ def test_fuse__refuses_to_lose_context():
         fuse(broadcast("levit_128s", "cb", "mlp", "mid"))
 
 
+@pytest.mark.parametrize(("branch", "apart"), [("mlp", False), ("attn", True)])
+def test_residual__is_added_apart_only_where_context_comes_between(branch, apart):
+    model = broadcast("stvit_plain", "cb", branch)
+    assert {stage.blocks[0].apart for stage in model.stages} == {apart}
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_slices__equal_single_images(name, monkeypatch):
     """And are cut indeed: context is no reason to see the batch as a whole."""
