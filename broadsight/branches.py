@@ -1,12 +1,11 @@
 """Finds the attention and MLP branches of any vision network, and what their tokens look like.
 
-timm's networks keep to a few conventions in naming and structure, which are all that is asked for here; what tensors a
-branch sees is then watched in one pass without arithmetic.
+What looks like one by its structure is watched in one pass without arithmetic: which tensors it sees says whether it is
+one, and how they are laid out.
 """
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,18 +14,11 @@ import torch
 from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, nn
 
+from .branch_structure import Candidate, affine_layers, candidates
 from .dry_run import as_pair, image_channels, in_eval_mode, undisturbed, without_content
 from .dry_run import image_size as built_for
-from .layers import ChannelMlp, MultiScaleInteraction, MultiTokenPool, SuperTokenAttention
+from .layers import ChannelMlp, SuperTokenAttention
 
-MLP_NAMES = re.compile(r"mlp|ffn|feed_?forward", re.IGNORECASE)
-# A child of one of these names makes its parent an attention; the names of the layers at its end.
-QUERIES = ("qkv", "qkvs", "qkv_proj", "q", "qk", "kv", "v", "wq", "q_proj", "query", "to_query")
-PROJECTIONS = ("proj", "out_proj", "o_proj", "output", "final")
-LOOKED_FOR = {
-    "mlp": "modules named or classed like *mlp*, *ffn* or *feed_forward* that hold two linear layers or convolutions",
-    "attn": f"modules that hold one of {', '.join(QUERIES)}, and *_tokens mixers",
-}
 PLACES = ("front", "mid", "end")
 # Images of the pass that watches, without arithmetic and with: primes, of which little else comes in multiples.
 DRY_BATCH, WET_BATCH = 101, 3
@@ -64,22 +56,14 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Branch(Candidate):
     """An attention or MLP branch.
 
     Args:
-        kind: "mlp" or "attn".
-        name: Where it is in the network.
-        module: The branch itself.
-        projection: Its last linear layer or convolution.
         front, mid, end: The tokens that it takes, those that its projection takes, and those that it gives; None where
             there is no such place.
     """
 
-    kind: str
-    name: str
-    module: nn.Module
-    projection: nn.Module | None
     front: Tokens | None = None
     mid: Tokens | None = None
     end: Tokens | None = None
@@ -97,11 +81,11 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
     Raises:
         ValueError: The network could not be run.
     """
-    candidates = list(candidate_branches(model))
-    if not candidates:
+    possible = list(candidates(model))
+    if not possible:
         return []
-    seen = _watch(model, candidates, image_size)
-    found = [branch for branch in map(seen.located, candidates) if branch is not None]
+    seen = _watch(model, possible, image_size)
+    found = [branch for branch in map(seen.located, possible) if branch is not None]
     for place in PLACES:
         # Where one window covers the image, several will cover a larger one.
         windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
@@ -116,70 +100,6 @@ def _role(branch: Branch) -> tuple[str, type]:
 def _windowed(branch: Branch, place: str) -> Branch:
     tokens: Tokens | None = getattr(branch, place)
     return branch if tokens is None else replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
-
-
-def candidate_branches(model: nn.Module) -> Iterator[Branch]:
-    """What has the structure of an attention or an MLP, whatever it may see."""
-    claimed: set[str] = set()  # of modules inside which nothing more is looked for
-    for name, module in model.named_modules():
-        if any(name.startswith(f"{other}.") for other in claimed):
-            continue
-        if isinstance(module, MultiTokenPool) or name.rpartition(".")[2] == "head":
-            claimed.add(name)
-        elif _is_child(module, "attn_out_proj") and _is_child(module, "mlp_out_proj"):  # both begin in one layer
-            for kind in ("attn", "mlp"):
-                projection = module.get_submodule(f"{kind}_out_proj")
-                yield Branch(kind, f"{name}.{kind}_out_proj", projection, projection)
-        elif is_attention(module):
-            claimed.add(name)
-            yield Branch("attn", name, module, _projection(module))
-        elif name.endswith("_tokens") and any(True for _ in _affine_layers(module)):
-            claimed.add(name)
-            yield Branch("attn", name, module, None)
-        elif _is_mlp(name, module):
-            inner_name, inner = _unwrapped(name, module)
-            if not any(_is_mlp(n, m) for n, m in inner.named_modules() if n):  # the innermost is meant
-                claimed.add(name)
-                yield Branch("mlp", inner_name, inner, list(_affine_layers(inner))[-1])
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Whether the module has the parts of an attention."""
-    if isinstance(module, MultiScaleInteraction | nn.MultiheadAttention):
-        return True
-    strided = _is_child(module, "conv_proj") and _is_child(module, "o_proj")
-    return strided or any(_is_child(module, name) for name in QUERIES)
-
-
-def _is_mlp(name: str, module: nn.Module) -> bool:
-    named = MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__)
-    return bool(named) and len(list(_affine_layers(_unwrapped(name, module)[1]))) > 1
-
-
-def _unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """The module itself, or what is inside when it only wraps that, as a residual connection does."""
-    while not isinstance(module, nn.Sequential):
-        weighty = [(key, child) for key, child in module.named_children() if any(True for _ in _affine_layers(child))]
-        if len(weighty) != 1 or not any(True for _ in weighty[0][1].children()):
-            break
-        name, module = f"{name}.{weighty[0][0]}", weighty[0][1]
-    return name, module
-
-
-def _affine_layers(module: nn.Module) -> Iterator[nn.Module]:
-    return (child for child in module.modules() if isinstance(child, nn.Linear | nn.Conv1d | nn.Conv2d))
-
-
-def _projection(attention: nn.Module) -> nn.Module | None:
-    if isinstance(attention, nn.MultiheadAttention):  # reads the weights of its projection without calling it
-        return None
-    named = [getattr(attention, name) for name in PROJECTIONS if _is_child(attention, name)]
-    layers = [layer for module in named[:1] for layer in _affine_layers(module)]
-    return layers[-1] if layers else None
-
-
-def _is_child(module: nn.Module, name: str) -> bool:
-    return isinstance(module._modules.get(name), nn.Module)
 
 
 @dataclass
@@ -211,7 +131,7 @@ class _Watched:
     batch: int
     size: tuple[int, int]
 
-    def located(self, branch: Branch) -> Branch | None:
+    def located(self, branch: Candidate) -> Branch | None:
         """The branch with the tokens at its places, or None if it sees no tokens of an image."""
         given, result = self.calls[branch.module].given, self.calls[branch.module].result
         if given is None or result is None or not self.are_tokens(result):
@@ -227,7 +147,8 @@ class _Watched:
             front = self.tokens(branch.module, "input", given, axis, around)
         if branch.projection is not None:
             mid, end = self.at_projection(branch.module, branch.projection, end, around)
-        return replace(branch, front=front and _inside_sequences(front), mid=mid, end=_inside_sequences(end))
+        places = dict(front=front and _inside_sequences(front), mid=mid, end=_inside_sequences(end))
+        return Branch(branch.kind, branch.name, branch.module, branch.projection, **places)
 
     def at_projection(
         self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
@@ -293,13 +214,13 @@ class _Watched:
         return Tokens(module, side, x.shape[axis], axis, count, windowed, block, argument, class_token, False, alone)
 
 
-def _watch(model: nn.Module, candidates: list[Branch], size: int | Sequence[int] | None) -> _Watched:
+def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence[int] | None) -> _Watched:
     network: Any = model
     for wrapper in ("backbone", "model"):  # a swapped pooling, timm's feature extractors
         network = getattr(network, wrapper, network)
     size = as_pair(size) if size else built_for(network)
-    watched = {module for branch in candidates for module in (branch.module, branch.projection) if module is not None}
-    around = {module for branch in candidates for module in _around(branch.name, model)}
+    watched = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
+    around = {module for branch in possible for module in _around(branch.name, model)}
     watched |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
     for channels in image_channels(network):
@@ -358,7 +279,7 @@ def _inside_sequences(tokens: Tokens) -> Tokens:
     return tokens
 
 
-def _channel_axis(branch: Branch, x: Tensor, of_block: Tensor | None) -> int:
+def _channel_axis(branch: Candidate, x: Tensor, of_block: Tensor | None) -> int:
     """Where the channels are in what the branch gives.
 
     Args:
@@ -369,7 +290,7 @@ def _channel_axis(branch: Branch, x: Tensor, of_block: Tensor | None) -> int:
         return 1
     if branch.projection is None:
         transposed = x.ndim == 3 and of_block is not None and x.shape[1:] == of_block.mT.shape[1:]
-        layers = list(_affine_layers(branch.module))
+        layers = list(affine_layers(branch.module))
         return 1 if transposed or (x.ndim == 4 and layers and isinstance(layers[0], nn.Conv2d)) else last
     weight: Any = branch.projection.weight
     axes = (last, 1) if isinstance(branch.projection, nn.Linear) else (1, last)

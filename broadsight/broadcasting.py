@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .branches import LOOKED_FOR, Branch, Tokens, find_branches
+from .branch_structure import LOOKED_FOR
 from .branches import PLACES as POSITIONS
+from .branches import Branch, Tokens, find_branches
 from .layers import ContextBroadcast
 from .layers.context_broadcast import KINDS, context_broadcast
 

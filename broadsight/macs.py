@@ -5,6 +5,8 @@ paper's figure may hold more: operations that its tool counted (norms, pooling),
 layer does not do. The first are added by a Convention, the second by the layer itself, through `extra_macs`.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +15,22 @@ from typing import Any
 import timm
 import torch
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
+
+from .dry_run import undisturbed
+
+# What sets a tensor to random or constant values, in place.
+INITIAL_VALUES = (
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.erfinv_,
+    Tensor.mul_,
+    Tensor.add_,
+    Tensor.clamp_,
+    Tensor.fill_,
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +64,19 @@ FVCORE_MEAN = Convention("fvcore, mean pool", layer_norm=5, batch_norm=2, sample
 OLD_PROFILER = Convention("older profilers", layer_norm=5, batch_norm=2, gelu=1, sample=4, transposed_at_output=True)
 
 
+class _NoInitialValues(TorchFunctionMode):
+    """Initialisation of weights without memory changes nothing, and takes its time all the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in INITIAL_VALUES and args[0].is_meta and not torch.is_grad_enabled():
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 @lru_cache(maxsize=32)  # several rows of a table may be of one network, which counting leaves alone
 def blank_model(name: str, **kwargs: Any) -> nn.Module:
     """A timm model without memory for its weights, enough to count with."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInitialValues():
         return timm.create_model(name, **kwargs)
 
 
@@ -73,9 +98,22 @@ def count(model: nn.Module, *shapes_and_convention) -> tuple[int, int]:
     """
     *shapes, convention = shapes_and_convention
     try:
+        if all(x.is_meta for x in (*model.parameters(), *model.buffers())):
+            with undisturbed(model), _frozen(model):  # a copy is not needed, and takes its time
+                return _count(model, shapes, convention, "meta")
         return _count(deepcopy(model).to("meta"), shapes, convention, "meta")
     except (RuntimeError, NotImplementedError):  # something in a foreign model needs values, not shapes alone
         return _count(deepcopy(model).cpu().float(), shapes, convention, "cpu")
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Generator[None, None, None]:
+    learning = [p for p in model.parameters() if p.requires_grad]
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 def _count(model: nn.Module, shapes: list, convention: Convention, device: str) -> tuple[int, int]:

@@ -16,11 +16,11 @@ torch.set_num_threads(1)  # for fixtures of a module too, which run before the o
 
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
 LONGEST = (
-    "test_registry",
     "test_verify",
+    "test_docs",
+    "test_registry",
     "test_compile_export",
     "test_pooling",
-    "test_docs",
     "test_map",
     "test_broadcasting",
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broadsight import benchmark
 from broadsight.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,7 @@ def test_python_blocks_run(document, tmp_path):
 
 def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
     lines = "\n".join(blocks("README.md", "bash")).splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("broadsight")]
     assert {command[0] for command in commands} == {"models", "verify", "bench"}

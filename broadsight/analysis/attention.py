@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..branches import QUERIES, is_attention
+from ..branch_structure import QUERIES, is_attention
 from ..drawing import PALETTE, need_matplotlib, plot_format, save
 from ..dry_run import in_eval_mode
 

@@ -81,13 +81,18 @@ def test_rows__both_branches():
     assert places == {"mlp.fc2", "attn.proj"}
 
 
+@cache
+def _keys(base: str) -> set[str]:
+    return set(timm.create_model(base, device="meta").state_dict())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_descriptions__name_parts_that_exist(name):
     cfg = get_pretrained_cfg(name)
     assert cfg is not None
     assert (cfg.url, cfg.hf_hub_id, cfg.num_classes, cfg.input_size) == ("", None, 1000, (3, 224, 224))
     network = NETWORKS[ALIASES.get(name, name)]
-    keys = timm.create_model(network.base, device="meta").state_dict()
+    keys = _keys(network.base)
     classifiers = (cfg.classifier,) if isinstance(cfg.classifier, str) else cfg.classifier
     assert f"{cfg.first_conv}.weight" in keys
     assert all(f"{classifier}.weight" in keys for classifier in classifiers)
