@@ -15,7 +15,7 @@ from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, nn
 
 from .branch_structure import Candidate, affine_layers, candidates
-from .dry_run import as_pair, image_channels, in_eval_mode, undisturbed, without_content
+from .dry_run import as_pair, first_line, image_channels, in_eval_mode, undisturbed, without_content
 from .dry_run import image_size as built_for
 from .layers import ChannelMlp, SuperTokenAttention
 
@@ -228,17 +228,17 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
             calls = {module: _Call() for module in watched}
             handles = [module.register_forward_hook(partial(_note, calls), with_kwargs=True) for module in watched]
             try:
-                in_eval_mode(model, partial(run, model, (batch, channels, *size)))
+                with in_eval_mode(model):
+                    run(model, (batch, channels, *size))
                 return _Watched(model, calls, batch, size)
             except Exception as error:
                 faults.append(error)
             finally:
                 for handle in handles:
                     handle.remove()
-    reason = (str(faults[0]).splitlines() or [type(faults[0]).__name__])[0]
     raise ValueError(
-        f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({reason}); pass the image_size that it "
-        "was built for"
+        f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({first_line(faults[0])}); pass the "
+        "image_size that it was built for"
     ) from faults[0]
 
 

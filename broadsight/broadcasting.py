@@ -146,14 +146,14 @@ def _refuse_missing(model: nn.Module, found: list[Branch], kinds: Sequence[str])
         if any(branch.kind == kind for branch in found):
             continue
         has = sorted({type(branch.module).__name__ for branch in found})
-        instead = f"; it has {branch_names(found)} ({', '.join(has)})" if has else ""
+        instead = f"; it has {_branch_names(found)} ({', '.join(has)})" if has else ""
         raise ValueError(
             f"{type(model).__name__} has no {kind} blocks; looked for {LOOKED_FOR[kind]}, over more than one token"
             f"{instead}"
         )
 
 
-def branch_names(found: Sequence[Branch]) -> str:
+def _branch_names(found: Sequence[Branch]) -> str:
     return " and ".join(sorted({branch.kind for branch in found})) + " blocks"
 
 

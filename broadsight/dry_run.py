@@ -1,6 +1,6 @@
 """What a network takes, and a pass through it without arithmetic."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,11 @@ def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Stand-ins for the model's parameters and buffers, which have shapes and no values; for functional_call."""
     parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
@@ -44,13 +49,14 @@ def undisturbed(model: nn.Module) -> Generator[None, None, None]:
             module.__dict__.update(attributes)
 
 
-def in_eval_mode(model: nn.Module, run: Callable[[], None]) -> None:
-    """Call `run` while the model is in eval mode and needs no gradients; every module's own mode is restored."""
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Generator[None, None, None]:
+    """The model is in eval mode and keeps nothing for gradients; every module's own mode is restored."""
     training = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad():
             model.eval()
-            run()
+            yield
     finally:
         model.train()  # some networks keep what they computed for inference; they forget it here
         for module, flag in training.items():

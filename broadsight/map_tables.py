@@ -116,6 +116,13 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         yield f"{where}: {name}", {"params": params, "macs at 320" if "nfnet" in name else "macs": macs}, build
 
 
+def printed(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """What the tables print for registered networks, by name."""
+    pooled = {NETWORKS[entry["backbone"], entry["pool"].split()[0]][1]: entry for entry in tables["models"]}
+    scaled = {e["model"]: {"macs": e["macs_224"], "top1": e["top1_224"]} for e in tables["scaled_resnet_d"]}
+    return pooled | scaled | {"map_resnet50": RELEASED}
+
+
 def static_figures(entry: dict[str, str]) -> dict[str, str]:
     return {figure: entry[figure] for figure in ("params", "macs") if figure in entry}
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dry_run import as_pair, image_channels, undisturbed, without_content
+from .dry_run import as_pair, first_line, image_channels, in_eval_mode, undisturbed, without_content
 from .dry_run import image_size as built_for
 
 # Names that timm's networks give to what comes before their first stage.
@@ -198,11 +198,10 @@ def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) ->
     Args:
         in_chans: What the channels of an image may be; the first that the network takes is right.
     """
-    training = {module: module.training for module in backbone.modules()}
-    probe = _Probe(backbone.eval(), pyramid)
+    probe = _Probe(backbone, pyramid)
     like = next(backbone.parameters(), torch.empty(0))
     faults = []
-    try:
+    with in_eval_mode(backbone):
         for channels in in_chans:
             images = torch.zeros(1, channels, *pyramid.image_size)
             for attempt in (_dry_run, _wet_run):
@@ -212,13 +211,9 @@ def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) ->
                     return _with_shapes(replace(pyramid, in_chans=channels), tapped, maps, backbone)
                 except Exception as error:
                     faults.append(error)
-    finally:
-        backbone.train()  # some networks keep what they computed for inference; they forget it here
-        for module, flag in training.items():
-            module.training = flag
     # What a pass with arithmetic says of the likeliest number of channels.
     fault = next((fault for fault in faults if isinstance(fault, ValueError)), faults[1])
-    raise ValueError(_no_features(backbone, (str(fault).splitlines() or [type(fault).__name__])[0])) from fault
+    raise ValueError(_no_features(backbone, first_line(fault))) from fault
 
 
 def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], backbone: nn.Module) -> Pyramid:

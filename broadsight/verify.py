@@ -74,8 +74,9 @@ CONTRADICTIONS = {
         "without channel splitting",
         "macs",
     ): "2.2 % low: how this row was built is a guess among 480 that fit its parameters",
-    **{("map", *place): reason for place, reason in map_tables.CONTRADICTIONS.items()},
-    **{("context_broadcast", *place): reason for place, reason in broadcast_tables.CONTRADICTIONS.items()},
+    **{
+        (family, *place): reason for family, tables in TABLES.items() for place, reason in tables.CONTRADICTIONS.items()
+    },
 }
 
 
@@ -307,13 +308,9 @@ def _prints(ours: float, paper: str, rounding: str) -> bool:
 def _printed_of_models(family: str) -> dict[str, dict[str, str]]:
     """What the tables print for registered models, by name."""
     tables = published()[family]
-    if family == "context_broadcast":
-        return broadcast_tables.printed(tables)
-    if family != "map":
-        return {entry["model"]: entry for entry in tables["models"]}
-    pooled = {map_tables.NETWORKS[entry["backbone"], entry["pool"].split()[0]][1]: entry for entry in tables["models"]}
-    scaled = {e["model"]: {"macs": e["macs_224"], "top1": e["top1_224"]} for e in tables["scaled_resnet_d"]}
-    return pooled | scaled | {"map_resnet50": map_tables.RELEASED}
+    if family in TABLES:
+        return TABLES[family].printed(tables)
+    return {entry["model"]: entry for entry in tables["models"]}
 
 
 def _isotropic(dims: Sequence[int], depths: Sequence[int], position: str) -> nn.Module:

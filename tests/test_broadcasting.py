@@ -296,15 +296,19 @@ def test_values__gradients_are_those_of_the_equations(kind):
             assert_close(p.grad, expected[key], key, 1e-8)
 
 
-@pytest.mark.parametrize("size", [56, 112, 168])
-@torch.no_grad()
-def test_values__windows_of_other_image_sizes(size):
-    """Among them one where a single window covers the image in every stage after the first."""
+def swin_of_any_size() -> nn.Module:
     model = timm.create_model(
         "swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), strict_img_size=False
     )
     torch.manual_seed(0)
-    by_hand = randomize(model).double().eval()
+    return randomize(model).double().eval()
+
+
+@pytest.mark.parametrize("size", [56, 112, 168])
+@torch.no_grad()
+def test_values__windows_of_other_image_sizes(size):
+    """Among them one where a single window covers the image in every stage after the first."""
+    by_hand = swin_of_any_size()
     ours = add_context_broadcast(copy.deepcopy(by_hand), "gate", "attn")
     places = [(layer.blocks[0].attn, None, -1) for layer in by_hand.layers]
     apply_by_hand(by_hand, "gate", "end", places, class_token=False)
@@ -316,11 +320,7 @@ def test_values__windows_of_other_image_sizes(size):
 @torch.no_grad()
 def test_values__padding_of_windows_is_no_token(size):
     """16 x 16 tokens are padded to 21 x 21 before they are cut into windows; the mean is that of the 256."""
-    model = timm.create_model(
-        "swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), strict_img_size=False
-    )
-    torch.manual_seed(0)
-    by_hand = randomize(model).double().eval()
+    by_hand = swin_of_any_size()
     ours = add_context_broadcast(copy.deepcopy(by_hand), "cb", "attn")
     for layer in by_hand.layers:  # from the padding to the cropped map
         attend = layer.blocks[0]._attn

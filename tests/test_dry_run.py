@@ -55,13 +55,11 @@ def test_in_eval_mode__restores_every_module():
     model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3)).train()
     model[1].eval()
 
-    def run() -> None:
+    with in_eval_mode(model):
         assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
-
-    in_eval_mode(model, run)
     assert [module.training for module in model.modules()] == [True, True, False] and torch.is_grad_enabled()
-    with pytest.raises(ZeroDivisionError):
-        in_eval_mode(model, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), in_eval_mode(model):
+        raise ZeroDivisionError
     assert [module.training for module in model.modules()] == [True, True, False]
 
 

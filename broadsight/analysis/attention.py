@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +108,8 @@ def attention_entropy(
         raise ValueError(_no_attention(network))
     watch = _Watch({module: name.replace("_orig_mod.", "") or "attention" for module, name in names.items()})
     # Nothing can be watched in what a compiler made of a network.
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-        in_eval_mode(network, partial(_run, network, images, batch_size, watch))
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), in_eval_mode(network):
+        _run(network, images, batch_size, watch)
     if not watch.layers:
         raise ValueError(_no_attention(network))
     return {name: layer.entropy() for name, layer in watch.layers.items()}

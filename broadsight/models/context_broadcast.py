@@ -78,8 +78,13 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
+def network_of(name: str) -> Network:
+    """What a registered name stands for, short or long."""
+    return NETWORKS[ALIASES.get(name, name)]
+
+
 def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
-    network = NETWORKS[ALIASES.get(name, name)]
+    network = network_of(name)
     family = network.base.split("_")[0]
 
     def construct(**given: Any) -> nn.Module:
@@ -96,7 +101,7 @@ def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _cfg(name: str) -> dict[str, Any]:
-    base = NETWORKS[ALIASES.get(name, name)].base
+    base = network_of(name).base
     family = base.split("_")[0]
     classifier: str | tuple[str, ...] = {"swin": "head.fc"}.get(family, "head")
     if "distilled" in base:
@@ -110,7 +115,7 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
         return _entry(name, pretrained, kwargs)
 
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"{NETWORKS[ALIASES.get(name, name)]}"
+    create.__doc__ = str(network_of(name))
     return create
 
 
