@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -32,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .contenders import DTYPES, RUNTIMES, Contender, Settings, blame, build, load_rival, variants
 from .drawing import PALETTE, plot_format, save, whole_file
+from .provenance import commit
 
 try:
     import resource
@@ -371,7 +371,7 @@ def describe_machine(settings: Settings) -> dict[str, Any]:
             "timm": timm.__version__,
             "python": platform.python_version(),
         },
-        "commit": _commit(),
+        "commit": commit(),
         "system": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -595,16 +595,3 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
         platform.processor() or platform.machine()
     )
-
-
-def _commit() -> str | None:
-    """Commit of the checkout this file belongs to, ending in -dirty if changed; None for an installed package."""
-    here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
-    try:
-        # an environment may lie inside some other project's repository, whose commit says nothing about us
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True, timeout=10)
-        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(describe, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

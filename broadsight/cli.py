@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -41,12 +41,14 @@ class Arg:
         help: One line.
         positional: Comes without a name, as often as wanted if the parameter is a list.
         bare: Value of an option that is named without one.
+        pairs: Takes any number of key=value, and may be named several times.
     """
 
     help: str
     positional: bool = False
     metavar: str | None = None
     bare: str | None = None
+    pairs: bool = False
 
 
 class UsageError(ValueError):
@@ -224,6 +226,149 @@ def bench(
     return DONE
 
 
+def train(
+    data: Annotated[
+        str | None,
+        Arg(
+            "folder, tar or shards of images, COCO .json, timm dataset such as torch/cifar10; none: built-in scenes",
+            True,
+            "DATA",
+        ),
+    ] = None,
+    model: Annotated[str | None, Arg("timm name; without it the recipe's, or a small one")] = None,
+    pool: Annotated[str | None, Arg("another pooling: gap, cap, ga, map, map-light, vgg, dft")] = None,
+    broadcast: Annotated[str | None, Arg("context broadcasting: cb, scaled, gate, hybrid")] = None,
+    task: Annotated[
+        Literal["classify", "detect", "instances", "segment", "keypoints"], Arg("what is learned")
+    ] = "classify",
+    recipe: Annotated[
+        str | None, Arg("named settings, see docs/recipes.md; without it quick, or finetune if weights are given")
+    ] = None,
+    set: Annotated[
+        list[str] | None, Arg("fields of the recipe, such as epochs=10 lr=1e-3", metavar="KEY=VALUE", pairs=True)
+    ] = None,
+    out: Annotated[str | None, Arg("folder of the run; without it a new one in runs/", metavar="DIR")] = None,
+    resume: Annotated[bool, Arg("continue the run in --out to the same result as if it had never stopped")] = False,
+    epochs: Annotated[int | None, Arg("passes over the data; short for --set epochs=")] = None,
+    size: Annotated[int | None, Arg("image side in pixels; short for --set image_size=")] = None,
+    batch: Annotated[int | None, Arg("images of an update, over all processes; short for --set batch_size=")] = None,
+    lr: Annotated[float | None, Arg("learning rate; short for --set lr=")] = None,
+    pretrained: Annotated[bool, Arg("begin from timm's weights; short for --set pretrained=true")] = False,
+    compile: Annotated[bool, Arg("torch.compile the network; short for --set compile=true")] = False,
+    init: Annotated[str | None, Arg("run folder or file of weights to begin from", metavar="RUN|FILE")] = None,
+    val: Annotated[str | None, Arg("images to validate on, where DATA sets none apart", metavar="DATA")] = None,
+    split: Annotated[float | None, Arg("part of every class to hold out for validation instead")] = None,
+    strict: Annotated[bool, Arg("stop at an image that cannot be read instead of skipping it")] = False,
+    root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR")] = None,
+    download: Annotated[bool, Arg("let a timm dataset be fetched")] = False,
+    model_args: Annotated[
+        list[str] | None, Arg("arguments of the model, such as in_chans=1", metavar="KEY=VALUE", pairs=True)
+    ] = None,
+    pool_args: Annotated[
+        list[str] | None, Arg("arguments of the pooling, such as groups=4 dim=192", metavar="KEY=VALUE", pairs=True)
+    ] = None,
+    broadcast_args: Annotated[
+        list[str] | None, Arg("arguments of the broadcasting, such as branch=both", metavar="KEY=VALUE", pairs=True)
+    ] = None,
+    twin: Annotated[
+        str | None, Arg("train the same network with this pooling too, in DIR/twin-POOL, and compare", metavar="POOL")
+    ] = None,
+    seed: Annotated[int | None, Arg("of everything random; 0 without it")] = None,
+    workers: Annotated[int | None, Arg("processes that prepare images")] = None,
+    threads: Annotated[int | None, Arg("threads of torch's operators")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], Arg("where to train")] = "auto",
+    processes: Annotated[int | None, Arg("refuse to start unless torchrun has started so many")] = None,
+    log_every: Annotated[int | None, Arg("updates between lines of metrics.jsonl; 10 without it")] = None,
+    checkpoint_minutes: Annotated[float, Arg("between checkpoints within an epoch; one follows every epoch")] = 10.0,
+    plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
+) -> int:
+    """Train a classifier on images of your own, or on built-in ones; the run's folder holds everything."""
+    if task != "classify":
+        raise UsageError(f"--task {task} cannot be trained yet; expected classify")
+    from .train.recipes import assignments
+
+    changes: dict[str, Any] = assignments(set or [])
+    short = dict(epochs=epochs, image_size=size, batch_size=batch, lr=lr)
+    short |= dict(pretrained=True if pretrained else None, compile=True if compile else None)
+    for name, value in short.items():
+        if value is not None and name in changes:
+            raise UsageError(
+                f"{name} given twice, as {value} and by --set {name}={changes[name]}; expected one of them"
+            )
+        if value is not None:
+            changes[name] = value
+    _register()
+    from .train.engine import Interrupted
+    from .training import Request
+    from .training import train as run
+
+    arguments: dict[str, dict[str, Any]] = {
+        name: {key: _value(text) for key, text in assignments(given or [], _flag(name)).items()}
+        for name, given in (("model_args", model_args), ("pool_args", pool_args), ("broadcast_args", broadcast_args))
+    }
+    request = Request(
+        data=data,
+        val=val,
+        split=split,
+        root=root,
+        download=download,
+        model=model,
+        model_args=arguments["model_args"],
+        pool=pool,
+        pool_args=arguments["pool_args"],
+        broadcast=broadcast,
+        broadcast_args=arguments["broadcast_args"],
+        recipe=recipe,
+        changes=changes,
+        init=init,
+        out=out,
+        seed=seed,
+        strict=strict,
+        workers=workers,
+        threads=threads,
+        device=device,
+        processes=processes,
+        log_every=log_every,
+        checkpoint_minutes=checkpoint_minutes,
+    )
+    try:
+        outcome = run(request, resume=resume, command=_command_line, plain=plain)
+        outcomes = {pool or "own pooling": outcome}
+        if twin:
+            other = replace(request, pool=twin, pool_args={}, out=str(outcome.folder / f"twin-{twin}"))
+            again = resume and Path(other.out or "").is_dir()
+            outcomes[twin] = run(other, resume=again, command=_command_line, plain=plain)
+    except Interrupted as stop:
+        print(f"broadsight: {stop}", file=sys.stderr)
+        return stop.code
+    if int(os.environ.get("RANK", 0)) == 0:
+        _conclude(outcomes)
+    return DONE
+
+
+def _conclude(outcomes: dict[str, Any]) -> None:
+    """Say how well a run went, beside its twin if there is one, and what to do next."""
+    first = next(iter(outcomes.values()))
+    if len(outcomes) > 1:
+        from rich.table import Table
+
+        table = Table()
+        table.add_column("pooling")
+        for name in ("top-1 %", "best epoch", "parameters M", "run"):
+            table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
+        for name, outcome in outcomes.items():
+            progress = outcome.progress
+            figures = [_number(progress.best), str(progress.best_epoch), _number(outcome.parameters, 1e6)]
+            table.add_row(name, *figures, str(outcome.folder))
+        _show(table, whole=True)
+    progress = first.progress
+    skipped = f"; {len(progress.skipped)} pictures could not be read, see skipped.json" if progress.skipped else ""
+    print(f"best top-1 {progress.best:.2f} % in epoch {progress.best_epoch}{skipped}")
+    print(f"run: {first.folder} (curves.png, metrics.jsonl, model.safetensors)")
+    print(f"""load: timm.create_model("local-dir:{first.folder}", pretrained=True) after import broadsight""")
+    print("next: broadsight train PATH/TO/YOUR/IMAGES --out runs/mine    # a folder with one folder per class")
+
+
 def convert(
     source: Annotated[str, Arg("checkpoint as its authors released it, such as a .pth.tar file", True, "SOURCE")],
     target: Annotated[str, Arg("safetensors file to write", True, "TARGET")],
@@ -243,8 +388,14 @@ def convert(
     return DONE
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"models": models, "verify": verify, "bench": bench, "convert": convert}
-CONFIGURED = {bench}  # take their options from a YAML file as well
+COMMANDS: dict[str, Callable[..., int]] = {
+    "models": models,
+    "verify": verify,
+    "bench": bench,
+    "train": train,
+    "convert": convert,
+}
+CONFIGURED = {bench, train}  # take their options from a YAML file as well
 _command_line = "broadsight"  # as typed, for the record
 
 
@@ -279,7 +430,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser = _parser()
+    parser, argv = _parser(), _together(argv)
     if not argv:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
@@ -348,6 +499,43 @@ def _subparser(function: Callable[..., int]) -> Parser:
         else:
             parser.add_argument(_flag(name), type=kind, **options)
     return parser
+
+
+def _together(argv: list[str]) -> list[str]:
+    """Pairs of key=value as one JSON list at the end, however often and wherever an option named some."""
+    if not argv or argv[0] not in COMMANDS:
+        return argv
+    flags = {_flag(name) for name, arg in _args(COMMANDS[argv[0]]).items() if arg.pairs}
+    rest, pairs = [], {}
+    position = 0
+    while position < len(argv):
+        flag, equals, value = argv[position].partition("=")
+        position += 1
+        if flag not in flags:
+            rest.append(argv[position - 1])
+            continue
+        given = pairs.setdefault(flag, [])
+        if equals:
+            given.append(value)
+            continue
+        start = position
+        while position < len(argv) and "=" in argv[position] and not argv[position].startswith("--"):
+            position += 1
+        given += argv[start:position]
+        if start == position:
+            came = f"{argv[position]!r}" if position < len(argv) else "nothing"
+            raise UsageError(f"{flag} is followed by {came}; expected key=value, such as {flag} epochs=10")
+    return rest + [text for flag, given in pairs.items() for text in (flag, json_.dumps(given))]
+
+
+def _value(text: str) -> Any:
+    """What a text means in YAML, which knows numbers, truth values and lists; 1e-3 is a number too."""
+    import yaml
+
+    try:
+        return float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text) else yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _args(function: Callable[..., int]) -> dict[str, Arg]:

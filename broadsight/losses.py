@@ -203,7 +203,7 @@ class MultiTokenDistillationLoss(nn.Module):
         _check_choice("teacher_criterion", teacher_criterion, CRITERIA)
         self.alpha, self.kind, self.temperature, self.teacher_criterion = alpha, kind, temperature, teacher_criterion
         # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them.
-        self._teacher = () if teacher is None else (_teacher(teacher, pretrained).eval().requires_grad_(False),)
+        self._teacher = () if teacher is None else (load_teacher(teacher, pretrained).eval().requires_grad_(False),)
         scale, shift = _renormalization(normalization, self.teacher)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
@@ -422,7 +422,8 @@ def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
     return teacher_logits.detach().to(logits.dtype)
 
 
-def _teacher(teacher: nn.Module | str | Path, pretrained: bool) -> nn.Module:
+def load_teacher(teacher: nn.Module | str | Path, pretrained: bool = True) -> nn.Module:
+    """A model as it is, or that of a timm name or run folder, with its weights."""
     if isinstance(teacher, nn.Module):
         return teacher
     if not isinstance(teacher, (str, Path)):

@@ -1,0 +1,263 @@
+"""From sources of pictures to batches: augmentation, order, and who gets which picture, all exact and repeatable."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..seeds import mixed, seed_transforms
+from .decoding import UnreadableImage
+from .sources import Source
+
+IN_A_ROW = 50  # unreadable pictures one after the other, after which something else must be wrong
+
+Key = tuple[int, int, int]  # epoch, place in the epoch, index in the source
+
+
+class Batch(NamedTuple):
+    """Pictures as they leave the workers.
+
+    Args:
+        images: (B, C, H, W) of bytes, which are normalised on the device.
+        labels: (B,)
+        keys: Which they are: epoch, place in it, index in the source.
+        skipped: Name and reason of each picture that could not be read.
+        failure: Why there is no batch. An error would leave a worker process with a page of its traceback.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: tuple[Key, ...]
+    skipped: tuple[tuple[str, str], ...]
+    failure: str = ""
+
+    def checked(self) -> "Batch":
+        """Itself, or an UnreadableImage."""
+        if self.failure:
+            raise UnreadableImage(self.failure)
+        return self
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """How pictures become what the network takes, by timm's names; its own defaults are the evaluation's.
+
+    Args:
+        size: Pixels of a side.
+        channels, mean, std: Of the network's images.
+        crop_pct: Part of a picture that evaluation sees.
+        augmentation: Further arguments of timm's `create_transform` in training.
+    """
+
+    size: int
+    channels: int = 3
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+    augmentation: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, training: bool) -> Callable[[Image.Image], Any]:
+        """PIL image -> (C, size, size) of bytes."""
+        extra = self.augmentation if training else {"crop_pct": self.crop_pct}
+        return create_transform(
+            (self.channels, self.size, self.size),
+            is_training=training,
+            interpolation=self.interpolation,
+            mean=self.mean,
+            std=self.std,
+            use_prefetcher=True,  # bytes go to the device, numbers of four times the size would travel otherwise
+            **extra,
+        )
+
+
+class Pictures(Dataset):
+    """A source's pictures, transformed. Each is a function of its key alone, whoever asks for it and when.
+
+    A picture that cannot be read is skipped: in training the next that can be read takes its place, so that batches
+    keep their size; in evaluation the batch is so much smaller. Either way it is reported.
+
+    Args:
+        transform: PIL image -> (C, H, W) of bytes.
+        training: Seed the transform by the key.
+        strict: An unreadable picture is an error.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: Callable[[Image.Image], Any],
+        *,
+        seed: int = 0,
+        training: bool = False,
+        strict: bool = False,
+    ):
+        self.source, self.transform = source, transform
+        self.seed, self.training, self.strict = seed, training, strict
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        images: Tensor | None = None
+        labels, kept, skipped = [], [], []
+        for key in keys:
+            try:
+                found = self._read(key, skipped)
+            except UnreadableImage as error:
+                return Batch(torch.empty(0), torch.empty(0), (), (), str(error))
+            if found is None:
+                continue
+            pixels, label = found
+            if images is None:
+                images = torch.empty((len(keys), *pixels.shape), dtype=torch.uint8)
+            images[len(kept)] = pixels
+            labels.append(label)
+            kept.append(key)
+        images = torch.empty((0, 0, 0, 0), dtype=torch.uint8) if images is None else images[: len(kept)]
+        return Batch(images, torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
+
+    def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, int] | None:
+        epoch, place, index = key
+        for attempt in range(IN_A_ROW if self.training else 1):
+            at = (index + attempt) % len(self.source)
+            try:
+                image = self.source.open(at)
+            except UnreadableImage as error:
+                name = self.source.name(at)
+                if self.strict:
+                    raise UnreadableImage(
+                        f"{name} cannot be read ({error}); without --strict it would be skipped"
+                    ) from None
+                skipped.append((name, str(error)))
+                continue
+            if self.training:
+                seed_transforms(self.seed, epoch, place)
+            return torch.as_tensor(self.transform(image)), self.source.label(at)
+        if self.training:
+            raise UnreadableImage(
+                f"{IN_A_ROW} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"
+            )
+        return None
+
+
+class TrainOrder:
+    """Which pictures make up the batches of an epoch, for one of several processes. Iterating gives lists of keys.
+
+    All processes draw the same order. Of every batch each takes its share, in as many passes as are accumulated, so
+    the pictures of an update do not depend on the number of processes.
+
+    Args:
+        source: What is shuffled; a source that knows a better order than a random one (`shuffled`) is asked for it.
+        batch: Pictures of an update, over all processes and passes.
+        repeats: How often each picture comes in an epoch; the epoch ends after as many as there are pictures.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        processes: int = 1,
+        accumulate: int = 1,
+        repeats: int = 1,
+    ):
+        if batch % (processes * accumulate):
+            shares = f"{processes} processes" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
+            near = max(1, round(batch / (processes * accumulate))) * processes * accumulate
+            raise ValueError(f"batch_size={batch} does not divide among {shares}; take batch_size={near}")
+        if batch > len(source):
+            raise ValueError(
+                f"batch_size={batch} does not fit: there are {len(source)} training pictures; "
+                f"take --set batch_size={processes * accumulate * max(1, len(source) // (processes * accumulate))}"
+            )
+        self.source, self.batch, self.seed = source, batch, seed
+        self.rank, self.processes, self.accumulate, self.repeats = rank, processes, accumulate, repeats
+        self.epoch, self.first = 0, 0
+
+    @property
+    def updates(self) -> int:
+        """Updates of an epoch; pictures that fill no batch wait for another epoch's order."""
+        return len(self.source) // self.batch
+
+    def start(self, epoch: int, first: int = 0) -> None:
+        """Continue with this epoch from its update `first` on."""
+        self.epoch, self.first = epoch, first
+
+    def order(self) -> Tensor:
+        """Indices of the epoch, one for each place in it."""
+        generator = torch.Generator().manual_seed(mixed(self.seed, self.epoch))
+        shuffled = getattr(self.source, "shuffled", None)
+        order = shuffled(generator) if shuffled else torch.randperm(len(self.source), generator=generator)
+        return order.repeat_interleave(self.repeats)[: len(self.source)] if self.repeats > 1 else order
+
+    def __len__(self) -> int:
+        return (self.updates - self.first) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = self.order()
+        for update in range(self.first, self.updates):
+            places = range(update * self.batch + self.rank, (update + 1) * self.batch, self.processes)
+            indices = order[places.start : places.stop : places.step].tolist()
+            mine = [(self.epoch, place, index) for place, index in zip(places, indices, strict=True)]
+            size = len(mine) // self.accumulate
+            for part in range(self.accumulate):
+                yield mine[part * size : (part + 1) * size]
+
+
+class EvalOrder:
+    """Every picture once, none twice: each process takes every so-manieth, and nothing is padded."""
+
+    def __init__(self, source: Source, batch: int, *, rank: int = 0, processes: int = 1):
+        self.count, self.batch, self.rank, self.processes = len(source), batch, rank, processes
+
+    def __len__(self) -> int:
+        return -(-len(range(self.rank, self.count, self.processes)) // self.batch)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        mine = range(self.rank, self.count, self.processes)
+        for start in range(0, len(mine), self.batch):
+            yield [(0, index, index) for index in mine[start : start + self.batch]]
+
+
+def load(
+    pictures: Pictures, order: TrainOrder | EvalOrder, *, workers: int = 0, pin_memory: bool = False
+) -> DataLoader:
+    """Batches in that order, prepared by `workers` processes that live as long as the loader."""
+    return DataLoader(
+        pictures,
+        batch_sampler=order,
+        num_workers=workers,
+        collate_fn=_as_it_is,  # ty: ignore[invalid-argument-type]
+        pin_memory=pin_memory,
+        worker_init_fn=_quiet_worker,
+        persistent_workers=workers > 0,
+        # Not torch's global generator: what it draws for the workers' seeds would be missing elsewhere.
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _quiet_worker(_: int) -> None:
+    """Workers leave when the main process does; Ctrl-C and SIGTERM reach all of a group, and that one has to save."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def default_workers(processes: int = 1) -> int:
+    """A process for each core that is not training, up to eight."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // processes - 1))

@@ -1,0 +1,106 @@
+"""Pictures of one size in one file that many processes read and fill at once, whatever befalls some of them."""
+
+import io
+import os
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+
+class RecordFile:
+    """`count` uint8 arrays of one shape, each with its checksum: a structured .npy that np.load can map.
+
+    A record counts as there only if its checksum is right, so that neither a process that dies halfway, nor two that
+    write the same one, nor a damaged disk can ever pass off a wrong picture. Nothing stays open between calls: there
+    is nothing to be pickled or shared by a fork, and a file that another process replaces is found at its place. Plain
+    reads and writes rather than a memory map, because a full disk or a shortened file then is an error to be caught
+    and not a signal that kills the process. They go through the same page cache.
+
+    Args:
+        path: Created with its folder when first needed; one of another size or kind is replaced.
+        count: Number of records.
+        shape: Of each array.
+    """
+
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...]):
+        self.path, self.count, self.shape = path, count, shape
+        record = np.dtype([("checksum", "<u4"), ("data", "u1", shape)])
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": np.lib.format.dtype_to_descr(record), "fortran_order": False, "shape": (count,)}
+        )
+        self.header, self.record = header.getvalue(), record.itemsize
+        self.state = "unknown"  # of the file: "unknown", "usable", "unusable"
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "state": "unknown"}
+
+    def read(self, i: int) -> np.ndarray | None:
+        """A copy of record i, or None if it is not there."""
+        if not self.usable():
+            return None
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(len(self.header) + i * self.record)
+                record = file.read(self.record)
+        except OSError:
+            return None
+        data = record[4:]
+        if len(record) < self.record or record[:4] != checksum(data):
+            return None
+        return np.frombuffer(data, np.uint8).reshape(self.shape)
+
+    def write(self, i: int, data: np.ndarray) -> None:
+        """Keep this as record i, if that is possible; a reader sees all of it or nothing."""
+        if not self.usable():
+            return
+        content = np.ascontiguousarray(data, np.uint8).tobytes()
+        try:
+            with self.path.open("r+b", buffering=0) as file:
+                file.seek(len(self.header) + i * self.record)
+                file.write(checksum(content) + content)
+        except OSError as error:
+            self.give_up(error)
+
+    def usable(self) -> bool:
+        if self.state == "unknown":
+            self.state = "usable"
+            try:
+                if not self.intact():
+                    self.create()
+            except OSError as error:
+                self.give_up(error)
+        return self.state == "usable"
+
+    def intact(self) -> bool:
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                return (
+                    size == len(self.header) + self.count * self.record and file.read(len(self.header)) == self.header
+                )
+        except FileNotFoundError:
+            return False
+
+    def create(self) -> None:
+        """An empty file under its name at once. Should two processes do so, the one that comes first starts again."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            with unfinished.open("wb") as file:
+                file.write(self.header)
+                file.truncate(len(self.header) + self.count * self.record)  # full of holes: takes no room yet
+            unfinished.replace(self.path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def give_up(self, error: OSError) -> None:
+        self.state = "unusable"
+        warnings.warn(f"pictures are not kept: {error}", RuntimeWarning, stacklevel=2)
+
+
+def checksum(data: bytes) -> bytes:
+    """Four bytes that are never zero, as an unwritten record's are."""
+    return (zlib.crc32(data) or 1).to_bytes(4, "little")

@@ -1,0 +1,333 @@
+"""From what a user calls DATA to two sources of labelled pictures: one to train on, one to validate on."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from .decoding import decode
+from .listing import Listed, Part, Parts, part_names, some
+
+SCENES = 8000
+HOLD_OUT = 0.1
+DATASETS = ("torch/", "hfds/")
+STREAMS = ("hfids/", "tfds/")
+REMOTE = ("http:", "https:", "pipe:", "s3:", "gs:", "hf:", "ftp:")
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+KNOWN = ("scenes", "fashion-mnist", "torch/cifar10", "torch/cifar100", "torch/mnist", "torch/imagenet")
+
+
+class Source(Protocol):
+    """Labelled pictures by index. Cheap to look into: only `open` decodes."""
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def label(self, index: int, /) -> int:
+        """An index into classes."""
+        ...
+
+    def name(self, index: int, /) -> str:
+        """For reports: a path relative to the root, tar:member, or dataset/split/index."""
+        ...
+
+    def open(self, index: int, /) -> Image.Image:
+        """The picture as `decode` gives it. Raises UnreadableImage."""
+        ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What DATA was resolved to.
+
+    Attributes:
+        train, val: The two sources; both number the classes alike.
+        classes: Their names.
+        notes: What the user should know, a line each: empty classes, files ignored, images held out.
+        description: What was resolved, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
+            all names and classes, by which a resumed run notices other data.
+    """
+
+    train: Source
+    val: Source
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+    description: dict[str, Any]
+
+
+class Grey:
+    """A source of RGB pictures in grey."""
+
+    def __init__(self, source: Source):
+        self.source, self.classes = source, source.classes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def label(self, index: int) -> int:
+        return self.source.label(index)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def open(self, index: int) -> Image.Image:
+        return decode(self.source.open(index), 1)
+
+
+def resolve(
+    data: str | None,
+    *,
+    val: str | None = None,
+    split: float | None = None,
+    seed: int = 0,
+    channels: int = 3,
+    scenes_size: int = 64,
+    scenes_count: int | None = None,
+    root: str | None = None,
+    download: bool = False,
+    cache: str | Path | None = None,
+) -> Splits:
+    """Opens what DATA names.
+
+    What a path holds is told by its content, in this order: a .json file, or a folder with one COCO .json in it, gives
+    the crops of its boxes; a tar in which pictures share their names with `.cls` or `.json` files is a WebDataset
+    shard, any other a tar of class folders; a folder with .tar files in it and no pictures in its folders holds
+    shards; any other folder holds class folders.
+
+    Args:
+        data: None or "scenes" (also "scenes:COUNT"), "fashion-mnist", a timm dataset string such as torch/cifar10,
+            or a path: a folder of class folders, a tar of them, WebDataset shards (a folder, a tar, a glob or brace
+            pattern, or any of these behind wds/), a COCO .json or the folder that holds it.
+        val: A path with the images to validate on; without it, those that DATA sets apart or else a hold-out.
+        split: The fraction of each class to hold out where nothing is set apart for validation; 0.1 if None.
+        seed: Of the hold-out and of the scenes.
+        channels: 3 for RGB, 1 for grey.
+        scenes_size: Side of the scenes in pixels.
+        scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
+        root: Where a timm dataset lies or is put.
+        download: Whether a timm dataset may be fetched.
+        cache: For unpacked tars and indices; $BROADSIGHT_CACHE or ~/.cache/broadsight if None. Scenes are kept in it
+            only if it is given: drawing them is about as fast as decoding photographs.
+    """
+    if split is not None and not 0 < split < 1:
+        raise ValueError(f"split={split} is not between 0 and 1; 0.1 holds out a tenth of each class for validation")
+    if split is not None and val is not None:
+        raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
+    if channels not in (1, 3):
+        raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
+    if data is None or data == "scenes" or data.startswith("scenes:"):
+        if val is not None or split is not None:
+            raise ValueError("scenes validate on scenes of their own; val and split are for other data")
+        return _scenes(data or "scenes", scenes_count, scenes_size, seed, channels, cache)
+
+    cache = Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
+    kind, parts = _open(data, channels, cache, root, download)
+    notes = []
+    if data == "fashion-mnist" and Path(data).is_dir():
+        notes.append("fashion-mnist is the built-in data set; the folder of that name is ./fashion-mnist")
+    train = parts.get("train") or parts.get("all")
+    if train is None:
+        raise ValueError(f"{data} has a part to validate, {parts['val'].place}, but none to train on; add train/")
+    fraction = None
+    if val is not None:
+        if "val" in parts:
+            notes.append(f"not used: {parts['val'].place}, since {val} is to validate")
+        _, parts = _open(val, channels, cache, root, download, what="val")
+        valid = parts.get("val") or parts.get("all") or parts["train"]
+    elif "val" in parts:
+        valid = parts["val"]
+        if split is not None:
+            notes.append(f"split={split} is not used: {valid.place} is there to validate")
+    else:
+        fraction = HOLD_OUT if split is None else split
+        train, valid = _held_out(train, fraction, seed)
+
+    _check(train, valid)
+    classes = tuple(train.source.classes)
+    notes += [*train.notes, *(note for note in valid.notes if note not in train.notes)]
+    for part, verb in ((train, "train"), (valid, "validate")):
+        present = {part.source.classes[label] for label in np.unique(part.source.labels)}
+        if missing := [name for name in classes if name not in present]:
+            notes.append(f"classes without images to {verb}: {some(missing)} (of {len(classes)} classes)")
+    sources: dict[str, Source] = {"train": train.source, "val": valid.source.under(classes)}
+    description = dict(kind=kind, train=train.place, val=valid.place, split=fraction, seed=seed)
+    return Splits(**sources, classes=classes, notes=tuple(notes), description=description | _measured(sources))
+
+
+def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, cache: str | Path | None) -> Splits:
+    from .scenes import Scenes
+
+    if ":" in data:
+        number = data.partition(":")[2]
+        if not number.isdecimal():
+            raise ValueError(f"{data!r}: {number!r} is not a count; write for example scenes:2000")
+        count = int(number)
+    count = SCENES if count is None else count
+    if count < 4:
+        raise ValueError(f"{count} scenes are too few; a quarter of them validates, so give 4 or more")
+    sources: dict[str, Source] = {
+        "train": Scenes(count, size=size, seed=seed, split="train", cache=cache),
+        "val": Scenes(count // 4, size=size, seed=seed, split="val", cache=cache),
+    }
+    if channels == 1:
+        sources = {key: Grey(source) for key, source in sources.items()}
+    notes = ("./scenes is a folder, but scenes are the built-in pictures",) if Path("scenes").is_dir() else ()
+    classes = tuple(sources["train"].classes)
+    description = dict(kind="scenes", train="scenes", val="scenes", size=size, seed=seed)
+    return Splits(**sources, classes=classes, notes=notes, description=description | _measured(sources))
+
+
+def _open(
+    data: str, channels: int, cache: Path, root: str | None, download: bool, what: str = "data"
+) -> tuple[str, Parts]:
+    """The parts that DATA has, and which kind of data it is."""
+    if data == "fashion-mnist":
+        from .fashion_mnist import open_fashion_mnist
+
+        return "fashion-mnist", open_fashion_mnist(cache, channels)
+    if data.startswith(STREAMS) or data.removeprefix("wds/").startswith(REMOTE):
+        raise ValueError(f"{data} is a stream, which cannot be resumed exactly; download it and give the local path")
+    if data.startswith(DATASETS):
+        from .timm_source import open_dataset
+
+        return "timm", open_dataset(data, Path(root or cache / "datasets"), download, channels)
+    path = Path(data.removeprefix("wds/")).expanduser()
+    if root and data.startswith("wds/"):
+        path = Path(root) / path
+    if any(letter in data for letter in "*?{") and not path.exists():
+        from .tar_source import matching, open_tars
+
+        return open_tars(matching(str(path)), channels, cache)
+    if not path.exists():
+        raise FileNotFoundError(_nowhere(data, path, what))
+    if path.is_dir():
+        return _open_folder(path, channels, cache)
+    if path.name.lower().endswith(".json"):
+        from .coco_source import open_cocos
+
+        return "coco", open_cocos([path], channels)
+    if path.name.lower().endswith(TARS):
+        from .tar_source import open_tars
+
+        return open_tars([path], channels, cache)
+    raise ValueError(f"{path} is neither a folder, a tar ({', '.join(TARS)}) nor a COCO .json")
+
+
+def _open_folder(path: Path, channels: int, cache: Path) -> tuple[str, Parts]:
+    from .coco_source import cocos_in, open_cocos
+    from .folder_source import entries, holds_images, is_folder, open_folder
+    from .tar_source import is_tar, open_tars, tars_in
+
+    found = entries(path)
+    if cocos := cocos_in(path):
+        return "coco", open_cocos(cocos, channels)
+    folders = [Path(entry.path) for entry in found if is_folder(entry)]
+    if any(is_tar(entry.name) for entry in found) and not any(map(holds_images, folders)):
+        return open_tars(tars_in(path), channels, cache)
+    if called := [name for name in part_names([folder.name for folder in folders], lambda _: True).values() if name]:
+        tars = [tar for name in called for tar in tars_in(path / name)]
+        if tars and not any(holds_images(path / name) for name in called):
+            return open_tars(tars, channels, cache)
+    return "folder", open_folder(path, channels)
+
+
+def _nowhere(data: str, path: Path, what: str) -> str:
+    """What to say about a path that does not exist: the nearest name that does."""
+    parent = path.absolute().parent
+    missing = path.name
+    while not parent.is_dir():
+        parent, missing = parent.parent, parent.name
+    try:
+        beside = [name for name in os.listdir(parent) if not name.startswith(".")]
+    except OSError:
+        beside = []
+    near = [str(parent / name) for name in get_close_matches(missing, beside, 1)]
+    if what == "data":
+        near = get_close_matches(data, KNOWN, 1) + near
+        kinds = "give a folder, a tar, a COCO .json, or one of " + ", ".join(KNOWN)
+    else:
+        kinds = "give the folder or tar to validate on, or leave val out for a hold-out"
+    return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
+
+
+def _held_out(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
+    """Two parts of one: to train on, and to validate on.
+
+    An image's turn to be held out comes by a hash of its name: it depends on nothing else, neither on the order of the
+    files nor on which others there are, so that added files do not reshuffle the rest.
+    """
+    source = part.source
+    notes = [*part.notes]
+    counts = np.bincount(source.labels, minlength=len(source.classes))
+    if lonely := [name for name, count in zip(source.classes, counts, strict=True) if count == 1]:
+        notes.append(f"classes with a single image keep it for training: {some(lonely)}")
+    groups = getattr(source, "images", None)
+    held = _of_each_class(source, fraction, seed) if groups is None else _whole_images(source, groups, fraction, seed)
+    whole = "" if groups is None else ", none of them from an image that has others in training"
+    what = f"{held.sum():,} of {len(source):,} images of {part.place} are held out to validate"
+    notes.append(f"{what} (split {fraction}, seed {seed}){whole}")
+    return (
+        Part(source.take(np.flatnonzero(~held)), part.place, notes),
+        Part(source.take(np.flatnonzero(held)), part.place),
+    )
+
+
+def _of_each_class(source: Listed, fraction: float, seed: int) -> np.ndarray:
+    """Which samples (N,) to hold out: a fraction of each class, at least one, never all."""
+    turns = np.array([_turn(source.name(row), seed) for row in range(len(source))], np.uint64)
+    held = np.zeros(len(source), bool)
+    for label in range(len(source.classes)):
+        rows = np.flatnonzero(source.labels == label)
+        if len(rows) > 1:
+            count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+            held[rows[np.argsort(turns[rows], kind="stable")[:count]]] = True
+    return held
+
+
+def _whole_images(source: Listed, images: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Which crops (N,) to hold out: all those of some images, as long as no class loses its last one in training."""
+    held = np.zeros(len(source), bool)
+    left = np.bincount(source.labels, minlength=len(source.classes))
+    rows_of = {image: np.flatnonzero(images == image) for image in np.unique(images).tolist()}
+    for image in sorted(rows_of, key=lambda image: _turn(source.name(int(rows_of[image][0])), seed)):
+        if held.sum() >= fraction * len(source):
+            break
+        lost = np.bincount(source.labels[rows_of[image]], minlength=len(source.classes))
+        if (left[lost > 0] > lost[lost > 0]).all():
+            left -= lost
+            held[rows_of[image]] = True
+    return held
+
+
+def _turn(name: str, seed: int) -> int:
+    text = f"{seed}/{name}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def _check(train: Part, valid: Part) -> None:
+    classes = train.source.classes
+    trained = np.unique(train.source.labels)
+    if len(trained) == 1:
+        raise ValueError(f"{train.place} has one class only, {classes[trained[0]]!r}; a classifier needs two")
+    present = [valid.source.classes[label] for label in np.unique(valid.source.labels)]
+    if extra := [name for name in present if name not in set(classes)]:
+        what = f"{valid.place} has classes that {train.place} has not: {some(extra)}"
+        raise ValueError(f"{what}; add images of them to the training part or remove them")
+
+
+def _measured(sources: dict[str, Source]) -> dict[str, Any]:
+    """Counts, and a fingerprint that depends on names and classes, not on their order or on where they lie."""
+    digest = hashlib.sha256()
+    for key, source in sources.items():
+        names = sorted(f"{source.name(row)}\t{source.classes[source.label(row)]}" for row in range(len(source)))
+        digest.update("\n".join([key, *names, ""]).encode("utf-8", "surrogateescape"))
+    counts = {key: len(source) for key, source in sources.items()}
+    return dict(counts=counts, classes=len(sources["train"].classes), fingerprint=digest.hexdigest()[:32])

@@ -1,0 +1,145 @@
+"""Learning to classify: batches to the device, augmentation there, the task, and top-1 and top-5 accuracy."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
+from timm.task import TrainingTask
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ..data.loading import Batch, TrainOrder
+from .engine import Step
+from .recipes import Recipe
+
+
+class Classification:
+    """The work of an engine that trains a classifier.
+
+    Args:
+        task: Images and labels -> loss and logits.
+        train, order: Training batches, and what decides on their order.
+        val: Batches of evaluation.
+        mean, std: Normalise images whose values are between 0 and 1.
+        classes: How many.
+    """
+
+    goal = "val_top1"
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        task: TrainingTask,
+        recipe: Recipe,
+        train: DataLoader,
+        order: TrainOrder,
+        val: DataLoader,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        classes: int,
+    ):
+        self.accelerator, self.task, self.recipe = accelerator, task, recipe
+        self.train, self.order, self.val = train, order, val
+        self.classes, self.device = classes, accelerator.device
+        self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate
+        self.evaluations = len(val.dataset)  # ty: ignore[invalid-argument-type]
+        self._layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        shape = (1, len(mean), 1, 1)
+        self._mean = torch.tensor([255 * value for value in mean], device=self.device).view(shape)
+        self._scale = torch.tensor([1 / (255 * value) for value in std], device=self.device).view(shape)
+        self._erase = RandomErasing(recipe.erasing, mode="pixel", device=self.device) if recipe.erasing else None
+        self._mix = self._mixing()
+        self._batches: Iterator[Batch] = iter(())
+
+    def _mixing(self) -> Mixup | None:
+        recipe = self.recipe
+        if not (recipe.mixup or recipe.cutmix):
+            return None
+        size = self.batch // (self.accumulate * self.order.processes)
+        if size % 2:
+            raise ValueError(
+                f"mixup and cutmix pair the pictures of a pass, of which there are {size}; take an even number"
+            )
+        return Mixup(
+            mixup_alpha=recipe.mixup,
+            cutmix_alpha=recipe.cutmix,
+            prob=recipe.mixup_prob,
+            switch_prob=recipe.mixup_switch,
+            label_smoothing=recipe.smoothing,
+            num_classes=self.classes,
+        )
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Make ready for the batches of an epoch from its update `first` on."""
+        self.order.start(epoch, first)
+        if self._mix is not None and self.recipe.mixup_off_epoch:
+            self._mix.mixup_enabled = epoch < self.recipe.mixup_off_epoch
+        self._batches = iter(self.train)
+
+    def next_batch(self) -> Batch:
+        return next(self._batches).checked()
+
+    def step(self, batch: Batch) -> Step:
+        """Loss of a training batch."""
+        images, labels = self._normalised(batch.images), batch.labels.to(self.device, non_blocking=True)
+        if self._erase is not None:
+            images = self._erase(images)
+        target = labels
+        if self._mix is not None:
+            images, target = self._mix(images, labels)
+        result = self.task(images, target)
+        correct = None if self._mix is not None else (result["output"].detach().argmax(-1) == labels).sum()
+        return Step(result["loss"], len(labels), correct)
+
+    def names(self, batch: Batch) -> list[str]:
+        return [self.order.source.name(index) for _, _, index in batch.keys]
+
+    def skipped(self, batch: Batch) -> Mapping[str, str]:
+        return dict(batch.skipped)
+
+    def evaluate(
+        self, model: nn.Module, seen: Callable[[int, str], None]
+    ) -> tuple[dict[str, float], Mapping[str, str]]:
+        """Loss, top-1 and top-5 over all validation pictures of all processes, none counted twice.
+
+        Returns:
+            The figures, and which pictures could not be read.
+        """
+        from torchmetrics import MeanMetric
+        from torchmetrics.classification import MulticlassAccuracy
+
+        options: dict[str, Any] = dict(num_classes=self.classes, average="micro", validate_args=False)
+        metrics: dict[str, Any] = {"val_loss": MeanMetric(), "val_top1": MulticlassAccuracy(**options)}
+        if self.classes > 5:
+            metrics["val_top5"] = MulticlassAccuracy(top_k=5, **options)
+        metrics = {name: metric.to(self.device) for name, metric in metrics.items()}
+        skipped: dict[str, str] = {}
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        with torch.inference_mode():
+            for batch in self.val:
+                skipped.update(batch.checked().skipped)
+                if not len(batch.labels):
+                    continue
+                images, labels = self._normalised(batch.images), batch.labels.to(self.device, non_blocking=True)
+                with self.accelerator.autocast():
+                    logits = model(images)
+                logits = logits.float()
+                metrics["val_loss"].update(F.cross_entropy(logits, labels, reduction="none"))
+                for name in metrics.keys() - {"val_loss"}:
+                    metrics[name].update(logits, labels)
+                seen(len(labels) * self.order.processes, "evaluating")
+        for module, training in modes.items():
+            module.training = training
+        values = {name: float(metric.compute()) for name, metric in metrics.items()}
+        return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}, skipped
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Bytes (B, C, H, W) -> numbers as the network takes them, on the device."""
+        images = images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
+        return (images - self._mean).mul_(self._scale)

@@ -1,0 +1,91 @@
+"""What a run shows while it goes on: a live line where somebody watches, plain lines elsewhere."""
+
+import sys
+import time
+from typing import Any
+
+PLAIN_EVERY = 30.0  # seconds between plain lines within an epoch
+
+
+class Display:
+    """Progress of a run.
+
+    Args:
+        rank: Of this process; only the first shows a live line, the others print one line an epoch.
+        total: Pictures that the whole run looks at, as `advance` counts them.
+        plain: Plain lines even in a terminal.
+    """
+
+    def __init__(self, rank: int, total: float, plain: bool = False):
+        from rich.console import Console
+
+        self.rank, self.total = rank, max(total, 1.0)
+        self.console = Console(stderr=True)
+        self.live = rank == 0 and self.console.is_terminal and not plain
+        self.done = self.begun_at = 0.0
+        self.started = self.spoke = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> "Display":
+        if self.live:
+            from rich import progress as parts
+
+            self._bar = parts.Progress(
+                "{task.fields[epoch]}",
+                parts.BarColumn(),
+                "{task.percentage:>3.0f}%",
+                "{task.fields[state]}",
+                console=self.console,
+                transient=True,
+                refresh_per_second=2,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total, epoch="", state="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def begin(self, done: float) -> None:
+        """Start the clock with so much done already, by an earlier part of the run."""
+        self.done = self.begun_at = done
+        self.started = self.spoke = time.monotonic()
+
+    def speed(self) -> float:
+        """Pictures a second since `begin`, as `advance` counts them."""
+        return (self.done - self.begun_at) / max(time.monotonic() - self.started, 1e-9)
+
+    def advance(self, pictures: float, epoch: str, state: str) -> None:
+        """So many more pictures done; `state` says how it goes."""
+        self.done += pictures
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, epoch=epoch, state=f"{state}  {self.left()}")
+        elif self.rank == 0 and now - self.spoke >= PLAIN_EVERY:
+            self.line(f"{epoch}  {state}  {self.left()}")
+
+    def left(self) -> str:
+        """How much longer it will take, in words."""
+        if self.done <= self.begun_at:
+            return ""
+        return "ETA " + duration((self.total - self.done) / max(self.speed(), 1e-9))
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        self.spoke = time.monotonic()
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            prefix = f"[rank {self.rank}] " if self.rank else ""
+            print(prefix + text, file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """1:23:45, 12:34 or 45 s."""
+    seconds = max(0, round(seconds))
+    hours, rest = divmod(seconds, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}" if minutes else f"{left} s"

@@ -1,0 +1,56 @@
+"""What a recipe says of the optimiser, its schedule and averaged weights, given to timm's factories."""
+
+from typing import Any
+
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import nn
+from torch.optim import Optimizer
+
+from .recipes import Recipe, nearest
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    """The recipe's optimiser; norms, biases and what the model names (`no_weight_decay`) are not decayed."""
+    known = [str(name) for name in list_optimizers()]
+    if recipe.optimizer.lower() not in known:
+        raise ValueError(f"unknown optimizer {recipe.optimizer!r}; did you mean {nearest(recipe.optimizer, known)!r}?")
+    own = {name: getattr(recipe, name) for name in ("momentum", "betas", "eps") if getattr(recipe, name) is not None}
+    momentum = {"momentum": own.pop("momentum")} if "momentum" in own else {}
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=recipe.optimizer,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+            **momentum,
+            **own,
+        )
+    except TypeError as error:
+        raise ValueError(f"optimizer {recipe.optimizer}: {str(error).splitlines()[0]}") from None
+
+
+def make_scheduler(optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> Scheduler:
+    """Warm-up, then cosine or constant; set by the number of updates made, so it has no memory of its own."""
+    constant = recipe.schedule == "constant"
+    options: dict[str, Any] = dict(sched="step", decay_epochs=10**9) if constant else dict(sched="cosine")
+    options["warmup_epochs"] = recipe.warmup_epochs
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        num_epochs=recipe.epochs,
+        cooldown_epochs=recipe.cooldown_epochs,
+        min_lr=recipe.min_lr,
+        warmup_lr=recipe.warmup_lr,
+        step_on_epochs=False,
+        updates_per_epoch=updates_per_epoch,
+        **options,
+    )
+    return scheduler
+
+
+def make_average(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:
+    """The moving average of the weights, if the recipe has one."""
+    return ModelEmaV3(model, decay=recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None

@@ -1,0 +1,129 @@
+"""The processes of a run: one, or as many as `torchrun` or `accelerate launch` started."""
+
+import os
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+
+PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def connect(device: str = "auto", precision: str = "fp32", expected: int | None = None) -> Accelerator:
+    """The accelerator of this process, after a check that all are there that were asked for.
+
+    Args:
+        device: "auto", "cpu" or "cuda".
+        precision: "fp32", "bf16" or "fp16".
+        expected: How many processes the user asked for; None for as many as there are.
+    """
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    wanted = expected or _launched()
+    if wanted and wanted != world:
+        raise ValueError(
+            f"{wanted} processes asked for, {world} running; start them with: "
+            f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
+        )
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; expected auto, cpu or cuda")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cuda" and not gpus:
+        raise ValueError("device cuda asked for, but torch sees no GPU here; use --device cpu or auto")
+    if device != "cpu" and gpus and local > gpus:
+        raise ValueError(
+            f"{local} processes on this machine, but {gpus} GPUs; start {gpus} processes, or use --device cpu"
+        )
+    on_cpu = not has_gpu(device)
+    if precision == "fp16" and on_cpu:
+        raise ValueError("precision=fp16 needs a GPU; use precision=bf16 or fp32")
+    # Accelerate keeps its state for the whole interpreter; a second run in it may want another.
+    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
+    GradientState._reset_state()
+    if world > 1 and not dist.is_initialized():
+        _join("gloo" if on_cpu else "nccl")
+    return Accelerator(cpu=on_cpu, mixed_precision=PRECISIONS[precision])
+
+
+def has_gpu(device: str | None = "auto") -> bool:
+    """Whether training would not run on the CPU."""
+    return device != "cpu" and (torch.cuda.is_available() or _other_accelerator())
+
+
+def leave() -> None:
+    """End what `connect` began."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process anew after another had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    """The sum of every process's values, at every process."""
+    if dist.is_initialized():
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Every process's value, in the order of their ranks."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(value: Any) -> Any:
+    """The first process's value, at every process."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def share_buffers(module: torch.nn.Module) -> None:
+    """Give every process the first one's buffers, such as BatchNorm's statistics."""
+    if dist.is_initialized():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def _join(backend: str) -> None:
+    """Join the process group under a name that no earlier attempt has used.
+
+    After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes
+    in it, and gloo would wait half an hour for them.
+    """
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(backend, store=dist.PrefixStore(f"attempt_{attempt}", store), rank=rank, world_size=world)
+
+
+def _launched() -> int | None:
+    """How many processes `accelerate launch` was told to start; on CPUs it may start one and say nothing."""
+    if "WORLD_SIZE" in os.environ:
+        return None
+    try:
+        import psutil
+
+        parent = psutil.Process().parent()
+        command = " ".join(parent.cmdline()) if parent else ""
+    except Exception:  # whatever keeps us from looking, it is a courtesy only
+        return None
+    if "accelerate" not in command:
+        return None
+    asked = re.search(r"--num[_-]processes[= ](\d+)", command)
+    return int(asked[1]) if asked else None
+
+
+def _other_accelerator() -> bool:
+    return torch.backends.mps.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available())

@@ -1,0 +1,242 @@
+"""How a network is trained, as data: the settings and the published recipes in `recipes.yaml`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, get_args
+
+import yaml
+from jsonargparse import ArgumentParser
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a training run. The batch is that of one update, over all processes and accumulated passes.
+
+    Args:
+        epochs, warmup_epochs, cooldown_epochs: Passes over the data in all, of which the first warm up; and passes at
+            the lowest learning rate that follow.
+        batch_size, accumulate: Images per update, and the passes that they are divided into.
+        fit_batch: Take a smaller batch where there are fewer images than it holds.
+        optimizer, lr, min_lr, warmup_lr, weight_decay, momentum, betas, eps: As timm's factories take them; a momentum
+            or betas or eps of None is the optimiser's own.
+        schedule: "cosine" or "constant" after the warm-up.
+        layer_decay: Factor of the learning rate from each layer to the one below; None for one rate.
+        clip_norm: Largest norm of a gradient; None for any.
+        image_size, eval_size: Pixels in training and evaluation; None: chosen by the data and the model, and
+            as in training.
+        crop_pct, interpolation: Of evaluation; None for what the model says.
+        scale, ratio: Area and aspect of random crops.
+        hflip, color_jitter, auto_augment, erasing: Augmentation by timm's names; `auto_augment` such as
+            "rand-m9-mstd0.5-inc1".
+        mixup, cutmix, mixup_prob, mixup_switch: Mixing of images; how often at all, and how often cutmix of both.
+        mixup_off_epoch: Epoch from which on nothing is mixed; 0 for never.
+        smoothing: Label smoothing.
+        repeated_aug: Times that an image comes in an epoch with another augmentation, the epoch keeping its length.
+        drop_path, drop_rate: Stochastic depth and dropout of the classifier; None for the model's own.
+        loss: Cross-entropy "ce" or its binary form "bce" on the labels.
+        intra, inter: Weights of the multi-token losses where the model has groups of tokens.
+        distill, teacher, alpha, temperature: Learning from a teacher, "hard" or "soft": a timm name or a run folder,
+            its share of the loss, and the softening.
+        ema: Decay of the averaged weights, which are then evaluated and kept; 0 for none.
+        ema_warmup: The average follows faster in the beginning.
+        precision: "fp32", or mixed "bf16" or "fp16".
+        channels_last, compile, sync_bn: Memory format, torch.compile, BatchNorm over all processes.
+        frozen_stats: The network stays in eval mode while it learns: no dropout, no new BatchNorm statistics.
+        pretrained: Begin from timm's weights of the model.
+        patience: Epochs without improvement after which training ends; 0 for all epochs.
+    """
+
+    epochs: int = 300
+    warmup_epochs: float = 5
+    cooldown_epochs: int = 0
+    batch_size: int = 1024
+    accumulate: int = 1
+    fit_batch: bool = False
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    min_lr: float = 1e-6
+    warmup_lr: float = 1e-6
+    weight_decay: float = 0.05
+    momentum: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    schedule: Literal["cosine", "constant"] = "cosine"
+    layer_decay: float | None = None
+    clip_norm: float | None = None
+    image_size: int | None = 224
+    eval_size: int | None = None
+    crop_pct: float | None = None
+    interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = None
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    hflip: float = 0.5
+    color_jitter: float = 0.4
+    auto_augment: str | None = None
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mixup_prob: float = 1.0
+    mixup_switch: float = 0.5
+    mixup_off_epoch: int = 0
+    smoothing: float = 0.0
+    repeated_aug: int = 1
+    drop_path: float | None = None
+    drop_rate: float | None = None
+    loss: Literal["ce", "bce"] = "ce"
+    intra: float = 1.0
+    inter: float = -0.8
+    distill: Literal["none", "hard", "soft"] = "none"
+    teacher: str | None = None
+    alpha: float = 0.5
+    temperature: float = 3.0
+    ema: float = 0.0
+    ema_warmup: bool = False
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    sync_bn: bool = False
+    frozen_stats: bool = False
+    pretrained: bool = False
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "repeated_aug"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        for name in ("lr", "temperature"):
+            _check(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
+        for name in ("warmup_epochs", "cooldown_epochs", "weight_decay", "mixup", "cutmix", "patience", "min_lr"):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        for name in ("hflip", "erasing", "mixup_prob", "mixup_switch", "smoothing", "alpha", "ema"):
+            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        for name in ("drop_path", "drop_rate", "layer_decay", "crop_pct", "clip_norm", "image_size", "eval_size"):
+            value = getattr(self, name)
+            at_most = 1 if name in ("drop_path", "drop_rate", "layer_decay", "crop_pct") else float("inf")
+            if value is not None:
+                _check(
+                    name, value, 0 <= value <= at_most and (value > 0 or "drop" in name), "a sensible positive number"
+                )
+        _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1], "two areas, the smaller first")
+        _check("ratio", self.ratio, 0 < self.ratio[0] <= self.ratio[1], "two aspects, the smaller first")
+        _check("warmup_epochs", self.warmup_epochs, self.warmup_epochs <= self.epochs, f"at most epochs={self.epochs}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate} equal passes; "
+                f"take a multiple, such as batch_size={self.accumulate * max(1, self.batch_size // self.accumulate)}"
+            )
+        if (self.distill == "none") != (self.teacher is None):
+            given = f"distill={self.distill}" if self.teacher is None else f"teacher={self.teacher}"
+            missing = "teacher, a timm name or a run folder" if self.teacher is None else "distill: hard or soft"
+            raise ValueError(f"{given} without a {missing}")
+
+    def change(self, values: Mapping[str, Any]) -> "Recipe":
+        """The recipe with other values; an unknown field is refused, and text is read as the field's type."""
+        known = [setting.name for setting in fields(self)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"unknown recipe field {name!r}; did you mean {nearest(name, known)!r}?")
+        return replace(self, **{name: _typed(name, value) for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named recipe, and what its paper says of it.
+
+    Args:
+        about, source: One line for users; where the settings come from and what they leave open.
+        model, model_args, pool: Which network the recipe is for, arguments that it needs, and the pooling to put under
+            it; None for any.
+        data, cost: What the paper trained on, and what all of that takes to compute.
+        published: What the paper reports, by metric.
+        recipe: The settings.
+    """
+
+    name: str
+    about: str
+    source: str
+    recipe: Recipe
+    model: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    data: str | None = None
+    cost: str | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load((files("broadsight.train") / "recipes.yaml").read_text(encoding="utf-8"))
+
+
+def names() -> list[str]:
+    """All recipes, as the file orders them."""
+    return list(_entries())
+
+
+def find(name: str) -> Entry:
+    """A recipe by name, with what it inherits; a ValueError that names the nearest if there is none."""
+    if name not in _entries():
+        raise ValueError(
+            f"unknown recipe {name!r}; did you mean {nearest(name, names())!r}? docs/recipes.md lists all of them"
+        )
+    entry = dict(_entries()[name])
+    base, settings = entry.pop("base", None), entry.pop("settings", {})
+    recipe = find(base).recipe if base else Recipe()
+    return Entry(name=name, recipe=recipe.change(settings), **entry)
+
+
+def assignments(texts: Iterable[str], what: str = "--set") -> dict[str, str]:
+    """`key=value` texts as a mapping."""
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{what} {text!r}; expected key=value, such as {what} epochs=10")
+        values[key.strip()] = value.strip()
+    return values
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return {setting.name: setting.type for setting in fields(Recipe)}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value as its field has it; text and YAML's values alike."""
+    kind: Any = _types()[name]
+    nothing = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
+    if nothing and type(None) in get_args(kind):
+        return None
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=kind)
+    try:
+        # A pair may be typed as 0.5,1 as well as [0.5, 1]
+        text = f"[{value}]" if isinstance(value, str) and "tuple" in str(kind) and "[" not in value else value
+        parsed = parser.parse_object({"value": text}).value
+    except Exception:
+        raise ValueError(f"{name}={value}; expected {_words(kind)}") from None
+    return tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def _words(kind: Any) -> str:
+    """A type, for people."""
+    choices = [str(choice) for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
+    if choices:
+        return "one of " + ", ".join(dict.fromkeys(choices)) + (" or none" if type(None) in get_args(kind) else "")
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    if kind in plain:
+        return plain[kind]
+    if "tuple" in str(kind):
+        return "two numbers, such as 0.08,1"
+    return " or ".join(plain.get(part, str(part)) for part in get_args(kind))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    return get_close_matches(name.lower(), list(known), n=1, cutoff=0.0)[0]
+
+
+def _check(name: str, value: Any, fine: bool, expected: str) -> None:
+    if not fine:
+        raise ValueError(f"{name}={value}; expected {expected}")

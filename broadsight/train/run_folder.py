@@ -1,0 +1,157 @@
+"""A run's folder: what it is, how it went, the best weights, and the state to continue from."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..drawing import PALETTE
+from . import state
+
+CONFIG, METRICS, WEIGHTS, LAST, CURVES, SKIPPED = (
+    "config.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "last",
+    "curves.png",
+    "skipped.json",
+)
+
+
+class RunFolder:
+    """The files of one run. Only the first process writes; the others may hold one that is not `writing`.
+
+    Args:
+        path: The folder, made by `create`.
+        writing: Whether this process may write.
+    """
+
+    def __init__(self, path: str | Path, writing: bool = True):
+        self.path, self.writing = Path(path), writing
+        self._events: Any = None
+        self._drawn = -math.inf
+
+    @property
+    def last(self) -> Path:
+        return self.path / LAST
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Make the folder and describe the run; an OSError if that cannot be."""
+        if self.writing:
+            self.last.mkdir(parents=True, exist_ok=True)
+            state.write_text(json.dumps(config, indent=2) + "\n", self.path / CONFIG)
+
+    def config(self) -> dict[str, Any]:
+        """The description of the run that is there."""
+        try:
+            return json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{self.path / CONFIG} is damaged ({error}); it cannot be continued") from None
+
+    def open_logs(self, size: int, updates: int) -> None:
+        """Continue the metrics after their first `size` bytes: what follows was written by a part that is run again."""
+        if not self.writing:
+            return
+        metrics = self.path / METRICS
+        with metrics.open("ab") as file:
+            file.truncate(min(size, file.tell()))
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:  # an extra
+            return
+        self._events = SummaryWriter(str(self.path / "events"), purge_step=updates or None)
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """Add a line to the metrics, and its numbers to TensorBoard's events."""
+        if not self.writing:
+            return
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        self.scalars({k: v for k, v in values.items() if k not in ("kind", "updates", "epoch")}, values["updates"])
+
+    def scalars(self, values: Mapping[str, Any], updates: int) -> None:
+        """Numbers for TensorBoard alone, such as times, which no two runs share."""
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._events.add_scalar(name.replace("_", "/", 1), value, updates)
+
+    def metrics_size(self) -> int:
+        """Bytes of the metrics so far."""
+        metrics = self.path / METRICS
+        return metrics.stat().st_size if metrics.is_file() else 0
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of the metrics."""
+        metrics = self.path / METRICS
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+        return [json.loads(line) for line in lines]
+
+    def keep_best(self, model: nn.Module) -> None:
+        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads."""
+        if self.writing:
+            state.write_weights(model, self.path / WEIGHTS)
+
+    def report_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Name the pictures that could not be read."""
+        if self.writing and skipped:
+            state.write_text(json.dumps(dict(sorted(skipped.items())), indent=1) + "\n", self.path / SKIPPED)
+
+    def draw(self, at_most_every: float = 0.0) -> None:
+        """Draw the curves, unless that was done within so many seconds or matplotlib is not there."""
+        if not self.writing or time.monotonic() - self._drawn < at_most_every:
+            return
+        try:
+            draw_curves(self.metrics(), self.path / CURVES)
+        except ImportError:  # an extra
+            return
+        self._drawn = time.monotonic()
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
+    """Loss and accuracy over the epochs, and the learning rate, as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    steps = [line for line in lines if line["kind"] == "updates"]
+    per_epoch = epochs[0]["updates"] / epochs[0]["epoch"] if epochs else 1
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, accuracy, rate = figure.subplots(1, 3)
+    at = [line["epoch"] for line in epochs]
+    loss.plot([line["updates"] / per_epoch for line in steps], [line["loss"] for line in steps], color="0.8", lw=1)
+    loss.plot(at, [line["train_loss"] for line in epochs], color=PALETTE[0], marker=".", label="training")
+    loss.plot(at, [line["val_loss"] for line in epochs], color=PALETTE[1], marker=".", label="validation")
+    loss.set(xlabel="epoch", ylabel="loss")
+    loss.legend(frameon=False)
+    for name, colour, label in (("val_top1", PALETTE[1], "validation"), ("train_top1", PALETTE[0], "training")):
+        known = [(line["epoch"], line[name]) for line in epochs if line.get(name) is not None]
+        if known:
+            accuracy.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
+            accuracy.legend(frameon=False)
+    accuracy.set(xlabel="epoch", ylabel="top-1 accuracy, %", ylim=(0, 100))
+    rate.plot([line["updates"] / per_epoch for line in steps], [line["lr"] for line in steps], color=PALETTE[2])
+    rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
+    for axes in (loss, accuracy, rate):
+        axes.spines[["top", "right"]].set_visible(False)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(unfinished, format="png", dpi=110)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (path / CONFIG).is_file()
