@@ -1,16 +1,13 @@
 """From what a user asks for to a run: data, network, recipe and folder put together, or an earlier run continued."""
 
-import json
 import math
 import os
-import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from accelerate import Accelerator
 
@@ -18,9 +15,19 @@ from .checkpoint import read_file, weights_in
 from .data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
 from .data.sources import Source, Splits, resolve
 from .models.edited import edit
-from .provenance import commit, versions
+from .run_request import (
+    EDITS,
+    Request,
+    check_same,
+    describe,
+    folder_for,
+    network_arguments,
+    settings_of,
+    stored_in,
+    title,
+)
 from .seeds import seed_everything
-from .train import processes, recipes
+from .train import processes
 from .train.classification import Classification
 from .train.display import Display
 from .train.engine import Engine, Progress, total_pictures
@@ -30,57 +37,7 @@ from .train.run_folder import RunFolder, is_run
 from .train.synchronise import synchronise
 from .train.tasks import make_task
 
-DEFAULT_MODEL = "emsnet_xxtiny"
 SMALLEST, LARGEST = 64, 224  # pixels that are chosen for pictures of unknown size
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a user asks for; whatever is None is left to the recipe, the data, the model or the earlier run.
-
-    Args:
-        data, val, split, root, download: As for `broadsight.data.sources.resolve`.
-        model, model_args: A timm name, and arguments for it.
-        pool, pool_args: Another pooling; see `swap_pool`.
-        broadcast, broadcast_args: Context broadcasting; see `add_context_broadcast`.
-        recipe: A recipe's name.
-        changes: Fields of the recipe, as text or values.
-        init: A run folder or a file of weights to begin from.
-        out: The run's folder; made up from data and model if None.
-        seed, strict: Of everything random; an unreadable picture is an error.
-        workers, threads, device, processes: Processes that load data, threads of torch's operators, "auto", "cpu" or
-            "cuda", and how many training processes there must be.
-        log_every, checkpoint_minutes: See `Engine`.
-    """
-
-    data: str | None = None
-    val: str | None = None
-    split: float | None = None
-    root: str | None = None
-    download: bool = False
-    model: str | None = None
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    pool: str | None = None
-    pool_args: Mapping[str, Any] = field(default_factory=dict)
-    broadcast: str | None = None
-    broadcast_args: Mapping[str, Any] = field(default_factory=dict)
-    recipe: str | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    init: str | None = None
-    out: str | None = None
-    seed: int | None = None
-    strict: bool = False
-    workers: int | None = None
-    threads: int | None = None
-    device: str = "auto"
-    processes: int | None = None
-    log_every: int | None = None
-    checkpoint_minutes: float = 10.0
-
-
-# What a run is: these are written into its folder and cannot change when it is continued. The rest is how it is run.
-IDENTITY = ("data", "val", "split", "root", "model", "model_args", "pool", "pool_args", "broadcast", "broadcast_args")
-IDENTITY += ("recipe", "init", "seed", "log_every")
 
 
 @dataclass(frozen=True)
@@ -102,6 +59,23 @@ class Outcome:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to go.
+
+    Args:
+        engine: Goes.
+        description: What is written into its folder.
+        summary: What it is, in a line.
+        notes: What the user should know.
+    """
+
+    engine: Engine
+    description: dict[str, Any]
+    summary: str
+    notes: tuple[str, ...]
+
+
 def train(request: Request, *, resume: bool = False, command: str = "", plain: bool = False) -> Outcome:
     """Train a network, or continue a run to the same result as if it had never stopped.
 
@@ -111,46 +85,47 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
         plain: Plain lines in a terminal too.
     """
     started = time.monotonic()
-    stored = None
-    resume = resume or processes.restarted()
+    stored, restarted = None, processes.restarted()
+    resume = resume or restarted
     if request.out and is_run(Path(request.out)):
-        stored = _stored(Path(request.out))
+        stored = stored_in(Path(request.out))
         if not resume:
             raise ValueError(
                 f"{request.out} holds a run of {stored['settings']['model']} already; "
                 "--resume continues it, another --out starts a new one"
             )
-    elif request.out and resume and not processes.restarted() and not Path(request.out).is_dir():
+    elif request.out and resume and not restarted and not Path(request.out).is_dir():
         raise FileNotFoundError(f"there is no run in {request.out} to resume")
-    elif resume and not request.out and not processes.restarted():
+    elif resume and not request.out and not restarted:
         raise ValueError("--resume needs --out, the folder of the run to continue")
-    settings, recipe = _settings(request, stored)
+    settings, recipe = settings_of(request, stored)
     if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
     try:
-        outcome = _train(request, settings, recipe, accelerator, resume, command, plain, started)
+        prepared = prepare(request, settings, recipe, accelerator, command=command, plain=plain)
+        progress = _run(prepared, resume)
     finally:
         if accelerator.num_processes > 1:
             processes.leave()
-    return outcome
+    parameters = prepared.description["broadsight"]["parameters"]
+    return Outcome(prepared.engine.folder.path, progress, parameters, time.monotonic() - started, prepared.notes)
 
 
-def _train(
+def prepare(
     request: Request,
     settings: dict[str, Any],
     recipe: Recipe,
     accelerator: Accelerator,
-    resume: bool,
-    command: str,
-    plain: bool,
-    started: float,
-) -> Outcome:
-    first, count = accelerator.is_main_process, accelerator.num_processes
+    *,
+    command: str = "",
+    plain: bool = False,
+) -> Prepared:
+    """Data, network, optimiser and folder, put together; nothing is written yet but what shows that it can be."""
+    first, rank, count = accelerator.is_main_process, accelerator.process_index, accelerator.num_processes
     threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
-    seed = settings["seed"]
-    channels = int(settings["model_args"].get("in_chans", 3))
+    seed, channels = settings["seed"], int(settings["model_args"].get("in_chans", 3))
     with accelerator.main_process_first():  # a tar is unpacked once
         splits = _data(settings, request, channels, recipe)
     classes, notes = len(splits.classes), list(splits.notes)
@@ -162,31 +137,22 @@ def _train(
     model = _network(settings, recipe, classes)
     if settings["init"]:
         begin_from(model, settings["init"])
-    config: dict[str, Any] = model.pretrained_cfg
-    transforms = _transforms(recipe, config, channels)
-    description = _description(settings, recipe, splits, model, transforms, command, accelerator, threads)
-    folder = RunFolder(_out(request, settings, accelerator), writing=first)
-    _check_same(folder, description, first)
-    if first:
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            (folder.path / ".writable").touch()
-            (folder.path / ".writable").unlink()
-        except OSError as error:
-            raise ValueError(f"cannot write to {folder.path}: {error.strerror}; choose another --out") from None
-
+    transforms = _transforms(recipe, model.pretrained_cfg, channels)
+    how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
+    description = describe(settings, recipe, splits, model, transforms, how)
+    folder = RunFolder(folder_for(request, settings), writing=first)
+    check_same(folder, description, first)
     order = TrainOrder(
         splits.train,
         recipe.batch_size,
         seed=seed,
-        rank=accelerator.process_index,
+        rank=rank,
         processes=count,
         accumulate=recipe.accumulate,
         repeats=recipe.repeated_aug,
     )
-    if recipe.sync_bn:
-        model = synchronise(model)
-    model = model.to(accelerator.device)
+
+    model = (synchronise(model) if recipe.sync_bn else model).to(accelerator.device)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)
     average = make_average(model, recipe)
@@ -194,64 +160,68 @@ def _train(
     scheduler = make_scheduler(optimizer, recipe, order.updates)
     if recipe.compile:
         model.compile()
-    prepared, prepared_optimizer = accelerator.prepare(model, optimizer)
-    task = make_task(prepared, model, recipe, accelerator.device)
+    wrapped, stepping = accelerator.prepare(model, optimizer)
 
     workers = default_workers(count) if request.workers is None else request.workers
     common: dict[str, Any] = dict(workers=workers, pin_memory=accelerator.device.type == "cuda")
-    train_pictures = Pictures(splits.train, transforms.build(True), seed=seed, training=True, strict=request.strict)
-    evaluation = replace(transforms, size=recipe.eval_size or size)
-    val_pictures = Pictures(splits.val, evaluation.build(False), strict=request.strict)
+    learned = Pictures(splits.train, transforms.build(True), seed=seed, training=True, strict=request.strict)
+    shown = Pictures(splits.val, replace(transforms, size=recipe.eval_size or size).build(False), strict=request.strict)
     per_pass = max(1, recipe.batch_size // (recipe.accumulate * count))
-    val_order = EvalOrder(splits.val, per_pass, rank=accelerator.process_index, processes=count)
     work = Classification(
         accelerator,
-        task,
+        make_task(wrapped, model, recipe, accelerator.device),
         recipe,
-        load(train_pictures, order, **common),
+        load(learned, order, **common),
         order,
-        load(val_pictures, val_order, **common),
+        load(shown, EvalOrder(splits.val, per_pass, rank=rank, processes=count), **common),
         mean=transforms.mean,
         std=transforms.std,
         classes=classes,
     )
-    display = Display(accelerator.process_index, total_pictures(work, recipe.epochs + recipe.cooldown_epochs), plain)
+    epochs = recipe.epochs + recipe.cooldown_epochs
     engine = Engine(
         accelerator,
         work,
-        prepared,
+        wrapped,
         model,
-        prepared_optimizer,
+        stepping,
         scheduler,
         average,
         recipe,
         folder,
-        display,
+        Display(rank, total_pictures(work, epochs), plain),
         seed=seed,
         log_every=settings["log_every"],
         checkpoint_minutes=request.checkpoint_minutes,
     )
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    summary = (
+        f"{title(settings)}: {description['broadsight']['parameters'] / 1e6:.2f} M parameters; {len(splits.train):,} "
+        f"pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px; {epochs} epochs of "
+        f"{order.updates} updates; {accelerator.device.type}, processes: {count}, threads: {threads}; {folder.path}"
+    )
+    return Prepared(engine, description, summary, tuple(notes))
+
+
+def _run(prepared: Prepared, resume: bool) -> Progress:
+    """Write the folder, or find in it where to go on, and go."""
+    engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
     if not is_run(folder.path):
-        folder.create(description)
-    accelerator.wait_for_everyone()
+        try:
+            folder.create(prepared.description)
+        except OSError as error:
+            raise ValueError(f"cannot write to {folder.path}: {error.strerror}; choose another --out") from None
+    engine.accelerator.wait_for_everyone()
     resumed = engine.resume() if resume else False
     with display:
-        if first:
-            for note in notes:
+        if engine.accelerator.is_main_process:
+            for note in prepared.notes:
                 display.line(f"note: {note}")
-            where = f"{accelerator.device.type}, {count} process{'es' if count > 1 else ''}, {threads} threads each"
-            display.line(
-                f"{_title(settings)}: {parameters / 1e6:.2f} M parameters; {len(splits.train):,} pictures of {classes} "
-                f"classes, {len(splits.val):,} to validate, at {size} px; "
-                f"{recipe.epochs + recipe.cooldown_epochs} epochs of {order.updates} updates; {where}; {folder.path}"
-            )
+            display.line(prepared.summary)
             if resumed:
                 display.line(f"continuing after {engine.progress.epoch} epochs, {engine.progress.updates} updates")
             elif resume:
                 display.line("no checkpoint yet: from the beginning")
-        progress = engine.fit()
-    return Outcome(folder.path, progress, parameters, time.monotonic() - started, tuple(notes))
+        return engine.fit()
 
 
 def begin_from(model: Any, source: str) -> None:
@@ -280,46 +250,6 @@ def begin_from(model: Any, source: str) -> None:
             f"{len(others - replaced)} of another shape, such as {wrong[0]}"
         )
     model.load_state_dict({k: v for k, v in weights.items() if k not in replaced}, strict=False)
-
-
-def _settings(request: Request, stored: dict[str, Any] | None) -> tuple[dict[str, Any], Recipe]:
-    """The run's identity and its recipe; of an earlier run, that one's, if the request does not contradict it."""
-    if stored is not None:
-        settings, recipe = stored["settings"], Recipe().change(stored["recipe"])
-        for name in IDENTITY:
-            asked = getattr(request, name)
-            asked = dict(asked) if isinstance(asked, Mapping) else asked
-            if asked not in (None, {}) and asked != settings[name]:
-                raise ValueError(
-                    f"{request.out} holds a run with {name}={settings[name]}, not {name}={asked}; "
-                    "leave that out to continue it, or choose another --out"
-                )
-        for name in request.changes:
-            if recipe.change({name: request.changes[name]}) != recipe:
-                raise ValueError(
-                    f"{request.out} holds a run with {name}={getattr(recipe, name)}, not {request.changes[name]}; "
-                    "leave that out to continue it, or choose another --out"
-                )
-        return settings, recipe
-    pretrained = str(request.changes.get("pretrained", "")).lower() == "true"
-    entry = recipes.find(request.recipe or ("finetune" if pretrained or request.init else "quick"))
-    recipe = entry.recipe.change(request.changes)
-    if request.init and recipe.pretrained and "pretrained" not in request.changes:
-        recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
-    settings = {name: getattr(request, name) for name in IDENTITY}
-    settings |= {name: dict(getattr(request, name)) for name in ("model_args", "pool_args", "broadcast_args")}
-    settings["recipe"] = entry.name
-    settings["data"] = request.data or "scenes"
-    settings["seed"] = 0 if request.seed is None else request.seed
-    settings["log_every"] = request.log_every or 10
-    settings["model"] = request.model or entry.model or DEFAULT_MODEL
-    if settings["model"] == entry.model:
-        settings["model_args"] = {**entry.model_args, **settings["model_args"]}
-        settings["pool"] = request.pool or entry.pool
-    if recipe.distill != "none" and settings["pool"] in ("map", "map-light"):
-        options = dict(settings["pool_args"].get("pool_options", {}))
-        settings["pool_args"]["pool_options"] = {"distill_tokens": 1, **options}
-    return settings, recipe
 
 
 def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:
@@ -361,12 +291,11 @@ def _fit_batch(recipe: Recipe, request: Request, pictures: int, count: int, note
 
 def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
     """The network as it will be trained, with `pretrained_cfg` saying what it takes from now on."""
-    name, given = settings["model"], dict(settings["model_args"])
+    name, given = settings["model"], network_arguments(settings, recipe)
     rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.drop_rate}
     given |= {key: value for key, value in rates.items() if value is not None and key not in given}
     given |= dict(num_classes=classes, pretrained=recipe.pretrained)
-    edits = {key: settings[key] for key in ("pool", "pool_args", "broadcast", "broadcast_args") if settings[key]}
-    given.update(size_argument(name, recipe.image_size or LARGEST, recipe.eval_size))
+    edits = {key: settings[key] for key in EDITS if settings[key]}
     try:
         model: Any = edit(name, **edits, **given)
     except (ValueError, TypeError):
@@ -377,15 +306,6 @@ def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
             raise RuntimeError(f"the pretrained weights of {name} cannot be had: {reason}") from None
         raise RuntimeError(f"{name} cannot be created: {reason}") from None
     return model
-
-
-def size_argument(name: str, size: int, eval_size: int | None = None) -> dict[str, Any]:
-    """`img_size` for a network that is built for one size, unless it is to see several."""
-    if ":" in name:
-        return {}
-    config = timm.models.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
-    fixed = bool(config and config.fixed_input_size)
-    return {"img_size": size} if fixed and eval_size in (None, size) else {}
 
 
 def _transforms(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Transforms:
@@ -408,115 +328,3 @@ def _transforms(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Tra
 def _channels(values: Any, channels: int) -> tuple[float, ...]:
     values = tuple(float(value) for value in values)
     return values if len(values) == channels else (sum(values) / len(values),) * channels
-
-
-def _description(
-    settings: Mapping[str, Any],
-    recipe: Recipe,
-    splits: Splits,
-    model: Any,
-    transforms: Transforms,
-    command: str,
-    accelerator: Accelerator,
-    threads: int,
-) -> dict[str, Any]:
-    """config.json: what timm reads to load the run, and below "broadsight" what it was."""
-    arguments = {**settings["model_args"], **size_argument(settings["model"], recipe.eval_size or LARGEST)}
-    architecture = settings["model"].split(".")[0]
-    if settings["pool"] or settings["broadcast"]:
-        edits = ("pool", "pool_args", "broadcast", "broadcast_args")
-        arguments |= {"backbone": settings["model"], **{key: settings[key] for key in edits if settings[key]}}
-        architecture = "edited"
-    unwanted = (
-        "url",
-        "file",
-        "hf_hub_id",
-        "hf_hub_filename",
-        "source",
-        "state_dict",
-        "tag",
-        "architecture",
-        "origin_url",
-    )
-    unwanted += ("license", "paper_ids", "paper_name", "notes", "custom_load", "label_names", "label_descriptions")
-    config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k not in unwanted}
-    side = recipe.eval_size or transforms.size
-    config |= dict(
-        input_size=[transforms.channels, side, side],
-        mean=transforms.mean,
-        std=transforms.std,
-        crop_pct=transforms.crop_pct,
-        interpolation=transforms.interpolation if transforms.interpolation != "random" else "bicubic",
-        num_classes=len(splits.classes),
-    )
-    config.pop("test_input_size", None)
-    return {
-        "architecture": architecture,
-        "num_classes": len(splits.classes),
-        "num_features": model.num_features,
-        "label_names": list(splits.classes),
-        "model_args": arguments,
-        "pretrained_cfg": config,
-        "broadsight": {
-            "task": "classify",
-            "settings": dict(settings),
-            "recipe": asdict(recipe),
-            "data": splits.description,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "processes": accelerator.num_processes,
-            "threads": threads,
-            "device": accelerator.device.type,
-            "versions": versions(),
-            "commit": commit(),
-            "command": command,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        },
-    }
-
-
-def _check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> None:
-    """Refuse to continue a run whose network, classes or pictures are not these."""
-    if not is_run(folder.path):
-        if first and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-            raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
-        return
-    there, here = folder.config(), json.loads(json.dumps(description))
-    for key in ("architecture", "num_classes", "label_names", "model_args"):
-        if there.get(key) != here[key]:
-            old, new = _short(there.get(key)), _short(here[key])
-            raise ValueError(f"{folder.path} holds a run with {key}={old}, not {new}; choose another --out")
-    if there["broadsight"]["data"].get("fingerprint") != here["broadsight"]["data"].get("fingerprint"):
-        raise ValueError(
-            f"the pictures are not those that the run in {folder.path} was begun with; restore them, or another --out"
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    config = RunFolder(path).config()
-    try:
-        stored = config["broadsight"]
-        return {"settings": stored["settings"], "recipe": stored["recipe"]}
-    except (KeyError, TypeError):
-        raise ValueError(f"{path} holds a model, but no run of broadsight to continue; choose another --out") from None
-
-
-def _out(request: Request, settings: Mapping[str, Any], accelerator: Accelerator) -> Path:
-    """The run's folder: as asked for, or the next free number of a name that says what it is."""
-    if request.out:
-        return Path(request.out)
-    data = re.sub(r"\W+", "-", Path(str(settings["data"])).name or "data").strip("-")
-    stem = "-".join(filter(None, [data, _title(settings)]))
-    taken = [int(path.name.rpartition("-")[2]) for path in Path("runs").glob(f"{stem}-*") if path.name[-1].isdigit()]
-    # After a restart of all processes it is the run that they had begun.
-    number = max(taken, default=1) if processes.restarted() else max(taken, default=0) + 1
-    return processes.from_first(Path("runs") / f"{stem}-{number}")
-
-
-def _title(settings: Mapping[str, Any]) -> str:
-    parts = [settings["model"].rpartition("/")[2], settings["pool"], settings["broadcast"]]
-    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))

@@ -84,8 +84,6 @@ def part_of(path: Path, channels: int) -> Part:
     try:
         root = find_images(path)
         return crops(path, root, json.loads(path.read_bytes()), channels)
-    except PermissionError:
-        raise ValueError(f"permission denied: {path}; make the file readable for this user") from None
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a COCO file as expected: {type(error).__name__} {error}") from None
 

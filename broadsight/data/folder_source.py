@@ -4,7 +4,7 @@ Not timm's reader: it takes the innermost folder for the class, keeps a list of 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -73,15 +73,20 @@ def part_of(path: Path, channels: int) -> Part:
 
 
 def entries(path: Path | str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as found:
-            return list(found)
-    except PermissionError:
-        raise ValueError(f"permission denied: {path}; make the folder readable for this user") from None
+    with os.scandir(path) as found:
+        return list(found)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and not is_hidden(entry.name)
+    return not is_hidden(entry.name) and is_there(entry.is_dir)
+
+
+def is_there(kind: Callable[[], bool]) -> bool:
+    """Asks an entry for its kind. One that is a link to itself has none."""
+    try:
+        return kind()
+    except OSError:
+        return False
 
 
 def walk(folder: Path | str, prefix: str, ignored: list[str], above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -92,7 +97,7 @@ def walk(folder: Path | str, prefix: str, ignored: list[str], above: tuple[str, 
     for entry in entries(folder):
         if is_folder(entry):
             yield from walk(entry.path, f"{prefix}{entry.name}/", ignored, (*above, real))
-        elif is_image(entry.name) and entry.is_file():
+        elif is_image(entry.name) and is_there(entry.is_file):
             yield prefix + entry.name
         elif not is_hidden(entry.name):
             ignored.append(prefix + entry.name)

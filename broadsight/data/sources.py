@@ -83,9 +83,9 @@ class Grey:
 
 
 def resolve(
-    data: str | None,
+    data: str | Path | None,
     *,
-    val: str | None = None,
+    val: str | Path | None = None,
     split: float | None = None,
     seed: int = 0,
     channels: int = 3,
@@ -98,7 +98,7 @@ def resolve(
     """Opens what DATA names.
 
     What a path holds is told by its content, in this order: a .json file, or a folder with one COCO .json in it, gives
-    the crops of its boxes; a tar in which pictures share their names with `.cls` or `.json` files is a WebDataset
+    the crops of its boxes (both may also lie in its train/ and val/); a tar in which pictures share their names with `.cls` or `.json` files is a WebDataset
     shard, any other a tar of class folders; a folder with .tar files in it and no pictures in its folders holds
     shards; any other folder holds class folders.
 
@@ -117,6 +117,7 @@ def resolve(
         cache: For unpacked tars and indices; $BROADSIGHT_CACHE or ~/.cache/broadsight if None. Scenes are kept in it
             only if it is given: drawing them is about as fast as decoding photographs.
     """
+    data, val = (None if path is None else os.fspath(path) for path in (data, val))
     if split is not None and not 0 < split < 1:
         raise ValueError(f"split={split} is not between 0 and 1; 0.1 holds out a tenth of each class for validation")
     if split is not None and val is not None:
@@ -188,7 +189,14 @@ def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, c
 def _open(
     data: str, channels: int, cache: Path, root: str | None, download: bool, what: str = "data"
 ) -> tuple[str, Parts]:
-    """The parts that DATA has, and which kind of data it is."""
+    """Which kind of data DATA is, and its parts."""
+    try:
+        return _opened(data, channels, cache, root, download, what)
+    except PermissionError as error:
+        raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
+
+
+def _opened(data: str, channels: int, cache: Path, root: str | None, download: bool, what: str) -> tuple[str, Parts]:
     if data == "fashion-mnist":
         from .fashion_mnist import open_fashion_mnist
 
@@ -224,18 +232,21 @@ def _open(
 def _open_folder(path: Path, channels: int, cache: Path) -> tuple[str, Parts]:
     from .coco_source import cocos_in, open_cocos
     from .folder_source import entries, holds_images, is_folder, open_folder
-    from .tar_source import is_tar, open_tars, tars_in
+    from .tar_source import open_tars, tars_in
 
-    found = entries(path)
     if cocos := cocos_in(path):
         return "coco", open_cocos(cocos, channels)
-    folders = [Path(entry.path) for entry in found if is_folder(entry)]
-    if any(is_tar(entry.name) for entry in found) and not any(map(holds_images, folders)):
+    folders = [Path(entry.path) for entry in entries(path) if is_folder(entry)]
+    if tars_in(path) and not any(map(holds_images, folders)):
         return open_tars(tars_in(path), channels, cache)
-    if called := [name for name in part_names([folder.name for folder in folders], lambda _: True).values() if name]:
-        tars = [tar for name in called for tar in tars_in(path / name)]
-        if tars and not any(holds_images(path / name) for name in called):
-            return open_tars(tars, channels, cache)
+    called = part_names([folder.name for folder in folders], lambda _: True)
+    apart = {key: path / name for key, name in called.items() if name}
+    if any(cocos_in(part) for part in apart.values()):
+        found = {key: open_cocos(cocos_in(part), channels) for key, part in apart.items() if cocos_in(part)}
+        return "coco", {key: next(iter(parts.values())) for key, parts in found.items()}
+    tars = [tar for part in apart.values() for tar in tars_in(part)]
+    if tars and not any(map(holds_images, apart.values())):
+        return open_tars(tars, channels, cache)
     return "folder", open_folder(path, channels)
 
 
@@ -283,27 +294,31 @@ def _held_out(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
 def _of_each_class(source: Listed, fraction: float, seed: int) -> np.ndarray:
     """Which samples (N,) to hold out: a fraction of each class, at least one, never all."""
     turns = np.array([_turn(source.name(row), seed) for row in range(len(source))], np.uint64)
+    counts = np.bincount(source.labels, minlength=len(source.classes))
+    quotas = np.minimum(np.maximum(np.rint(fraction * counts), 1), counts - 1)
+    order = np.lexsort((turns, source.labels))
+    labels = source.labels[order]
+    rank = np.arange(len(source)) - (np.cumsum(counts) - counts)[labels]  # within its class
     held = np.zeros(len(source), bool)
-    for label in range(len(source.classes)):
-        rows = np.flatnonzero(source.labels == label)
-        if len(rows) > 1:
-            count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
-            held[rows[np.argsort(turns[rows], kind="stable")[:count]]] = True
+    held[order] = rank < quotas[labels]
     return held
 
 
 def _whole_images(source: Listed, images: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Which crops (N,) to hold out: all those of some images, as long as no class loses its last one in training."""
+    order = np.argsort(images, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(images[order])) + 1)
     held = np.zeros(len(source), bool)
     left = np.bincount(source.labels, minlength=len(source.classes))
-    rows_of = {image: np.flatnonzero(images == image) for image in np.unique(images).tolist()}
-    for image in sorted(rows_of, key=lambda image: _turn(source.name(int(rows_of[image][0])), seed)):
-        if held.sum() >= fraction * len(source):
+    wanted = fraction * len(source)
+    for rows in sorted(groups, key=lambda rows: _turn(source.name(int(rows[0])), seed)):
+        if wanted <= 0:
             break
-        lost = np.bincount(source.labels[rows_of[image]], minlength=len(source.classes))
-        if (left[lost > 0] > lost[lost > 0]).all():
-            left -= lost
-            held[rows_of[image]] = True
+        classes, lost = np.unique(source.labels[rows], return_counts=True)
+        if (left[classes] > lost).all():
+            left[classes] -= lost
+            held[rows] = True
+            wanted -= len(rows)
     return held
 
 
@@ -317,8 +332,9 @@ def _check(train: Part, valid: Part) -> None:
     trained = np.unique(train.source.labels)
     if len(trained) == 1:
         raise ValueError(f"{train.place} has one class only, {classes[trained[0]]!r}; a classifier needs two")
+    known = set(classes)
     present = [valid.source.classes[label] for label in np.unique(valid.source.labels)]
-    if extra := [name for name in present if name not in set(classes)]:
+    if extra := [name for name in present if name not in known]:
         what = f"{valid.place} has classes that {train.place} has not: {some(extra)}"
         raise ValueError(f"{what}; add images of them to the training part or remove them")
 

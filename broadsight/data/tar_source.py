@@ -10,18 +10,18 @@ import contextlib
 import glob
 import gzip
 import hashlib
-import io
 import json
 import lzma
 import os
 import re
+import secrets
 import shutil
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, cast
@@ -156,7 +156,7 @@ class Index:
         for key, members in groupby(enumerate(self.names), stem):
             yield key, {name[len(key) :].lower(): row for row, name in members}
 
-    @property
+    @cached_property
     def is_shard(self) -> bool:
         """Whether pictures in it have labels beside them."""
         labelled = len(self.labels) and self.labels.max() >= 0
@@ -177,7 +177,9 @@ def matching(pattern: str) -> list[Path]:
         found = in_order(glob.glob(one)) if glob.has_magic(one) else [one] * os.path.exists(one)
         if not found:
             raise FileNotFoundError(f"no such shard: {one}; it was expected from {pattern}")
-        paths += map(Path, found)
+        paths += [path for name in found for path in (tars_in(Path(name)) if os.path.isdir(name) else [Path(name)])]
+    if not paths:
+        raise FileNotFoundError(f"no shards match {pattern}; expected .tar files")
     return paths
 
 
@@ -214,12 +216,13 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> tuple[str, P
     kinds = set()
     for key, tars in groups.items():
         indices = [index_of(path, cache, notes) for path in tars]
-        shards = [index.is_shard for index in indices]
-        if any(shards) and not all(shards):
-            odd = indices[shards.index(False)].shown
-            raise ValueError(f"{odd} has no labels beside its pictures as the other shards have; remove or repair it")
-        kinds.add("shards" if all(shards) else "tar")
-        if all(shards):
+        shards = [index for index in indices if index.is_shard]
+        odd = [index.shown for index in indices if len(index.names) and not index.is_shard]
+        if shards and odd:
+            what = f"{odd[0]} has no labels beside its pictures as the other shards have"
+            raise ValueError(f"{what}; remove or repair it")
+        kinds.add("shards" if shards else "tar")
+        if shards:
             parts[key] = part_of_shards(tars, indices, channels)
         else:
             found = parts_of_tars(tars, indices, channels)
@@ -396,8 +399,6 @@ def scanned(path: Path, tar: Path) -> dict[str, np.ndarray]:
             file.seek(members.offset)
             if any(file.read(tarfile.BLOCKSIZE)):  # tarfile takes what it cannot read for the end
                 raise tarfile.ReadError(f"no header at byte {members.offset:,}")
-    except PermissionError:
-        raise ValueError(f"permission denied: {path}; make the file readable for this user") from None
     except DAMAGES as error:
         raise ValueError(f"{path} is damaged or no tar: {error}; write or fetch it again") from None
     named, left = Names(names), Names(refused)
@@ -430,11 +431,8 @@ def label_in(name: str, members: tarfile.TarFile, member: tarfile.TarInfo) -> in
 
 def unpacked(path: Path, cache: Path, notes: list[str]) -> Path:
     """The tar itself, or a copy of a compressed one in the cache: of a compressed file, only the start can be found."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(6)
-    except PermissionError:
-        raise ValueError(f"permission denied: {path}; make the file readable for this user") from None
+    with open(path, "rb") as file:
+        start = file.read(6)
     opener = next((opener for magic, opener in COMPRESSED.items() if start.startswith(magic)), None)
     if opener is None:
         return path
@@ -467,11 +465,11 @@ def key_of(path: Path) -> str:
 def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Writes a file so that nobody ever sees a part of it, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with io.open(descriptor, "wb") as file:  # noqa: UP020  a descriptor
+        with open(part, "xb") as file:
             write(file)
         os.replace(part, path)
     except BaseException:
-        os.unlink(part)
+        part.unlink(missing_ok=True)
         raise

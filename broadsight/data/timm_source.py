@@ -15,7 +15,7 @@ from .listing import Listed, Names, Part, Parts
 # As timm.data.create_dataset spells those of torchvision.
 TORCHVISION = (
     *("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist"),
-    *("imagenet", "places365", "inaturalist", "inat", "image_folder", "folder"),
+    *("imagenet", "places365", "inaturalist", "inat"),
 )
 
 
@@ -53,6 +53,8 @@ class DatasetSource(Listed):
 def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Parts:
     """Both parts of a data set, through timm. One that has no part for validation gives "train" alone."""
     kind, _, title = name.lower().partition("/")
+    if kind == "torch" and title in ("image_folder", "folder"):
+        raise ValueError(f"{name}: give the folder itself, without {name}")
     if kind == "torch" and title not in TORCHVISION:
         near = get_close_matches(title, TORCHVISION, 1, 0) or [TORCHVISION[0]]
         raise ValueError(f"no such data: {name}; did you mean torch/{near[0]}?")
@@ -91,6 +93,8 @@ def labels_of(dataset: Any) -> np.ndarray:
     if hasattr(dataset, "label_key"):  # timm's reader of Hugging Face data sets
         return np.asarray(dataset.dataset[dataset.label_key][:], np.int32)
     targets = getattr(dataset, "targets", None)
+    if isinstance(getattr(dataset, "index", None), list):  # INaturalist
+        targets = [label for label, _ in dataset.index]
     if targets is None:
         targets = [dataset[row][1] for row in range(len(dataset))]
     labels = np.asarray(targets, np.int32)
@@ -99,7 +103,7 @@ def labels_of(dataset: Any) -> np.ndarray:
 
 def classes_of(dataset: Any) -> list[str]:
     """The names of its classes; of synonyms, as ImageNet has, the first."""
-    names = getattr(dataset, "classes", None)
+    names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None)
     if names is None:
         numbers = getattr(dataset, "class_to_idx", None) or {}
         names = sorted(numbers, key=lambda name: numbers[name])

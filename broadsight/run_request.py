@@ -1,0 +1,220 @@
+"""What a run is: what a user asks for, what becomes of it, and how a folder says so."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from .data.loading import Transforms
+from .data.sources import Splits
+from .provenance import commit, versions
+from .train import processes, recipes
+from .train.recipes import Recipe
+from .train.run_folder import RunFolder, is_run
+
+DEFAULT_MODEL = "emsnet_xxtiny"
+EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
+# What stays of timm's description of a network once it is trained on something else.
+KEPT = ("fixed_input_size", "crop_mode", "pool_size", "first_conv", "classifier", "min_input_size", "license")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; whatever is None is left to the recipe, the data, the model or the earlier run.
+
+    Args:
+        data, val, split, root, download: As for `broadsight.data.sources.resolve`.
+        model, model_args: A timm name, and arguments for it.
+        pool, pool_args: Another pooling; see `swap_pool`.
+        broadcast, broadcast_args: Context broadcasting; see `add_context_broadcast`.
+        recipe: A recipe's name.
+        changes: Fields of the recipe, as text or values.
+        init: A run folder or a file of weights to begin from.
+        out: The run's folder; made up from data and model if None.
+        seed, strict: Of everything random; an unreadable picture is an error.
+        workers, threads, device, processes: Processes that load data, threads of torch's operators, "auto", "cpu" or
+            "cuda", and how many training processes there must be.
+        log_every, checkpoint_minutes: See `Engine`.
+    """
+
+    data: str | None = None
+    val: str | None = None
+    split: float | None = None
+    root: str | None = None
+    download: bool = False
+    model: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    pool_args: Mapping[str, Any] = field(default_factory=dict)
+    broadcast: str | None = None
+    broadcast_args: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    init: str | None = None
+    out: str | None = None
+    seed: int | None = None
+    strict: bool = False
+    workers: int | None = None
+    threads: int | None = None
+    device: str = "auto"
+    processes: int | None = None
+    log_every: int | None = None
+    checkpoint_minutes: float = 10.0
+
+
+# What a run is: these are written into its folder and cannot change when it is continued. The rest is how it is run.
+IDENTITY = ("data", "val", "split", "root", "model", "model_args", "pool", "pool_args", "broadcast", "broadcast_args")
+IDENTITY += ("recipe", "init", "seed", "log_every")
+
+
+def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[str, Any], Recipe]:
+    """The run's identity and its recipe; of an earlier run, that one's, if the request does not contradict it."""
+    if stored is not None:
+        settings, recipe = stored["settings"], Recipe().change(stored["recipe"])
+        for name in IDENTITY:
+            asked = getattr(request, name)
+            asked = dict(asked) if isinstance(asked, Mapping) else asked
+            if asked not in (None, {}) and asked != settings[name]:
+                raise ValueError(
+                    f"{request.out} holds a run with {name}={settings[name]}, not {name}={asked}; "
+                    "leave that out to continue it, or choose another --out"
+                )
+        for name in request.changes:
+            if recipe.change({name: request.changes[name]}) != recipe:
+                raise ValueError(
+                    f"{request.out} holds a run with {name}={getattr(recipe, name)}, not {request.changes[name]}; "
+                    "leave that out to continue it, or choose another --out"
+                )
+        return settings, recipe
+    pretrained = str(request.changes.get("pretrained", "")).lower() == "true"
+    entry = recipes.find(request.recipe or ("finetune" if pretrained or request.init else "quick"))
+    recipe = entry.recipe.change(request.changes)
+    if request.init and recipe.pretrained and "pretrained" not in request.changes:
+        recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
+    settings = {name: getattr(request, name) for name in IDENTITY}
+    settings |= {name: dict(getattr(request, name)) for name in ("model_args", "pool_args", "broadcast_args")}
+    settings["recipe"] = entry.name
+    settings["data"] = request.data or "scenes"
+    settings["seed"] = 0 if request.seed is None else request.seed
+    settings["log_every"] = request.log_every or 10
+    settings["model"] = request.model or entry.model or DEFAULT_MODEL
+    if settings["model"] == entry.model:
+        settings["model_args"] = {**entry.model_args, **settings["model_args"]}
+        settings["pool"] = request.pool or entry.pool
+    if recipe.distill != "none" and settings["pool"] in ("map", "map-light"):
+        options = dict(settings["pool_args"].get("pool_options", {}))
+        settings["pool_args"]["pool_options"] = {"distill_tokens": 1, **options}
+    return settings, recipe
+
+
+def network_arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What timm needs to make the network again: its arguments, and its size if it is built for a single one."""
+    name, size = settings["model"], recipe.image_size
+    known = ":" not in name and timm.is_model(name.split(".")[0])
+    config = timm.models.get_pretrained_cfg(name) if known else None
+    single = bool(config and config.fixed_input_size) and recipe.eval_size in (None, size)
+    return ({"img_size": size} if single else {}) | settings["model_args"]
+
+
+def describe(
+    settings: Mapping[str, Any],
+    recipe: Recipe,
+    splits: Splits,
+    model: Any,
+    transforms: Transforms,
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """config.json: what timm reads to load the run, and below "broadsight" what it was.
+
+    Args:
+        how: What else is worth a record: the command, the processes.
+    """
+    arguments, architecture = network_arguments(settings, recipe), settings["model"].split(".")[0]
+    if settings["pool"] or settings["broadcast"]:
+        arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
+        architecture = "edited"
+    config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k in KEPT}
+    side = recipe.eval_size or transforms.size
+    config |= dict(
+        input_size=[transforms.channels, side, side],
+        mean=transforms.mean,
+        std=transforms.std,
+        crop_pct=transforms.crop_pct,
+        interpolation=transforms.interpolation if transforms.interpolation != "random" else "bicubic",
+        num_classes=len(splits.classes),
+    )
+    return {
+        "architecture": architecture,
+        "num_classes": len(splits.classes),
+        "num_features": model.num_features,
+        "label_names": list(splits.classes),
+        "model_args": arguments,
+        "pretrained_cfg": config,
+        "broadsight": {
+            "task": "classify",
+            "settings": dict(settings),
+            "recipe": asdict(recipe),
+            "data": splits.description,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            **how,
+            "seed": settings["seed"],
+            "versions": versions(),
+            "commit": commit(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        },
+    }
+
+
+def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> None:
+    """Refuse to continue a run whose network, classes or pictures are not these."""
+    if not is_run(folder.path):
+        if first and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+            raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
+        return
+    there, here = folder.config(), json.loads(json.dumps(description))
+    for key in ("architecture", "num_classes", "label_names", "model_args"):
+        if there.get(key) != here[key]:
+            old, new = _short(there.get(key)), _short(here[key])
+            raise ValueError(f"{folder.path} holds a run with {key}={old}, not {new}; choose another --out")
+    if there["broadsight"]["data"].get("fingerprint") != here["broadsight"]["data"].get("fingerprint"):
+        raise ValueError(
+            f"the pictures are not those that the run in {folder.path} was begun with; restore them, or another --out"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def stored_in(path: Path) -> dict[str, Any]:
+    """What the run in a folder was asked for."""
+    config = RunFolder(path).config()
+    try:
+        stored = config["broadsight"]
+        return {"settings": stored["settings"], "recipe": stored["recipe"]}
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} holds a model, but no run of broadsight to continue; choose another --out") from None
+
+
+def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
+    """The run's folder: as asked for, or the next free number of a name that says what it is."""
+    if request.out:
+        return Path(request.out)
+    data = re.sub(r"\W+", "-", Path(str(settings["data"])).name or "data").strip("-")
+    stem = "-".join(filter(None, [data, title(settings)]))
+    taken = [int(path.name.rpartition("-")[2]) for path in Path("runs").glob(f"{stem}-*") if path.name[-1].isdigit()]
+    # After a restart of all processes it is the run that they had begun.
+    number = max(taken, default=1) if processes.restarted() else max(taken, default=0) + 1
+    return processes.from_first(Path("runs") / f"{stem}-{number}")
+
+
+def title(settings: Mapping[str, Any]) -> str:
+    """The network in a few words."""
+    parts = [settings["model"].rpartition("/")[2], settings["pool"], settings["broadcast"]]
+    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
