@@ -369,6 +369,45 @@ def _conclude(outcomes: dict[str, Any]) -> None:
     print("next: broadsight train PATH/TO/YOUR/IMAGES --out runs/mine    # a folder with one folder per class")
 
 
+def recipes(
+    pattern: Annotated[str | None, Arg("name or wildcard such as 'stvit-*'", True, "PATTERN")] = None,
+    json: Annotated[bool, Arg("print JSON, with all settings")] = False,
+) -> int:
+    """List recipes: what each is for, what it costs to compute, what its paper reports."""
+    from fnmatch import fnmatch
+
+    from .train.recipes import find, names, nearest
+
+    chosen = [find(name) for name in names() if pattern is None or fnmatch(name, pattern)]
+    if not chosen:
+        raise ValueError(f"no recipe matches {pattern!r}; nearest: {nearest(pattern or '', names())}")
+    if json:
+        print(json_.dumps([asdict(entry) for entry in chosen], indent=2))
+        return DONE
+    from rich.table import Table
+
+    table = Table()
+    for name in ("recipe", "model", "data"):
+        table.add_column(name, no_wrap=True)
+    for name in ("epochs", "pixels", "cost", "paper top-1 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("about")
+    for entry in chosen:
+        recipe = entry.recipe
+        model = " + ".join(filter(None, [entry.model, entry.pool])) or "any"
+        figures = [str(recipe.epochs + recipe.cooldown_epochs), str(recipe.image_size or "-"), entry.cost or "-"]
+        table.add_row(
+            entry.name,
+            model,
+            entry.data or "any",
+            *figures,
+            _number(entry.published.get("top1"), digits=1),
+            entry.about,
+        )
+    _show(table)
+    return DONE
+
+
 def convert(
     source: Annotated[str, Arg("checkpoint as its authors released it, such as a .pth.tar file", True, "SOURCE")],
     target: Annotated[str, Arg("safetensors file to write", True, "TARGET")],
@@ -393,6 +432,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "verify": verify,
     "bench": bench,
     "train": train,
+    "recipes": recipes,
     "convert": convert,
 }
 CONFIGURED = {bench, train}  # take their options from a YAML file as well

@@ -31,7 +31,7 @@ def main() -> int:
 
 def table(kind: str, *arguments: str) -> str:
     kinds = {"sizes": sizes, "bench": bench, "reference": reference, "pools": pools, "map-head": map_head}
-    kinds |= {"broadcast": broadcast, "density": density}
+    kinds |= {"broadcast": broadcast, "density": density, "recipes": recipes, "training-speed": training_speed}
     return kinds[kind](*arguments)
 
 
@@ -191,6 +191,45 @@ def setting(report: dict) -> str:
         f"{settings['rounds']} interleaved rounds, process CPU time, default allocator; {machine['cpu']}, "
         f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}{peak}."
     )
+
+
+def recipes() -> str:
+    from broadsight.train.recipes import find, names
+
+    heads = ("recipe", "model", "data", "epochs, batch, optimiser, lr", "image size", "cost", "paper: top-1", "ours")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for entry in map(find, names()):
+        recipe = entry.recipe
+        model = f"`{entry.model}`" + (f" with `{entry.pool}`" if entry.pool else "") if entry.model else "any"
+        epochs = f"{recipe.epochs} + {recipe.cooldown_epochs}" if recipe.cooldown_epochs else f"{recipe.epochs}"
+        size = "by the data" if recipe.image_size is None else f"{recipe.image_size}"
+        if recipe.eval_size not in (None, recipe.image_size):
+            size += f", evaluated at {recipe.eval_size}"
+        top1 = entry.published.get("top1", entry.published.get("top1_320"))
+        paper = "-" if entry.model is None else "not printed" if top1 is None else f"{top1} %"
+        how = f"{epochs}, {recipe.batch_size}, {recipe.optimizer}, {recipe.lr:g}"
+        cells = (f"`{entry.name}`", model, entry.data or "yours", how, size, entry.cost or "-", paper, "not run")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def training_speed(file: str) -> str:
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    lines = ["| what | ours | beside it | ratio | 95 % of the median |", "|---|---|---|---|---|"]
+    for row in report["steps"]:
+        times = row["ms"]
+        lines.append(
+            f"| step of `{row['model']}`, {row['size']} px, batch {row['batch']} | {times['ours']:.0f} ms "
+            f"| bare loop {times['theirs']:.0f} ms | {row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |"
+        )
+    for row in report["data"]:
+        rates = row["pictures_a_second"]
+        what = "RandAugment" if row["augment"] else "crops, flips, colours"
+        lines.append(
+            f"| data: {what}, {row['workers']} worker | {rates['ours']:.0f} images/s | timm's loader "
+            f"{rates['theirs']:.0f} images/s | {row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,12 @@ def generator(seed: int, split: str, role: int, number: int) -> np.random.Genera
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLITS.index(split), role, number)))
 
 
+def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    if not classes or not set(classes) <= set(CLASSES) or len(set(classes)) < len(classes):
+        raise ValueError(f"classes={tuple(classes)}; expected different ones of {', '.join(CLASSES)}")
+    return tuple(classes)
+
+
 def main_class(index: int, seed: int, split: str, count: int) -> int:
     """The class of a scene's main object, without composing it: each `count` scenes in a row are a shuffle of all."""
     if index < 0 or seed < 0:
@@ -78,9 +84,6 @@ def shuffled(seed: int, split: str, block: int, count: int) -> tuple[int, ...]:
 
 def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan:
     """Everything about a scene that does not depend on its size. From the back: regions, clutter, others, main."""
-    unknown = [name for name in classes if name not in CLASSES]
-    if unknown or not classes or len(set(classes)) < len(classes):
-        raise ValueError(f"classes={classes}; expected different ones of {', '.join(CLASSES)}")
     label = main_class(index, seed, split, len(classes))
     rng = generator(seed, split, 1, index)
     dice, canvas = Dice(rng), Canvas()

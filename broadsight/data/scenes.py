@@ -17,7 +17,7 @@ from PIL import Image
 
 from . import scene_composition, scene_drawing, scene_objects
 from .record_file import RecordFile
-from .scene_composition import Plan, Thing, compose, main_class
+from .scene_composition import Plan, Thing, checked_classes, compose, main_class
 from .scene_drawing import colour, contours
 from .scene_objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS
 
@@ -73,7 +73,7 @@ def draw_scene(
         split: "train", "val" or "test"; they share no scene.
     """
     height, width = checked_size(size)
-    plan = compose(index, seed, split, tuple(classes))
+    plan = compose(index, seed, split, checked_classes(classes))
     image, patches = render(plan, height, width, without)
     return annotate(plan, image, patches, without)
 
@@ -184,7 +184,7 @@ class Scenes:
         if without not in WITHOUT:
             raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
         self.count, self.size, self.seed, self.split, self.without = count, checked_size(size), seed, split, without
-        self.classes = tuple(classes)
+        self.classes = checked_classes(classes)
         main_class(0, seed, split, len(self.classes))  # complains now, not in a worker
         height, width = self.size
         self.store: RecordFile | None = None

@@ -97,10 +97,10 @@ def resolve(
 ) -> Splits:
     """Opens what DATA names.
 
-    What a path holds is told by its content, in this order: a .json file, or a folder with one COCO .json in it, gives
-    the crops of its boxes (both may also lie in its train/ and val/); a tar in which pictures share their names with `.cls` or `.json` files is a WebDataset
-    shard, any other a tar of class folders; a folder with .tar files in it and no pictures in its folders holds
-    shards; any other folder holds class folders.
+    What a path holds is told by its content, in this order: a .json file, or a folder with one COCO .json in it or in
+    each of its train/ and val/, gives the crops of its boxes; a tar in which pictures share their names with `.cls` or
+    `.json` files is a WebDataset shard, any other a tar of class folders; a folder with .tar files in it, or in its
+    train/ and val/, and no pictures in its folders holds those; any other folder holds class folders.
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), "fashion-mnist", a timm dataset string such as torch/cifar10,
@@ -114,8 +114,7 @@ def resolve(
         scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
         root: Where a timm dataset lies or is put.
         download: Whether a timm dataset may be fetched.
-        cache: For unpacked tars and indices; $BROADSIGHT_CACHE or ~/.cache/broadsight if None. Scenes are kept in it
-            only if it is given: drawing them is about as fast as decoding photographs.
+        cache: For unpacked tars, indices and drawn scenes; $BROADSIGHT_CACHE or ~/.cache/broadsight if None.
     """
     data, val = (None if path is None else os.fspath(path) for path in (data, val))
     if split is not None and not 0 < split < 1:
@@ -124,12 +123,12 @@ def resolve(
         raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
+    cache = Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
     if data is None or data == "scenes" or data.startswith("scenes:"):
         if val is not None or split is not None:
             raise ValueError("scenes validate on scenes of their own; val and split are for other data")
         return _scenes(data or "scenes", scenes_count, scenes_size, seed, channels, cache)
 
-    cache = Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
     kind, parts = _open(data, channels, cache, root, download)
     notes = []
     if data == "fashion-mnist" and Path(data).is_dir():

@@ -1,6 +1,6 @@
 """Learning to classify: batches to the device, augmentation there, the task, and top-1 and top-5 accuracy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ..data.loading import Batch, TrainOrder
+from ..data.loading import Batch, Key, TrainOrder
 from .engine import Step
 from .recipes import Recipe
 
@@ -96,8 +96,12 @@ class Classification:
         correct = None if self._mix is not None else (result["output"].detach().argmax(-1) == labels).sum()
         return Step(result["loss"], len(labels), correct)
 
-    def names(self, batch: Batch) -> list[str]:
-        return [self.order.source.name(index) for _, _, index in batch.keys]
+    def keys(self, batch: Batch) -> Sequence[Key]:
+        return batch.keys
+
+    def names(self, keys: Sequence[Key]) -> list[str]:
+        """What the pictures are called."""
+        return [self.order.source.name(index) for _, _, index in keys]
 
     def skipped(self, batch: Batch) -> Mapping[str, str]:
         return dict(batch.skipped)

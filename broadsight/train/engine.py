@@ -47,7 +47,8 @@ class Work(Protocol):
     def begin_epoch(self, epoch: int, first: int) -> None: ...
     def next_batch(self) -> Any: ...
     def step(self, batch: Any) -> Step: ...
-    def names(self, batch: Any) -> list[str]: ...
+    def keys(self, batch: Any) -> Any: ...
+    def names(self, keys: Any) -> list[str]: ...
     def skipped(self, batch: Any) -> Mapping[str, str]: ...
     def evaluate(self, model: nn.Module, seen: Any) -> tuple[dict[str, float], Mapping[str, str]]: ...
 
@@ -223,7 +224,7 @@ class Engine:
                     step = self.work.step(batch)
                 self.accelerator.backward(step.loss / len(batches) if len(batches) > 1 else step.loss)
             loss = step.loss.detach()
-            self._since_check.append((loss, batch))
+            self._since_check.append((loss, self.work.keys(batch)))  # not the pictures: they are many
             self._interval[0] += loss * step.count
             self._interval[1] += step.count
             self._total[0] += loss * step.count
@@ -256,8 +257,8 @@ class Engine:
         losses = torch.stack([loss for loss, _ in self._since_check])
         bad = (~torch.isfinite(losses)).nonzero()
         if len(bad):
-            loss, batch = self._since_check[int(bad[0])]
-            names = self.work.names(batch)
+            loss, keys = self._since_check[int(bad[0])]
+            names = self.work.names(keys)
             some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             whole = " (all of them: bad_batch.json)" if self._note_batch(names) else ""
             raise Failed(

@@ -1,0 +1,270 @@
+"""One picture from any file: the modes, the orientations, and the files that hold none."""
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from broadsight.data.decoding import UnreadableImage, decode
+
+WIDE = np.arange(24 * 16 * 3, dtype=np.uint8).reshape(16, 24, 3) // 2  # 24 wide, 16 high, no two corners alike
+
+
+def saved(image: Image.Image, kind: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image)
+
+
+def photograph(side: int = 64) -> Image.Image:
+    ramp = np.linspace(0, 255, side)
+    return Image.fromarray(np.stack(np.broadcast_arrays(ramp, ramp[:, None], 128), -1).astype(np.uint8))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF", "WEBP", "JPEG", "PPM"])
+def test_decode__is_what_pil_converts_to(kind):
+    data = saved(photograph(), kind)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = {3: pixels(image.convert("RGB")), 1: pixels(image.convert("L"))}
+    for channels, mode in ((3, "RGB"), (1, "L")):
+        image = decode(data, channels)
+        assert image.mode == mode
+        np.testing.assert_array_equal(pixels(image), expected[channels])
+
+
+def test_decode__takes_paths_files_bytes_and_images(tmp_path):
+    path = tmp_path / "ä b.png"
+    Image.fromarray(WIDE).save(path)
+    with path.open("rb") as file:
+        for one in (path, str(path), path.read_bytes(), file, Image.open(path)):
+            np.testing.assert_array_equal(pixels(decode(one)), WIDE)
+
+
+def test_decode__leaves_no_file_open(tmp_path):
+    path = tmp_path / "x.gif"  # an animation, which PIL keeps open to look for the next frame
+    frames = [Image.new("L", (8, 8), value) for value in (40, 80)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        image = decode(path)
+        assert getattr(image, "fp", None) is None
+        del image
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_decode__turns_upright(kind, orientation):
+    upright = photograph(32).crop((0, 0, 32, 16))
+    # The inverse of each orientation, by the definition of EXIF: what a camera held that way stores.
+    stored = {
+        1: upright,
+        2: ImageOps.mirror(upright),
+        3: upright.rotate(180),
+        4: ImageOps.flip(upright),
+        5: ImageOps.mirror(upright.rotate(-90, expand=True)),
+        6: upright.rotate(90, expand=True),
+        7: ImageOps.mirror(upright.rotate(90, expand=True)),
+        8: upright.rotate(-90, expand=True),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = dict(JPEG=dict(quality=100, subsampling=0), WEBP=dict(lossless=True)).get(kind, {})
+    image = decode(saved(stored, kind, exif=exif.tobytes(), **options))
+    difference = np.abs(pixels(image).astype(int) - pixels(upright))
+    assert difference.max() <= (4 if kind == "JPEG" else 0)
+    np.testing.assert_array_equal(pixels(decode(image)), pixels(image))  # not turned twice
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("note", [b"nothing of the kind", b"MM\x00\x2a\xff\xff\xff\xff" + b"\xff" * 40, b"II\x2a\x00"])
+def test_decode__a_damaged_note_leaves_the_pixels(kind, note):
+    assert decode(saved(photograph(), kind, exif=b"Exif\x00\x00" + note)).size == (64, 64)
+
+
+def test_decode__transparent_becomes_white():
+    image = Image.new("RGBA", (2, 1), (200, 100, 0, 255))
+    image.putpixel((1, 0), (200, 100, 0, 0))
+    assert pixels(decode(saved(image, "PNG"))).tolist() == [[[200, 100, 0], [255, 255, 255]]]
+    image.putpixel((1, 0), (200, 100, 0, 51))  # a fifth of the colour
+    assert pixels(decode(saved(image, "PNG")))[0, 1].tolist() == [244, 224, 204]
+    grey = Image.new("LA", (2, 1), (90, 255))
+    grey.putpixel((1, 0), (90, 0))
+    assert pixels(decode(saved(grey, "PNG"), 1)).tolist() == [[90, 255]]
+
+
+@pytest.mark.parametrize("transparency", [1, b"\xff\x00\xff"])
+def test_decode__palette_with_transparency(transparency):
+    image = Image.new("P", (3, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    image.putdata([0, 1, 2])
+    plain = pixels(decode(saved(image, "PNG")))
+    assert plain.tolist() == [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]]
+    clear = pixels(decode(saved(image, "PNG", transparency=transparency)))
+    assert clear.tolist() == [[[10, 20, 30], [255, 255, 255], [70, 80, 90]]]
+
+
+def test_decode__colour_named_transparent():
+    image = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8))
+    data = saved(image, "PNG", transparency=(4, 5, 6))
+    assert pixels(decode(data)).tolist() == [[[1, 2, 3], [255, 255, 255]]]
+
+
+def test_decode__cmyk():
+    image = Image.new("CMYK", (16, 16), (255, 0, 0, 0))  # cyan
+    for kind in ("JPEG", "TIFF"):  # PIL writes JPEG inverted, as Adobe does
+        assert np.abs(pixels(decode(saved(image, kind))).astype(int) - [0, 255, 255]).max() <= 2
+
+
+def test_decode__ycbcr_and_bilevel():
+    image = Image.new("YCbCr", (4, 4), (128, 128, 128))
+    assert np.abs(pixels(decode(image)).astype(int) - 128).max() <= 1
+    bits = Image.new("1", (2, 1))
+    bits.putpixel((1, 0), 1)
+    assert pixels(decode(saved(bits, "PNG"), 1)).tolist() == [[0, 255]]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_decode__sixteen_bits_are_scaled(kind):
+    values = np.array([[0, 128, 257, 32896, 65535]], np.uint16)
+    image = decode(saved(Image.fromarray(values), kind), 1)
+    assert pixels(image).tolist() == [[0, 0, 1, 128, 255]]
+    assert pixels(decode(saved(Image.fromarray(values), kind)))[0, 3].tolist() == [128, 128, 128]
+
+
+def test_decode__sixteen_bit_colours():
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    data += chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(">HHH", 65535, 0x8040, 0))) + chunk(b"IEND", b"")
+    assert pixels(decode(data)).tolist() == [[[255, 128, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.0, 0.25, 0.5], [0, 64, 128]),  # dark, not stretched
+        ([0.0, 100.0, 200.0], [0, 100, 200]),
+        ([0.0, 257.0, 65535.0], [0, 1, 255]),
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([float("nan"), 0.5, 1.0], [0, 128, 255]),
+        ([-3.0, -3.0, -3.0], [0, 0, 0]),
+    ],
+)
+def test_decode__floating_point_is_scaled_from_its_range(values, expected):
+    image = Image.fromarray(np.array([values], np.float32))
+    assert pixels(decode(saved(image, "TIFF"), 1)).tolist() == [expected]
+
+
+def test_decode__integers_of_32_bits():
+    for values, expected in (([0, 257, 65535], [0, 1, 255]), ([-100, 0, 100], [0, 128, 255]), ([0, 1, 2], [0, 0, 0])):
+        image = Image.fromarray(np.array([values], np.int32))
+        assert pixels(decode(saved(image, "TIFF"), 1)).tolist() == [expected]
+
+
+def test_decode__first_frame_of_an_animation():
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    for kind in ("GIF", "WEBP", "PNG"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        assert pixels(decode(data))[4, 4].tolist() == [255, 0, 0]
+
+
+def noise(side: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty file"),
+        (b"just text, whatever its name", "not an image, or of a kind that PIL does not read"),
+        (saved(noise(64), "JPEG")[:2000], "truncated"),
+        (saved(noise(64), "PNG")[:3000], "truncated"),
+        (saved(noise(64), "WEBP")[:400], ""),
+        (saved(noise(64), "GIF")[:900], ""),
+        (saved(noise(64), "TIFF")[:900], ""),
+        (saved(noise(64), "BMP")[:900], "truncated"),
+    ],
+)
+def test_decode__unreadable(tmp_path, content, reason):
+    path = tmp_path / "x.jpg"
+    path.write_bytes(content)
+    for one in (path, content, io.BytesIO(content)):
+        with pytest.raises(UnreadableImage) as raised:
+            decode(one)
+        message = str(raised.value)
+        assert message and "\n" not in message and "0x" not in message
+        assert reason in message or (not content and isinstance(one, io.BytesIO))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
+def test_decode__nothing_else_escapes_from_damaged_files(kind):
+    good = bytearray(saved(photograph(24), kind))
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        bad = bytearray(good)
+        for place in rng.integers(0, min(len(bad), 200), 4):  # headers are where parsers trip
+            bad[place] = rng.integers(256)
+        try:
+            image = decode(bytes(bad))
+        except UnreadableImage as error:
+            assert "\n" not in str(error)
+        else:
+            assert image.mode == "RGB"
+            image.tobytes()
+
+
+def test_decode__no_such_file_and_a_folder(tmp_path):
+    with pytest.raises(UnreadableImage, match=r"^no such file or directory$"):
+        decode(tmp_path / "x.jpg")
+    with pytest.raises(UnreadableImage, match=r"^is a directory$"):
+        decode(tmp_path)
+
+
+def test_decode__decompression_bomb(monkeypatch):
+    data = saved(photograph(64), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(UnreadableImage, match=r"^more than 2,000 pixels; see PIL.Image.MAX_IMAGE_PIXELS$"):
+        decode(data)
+
+
+def test_decode__memory_and_interrupts_escape(monkeypatch):
+    for error in (MemoryError, KeyboardInterrupt):
+
+        def stop(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(Image, "open", stop)
+        with pytest.raises(error):
+            decode(b"x")
+
+
+def test_decode__keeps_pil_quiet_and_nobody_else(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)  # 4096 are warned about, not refused
+    data = saved(photograph(64), "PNG")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Image.open(io.BytesIO(data)).close()
+        assert [one.category for one in seen] == [Image.DecompressionBombWarning]  # or there is nothing to test
+        for _ in range(2):
+            assert decode(data).size == (64, 64)
+        warnings.warn("of others", stacklevel=1)
+        assert sum(one.filename == __file__ for one in seen) == 1 and len(seen) == 2
+        assert [str(one[3]) for one in warnings.filters].count(r"re.compile('PIL\\.')") == 1  # put there once
+
+
+def test_decode__channels():
+    with pytest.raises(ValueError, match=r"channels=4 is neither 1 \(grey\) nor 3 \(RGB\)"):
+        decode(Image.new("RGB", (1, 1)), 4)

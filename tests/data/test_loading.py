@@ -1,0 +1,299 @@
+"""Batches: which pictures, in which order, augmented how; and pictures that cannot be read."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.data import loading
+from broadsight.data.decoding import UnreadableImage, decode
+from broadsight.data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
+from broadsight.data.sources import resolve
+
+from ..small_runs import fill, png
+
+AUGMENTED = dict(scale=(0.3, 1.0), hflip=0.5, color_jitter=0.4, auto_augment="rand-m9-mstd0.5-inc1")
+
+
+class Numbered:
+    """Pictures whose colour is their number; those in `broken` are no pictures."""
+
+    classes = ("even", "odd")
+
+    def __init__(self, count: int, broken: tuple[int, ...] = ()):
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def label(self, index: int) -> int:
+        return index % 2
+
+    def name(self, index: int) -> str:
+        return f"{index}.png"
+
+    def open(self, index: int) -> Image.Image:
+        return decode(b"no picture" if index in self.broken else png(index, index, index))
+
+
+def pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def keys(order: TrainOrder | EvalOrder) -> list[list[tuple[int, int, int]]]:
+    return list(order)
+
+
+def indices(order: TrainOrder | EvalOrder) -> list[int]:
+    return [index for batch in order for _, _, index in batch]
+
+
+# ---- order
+
+
+def test_train_order__is_a_permutation_and_another_each_epoch():
+    order = TrainOrder(Numbered(20), 4, seed=1)
+    first = indices(order)
+    assert sorted(first) == list(range(20)) and first != list(range(20))
+    assert indices(order) == first
+    order.start(1)
+    assert sorted(indices(order)) == list(range(20)) and indices(order) != first
+    assert indices(TrainOrder(Numbered(20), 4, seed=2)) != first
+
+
+def test_train_order__keys_name_epoch_and_place():
+    order = TrainOrder(Numbered(10), 4)
+    order.start(3)
+    batches = keys(order)
+    assert order.updates == len(order) == len(batches) == 2  # two pictures wait for another epoch
+    assert [key[:2] for batch in batches for key in batch] == [(3, place) for place in range(8)]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_train_order__an_update_has_the_same_pictures_for_any_number_of_processes(processes, accumulate):
+    source = Numbered(50)
+    whole = [set(batch) for batch in TrainOrder(source, 8, seed=5)]
+    shares = [
+        keys(TrainOrder(source, 8, seed=5, rank=rank, processes=processes, accumulate=accumulate))
+        for rank in range(processes)
+    ]
+    assert {len(share) for share in shares} == {6 * accumulate}
+    assert {len(batch) for share in shares for batch in share} == {8 // processes // accumulate}
+    for update, expected in enumerate(whole):
+        passes = slice(update * accumulate, (update + 1) * accumulate)
+        together = [key for share in shares for batch in share[passes] for key in batch]
+        assert len(together) == 8 and set(together) == expected
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_train_order__starts_anywhere(accumulate):
+    order = TrainOrder(Numbered(22), 4, accumulate=accumulate)
+    order.start(2)
+    whole = keys(order)
+    for first in range(6):
+        order.start(2, first)
+        assert keys(order) == whole[first * accumulate :] and len(order) == len(whole) - first * accumulate
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_train_order__repeats(repeats):
+    order = TrainOrder(Numbered(20), 5, repeats=repeats)
+    found = indices(order)
+    assert len(found) == 20  # the epoch keeps its length
+    runs = [found[start : start + repeats] for start in range(0, 20, repeats)]
+    assert all(len(set(run)) == 1 for run in runs)
+    assert len(set(found)) == len(runs) == -(-20 // repeats)
+    places = [place for batch in order for _, place, _ in batch]
+    assert places == list(range(20))  # each at a place of its own, hence with another augmentation
+
+
+def test_train_order__repeats_go_to_different_processes():
+    shares = [indices(TrainOrder(Numbered(12), 4, repeats=2, rank=rank, processes=2)) for rank in range(2)]
+    assert shares[0] == shares[1] and len(set(shares[0])) == 6
+
+
+def test_train_order__asks_a_source_that_knows_better():
+    source = Numbered(6)
+    source.shuffled = lambda generator: torch.arange(5, -1, -1)
+    assert indices(TrainOrder(source, 2)) == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "message"),
+    [
+        (21, {}, "batch_size=21 does not fit: there are 20 training pictures; take --set batch_size=20"),
+        (21, dict(processes=3), "batch_size=21 does not fit: there are 20 training pictures; take --set batch_size=18"),
+        (5, dict(processes=2), "batch_size=5 does not divide among 2 processes; take batch_size=4"),
+        (9, dict(processes=2, accumulate=2), "among 2 processes with accumulate=2; take batch_size=8"),
+        (1, dict(processes=4), "take batch_size=4"),
+    ],
+)
+def test_train_order__refuses_a_batch(batch, options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainOrder(Numbered(20), batch, **options)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_eval_order__every_picture_once(processes):
+    orders = [EvalOrder(Numbered(11), 4, rank=rank, processes=processes) for rank in range(processes)]
+    assert [len(order) for order in orders] == [len(keys(order)) for order in orders]
+    assert sorted(index for order in orders for index in indices(order)) == list(range(11))
+    assert all(len(batch) <= 4 for order in orders for batch in order)
+
+
+# ---- pictures
+
+
+def test_pictures__bytes_labels_and_keys():
+    batch = Pictures(Numbered(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
+    assert batch.images.dtype == torch.uint8 and batch.images.shape == (2, 3, 8, 8)
+    assert batch.images.flatten(1).unique(dim=1).tolist() == [[7], [2]]
+    assert batch.labels.tolist() == [1, 0] and batch.keys == ((0, 5, 7), (0, 6, 2)) and batch.skipped == ()
+    assert batch.checked() is batch
+
+
+def noise(image: Image.Image) -> torch.Tensor:
+    return (255 * torch.rand(3, 2, 2)).byte()
+
+
+def test_pictures__depend_on_the_key_alone():
+    pictures = Pictures(Numbered(9), noise, seed=3, training=True)
+    first, second = pictures.__getitems__([(1, 4, 0), (1, 5, 0)]).images
+    assert not torch.equal(first, second)
+    torch.rand(7)
+    assert torch.equal(pictures.__getitems__([(1, 5, 0), (1, 4, 0)]).images, torch.stack([second, first]))
+    assert not torch.equal(pictures.__getitems__([(2, 4, 0)]).images[0], first)
+    other = Pictures(Numbered(9), noise, seed=4, training=True)
+    assert not torch.equal(other.__getitems__([(1, 4, 0)]).images[0], first)
+
+
+def test_pictures__the_same_for_any_number_of_workers(tmp_path):
+    source = resolve(str(fill(tmp_path, a=5, b=5))).train
+    transform = Transforms(16, augmentation=AUGMENTED).build(True)
+    found = []
+    for workers in (0, 1, 2):
+        order = TrainOrder(source, 4, seed=2)
+        loader = load(Pictures(source, transform, seed=2, training=True), order, workers=workers)
+        epochs = []
+        for epoch in (0, 1):
+            order.start(epoch, epoch)
+            before = torch.get_rng_state()
+            epochs += list(loader)
+            if workers:  # what workers draw is not missing here
+                assert torch.equal(before, torch.get_rng_state())
+        found.append(epochs)
+    assert [len(batches) for batches in found] == [3, 3, 3]
+    for batches in found[1:]:
+        for batch, other in zip(found[0], batches, strict=True):
+            assert batch.keys == other.keys and torch.equal(batch.labels, other.labels)
+            assert torch.equal(batch.images, other.images)
+
+
+# ---- transforms
+
+
+def test_transforms__evaluation_crops_the_middle():
+    image = np.zeros((40, 40, 3), np.uint8)
+    image[4:36, 4:36] = 200
+    whole = Transforms(20, interpolation="nearest", crop_pct=1.0).build(False)(Image.fromarray(image))
+    middle = Transforms(20, interpolation="nearest", crop_pct=0.8).build(False)(Image.fromarray(image))
+    assert whole.shape == middle.shape == (3, 20, 20) and np.asarray(whole).dtype == np.uint8
+    assert (np.asarray(whole)[:, 0] == 0).all() and (np.asarray(middle)[:, 1:-1, 1:-1] == 200).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transforms__training(channels):
+    transform = Transforms(16, channels, (0.5,) * channels, (0.5,) * channels, augmentation=AUGMENTED).build(True)
+    for _ in range(50):  # so that every operation of the augmentation has its turn
+        assert transform(decode(png(10, 200, 30), channels)).shape == (channels, 16, 16)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest", "random"])
+@pytest.mark.parametrize("training", [True, False])
+def test_transforms__every_interpolation_of_a_recipe(interpolation, training):
+    transform = Transforms(16, interpolation=interpolation).build(training)
+    assert transform(decode(png(1, 2, 3))).shape == (3, 16, 16)
+
+
+# ---- what cannot be read
+
+
+def test_unreadable__training_takes_the_next():
+    batch = Pictures(Numbered(9, broken=(3, 4, 8)), pixels, training=True).__getitems__(
+        [(0, 0, 3), (0, 1, 1), (0, 2, 8)]
+    )
+    assert batch.images[:, 0, 0, 0].tolist() == [5, 1, 0] and batch.labels.tolist() == [1, 1, 0]
+    assert [name for name, _ in batch.skipped] == ["3.png", "4.png", "8.png"]
+    assert all("not an image" in reason for _, reason in batch.skipped)
+
+
+def test_unreadable__evaluation_leaves_it_out():
+    pictures = Pictures(Numbered(9, broken=(3, 4)), pixels)
+    batch = pictures.__getitems__([(0, index, index) for index in (2, 3, 4, 5)])
+    assert batch.images[:, 0, 0, 0].tolist() == [2, 5] and batch.labels.tolist() == [0, 1]
+    assert [key[2] for key in batch.keys] == [2, 5] and [name for name, _ in batch.skipped] == ["3.png", "4.png"]
+    nothing = pictures.__getitems__([(0, 3, 3)])
+    assert len(nothing.images) == len(nothing.labels) == 0 and len(nothing.skipped) == 1
+    assert nothing.checked() is nothing
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable__strict(training, workers):
+    source = Numbered(9, broken=(3,))
+    loader = load(Pictures(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers)
+    first = next(iter(loader))
+    with pytest.raises(UnreadableImage, match=r"^3.png cannot be read \(not an image.*without --strict it would be"):
+        first.checked()
+
+
+def test_unreadable__fifty_in_a_row():
+    source = Numbered(60, broken=tuple(range(2, 52)))
+    pictures = Pictures(source, pixels, training=True)
+    with pytest.raises(UnreadableImage, match=r"^50 pictures in a row cannot be read, last 51.png: not an image"):
+        pictures.__getitems__([(0, 0, 2)]).checked()
+    assert pictures.__getitems__([(0, 0, 3)]).images[0, 0, 0, 0] == 52
+    assert loading.IN_A_ROW == 50
+
+
+def test_unreadable__all_of_a_few():
+    """With fewer than fifty there is no use in asking again."""
+    batch = Pictures(Numbered(3, broken=(0, 1, 2)), pixels, training=True).__getitems__([(0, 0, 1)])
+    with pytest.raises(UnreadableImage) as caught:
+        batch.checked()
+    said = re.match(r"(\d+) pictures", str(caught.value))
+    assert said and int(said[1]) <= 3, f"there are three pictures: {caught.value}"
+
+
+def broken_files(folder: Path) -> list[str]:
+    whole = png(1, 2, 3, size=64)
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "text.jpg").write_text("not a picture")
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "damaged.png").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
+    (folder / "gone.png").symlink_to(folder / "nowhere.png")
+    return ["empty.png", "text.jpg", "cut.png", "damaged.png"]
+
+
+def test_unreadable__files(tmp_path):
+    fill(tmp_path, a=2, b=2)
+    names = broken_files(tmp_path / "a")
+    splits = resolve(str(tmp_path), val=str(tmp_path))
+    loader = load(Pictures(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
+    batches = list(loader)
+    assert sum(len(batch.labels) for batch in batches) == 4
+    skipped = dict(pair for batch in batches for pair in batch.skipped)
+    assert sorted(skipped) == sorted(f"a/{name}" for name in names)
+    assert all(reason and "\n" not in reason for reason in skipped.values())
+    assert skipped["a/empty.png"] == "empty file"  # its name stands beside it already
+
+
+def test_workers__leave_a_core_to_training(monkeypatch):
+    monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    assert (default_workers(), default_workers(2), default_workers(6)) == (5, 2, 1)
+    monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(64)))
+    assert default_workers() == 8
