@@ -15,8 +15,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/broadsight verify
-	$(BIN)/broadsight bench stvit_small partialformer_b1 --batch 4 --rounds 5 --threads 1
+	$(BIN)/broadsight train scenes:6000 --twin gap
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-_PARTS = ("analysis", "layers", "losses", "models")
+_PARTS = ("analysis", "data", "layers", "losses", "models", "train", "training")
 _EXPORTS = {
     "add_context_broadcast": "broadcasting",
     "convert_release": "release",

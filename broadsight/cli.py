@@ -333,11 +333,11 @@ def train(
     )
     try:
         outcome = run(request, resume=resume, command=_command_line, plain=plain)
-        outcomes = {pool or "own pooling": outcome}
+        outcomes = [outcome]
         if twin:
             other = replace(request, pool=twin, pool_args={}, out=str(outcome.folder / f"twin-{twin}"))
             again = resume and Path(other.out or "").is_dir()
-            outcomes[twin] = run(other, resume=again, command=_command_line, plain=plain)
+            outcomes.append(run(other, resume=again, command=_command_line, plain=plain))
     except Interrupted as stop:
         print(f"broadsight: {stop}", file=sys.stderr)
         return stop.code
@@ -346,27 +346,27 @@ def train(
     return DONE
 
 
-def _conclude(outcomes: dict[str, Any]) -> None:
+def _conclude(outcomes: list[Any]) -> None:
     """Say how well a run went, beside its twin if there is one, and what to do next."""
-    first = next(iter(outcomes.values()))
     if len(outcomes) > 1:
         from rich.table import Table
 
         table = Table()
-        table.add_column("pooling")
-        for name in ("top-1 %", "best epoch", "parameters M", "run"):
+        table.add_column("network")
+        for name in ("top-1 %", "best epoch", "parameters M", "minutes", "run"):
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
-        for name, outcome in outcomes.items():
+        for outcome in outcomes:
             progress = outcome.progress
             figures = [_number(progress.best), str(progress.best_epoch), _number(outcome.parameters, 1e6)]
-            table.add_row(name, *figures, str(outcome.folder))
+            table.add_row(outcome.title, *figures, _number(outcome.seconds, 60, 1), str(outcome.folder))
         _show(table, whole=True)
+    first = outcomes[0]
     progress = first.progress
     skipped = f"; {len(progress.skipped)} pictures could not be read, see skipped.json" if progress.skipped else ""
-    print(f"best top-1 {progress.best:.2f} % in epoch {progress.best_epoch}{skipped}")
-    print(f"run: {first.folder} (curves.png, metrics.jsonl, model.safetensors)")
-    print(f"""load: timm.create_model("local-dir:{first.folder}", pretrained=True) after import broadsight""")
-    print("next: broadsight train PATH/TO/YOUR/IMAGES --out runs/mine    # a folder with one folder per class")
+    print(f"best top-1 {_number(progress.best)} % in epoch {progress.best_epoch}{skipped}")
+    print(f"run: {first.folder} (model.safetensors, metrics.jsonl, curves.png)")
+    print(f'load it: import broadsight, timm; timm.create_model("local-dir:{first.folder}", pretrained=True)')
+    print("next: broadsight train PATH/TO/YOUR/IMAGES    # one folder per class; --help lists what can be changed")
 
 
 def recipes(

@@ -317,12 +317,17 @@ def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, A
     )
 
 
-def create_backbone(name: str, **create_kwargs: Any) -> nn.Module:
-    """A timm model by name, made for any image size if its family can be."""
+def check_name(name: str) -> None:
+    """A ValueError with the nearest names if timm knows none like this."""
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
         near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise ValueError(f"unknown model {name!r}{hint}")
+
+
+def create_backbone(name: str, **create_kwargs: Any) -> nn.Module:
+    """A timm model by name, made for any image size if its family can be."""
+    check_name(name)
     choices = () if any(argument in create_kwargs for argument in SIZE_ARGUMENTS) else ANY_SIZE
     for choice in choices:
         try:

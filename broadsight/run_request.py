@@ -1,6 +1,7 @@
 """What a run is: what a user asks for, what becomes of it, and how a folder says so."""
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from .data.sources import Splits
 from .provenance import commit, versions
 from .train import processes, recipes
 from .train.recipes import Recipe
-from .train.run_folder import RunFolder, is_run
+from .train.run_folder import CONFIG, RunFolder, is_run
 
 DEFAULT_MODEL = "emsnet_xxtiny"
 EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
@@ -78,8 +79,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
         settings, recipe = stored["settings"], Recipe().change(stored["recipe"])
         for name in IDENTITY:
             asked = getattr(request, name)
-            asked = dict(asked) if isinstance(asked, Mapping) else asked
-            if asked not in (None, {}) and asked != settings[name]:
+            if asked is not None and not _agrees(json.loads(json.dumps(asked)), settings[name]):
                 raise ValueError(
                     f"{request.out} holds a run with {name}={settings[name]}, not {name}={asked}; "
                     "leave that out to continue it, or choose another --out"
@@ -91,8 +91,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
                     "leave that out to continue it, or choose another --out"
                 )
         return settings, recipe
-    pretrained = str(request.changes.get("pretrained", "")).lower() == "true"
-    entry = recipes.find(request.recipe or ("finetune" if pretrained or request.init else "quick"))
+    entry = recipes.find(request.recipe or _usual_recipe(request))
     recipe = entry.recipe.change(request.changes)
     if request.init and recipe.pretrained and "pretrained" not in request.changes:
         recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
@@ -105,11 +104,27 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     settings["model"] = request.model or entry.model or DEFAULT_MODEL
     if settings["model"] == entry.model:
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
-        settings["pool"] = request.pool or entry.pool
+        if request.pool in (None, entry.pool):
+            settings["pool"], settings["pool_args"] = entry.pool, {**entry.pool_args, **settings["pool_args"]}
     if recipe.distill != "none" and settings["pool"] in ("map", "map-light"):
         options = dict(settings["pool_args"].get("pool_options", {}))
         settings["pool_args"]["pool_options"] = {"distill_tokens": 1, **options}
     return settings, recipe
+
+
+def _usual_recipe(request: Request) -> str:
+    """What is trained if nobody says how: scenes as the demonstration does, anything else by what it begins from."""
+    if request.init or str(request.changes.get("pretrained", "")).lower() == "true":
+        return "finetune"
+    drawn = request.data is None or request.data.partition(":")[0] == "scenes"
+    return "scenes" if drawn and request.model is None else "quick"
+
+
+def _agrees(asked: Any, stored: Any) -> bool:
+    """Whether all that was asked for is stored; a recipe may have added to a pooling's arguments."""
+    if isinstance(asked, dict) and isinstance(stored, dict):
+        return all(key in stored and _agrees(value, stored[key]) for key, value in asked.items())
+    return asked == stored
 
 
 def network_arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -162,6 +177,7 @@ def describe(
             "data": splits.description,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             **how,
+            "launch": launch(),
             "seed": settings["seed"],
             "versions": versions(),
             "commit": commit(),
@@ -173,7 +189,7 @@ def describe(
 def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> None:
     """Refuse to continue a run whose network, classes or pictures are not these."""
     if not is_run(folder.path):
-        if first and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        if first and folder.path.exists() and not _unmade(folder.path):
             raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
         return
     there, here = folder.config(), json.loads(json.dumps(description))
@@ -187,6 +203,11 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
         )
 
 
+def _unmade(path: Path) -> bool:
+    """Whether a folder is empty, but for what is left of a run that was killed while it made it."""
+    return path.is_dir() and all(entry.name == f".{CONFIG}.part" for entry in path.iterdir())
+
+
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -197,7 +218,7 @@ def stored_in(path: Path) -> dict[str, Any]:
     config = RunFolder(path).config()
     try:
         stored = config["broadsight"]
-        return {"settings": stored["settings"], "recipe": stored["recipe"]}
+        return {"settings": stored["settings"], "recipe": stored["recipe"], "threads": stored["threads"]}
     except (KeyError, TypeError):
         raise ValueError(f"{path} holds a model, but no run of broadsight to continue; choose another --out") from None
 
@@ -209,9 +230,20 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
     data = re.sub(r"\W+", "-", Path(str(settings["data"])).name or "data").strip("-")
     stem = "-".join(filter(None, [data, title(settings)]))
     taken = [int(path.name.rpartition("-")[2]) for path in Path("runs").glob(f"{stem}-*") if path.name[-1].isdigit()]
-    # After a restart of all processes it is the run that they had begun.
-    number = max(taken, default=1) if processes.restarted() else max(taken, default=0) + 1
+    number = max(taken, default=0) + 1
+    if processes.restarted():  # then it is the run that they had begun, if they had
+        begun = (one for one in sorted(taken, reverse=True) if _launch(Path("runs") / f"{stem}-{one}") == launch())
+        number = next(begun, number)
     return processes.from_first(Path("runs") / f"{stem}-{number}")
+
+
+def launch() -> str | None:
+    """What torchrun calls this start of all processes and its restarts."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
+def _launch(path: Path) -> str | None:
+    return RunFolder(path).config().get("broadsight", {}).get("launch") if is_run(path) else None
 
 
 def title(settings: Mapping[str, Any]) -> str:

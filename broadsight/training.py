@@ -15,6 +15,7 @@ from .checkpoint import read_file, weights_in
 from .data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
 from .data.sources import Source, Splits, resolve
 from .models.edited import edit
+from .pooling import check_name
 from .run_request import (
     EDITS,
     Request,
@@ -34,6 +35,7 @@ from .train.engine import Engine, Progress, total_pictures
 from .train.optimisation import make_average, make_optimizer, make_scheduler
 from .train.recipes import Recipe
 from .train.run_folder import RunFolder, is_run
+from .train.state import newest
 from .train.synchronise import synchronise
 from .train.tasks import make_task
 
@@ -46,6 +48,7 @@ class Outcome:
 
     Args:
         folder: The run.
+        title: Its network, in a few words.
         progress: Where it stands.
         parameters: Of the network.
         seconds: That this part of it took.
@@ -53,6 +56,7 @@ class Outcome:
     """
 
     folder: Path
+    title: str
     progress: Progress
     parameters: int
     seconds: float
@@ -85,6 +89,17 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
         plain: Plain lines in a terminal too.
     """
     started = time.monotonic()
+    try:
+        processes.meet(request.device, request.processes)  # who agree on whether they were restarted
+        prepared, progress = _train(request, resume, command, plain)
+    finally:
+        processes.leave()
+    about, seconds = prepared.description["broadsight"], time.monotonic() - started
+    name = title(about["settings"])
+    return Outcome(prepared.engine.folder.path, name, progress, about["parameters"], seconds, prepared.notes)
+
+
+def _train(request: Request, resume: bool, command: str, plain: bool) -> tuple[Prepared, Progress]:
     stored, restarted = None, processes.restarted()
     resume = resume or restarted
     if request.out and is_run(Path(request.out)):
@@ -94,22 +109,22 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
                 f"{request.out} holds a run of {stored['settings']['model']} already; "
                 "--resume continues it, another --out starts a new one"
             )
-    elif request.out and resume and not restarted and not Path(request.out).is_dir():
-        raise FileNotFoundError(f"there is no run in {request.out} to resume")
+    elif request.out and resume and not restarted and not _says_what(request):
+        raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
     elif resume and not request.out and not restarted:
         raise ValueError("--resume needs --out, the folder of the run to continue")
     settings, recipe = settings_of(request, stored)
+    check_name(settings["model"])  # before a tar is unpacked
     if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
-    try:
-        prepared = prepare(request, settings, recipe, accelerator, command=command, plain=plain)
-        progress = _run(prepared, resume)
-    finally:
-        if accelerator.num_processes > 1:
-            processes.leave()
-    parameters = prepared.description["broadsight"]["parameters"]
-    return Outcome(prepared.engine.folder.path, progress, parameters, time.monotonic() - started, prepared.notes)
+    prepared = prepare(request, settings, recipe, accelerator, stored, command=command, plain=plain)
+    return prepared, _run(prepared, resume)
+
+
+def _says_what(request: Request) -> bool:
+    """Whether a request could begin a run: one that was killed before it had a folder is begun again."""
+    return any((request.data, request.model, request.recipe, request.changes))
 
 
 def prepare(
@@ -117,13 +132,19 @@ def prepare(
     settings: dict[str, Any],
     recipe: Recipe,
     accelerator: Accelerator,
+    stored: Mapping[str, Any] | None = None,
     *,
     command: str = "",
     plain: bool = False,
 ) -> Prepared:
-    """Data, network, optimiser and folder, put together; nothing is written yet but what shows that it can be."""
+    """Data, network, optimiser and folder, put together; nothing is written yet.
+
+    Args:
+        stored: What the folder says of a run that was begun.
+    """
     first, rank, count = accelerator.is_main_process, accelerator.process_index, accelerator.num_processes
-    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
+    threads = request.threads or (stored or {}).get("threads")  # others would add in another order
+    threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
     seed, channels = settings["seed"], int(settings["model_args"].get("in_chans", 3))
     with accelerator.main_process_first():  # a tar is unpacked once
@@ -131,16 +152,18 @@ def prepare(
     classes, notes = len(splits.classes), list(splits.notes)
     size = recipe.image_size or _size_of(splits.train, settings["data"])
     recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
-    recipe = _fit_batch(recipe, request, len(splits.train), count, notes)
+    if stored is None:  # else that was done when it began
+        recipe = _fit_batch(recipe, request, len(splits.train), count, notes)
 
     seed_everything(seed)
-    model = _network(settings, recipe, classes)
-    if settings["init"]:
+    folder = RunFolder(folder_for(request, settings), writing=first)
+    weighted = stored is not None and newest(folder.last) is not None  # its weights are in the checkpoint
+    model = _network(settings, replace(recipe, pretrained=recipe.pretrained and not weighted), classes)
+    if settings["init"] and not weighted:
         begin_from(model, settings["init"])
     transforms = _transforms(recipe, model.pretrained_cfg, channels)
     how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
     description = describe(settings, recipe, splits, model, transforms, how)
-    folder = RunFolder(folder_for(request, settings), writing=first)
     check_same(folder, description, first)
     order = TrainOrder(
         splits.train,
@@ -152,7 +175,7 @@ def prepare(
         repeats=recipe.repeated_aug,
     )
 
-    model = (synchronise(model) if recipe.sync_bn else model).to(accelerator.device)
+    model = (synchronise(model, accelerator.device) if recipe.sync_bn else model).to(accelerator.device)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)
     average = make_average(model, recipe)

@@ -32,7 +32,7 @@ INSIDE = {
     "data": {"data", "seeds"},
     "train": {"data", "drawing", "losses", "seeds", "train"},
     "run_request": {"data", "provenance", "train"},
-    "training": {"checkpoint", "data", "models", "run_request", "seeds", "train"},
+    "training": {"checkpoint", "data", "models", "pooling", "run_request", "seeds", "train"},
     "macs": {"dry_run"},
     "contenders": {"broadcasting", "fusion", "layers", "losses", "macs", "pooling", "release"},
     "benchmark": {"__init__", "contenders", "drawing", "provenance"},

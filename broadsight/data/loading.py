@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 from timm.data import create_transform
+from timm.data.auto_augment import posterize
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -38,12 +39,6 @@ class Batch(NamedTuple):
     skipped: tuple[tuple[str, str], ...]
     failure: str = ""
 
-    def checked(self) -> "Batch":
-        """Itself, or an UnreadableImage."""
-        if self.failure:
-            raise UnreadableImage(self.failure)
-        return self
-
 
 @dataclass(frozen=True)
 class Transforms:
@@ -67,15 +62,30 @@ class Transforms:
     def build(self, training: bool) -> Callable[[Image.Image], Any]:
         """PIL image -> (C, size, size) of bytes."""
         extra = self.augmentation if training else {"crop_pct": self.crop_pct}
-        return create_transform(
+        transform: Any = create_transform(
             (self.channels, self.size, self.size),
             is_training=training,
-            interpolation=self.interpolation,
+            interpolation=self.interpolation if training or self.interpolation != "random" else "bicubic",
             mean=self.mean,
             std=self.std,
             use_prefetcher=True,  # bytes go to the device, numbers of four times the size would travel otherwise
             **extra,
         )
+        for step in transform.transforms:
+            for op in _flat([getattr(step, "ops", []), getattr(step, "policy", [])]):
+                if getattr(op, "aug_fn", None) is posterize:
+                    op.aug_fn = _posterize
+        return transform
+
+
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """timm's, which may keep no bit at all: black, as ever; Pillow 13 refuses that."""
+    return posterize(image, bits) if bits > 0 else image.point(lambda _: 0)
+
+
+def _flat(items: Any) -> Iterator[Any]:
+    for item in items:
+        yield from _flat(item) if isinstance(item, (list, tuple)) else (item,)
 
 
 class Pictures(Dataset):
@@ -115,16 +125,17 @@ class Pictures(Dataset):
                 return Batch(torch.empty(0), torch.empty(0), (), (), str(error))
             if found is None:
                 continue
-            pixels, label = found
+            pixels, label, index = found
             if images is None:
                 images = torch.empty((len(keys), *pixels.shape), dtype=torch.uint8)
             images[len(kept)] = pixels
             labels.append(label)
-            kept.append(key)
+            kept.append((*key[:2], index))  # which may be that of another
         images = torch.empty((0, 0, 0, 0), dtype=torch.uint8) if images is None else images[: len(kept)]
         return Batch(images, torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
 
-    def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, int] | None:
+    def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, int, int] | None:
+        """Pixels, label and index of the picture."""
         epoch, place, index = key
         for attempt in range(IN_A_ROW if self.training else 1):
             at = (index + attempt) % len(self.source)
@@ -140,7 +151,7 @@ class Pictures(Dataset):
                 continue
             if self.training:
                 seed_transforms(self.seed, epoch, place)
-            return torch.as_tensor(self.transform(image)), self.source.label(at)
+            return torch.as_tensor(self.transform(image)), self.source.label(at), at
         if self.training:
             raise UnreadableImage(
                 f"{IN_A_ROW} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"

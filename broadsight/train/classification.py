@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..data.loading import Batch, Key, TrainOrder
-from .engine import Step
+from .engine import Failed, Step
+from .processes import sum_over_processes
 from .recipes import Recipe
 
 
@@ -82,7 +83,12 @@ class Classification:
         self._batches = iter(self.train)
 
     def next_batch(self) -> Batch:
-        return next(self._batches).checked()
+        return self._readable(next(self._batches))
+
+    def _readable(self, batch: Batch) -> Batch:
+        if batch.failure:
+            raise Failed(batch.failure)
+        return batch
 
     def step(self, batch: Batch) -> Step:
         """Loss of a training batch."""
@@ -123,11 +129,12 @@ class Classification:
             metrics["val_top5"] = MulticlassAccuracy(top_k=5, **options)
         metrics = {name: metric.to(self.device) for name, metric in metrics.items()}
         skipped: dict[str, str] = {}
+        count = 0
         modes = {module: module.training for module in model.modules()}
         model.eval()
         with torch.inference_mode():
             for batch in self.val:
-                skipped.update(batch.checked().skipped)
+                skipped.update(self._readable(batch).skipped)
                 if not len(batch.labels):
                     continue
                 images, labels = self._normalised(batch.images), batch.labels.to(self.device, non_blocking=True)
@@ -137,9 +144,14 @@ class Classification:
                 metrics["val_loss"].update(F.cross_entropy(logits, labels, reduction="none"))
                 for name in metrics.keys() - {"val_loss"}:
                     metrics[name].update(logits, labels)
+                count += len(labels)
                 seen(len(labels) * self.order.processes, "evaluating")
         for module, training in modes.items():
             module.training = training
+        if not sum_over_processes(torch.tensor([count], device=self.device)).item():
+            raise Failed(
+                f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
+            )
         values = {name: float(metric.compute()) for name, metric in metrics.items()}
         return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}, skipped
 

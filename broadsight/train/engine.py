@@ -1,11 +1,13 @@
 """The one loop of all training: updates, evaluations, checkpoints, and an end at any moment without loss."""
 
 import math
+import os
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -164,23 +166,33 @@ class Engine:
     def fit(self) -> Progress:
         """Train to the end, or until somebody asks to stop."""
         progress = self.progress
+        if progress.finished:
+            self.folder.draw()  # a kill may have come before that
+            return progress
         with self._listening():
-            self.folder.open_logs(progress.metrics_size, progress.updates)
             try:
+                with self._writing():
+                    self.folder.open_logs(progress.metrics_size, progress.updates)
                 self.display.begin(self._work_done())
                 while not progress.finished:
                     self._train_epoch()
                     self._evaluate_epoch()
                     progress.finished = progress.epoch >= self.epochs or self._gave_up()
                     self.save()
-                self.folder.draw()
+                with self._writing():
+                    self.folder.draw()
+                    self.folder.close()
             finally:
-                self.folder.close()
+                with suppress(OSError):  # that a disk is full has been said
+                    self.folder.close()
         return progress
 
     def save(self) -> None:
         """Write a checkpoint."""
         progress = self.progress
+        self._check_weights()
+        for others in gather_objects(progress.skipped):
+            progress.skipped.update(others)
         sums = sum_over_processes(torch.cat([self._interval, self._total])).tolist()
         progress.interval, progress.total = sums[:2], sums[2:]
         progress.metrics_size = self.folder.metrics_size()
@@ -267,6 +279,15 @@ class Engine:
             )
         self._since_check.clear()
 
+    def _check_weights(self) -> None:
+        """Refuse to keep weights that are no numbers: a gradient can overflow where the loss does not."""
+        values = [value for value in self.plain.state_dict().values() if value.is_floating_point()]
+        if not torch.stack([norm.float() for norm in torch._foreach_norm(values)]).isfinite().all():
+            raise Failed(
+                f"the weights are no numbers any more in epoch {self.progress.epoch + 1}, about update "
+                f"{self.progress.updates}; {self._last_checkpoint()}; try a lower lr, clip_norm=1 or precision=fp32"
+            )
+
     def _note_batch(self, names: list[str]) -> bool:
         import json
 
@@ -281,6 +302,7 @@ class Engine:
         if self.average is not None:
             share_buffers(self.average.module)
         share_buffers(self.plain)
+        self._check_weights()
         with self._within_memory():
             values, skipped = self.work.evaluate(self.evaluated_model, self._seen)
         progress.skipped.update(skipped)
@@ -333,7 +355,8 @@ class Engine:
         self.save()
         where = f"epoch {self.progress.epoch + 1}, update {self.progress.updates}"
         raise Interrupted(
-            f"stopped in {where} and saved; continue with: broadsight train --resume --out {self.folder.path}",
+            f"stopped in {where} and saved; continue with: "
+            f"broadsight train --resume --out {shlex.quote(str(self.folder.path))}",
             self._asked_to_stop,
         )
 
@@ -345,7 +368,8 @@ class Engine:
             if self._asked_to_stop and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._asked_to_stop = number
-            self.display.line("stopping after this step; Ctrl-C again stops at once, from the last checkpoint")
+            # Not print, which the signal may have interrupted
+            os.write(2, b"stopping after this step; Ctrl-C again stops at once, at the last checkpoint\n")
 
         if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
             yield
@@ -362,9 +386,10 @@ class Engine:
         try:
             yield
         except (OSError, SafetensorError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "writ" not in str(error).lower():
+            known = ("writ", "unexpected pos", "iostream")  # torch's words for a file that ended too early
+            if isinstance(error, RuntimeError) and not any(text in str(error).lower() for text in known):
                 raise
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            reason = getattr(error, "strerror", None) or f"{str(error).splitlines()[0]} (a full disk?)"
             raise Failed(f"cannot write to {self.folder.path}: {reason}; {self._last_checkpoint()}") from error
 
     @contextmanager

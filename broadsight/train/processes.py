@@ -2,7 +2,10 @@
 
 import os
 import re
+import time
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -10,6 +13,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+MEETING = timedelta(minutes=10)  # that processes wait for each other in the beginning
+
+_restarted = False
 
 
 def connect(device: str = "auto", precision: str = "fp32", expected: int | None = None) -> Accelerator:
@@ -20,6 +26,18 @@ def connect(device: str = "auto", precision: str = "fp32", expected: int | None 
         precision: "fp32", "bf16" or "fp16".
         expected: How many processes the user asked for; None for as many as there are.
     """
+    meet(device, expected)
+    on_cpu = not has_gpu(device)
+    if precision == "fp16" and on_cpu:
+        raise ValueError("precision=fp16 needs a GPU; use precision=bf16 or fp32")
+    # Accelerate keeps its state for the whole interpreter; a second run in it may want another.
+    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
+    GradientState._reset_state()
+    return Accelerator(cpu=on_cpu, mixed_precision=PRECISIONS[precision])
+
+
+def meet(device: str = "auto", expected: int | None = None) -> None:
+    """Join the other processes, after a check that all are there that were asked for."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     wanted = expected or _launched()
@@ -37,15 +55,8 @@ def connect(device: str = "auto", precision: str = "fp32", expected: int | None 
         raise ValueError(
             f"{local} processes on this machine, but {gpus} GPUs; start {gpus} processes, or use --device cpu"
         )
-    on_cpu = not has_gpu(device)
-    if precision == "fp16" and on_cpu:
-        raise ValueError("precision=fp16 needs a GPU; use precision=bf16 or fp32")
-    # Accelerate keeps its state for the whole interpreter; a second run in it may want another.
-    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
-    GradientState._reset_state()
     if world > 1 and not dist.is_initialized():
-        _join("gloo" if on_cpu else "nccl")
-    return Accelerator(cpu=on_cpu, mixed_precision=PRECISIONS[precision])
+        _join("nccl" if has_gpu(device) else "gloo")
 
 
 def has_gpu(device: str | None = "auto") -> bool:
@@ -60,8 +71,8 @@ def leave() -> None:
 
 
 def restarted() -> bool:
-    """Whether torchrun started this process anew after another had failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    """Whether torchrun started the processes anew after one had failed; known once they have met."""
+    return _restarted or _restarts() > 0
 
 
 def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
@@ -98,14 +109,43 @@ def share_buffers(module: torch.nn.Module) -> None:
 
 
 def _join(backend: str) -> None:
-    """Join the process group under a name that no earlier attempt has used.
+    """Join the process group under a name that none before has had.
 
     After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes
-    in it, and gloo would wait half an hour for them.
+    in it, and gloo would wait half an hour for them. A second group of the same processes would find the first one's.
     """
-    store, rank, world = next(iter(dist.rendezvous("env://")))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(backend, store=dist.PrefixStore(f"attempt_{attempt}", store), rank=rank, world_size=world)
+    global _restarted
+    store, rank, world = next(iter(dist.rendezvous("env://", timeout=MEETING)))
+    number, _restarted = _meet(dist.PrefixStore("broadsight", store), rank, world)
+    dist.init_process_group(backend, store=dist.PrefixStore(f"group_{number}", store), rank=rank, world_size=world)
+
+
+def _meet(store: dist.Store, rank: int, world: int) -> tuple[int, bool]:
+    """A number that no earlier group has had, and whether any of these processes was started anew.
+
+    All agree on both, whatever dead processes have left in the store. Where one has failed on one of several nodes,
+    torchrun counts that there alone.
+    """
+    if rank:
+        me = uuid4().hex
+        store.set(f"here/{rank}", me)
+        number = int(store.get(f"group/{me}"))  # waits for the first process's answer
+    else:
+        number = store.add("groups", 1)
+    store.add(f"restarts/{number}", _restarts())
+    store.add(f"joined/{number}", 1)
+    if rank == 0:
+        while store.add(f"joined/{number}", 0) < world:
+            for other in range(1, world):  # a dead one may be answered too; nobody reads that
+                store.set(f"group/{store.get(f'here/{other}').decode()}", str(number))
+            time.sleep(0.05)
+        store.set(f"complete/{number}", "")
+    store.wait([f"complete/{number}"])
+    return number, store.add(f"restarts/{number}", 0) > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def _launched() -> int | None:

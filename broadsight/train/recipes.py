@@ -146,8 +146,8 @@ class Entry:
 
     Args:
         about, source: One line for users; where the settings come from and what they leave open.
-        model, model_args, pool: Which network the recipe is for, arguments that it needs, and the pooling to put under
-            it; None for any.
+        model, model_args, pool, pool_args: Which network the recipe is for, and the pooling to put under it, each with
+            the arguments that it needs; None for any.
         data, cost: What the paper trained on, and what all of that takes to compute.
         published: What the paper reports, by metric.
         recipe: The settings.
@@ -160,6 +160,7 @@ class Entry:
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
+    pool_args: Mapping[str, Any] = field(default_factory=dict)
     data: str | None = None
     cost: str | None = None
     published: Mapping[str, float] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ class RunFolder:
     def __init__(self, path: str | Path, writing: bool = True):
         self.path, self.writing = Path(path), writing
         self._events: Any = None
+        self._hook: Any = threading.excepthook
         self._drawn = -math.inf
 
     @property
@@ -42,8 +44,9 @@ class RunFolder:
     def create(self, config: Mapping[str, Any]) -> None:
         """Make the folder and describe the run; an OSError if that cannot be."""
         if self.writing:
-            self.last.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             state.write_text(json.dumps(config, indent=2) + "\n", self.path / CONFIG)
+            self.last.mkdir(exist_ok=True)
 
     def config(self) -> dict[str, Any]:
         """The description of the run that is there."""
@@ -63,7 +66,10 @@ class RunFolder:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:  # an extra
             return
-        self._events = SummaryWriter(str(self.path / "events"), purge_step=updates or None)
+        self._hook = threading.excepthook
+        threading.excepthook = _without_tensorboard(self._hook)
+        # From the next update on, since what was recorded at this one stays
+        self._events = SummaryWriter(str(self.path / "events"), purge_step=updates + 1)
 
     def record(self, values: Mapping[str, Any]) -> None:
         """Add a line to the metrics, and its numbers to TensorBoard's events."""
@@ -81,9 +87,13 @@ class RunFolder:
                     self._events.add_scalar(name.replace("_", "/", 1), value, updates)
 
     def metrics_size(self) -> int:
-        """Bytes of the metrics so far."""
+        """Bytes of the metrics so far, all of which are on the disk then."""
         metrics = self.path / METRICS
-        return metrics.stat().st_size if metrics.is_file() else 0
+        if not metrics.is_file():
+            return 0
+        if self.writing:
+            state.flush(metrics)
+        return metrics.stat().st_size
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of the metrics."""
@@ -112,9 +122,22 @@ class RunFolder:
         self._drawn = time.monotonic()
 
     def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        events, self._events = self._events, None
+        try:
+            if events is not None:
+                events.close()
+        finally:
+            threading.excepthook = self._hook
+
+
+def _without_tensorboard(hook: Any) -> Any:
+    """TensorBoard's thread raises its errors once more in whoever writes next; nobody needs its traceback."""
+
+    def quiet(arguments: Any) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard"):
+            hook(arguments)
+
+    return quiet
 
 
 def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:

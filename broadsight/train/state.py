@@ -73,6 +73,8 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
                 raise DamagedCheckpoint(
                     f"{checkpoint / name} is damaged: its content is not what was written; {_advice}"
                 )
+        if PROGRESS not in manifest:
+            raise ValueError(f"its manifest does not name {PROGRESS}")
         return json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError, AttributeError) as error:
         raise DamagedCheckpoint(f"checkpoint {checkpoint} is damaged ({error}); {_advice}") from None

@@ -4,13 +4,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class SharedBatchNorm(nn.SyncBatchNorm):
+class SharedBatchNorm(_BatchNorm):
     """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation.
+
+    No kind of torch's SyncBatchNorm, which DistributedDataParallel refuses on CPUs.
 
     Args:
         norm: What it takes the place of; parameters and buffers are shared with it.
@@ -25,31 +27,29 @@ class SharedBatchNorm(nn.SyncBatchNorm):
         self.train(norm.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.is_cuda or not self.training or not dist.is_initialized():
-            return self.act(self.drop(self._on_device(input)))
+        output = self._over_all(input) if self.training and dist.is_initialized() else super().forward(input)
+        return self.act(self.drop(output))
+
+    def _over_all(self, input: Tensor) -> Tensor:
         over = [0, *range(2, input.ndim)]
         shape = (1, -1, *(1,) * (input.ndim - 2))
+        x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input  # sums need the precision
         # Sums are exchanged, not means: processes may have batches of different size.
-        count = torch.full((1,), input.numel() // input.shape[1], dtype=input.dtype)
-        sums = torch.cat([input.sum(over), count])
-        sums = _sum_over_processes(sums)
+        count = x.new_full((1,), input.numel() // input.shape[1])
+        sums = _sum_over_processes(torch.cat([x.sum(over), count]))
         mean = sums[:-1] / sums[-1]
-        centred = input - mean.view(shape)
+        centred = x - mean.view(shape)
         variance = _sum_over_processes((centred * centred).sum(over)) / sums[-1].detach()
         if self.track_running_stats:
-            self._remember(mean.detach(), variance.detach(), float(sums[-1]))
+            self._remember(mean.detach(), variance.detach(), float(sums[-1].detach()))
         output = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             output = output * self.weight.view(shape) + self.bias.view(shape)
-        return self.act(self.drop(output))
+        return output.to(input.dtype)
 
-    def _on_device(self, input: Tensor) -> Tensor:
-        if input.is_cuda:
-            return super().forward(input)
-        statistics = (
-            (self.running_mean, self.running_var) if not self.training or self.track_running_stats else (None,) * 2
-        )
-        return F.batch_norm(input, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps)
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"expected at least (B, C), got {input.ndim} dimensions")
 
     def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
@@ -59,14 +59,18 @@ class SharedBatchNorm(nn.SyncBatchNorm):
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), weight)
 
 
-def synchronise(model: nn.Module) -> nn.Module:
+def synchronise(model: nn.Module, device: torch.device | None = None) -> nn.Module:
     """The network with every BatchNorm replaced; its state-dict keys stay."""
-    for name, child in model.named_children():
-        if isinstance(child, _BatchNorm) and not isinstance(child, (nn.SyncBatchNorm, nn.InstanceNorm2d)):
-            setattr(model, name, SharedBatchNorm(child))
-        else:
-            synchronise(child)
-    return model
+    if device is not None and device.type == "cuda":
+        return convert_sync_batchnorm(model)
+    done = (SharedBatchNorm, nn.SyncBatchNorm)
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and not isinstance(module, done)]
+    shared: dict[nn.Module, SharedBatchNorm] = {norm: SharedBatchNorm(norm) for norm in norms}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # not named_children, which names a module once
+            if child is not None and child in shared:
+                setattr(parent, name, shared[child])
+    return shared.get(model, model)
 
 
 class _SumOverProcesses(torch.autograd.Function):
