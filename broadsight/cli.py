@@ -282,7 +282,7 @@ def train(
     checkpoint_minutes: Annotated[float, Arg("between checkpoints within an epoch; one follows every epoch")] = 10.0,
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
-    """Train a classifier on images of your own, or on built-in ones; the run's folder holds everything."""
+    """Train a classifier on images of your own or on drawn ones; the folder of the run holds everything."""
     if task != "classify":
         raise UsageError(f"--task {task} cannot be trained yet; expected classify")
     from .train.recipes import assignments

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,7 @@ def _run(prepared: Prepared, resume: bool) -> Progress:
             raise ValueError(f"cannot write to {folder.path}: {error.strerror}; choose another --out") from None
     engine.accelerator.wait_for_everyone()
     resumed = engine.resume() if resume else False
-    with display:
+    with display, closing(engine.work):
         if engine.accelerator.is_main_process:
             for note in prepared.notes:
                 display.line(f"note: {note}")

@@ -17,12 +17,14 @@ torch.set_num_threads(1)  # for fixtures of a module too, which run before the o
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
 LONGEST = (
     "test_verify",
-    "test_docs",
-    "test_registry",
-    "test_compile_export",
     "test_pooling",
-    "test_map",
+    "test_compile_export",
+    "test_registry",
     "test_broadcasting",
+    "test_docs",
+    "test_map",
+    "test_cli",
+    "test_released_map",
 )
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
@@ -31,6 +33,12 @@ GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: names.get(item.path.stem, len(names)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """What is unpacked or drawn stays out of the user's cache."""
+    os.environ["BROADSIGHT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)

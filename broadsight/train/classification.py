@@ -12,7 +12,7 @@ from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ..data.loading import Batch, Key, TrainOrder
+from ..data.loading import Batch, Key, TrainOrder, close
 from .engine import Failed, Step
 from .processes import sum_over_processes
 from .recipes import Recipe
@@ -81,6 +81,12 @@ class Classification:
         if self._mix is not None and self.recipe.mixup_off_epoch:
             self._mix.mixup_enabled = epoch < self.recipe.mixup_off_epoch
         self._batches = iter(self.train)
+
+    def close(self) -> None:
+        """End the processes that prepare batches."""
+        self._batches = iter(())
+        close(self.train)
+        close(self.val)
 
     def next_batch(self) -> Batch:
         return self._readable(next(self._batches))
