@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import traceback
+from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -64,6 +65,12 @@ class Parser(ArgumentParser):
         message = re.sub(r"(?:an? )?<class '(\w+)'>", r"\1", message)
         message = re.sub(r"an? typing\.Literal\[(.*?)\]", r"one of \1", message)
         message = re.sub(r"Expected (.*?)\. Got value: ", r"expected \1, got ", message)
+        message = re.sub(
+            r"Does not validate against any of the Union.*?\[(\w+), NoneType\].*?Given value: ",
+            r"expected \1, got ",
+            message,
+            flags=re.DOTALL,
+        )
         missing = re.search(r"arguments are required: (\w+)\.(\w+)", message)
         if missing:
             command, name = missing.groups()
@@ -531,6 +538,8 @@ def _subparser(function: Callable[..., int]) -> Parser:
             many = list[str] in (kind, *get_args(kind))
             if many or not required:
                 options["nargs"] = ("+" if required else "*") if many else "?"
+            if not many and not required:  # or its absence would override what a --config file says
+                options["default"] = SUPPRESS
             parser.add_argument(name, type=str if many else kind, **options)
         elif kind is bool:
             parser.add_argument(_flag(name), action=ActionYesNo(no_prefix="no-"), **options)

@@ -265,7 +265,10 @@ def swap_pool(
         sized = {} if img_size is None else {"img_size": img_size}
         model = create_backbone(model_or_name, **sized, **create_kwargs)
     elif create_kwargs:
-        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; they are for creating one by name")
+        known = list(inspect.signature(swap_pool).parameters)[2:-1]
+        near = get_close_matches(next(iter(create_kwargs)), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "they are for creating one by name"
+        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint}")
     elif isinstance(model_or_name, PooledModel):
         raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
     else:
@@ -332,7 +335,7 @@ def create_backbone(name: str, **create_kwargs: Any) -> nn.Module:
     for choice in choices:
         try:
             return timm.create_model(name, **create_kwargs, **choice)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # our own networks, edited ones, have refused it as a ValueError
             if not any(argument in str(error) for argument in choice):
                 raise ValueError(f"{name} cannot be created: {error}") from error
     try:

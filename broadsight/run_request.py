@@ -77,6 +77,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     """The run's identity and its recipe; of an earlier run, that one's, if the request does not contradict it."""
     if stored is not None:
         settings, recipe = stored["settings"], Recipe().change(stored["recipe"])
+        before = settings.get("changes", {})  # in the user's own words, where the data have completed them since
         for name in IDENTITY:
             asked = getattr(request, name)
             if asked is not None and not _agrees(json.loads(json.dumps(asked)), settings[name]):
@@ -85,7 +86,8 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
                     "leave that out to continue it, or choose another --out"
                 )
         for name in request.changes:
-            if recipe.change({name: request.changes[name]}) != recipe:
+            same = name in before and json.loads(json.dumps(request.changes[name])) == before[name]
+            if not same and recipe.change({name: request.changes[name]}) != recipe:
                 raise ValueError(
                     f"{request.out} holds a run with {name}={getattr(recipe, name)}, not {request.changes[name]}; "
                     "leave that out to continue it, or choose another --out"
@@ -97,6 +99,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
         recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
     settings = {name: getattr(request, name) for name in IDENTITY}
     settings |= {name: dict(getattr(request, name)) for name in ("model_args", "pool_args", "broadcast_args")}
+    settings["changes"] = dict(request.changes)
     settings["recipe"] = entry.name
     settings["data"] = request.data or "scenes"
     settings["seed"] = 0 if request.seed is None else request.seed
@@ -106,7 +109,14 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
         if request.pool in (None, entry.pool):
             settings["pool"], settings["pool_args"] = entry.pool, {**entry.pool_args, **settings["pool_args"]}
-    if recipe.distill != "none" and settings["pool"] in ("map", "map-light"):
+    for name in ("pool", "broadcast"):
+        if settings[f"{name}_args"] and not settings[name]:
+            raise ValueError(f"--{name}-args without --{name}; name one, or leave them out")
+    if settings["pool"] == "map-light":
+        raise ValueError("map-light only infers; train --pool map, and lighten what it has learned")
+    if ":" in settings["model"]:
+        raise ValueError(f"--model {settings['model']} is a place; give the network's name and that place as --init")
+    if recipe.distill != "none" and settings["pool"] in ("map", "ga", "cap"):
         options = dict(settings["pool_args"].get("pool_options", {}))
         settings["pool_args"]["pool_options"] = {"distill_tokens": 1, **options}
     return settings, recipe
@@ -229,7 +239,8 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
         return Path(request.out)
     data = re.sub(r"\W+", "-", Path(str(settings["data"])).name or "data").strip("-")
     stem = "-".join(filter(None, [data, title(settings)]))
-    taken = [int(path.name.rpartition("-")[2]) for path in Path("runs").glob(f"{stem}-*") if path.name[-1].isdigit()]
+    numbers = [re.fullmatch(re.escape(stem) + r"-([0-9]+)", path.name) for path in Path("runs").glob("*")]
+    taken = [int(number[1]) for number in numbers if number]
     number = max(taken, default=0) + 1
     if processes.restarted():  # then it is the run that they had begun, if they had
         begun = (one for one in sorted(taken, reverse=True) if _launch(Path("runs") / f"{stem}-{one}") == launch())

@@ -144,10 +144,16 @@ def prepare(
         stored: What the folder says of a run that was begun.
     """
     first, rank, count = accelerator.is_main_process, accelerator.process_index, accelerator.num_processes
+    for name, least in (("workers", 0), ("threads", 1)):
+        given = getattr(request, name)
+        if given is not None and given < least:
+            raise ValueError(f"--{name} {given}; expected {least} or more")
     threads = request.threads or (stored or {}).get("threads")  # others would add in another order
     threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
-    seed, channels = settings["seed"], int(settings["model_args"].get("in_chans", 3))
+    seed, channels = settings["seed"], settings["model_args"].get("in_chans", 3)
+    if not isinstance(channels, int):
+        raise ValueError(f"in_chans={channels}; expected 1 (grey) or 3 (RGB)")
     with accelerator.main_process_first():  # a tar is unpacked once
         splits = _data(settings, request, channels, recipe)
     classes, notes = len(splits.classes), list(splits.notes)
@@ -163,6 +169,7 @@ def prepare(
     if settings["init"] and not weighted:
         begin_from(model, settings["init"])
     transforms = _transforms(recipe, model.pretrained_cfg, channels)
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": transforms.mean, "std": transforms.std}
     how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
     description = describe(settings, recipe, splits, model, transforms, how)
     check_same(folder, description, first)
@@ -259,6 +266,8 @@ def begin_from(model: Any, source: str) -> None:
         path = path / "model.safetensors"
         if not path.is_file():
             raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
+    elif not path.is_file():
+        raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
     weights = weights_in(read_file(path))
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"{source} holds no weights; expected tensors by name")
@@ -304,7 +313,7 @@ def _fit_batch(recipe: Recipe, request: Request, pictures: int, count: int, note
     """A smaller batch for few pictures, where the recipe allows and the user has not asked for that very one."""
     if not recipe.fit_batch or "batch_size" in request.changes:
         return recipe
-    share = recipe.accumulate * count
+    share = recipe.accumulate * count * (2 if recipe.mixup or recipe.cutmix else 1)  # pairs are mixed
     # Some updates an epoch, or there is little to see of it
     fitting = max(2, min(recipe.batch_size, pictures // 4 or 1)) // share * share or share
     if fitting < recipe.batch_size:

@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before whoever reads it is imported
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -11,7 +13,6 @@ from safetensors.torch import load_file
 
 import broadsight.models  # noqa: F401  registers the models
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # for fixtures of a module too, which run before the one below
 
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.

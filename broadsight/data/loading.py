@@ -62,15 +62,21 @@ class Transforms:
     def build(self, training: bool) -> Callable[[Image.Image], Any]:
         """PIL image -> (C, size, size) of bytes."""
         extra = self.augmentation if training else {"crop_pct": self.crop_pct}
-        transform: Any = create_transform(
-            (self.channels, self.size, self.size),
-            is_training=training,
-            interpolation=self.interpolation if training or self.interpolation != "random" else "bicubic",
-            mean=self.mean,
-            std=self.std,
-            use_prefetcher=True,  # bytes go to the device, numbers of four times the size would travel otherwise
-            **extra,
-        )
+        try:
+            transform: Any = create_transform(
+                (self.channels, self.size, self.size),
+                is_training=training,
+                interpolation=self.interpolation if training or self.interpolation != "random" else "bicubic",
+                mean=self.mean,
+                std=self.std,
+                use_prefetcher=True,  # bytes go to the device, numbers of four times the size would travel otherwise
+                **extra,
+            )
+        except AssertionError:  # how timm refuses a policy
+            policy = extra.get("auto_augment")
+            raise ValueError(
+                f"auto_augment={policy}; expected a policy of timm's, such as rand-m9-mstd0.5-inc1"
+            ) from None
         for step in transform.transforms:
             for op in _flat([getattr(step, "ops", []), getattr(step, "policy", [])]):
                 if getattr(op, "aug_fn", None) is posterize:
@@ -137,24 +143,26 @@ class Pictures(Dataset):
     def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, int, int] | None:
         """Pixels, label and index of the picture."""
         epoch, place, index = key
-        for attempt in range(IN_A_ROW if self.training else 1):
+        attempts = min(IN_A_ROW, len(self.source)) if self.training else 1
+        for attempt in range(attempts):
             at = (index + attempt) % len(self.source)
             try:
                 image = self.source.open(at)
             except UnreadableImage as error:
                 name = self.source.name(at)
+                reason = str(error).removeprefix(f"{name}: ")
                 if self.strict:
                     raise UnreadableImage(
-                        f"{name} cannot be read ({error}); without --strict it would be skipped"
+                        f"{name} cannot be read ({reason}); without --strict it would be skipped"
                     ) from None
-                skipped.append((name, str(error)))
+                skipped.append((name, reason))
                 continue
             if self.training:
                 seed_transforms(self.seed, epoch, place)
             return torch.as_tensor(self.transform(image)), self.source.label(at), at
         if self.training:
             raise UnreadableImage(
-                f"{IN_A_ROW} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"
+                f"{attempts} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"
             )
         return None
 

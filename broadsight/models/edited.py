@@ -47,5 +47,16 @@ default_cfgs = generate_default_cfgs({"edited": cfg(first_conv=None, classifier=
 @register_model
 def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Any network of another name under another pooling or with broadcast context; see `edit` for the arguments."""
+    of_backbone: dict[str, Any] = {}
+
+    def make(backbone: str = "", **given: Any) -> nn.Module:
+        model: Any = edit(backbone, **given)
+        of_backbone.update(model.pretrained_cfg)
+        return model
+
+    described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
     kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
-    return build(lambda backbone="", **given: edit(backbone, **given), "edited", pretrained, {}, kwargs)
+    model: Any = build(make, "edited", pretrained, {}, kwargs)
+    if not described:
+        model.pretrained_cfg = model.default_cfg = of_backbone
+    return model

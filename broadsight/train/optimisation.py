@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
@@ -18,6 +18,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     if recipe.optimizer.lower() not in known:
         raise ValueError(f"unknown optimizer {recipe.optimizer!r}; did you mean {nearest(recipe.optimizer, known)!r}?")
     own = {name: getattr(recipe, name) for name in ("momentum", "betas", "eps") if getattr(recipe, name) is not None}
+    info = get_optimizer_info(recipe.optimizer.lower())
+    for name in own:  # timm would leave them out without a word
+        if not getattr(info, f"has_{name}"):
+            raise ValueError(f"optimizer {recipe.optimizer}: it has no {name}; leave {name} out, or choose another")
     momentum = {"momentum": own.pop("momentum")} if "momentum" in own else {}
     try:
         return create_optimizer_v2(

@@ -107,10 +107,23 @@ class Recipe:
             _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("lr", "temperature"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
-        for name in ("warmup_epochs", "cooldown_epochs", "weight_decay", "mixup", "cutmix", "patience", "min_lr"):
+        for name in (
+            "warmup_epochs",
+            "cooldown_epochs",
+            "weight_decay",
+            "mixup",
+            "cutmix",
+            "patience",
+            "min_lr",
+            "warmup_lr",
+            "color_jitter",
+            "mixup_off_epoch",
+        ):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
         for name in ("hflip", "erasing", "mixup_prob", "mixup_switch", "smoothing", "alpha", "ema"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        _check("smoothing", self.smoothing, self.smoothing < 1, "less than 1")
+        _check("eps", self.eps, self.eps is None or self.eps > 0, "more than 0")
         for name in ("drop_path", "drop_rate", "layer_decay", "crop_pct", "clip_norm", "image_size", "eval_size"):
             value = getattr(self, name)
             at_most = 1 if name in ("drop_path", "drop_rate", "layer_decay", "crop_pct") else float("inf")
@@ -195,6 +208,8 @@ def assignments(texts: Iterable[str], what: str = "--set") -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"{what} {text!r}; expected key=value, such as {what} epochs=10")
+        if key.strip() in values:
+            raise ValueError(f"{what} {key.strip()} given twice, as {values[key.strip()]} and {value.strip()}")
         values[key.strip()] = value.strip()
     return values
 

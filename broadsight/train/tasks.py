@@ -38,6 +38,10 @@ def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.
         return MultiTokenTask(model, recipe, device, teacher, (config["mean"], config["std"]))
     options: dict[str, Any] = dict(criterion=criterion, task_loss_weight=1 - recipe.alpha, device=device, verbose=False)
     if hasattr(plain, "set_distilled_training"):
+        if recipe.frozen_stats:
+            raise ValueError(
+                "frozen_stats=true with a distillation token, which only answers in training; set it false"
+            )
         kind: Any = dict(distill_type=recipe.distill, temperature=recipe.temperature)
         return TokenDistillationTask(model, teacher, **kind, **options)
     kind = LogitDistillationTask if recipe.distill == "soft" else HardDistillationTask

@@ -9,9 +9,9 @@ from timm.data import Mixup
 from timm.task import ClassificationTask
 from torch import Tensor, nn
 
-from broadsight.data.decoding import UnreadableImage
 from broadsight.data.loading import Batch, EvalOrder, Pictures, TrainOrder, load
 from broadsight.train.classification import Classification
+from broadsight.train.engine import Failed
 from broadsight.train.recipes import Recipe
 from broadsight.train.tasks import LabelLoss
 
@@ -141,7 +141,7 @@ def test_epoch__reports_and_refuses(accelerator):
     assert list(skipped) == ["3.png"]
     work.train.dataset.strict = True
     work.begin_epoch(0, 0)
-    with pytest.raises(UnreadableImage, match=r"^3.png cannot be read"):
+    with pytest.raises(Failed, match=r"^3.png cannot be read"):
         for _ in range(3):
             work.next_batch()
 
@@ -182,5 +182,5 @@ def test_evaluate__no_top5_of_five_classes(accelerator):
 def test_evaluate__nothing_can_be_read(accelerator):
     """0 % of no pictures would be a result; an error it is."""
     work = working(accelerator, Net(), Numbered(12, broken=tuple(range(12))))
-    with pytest.raises(ValueError, match="can be read"):
+    with pytest.raises((ValueError, Failed), match="can be read"):
         work.evaluate(Net(), lambda *_: None)

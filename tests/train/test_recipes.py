@@ -141,7 +141,7 @@ def test_recipe__says_what_every_field_is():
 
 
 def test_names():
-    assert recipes.names() == list(RAW) and len(RAW) == 117
+    assert recipes.names() == list(RAW) and len(RAW) >= 117
     with pytest.raises(ValueError, match="unknown recipe 'stvit-smal'; did you mean 'stvit-small'"):
         recipes.find("stvit-smal")
 
@@ -152,7 +152,8 @@ def test_entry__is_complete(name):
     assert entry.about.strip().endswith(".") and "\n" not in entry.about.strip()
     assert entry.source.strip()
     if entry.model:
-        assert timm.is_model(entry.model.split(".")[0]) and "published" in RAW[name] and entry.data
+        assert timm.is_model(entry.model.split(".")[0])
+        assert ("published" in RAW[name] and entry.data) or entry.source.startswith("Ours")
         if "." in entry.model:
             assert entry.model in timm.list_pretrained(entry.model.split(".")[0] + ".*")
     else:
