@@ -14,6 +14,7 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -70,6 +71,23 @@ class _NoInitialValues(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in INITIAL_VALUES and args[0].is_meta and not torch.is_grad_enabled():
             return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+# What gives a tensor of its first argument's shape and runs no product. Shapes alone take torch a millisecond or more.
+NO_PRODUCTS = (F.layer_norm, F.batch_norm, F.gelu, F.relu)
+
+
+class _NoArithmetic(TorchFunctionMode):
+    """Results without memory are made at once where no product is run: nothing is there to count."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in NO_PRODUCTS and args[0].is_meta:
+            return torch.empty_like(
+                args[0], memory_format=torch.contiguous_format if func is F.layer_norm else torch.preserve_format
+            )
+        if func is F.linear and args[0].is_meta:  # without a bias, which is not counted
+            return func(*args[:2])
         return func(*args, **(kwargs or {}))
 
 
@@ -139,7 +157,7 @@ def _count(model: nn.Module, shapes: list, convention: Convention, device: str) 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     counter = FlopCounterMode(display=False)
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), counter, _NoArithmetic():
             model.eval().requires_grad_(False)(*[torch.zeros(shape, device=device) for shape in shapes])
     finally:
         for hook in hooks:

@@ -18,7 +18,9 @@ torch.set_num_threads(1)  # for fixtures of a module too, which run before the o
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
 LONGEST = (
     "test_verify",
+    "test_distributed",
     "test_pooling",
+    "test_resume",
     "test_compile_export",
     "test_registry",
     "test_broadcasting",
@@ -26,6 +28,9 @@ LONGEST = (
     "test_map",
     "test_cli",
     "test_released_map",
+    "test_recipes",
+    "test_run_folder",
+    "test_training",
 )
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
