@@ -128,9 +128,8 @@ class Recipe:
             value = getattr(self, name)
             at_most = 1 if name in ("drop_path", "drop_rate", "layer_decay", "crop_pct") else float("inf")
             if value is not None:
-                _check(
-                    name, value, 0 <= value <= at_most and (value > 0 or "drop" in name), "a sensible positive number"
-                )
+                fine = 0 <= value <= at_most and (value > 0 or "drop" in name)
+                _check(name, value, fine, "between 0 and 1" if at_most == 1 else "more than 0")
         _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1], "two areas, the smaller first")
         _check("ratio", self.ratio, 0 < self.ratio[0] <= self.ratio[1], "two aspects, the smaller first")
         _check("warmup_epochs", self.warmup_epochs, self.warmup_epochs <= self.epochs, f"at most epochs={self.epochs}")
@@ -145,12 +144,18 @@ class Recipe:
             raise ValueError(f"{given} without a {missing}")
 
     def change(self, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe with other values; an unknown field is refused, and text is read as the field's type."""
+        """The recipe with other values; an unknown field is refused, and text is read as the field's type.
+
+        Fewer epochs than warm up shorten the warm-up.
+        """
         known = [setting.name for setting in fields(self)]
         for name in values:
             if name not in known:
                 raise ValueError(f"unknown recipe field {name!r}; did you mean {nearest(name, known)!r}?")
-        return replace(self, **{name: _typed(name, value) for name, value in values.items()})
+        typed = {name: _typed(name, value) for name, value in values.items()}
+        if "epochs" in typed and "warmup_epochs" not in typed:  # a short trial of a long recipe
+            typed["warmup_epochs"] = min(self.warmup_epochs, typed["epochs"])
+        return replace(self, **typed)
 
 
 @dataclass(frozen=True)

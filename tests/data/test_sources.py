@@ -14,7 +14,9 @@ from PIL import Image
 from broadsight.data import folder_source, timm_source
 from broadsight.data.decoding import UnreadableImage
 from broadsight.data.listing import Names, in_order, is_image
-from broadsight.data.sources import Source, resolve
+from broadsight.data.sources import resolve
+
+from .reading import grey, rows, said
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -30,19 +32,6 @@ def fill(folder: Path, **counts: int) -> Path:
         for number in range(count):
             put(folder / name / f"{number}.png", 10 * place + number)
     return folder
-
-
-def rows(source: Source) -> dict[str, str]:
-    """Names with their classes."""
-    return {source.name(row): source.classes[source.label(row)] for row in range(len(source))}
-
-
-def grey(source: Source, row: int) -> int:
-    return source.open(row).getpixel((0, 0))[0]
-
-
-def said(splits, *words: str) -> bool:
-    return any(all(word in note for word in words) for note in splits.notes)
 
 
 # --- class folders --------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources import Source, resolve
 from broadsight.data.tar_source import ShardSource, expanded
 
+from .reading import grey, rows, said
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
@@ -51,18 +53,6 @@ def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[
         for place, name in enumerate(names)
         for number in range(count)
     }
-
-
-def rows(source: Source) -> dict[str, str]:
-    return {source.name(row): source.classes[source.label(row)] for row in range(len(source))}
-
-
-def grey(source: Source, row: int) -> int:
-    return source.open(row).getpixel((0, 0))[0]
-
-
-def said(splits, *words: str) -> bool:
-    return any(all(word in note for word in words) for note in splits.notes)
 
 
 # --- tars of class folders ------------------------------------------------------------------------------------------

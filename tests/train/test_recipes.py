@@ -341,3 +341,12 @@ def test_recipe__brings_model_arguments_and_pool(name):
     assert settings["pool"] == entry.pool
     other, _ = settings_of(Request(recipe=name, model="test_resnet"), None)
     assert (other["model"], other["model_args"], other["pool"]) == ("test_resnet", {}, None)
+
+
+def test_change__fewer_epochs_than_warm_up():
+    recipe = recipes.find("stvit-small").recipe
+    assert recipe.warmup_epochs == 5
+    assert recipe.change({"epochs": "2"}).warmup_epochs == 2
+    assert recipe.change({"epochs": "20"}).warmup_epochs == 5
+    with pytest.raises(ValueError, match="warmup_epochs=3.0; expected at most epochs=2"):
+        recipe.change({"epochs": "2", "warmup_epochs": "3"})
