@@ -348,5 +348,5 @@ def test_change__fewer_epochs_than_warm_up():
     assert recipe.warmup_epochs == 5
     assert recipe.change({"epochs": "2"}).warmup_epochs == 2
     assert recipe.change({"epochs": "20"}).warmup_epochs == 5
-    with pytest.raises(ValueError, match="warmup_epochs=3.0; expected at most epochs=2"):
+    with pytest.raises(ValueError, match=r"warmup_epochs=3\.0; expected at most epochs=2"):
         recipe.change({"epochs": "2", "warmup_epochs": "3"})
