@@ -15,7 +15,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/broadsight train scenes:6000 --twin gap
+	$(BIN)/broadsight train scenes:4000 --twin gap
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -252,7 +252,13 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# The largest, which test_verify counts too, though only to the digits that are printed.
+LARGEST = ("map_maxvit_small", "map_maxvit_tiny", "map_convnext_small", "map_resnet101d", "map_resnet75d")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGEST else name for name in NETWORKS]
+)
 def test_published__pooled_networks(name):
     train, inference, light, layers, products = NETWORKS[name]
     with torch.device("meta"):

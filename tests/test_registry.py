@@ -25,7 +25,13 @@ each_kind = pytest.mark.parametrize("name", KINDS, scope="module")
 REDUCTIONS = [4, 8, 16, 32]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# What is computed is computed for one network of every kind; the others differ in their sizes, and take part in
+# `make test-slow`. What is looked up is looked up for all.
+LATER = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in KINDS]
+each_name = pytest.mark.parametrize("name", NAMES, scope="module")
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *LATER])
 def name(request) -> str:
     return request.param
 
@@ -81,6 +87,7 @@ def test_families__are_the_model_files_and_each_registers():
     assert [family for family in FAMILIES if not timm.list_models(module=family)] == []
 
 
+@each_name
 def test_description__names_layers_that_exist(name, blank):
     cfg, state = blank.default_cfg, blank.state_dict()
     assert cfg["architecture"] == name
@@ -485,6 +492,7 @@ def test_dropout__drops_in_training_alone(fresh, images):
     assert_close(dropped, torch.where(dropped == 0, 0.0, 2 * whole), tolerance=1e-6)
 
 
+@each_name
 def test_stochastic_depth__grows_linearly_over_the_blocks(blank):
     rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in blank.stages for block in stage.blocks]
     assert len(rates) > 4
@@ -562,6 +570,7 @@ def test_checkpointing__repeats_the_same_random_depth(fresh, images):
         assert_close(gradient, results[0][name], name, tolerance=1e-5)
 
 
+@each_name
 def test_groups__follow_the_depth(blank):
     groups = group_parameters(blank, blank.group_matcher(), reverse=True)
     assert groups.keys() == {key for key, _ in blank.named_parameters()}
@@ -601,6 +610,7 @@ def test_layer_decay__optimizer_steps(model, images):
     assert [key for key, p in model.named_parameters() if torch.equal(p, before[key])] == []
 
 
+@each_name
 def test_no_weight_decay__names_parameters(blank):
     assert blank.no_weight_decay() <= {key for key, _ in blank.named_parameters()}
 

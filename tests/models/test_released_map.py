@@ -318,7 +318,8 @@ def synthesized_images() -> Tensor:
     return torch.from_numpy(np.float32(coarse.repeat(16, 2).repeat(16, 3) + 0.3 * fine))
 
 
-WHOLE = ["map_mobilenetv1", "map_resnet50", "map_pit_s", "map_convnext_tiny", "map_maxvit_tiny"]
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("map_convnext_tiny", "map_maxvit_tiny")]
+WHOLE = ["map_mobilenetv1", "map_resnet50", "map_pit_s", *LARGE]
 
 
 @pytest.mark.parametrize("architecture", WHOLE)

@@ -113,7 +113,13 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize("name", SIZES)
+# The larger ones, which test_verify counts too, though only to the digits that are printed.
+LARGER = ("stvit_base", "stvit_large")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGER else name for name in SIZES]
+)
 def test_sizes_and_macs__of_every_variant(name):
     total, *macs = SIZES[name]
     model = timm.create_model(name, device=torch.device("meta"))
