@@ -243,7 +243,7 @@ def train(
         ),
     ] = None,
     model: Annotated[str | None, Arg("timm name; without it the recipe's, or a small one")] = None,
-    pool: Annotated[str | None, Arg("another pooling: gap, cap, ga, map, map-light, vgg, dft")] = None,
+    pool: Annotated[str | None, Arg("another pooling: gap, cap, ga, map, vgg, dft")] = None,
     broadcast: Annotated[str | None, Arg("context broadcasting: cb, scaled, gate, hybrid")] = None,
     task: Annotated[
         Literal["classify", "detect", "instances", "segment", "keypoints"], Arg("what is learned")
