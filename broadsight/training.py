@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from .checkpoint import read_file, weights_in
 from .data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
 from .data.sources import Source, Splits, resolve
+from .dry_run import first_line
 from .models.edited import edit
 from .pooling import check_name
 from .run_request import (
@@ -334,7 +335,7 @@ def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
     except (ValueError, TypeError):
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         if recipe.pretrained:
             raise RuntimeError(f"the pretrained weights of {name} cannot be had: {reason}") from None
         raise RuntimeError(f"{name} cannot be created: {reason}") from None

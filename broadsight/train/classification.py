@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..data.loading import Batch, Key, TrainOrder, close
+from ..dry_run import in_eval_mode
 from .engine import Failed, Step
 from .processes import sum_over_processes
 from .recipes import Recipe
@@ -136,9 +137,7 @@ class Classification:
         metrics = {name: metric.to(self.device) for name, metric in metrics.items()}
         skipped: dict[str, str] = {}
         count = 0
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        with torch.inference_mode():
+        with in_eval_mode(model), torch.inference_mode():
             for batch in self.val:
                 skipped.update(self._readable(batch).skipped)
                 if not len(batch.labels):
@@ -152,8 +151,6 @@ class Classification:
                     metrics[name].update(logits, labels)
                 count += len(labels)
                 seen(len(labels) * self.order.processes, "evaluating")
-        for module, training in modes.items():
-            module.training = training
         if not sum_over_processes(torch.tensor([count], device=self.device)).item():
             raise Failed(
                 f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"

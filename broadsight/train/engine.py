@@ -18,6 +18,7 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from ..data.listing import some
 from ..seeds import seed_everything
 from . import state
 from .display import Display
@@ -272,11 +273,11 @@ class Engine:
         if len(bad):
             loss, keys = self._since_check[int(bad[0])]
             names = self.work.names(keys)
-            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             whole = " (all of them: bad_batch.json)" if self._note_batch(names) else ""
             raise Failed(
                 f"the loss is {float(loss)} in epoch {self.progress.epoch + 1}, about update {self.progress.updates}, "
-                f"for the batch {some}{whole}; {self._last_checkpoint()}; try a lower lr, clip_norm=1 or precision=fp32"
+                f"for the batch {some(names, 4)}{whole}; {self._last_checkpoint()}; "
+                "try a lower lr, clip_norm=1 or precision=fp32"
             )
         self._since_check.clear()
 

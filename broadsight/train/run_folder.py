@@ -167,12 +167,8 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     for axes in (loss, accuracy, rate):
         axes.spines[["top", "right"]].set_visible(False)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
+    with state.replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=110)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def is_run(path: Path) -> bool:

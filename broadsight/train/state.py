@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from ..dry_run import first_line
 
 PROGRESS, AVERAGE, MANIFEST = "progress.json", "ema.safetensors", "manifest.json"
 
@@ -87,28 +91,34 @@ def restore(checkpoint: Path, accelerator: Accelerator, average: nn.Module | Non
         if average is not None:
             average.load_state_dict(load_file(checkpoint / AVERAGE))
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DamagedCheckpoint(f"checkpoint {checkpoint} does not fit this run: {reason}; {_advice}") from None
+        raise DamagedCheckpoint(
+            f"checkpoint {checkpoint} does not fit this run: {first_line(error)}; {_advice}"
+        ) from None
 
 
 def write_weights(model: nn.Module, path: Path) -> None:
     """A network's weights as safetensors: all of them, or the file stays as it was."""
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
+    with replacing(path) as unfinished:
         save_file(tensors_of(model), unfinished, metadata={"format": "pt"})
         unfinished.chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
-        flush(unfinished)
-        unfinished.replace(path)
-        flush(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    flush(path.parent)
 
 
 def write_text(text: str, path: Path) -> None:
     """A text file, whole or as it was."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path, None, None]:
+    """Another name to write to; what is there takes the file's place once it is on the disk.
+
+    It is always the same name: what a killed process leaves under it does not pile up in the folder.
+    """
     unfinished = path.with_name(f".{path.name}.part")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        yield unfinished
         flush(unfinished)
         unfinished.replace(path)
     finally:

@@ -13,6 +13,7 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from timm.task import ClassificationTask, LogitDistillationTask, TokenDistillationTask, TrainingTask
 from torch import Tensor, nn
 
+from ..dry_run import first_line
 from ..losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate, load_teacher
 from .recipes import Recipe
 
@@ -112,8 +113,7 @@ def _teacher(recipe: Recipe, student: Any) -> nn.Module:
     except ValueError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"the weights of teacher {name!r} cannot be loaded: {reason}") from None
+        raise ValueError(f"the weights of teacher {name!r} cannot be loaded: {first_line(error)}") from None
     classes, expected = getattr(teacher, "num_classes", None), student.num_classes
     if classes != expected:
         raise ValueError(
