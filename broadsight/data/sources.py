@@ -20,7 +20,8 @@ DATASETS = ("torch/", "hfds/")
 STREAMS = ("hfids/", "tfds/")
 REMOTE = ("http:", "https:", "pipe:", "s3:", "gs:", "hf:", "ftp:")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-KNOWN = ("scenes", "fashion-mnist", "torch/cifar10", "torch/cifar100", "torch/mnist", "torch/imagenet")
+LISTS = (".csv", ".tsv", ".txt")
+KNOWN = ("scenes", "fashion-mnist", "elpv", "torch/cifar10", "torch/cifar100", "torch/mnist", "torch/imagenet")
 
 
 class Source(Protocol):
@@ -103,9 +104,10 @@ def resolve(
     train/ and val/, and no pictures in its folders holds those; any other folder holds class folders.
 
     Args:
-        data: None or "scenes" (also "scenes:COUNT"), "fashion-mnist", a timm dataset string such as torch/cifar10,
-            or a path: a folder of class folders, a tar of them, WebDataset shards (a folder, a tar, a glob or brace
-            pattern, or any of these behind wds/), a COCO .json or the folder that holds it.
+        data: None or "scenes" (also "scenes:COUNT"), "fashion-mnist", "elpv", a timm dataset string such as
+            torch/cifar10, or a path: a folder of class folders, a tar of them, WebDataset shards (a folder, a tar, a
+            glob or brace pattern, or any of these behind wds/), a COCO .json or the folder that holds it, or a list
+            (.csv, .tsv, .txt) of pictures with their classes.
         val: A path with the images to validate on; without it, those that DATA sets apart or else a hold-out.
         split: The fraction of each class to hold out where nothing is set apart for validation; 0.1 if None.
         seed: Of the hold-out and of the scenes.
@@ -123,13 +125,13 @@ def resolve(
         raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
-    cache = Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
+    cache = cache_folder(cache)
     if data is None or data == "scenes" or data.startswith("scenes:"):
         if val is not None or split is not None:
             raise ValueError("scenes validate on scenes of their own; val and split are for other data")
         return _scenes(data or "scenes", scenes_count, scenes_size, seed, channels, cache)
 
-    kind, parts = _open(data, channels, cache, root, download)
+    kind, parts = open_parts(data, channels, cache, root, download)
     notes = []
     if data == "fashion-mnist" and Path(data).is_dir():
         notes.append("fashion-mnist is the built-in data set; the folder of that name is ./fashion-mnist")
@@ -140,7 +142,7 @@ def resolve(
     if val is not None:
         if "val" in parts:
             notes.append(f"not used: {parts['val'].place}, since {val} is to validate")
-        _, parts = _open(val, channels, cache, root, download, what="val")
+        _, parts = open_parts(val, channels, cache, root, download, what="val")
         valid = parts.get("val") or parts.get("all") or parts["train"]
     elif "val" in parts:
         valid = parts["val"]
@@ -148,7 +150,7 @@ def resolve(
             notes.append(f"split={split} is not used: {valid.place} is there to validate")
     else:
         fraction = HOLD_OUT if split is None else split
-        train, valid = _held_out(train, fraction, seed)
+        train, valid = hold_out(train, fraction, seed)
 
     _check(train, valid)
     classes = tuple(train.source.classes)
@@ -165,12 +167,8 @@ def resolve(
 def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, cache: str | Path | None) -> Splits:
     from .scenes import Scenes
 
-    if ":" in data:
-        number = data.partition(":")[2]
-        if not number.isdecimal():
-            raise ValueError(f"{data!r}: {number!r} is not a count; write for example scenes:2000")
-        count = int(number)
-    count = SCENES if count is None else count
+    given = scenes_count(data)
+    count = given if given is not None else SCENES if count is None else count
     if count < 4:
         raise ValueError(f"{count} scenes are too few; a quarter of them validates, so give 4 or more")
     sources: dict[str, Source] = {
@@ -185,7 +183,20 @@ def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, c
     return Splits(**sources, classes=classes, notes=notes, description=description | _measured(sources))
 
 
-def _open(
+def cache_folder(cache: str | Path | None = None) -> Path:
+    """Where unpacked tars, indices and drawn scenes are kept."""
+    return Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
+
+
+def scenes_count(data: str) -> int | None:
+    """How many scenes "scenes:COUNT" asks for; None if it does not say."""
+    _, colon, number = data.partition(":")
+    if colon and not number.isdecimal():
+        raise ValueError(f"{data!r}: {number!r} is not a count; write for example scenes:2000")
+    return int(number) if colon else None
+
+
+def open_parts(
     data: str, channels: int, cache: Path, root: str | None, download: bool, what: str = "data"
 ) -> tuple[str, Parts]:
     """Which kind of data DATA is, and its parts."""
@@ -200,6 +211,10 @@ def _opened(data: str, channels: int, cache: Path, root: str | None, download: b
         from .fashion_mnist import open_fashion_mnist
 
         return "fashion-mnist", open_fashion_mnist(cache, channels)
+    if data == "elpv":
+        from .elpv import open_elpv
+
+        return "elpv", open_elpv(cache, channels)
     if data.startswith(STREAMS) or data.removeprefix("wds/").startswith(REMOTE):
         raise ValueError(f"{data} is a stream, which cannot be resumed exactly; download it and give the local path")
     if data.startswith(DATASETS):
@@ -225,7 +240,13 @@ def _opened(data: str, channels: int, cache: Path, root: str | None, download: b
         from .tar_source import open_tars
 
         return open_tars([path], channels, cache)
-    raise ValueError(f"{path} is neither a folder, a tar ({', '.join(TARS)}) nor a COCO .json")
+    if path.name.lower().endswith(LISTS):
+        from .list_source import open_list
+
+        return "list", open_list(path, channels)
+    raise ValueError(
+        f"{path} is neither a folder, a tar ({', '.join(TARS)}), a list ({', '.join(LISTS)}) nor a COCO .json"
+    )
 
 
 def _open_folder(path: Path, channels: int, cache: Path) -> tuple[str, Parts]:
@@ -262,13 +283,13 @@ def _nowhere(data: str, path: Path, what: str) -> str:
     near = [str(parent / name) for name in get_close_matches(missing, beside, 1)]
     if what == "data":
         near = get_close_matches(data, KNOWN, 1) + near
-        kinds = "give a folder, a tar, a COCO .json, or one of " + ", ".join(KNOWN)
+        kinds = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(KNOWN)
     else:
-        kinds = "give the folder or tar to validate on, or leave val out for a hold-out"
+        kinds = "give the folder, tar or list to validate on, or leave val out for a hold-out"
     return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
 
 
-def _held_out(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
+def hold_out(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
     """Two parts of one: to train on, and to validate on.
 
     An image's turn to be held out comes by a hash of its name: it depends on nothing else, neither on the order of the

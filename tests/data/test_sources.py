@@ -269,7 +269,9 @@ def test_val__that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^no such val: .*/valid; did you mean .*/val\?$"):
         (tmp_path / "val").mkdir()
         resolve(str(tmp_path / "x"), val=str(tmp_path / "valid"))
-    with pytest.raises(FileNotFoundError, match=r"^no such val: .*; give the folder or tar to validate on, or leave"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^no such val: .*; give the folder, tar or list to validate on, or leave"
+    ):
         resolve(str(tmp_path / "x"), val=str(tmp_path / "qqq"))
 
 
@@ -307,7 +309,9 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
     for data, near in (("scene", "scenes"), ("fashion_mnist", "fashion-mnist"), ("torch/cifar", "torch/cifar10")):
         with pytest.raises((FileNotFoundError, ValueError), match=rf"no such data: {data}; did you mean {near}\?$"):
             resolve(data)
-    with pytest.raises(FileNotFoundError, match=r"; give a folder, a tar, a COCO .json, or one of scenes, fashion"):
+    with pytest.raises(
+        FileNotFoundError, match=r"; give a folder, a tar, a list, a COCO .json, or one of scenes, fashion"
+    ):
         resolve("zzzzzz")
 
 
