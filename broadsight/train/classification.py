@@ -6,14 +6,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from timm.data import Mixup
-from timm.data.random_erasing import RandomErasing
 from timm.task import TrainingTask
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from ..data.loading import Batch, Key, TrainOrder, close
+from ..data.normalising import Normalise
 from ..dry_run import in_eval_mode
+from .augmentation import BatchAugmentation
 from .engine import Failed, Step
 from .processes import sum_over_processes
 from .recipes import Recipe
@@ -50,37 +50,16 @@ class Classification:
         self.classes, self.device = classes, accelerator.device
         self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate
         self.evaluations = len(val.dataset)  # ty: ignore[invalid-argument-type]
-        self._layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        shape = (1, len(mean), 1, 1)
-        self._mean = torch.tensor([255 * value for value in mean], device=self.device).view(shape)
-        self._scale = torch.tensor([1 / (255 * value) for value in std], device=self.device).view(shape)
-        self._erase = RandomErasing(recipe.erasing, mode="pixel", device=self.device) if recipe.erasing else None
-        self._mix = self._mixing()
+        layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self._normalised = Normalise(mean, std, self.device, layout)
+        size = self.batch // (self.accumulate * order.processes)
+        self._augment = BatchAugmentation(recipe, classes, size, self.device)
         self._batches: Iterator[Batch] = iter(())
-
-    def _mixing(self) -> Mixup | None:
-        recipe = self.recipe
-        if not (recipe.mixup or recipe.cutmix):
-            return None
-        size = self.batch // (self.accumulate * self.order.processes)
-        if size % 2:
-            raise ValueError(
-                f"mixup and cutmix pair the pictures of a pass, of which there are {size}; take an even number"
-            )
-        return Mixup(
-            mixup_alpha=recipe.mixup,
-            cutmix_alpha=recipe.cutmix,
-            prob=recipe.mixup_prob,
-            switch_prob=recipe.mixup_switch,
-            label_smoothing=recipe.smoothing,
-            num_classes=self.classes,
-        )
 
     def begin_epoch(self, epoch: int, first: int) -> None:
         """Make ready for the batches of an epoch from its update `first` on."""
         self.order.start(epoch, first)
-        if self._mix is not None and self.recipe.mixup_off_epoch:
-            self._mix.mixup_enabled = epoch < self.recipe.mixup_off_epoch
+        self._augment.begin_epoch(epoch)
         self._batches = iter(self.train)
 
     def close(self) -> None:
@@ -100,13 +79,9 @@ class Classification:
     def step(self, batch: Batch) -> Step:
         """Loss of a training batch."""
         images, labels = self._normalised(batch.images), batch.labels.to(self.device, non_blocking=True)
-        if self._erase is not None:
-            images = self._erase(images)
-        target = labels
-        if self._mix is not None:
-            images, target = self._mix(images, labels)
+        images, target = self._augment(images, labels)
         result = self.task(images, target)
-        correct = None if self._mix is not None else (result["output"].detach().argmax(-1) == labels).sum()
+        correct = None if self._augment.mixes else (result["output"].detach().argmax(-1) == labels).sum()
         return Step(result["loss"], len(labels), correct)
 
     def keys(self, batch: Batch) -> Sequence[Key]:
@@ -157,8 +132,3 @@ class Classification:
             )
         values = {name: float(metric.compute()) for name, metric in metrics.items()}
         return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}, skipped
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        """Bytes (B, C, H, W) -> numbers as the network takes them, on the device."""
-        images = images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
-        return (images - self._mean).mul_(self._scale)

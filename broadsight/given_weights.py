@@ -1,0 +1,40 @@
+"""Weights that a user gives for a network: a run's best ones, or a file of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .checkpoint import read_file, weights_in
+
+
+def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
+    """Load weights of the same network.
+
+    Args:
+        source: A run folder, or a file of weights: safetensors or one of torch's.
+        other_classes: They may be of other classes, so that the network's own classifier stays where its shape differs.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "model.safetensors"
+        if not path.is_file():
+            raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
+    elif not path.is_file():
+        raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
+    weights = weights_in(read_file(path))
+    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise ValueError(f"{source} holds no weights; expected tensors by name")
+    own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
+    ends = (ends,) if isinstance(ends, str) else tuple(ends)
+    others = {name for name, value in weights.items() if name in own and own[name].shape != value.shape}
+    replaced = {name for name in others if other_classes and any(name.startswith(f"{end}.") for end in ends)}
+    missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
+    wrong = sorted(missing | unexpected | (others - replaced))
+    if wrong:
+        raise ValueError(
+            f"{source} holds weights of another network: {len(missing)} missing, {len(unexpected)} unexpected, "
+            f"{len(others - replaced)} of another shape, such as {wrong[0]}"
+        )
+    model.load_state_dict({k: v for k, v in weights.items() if k not in replaced}, strict=False)
