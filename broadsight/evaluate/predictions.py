@@ -1,0 +1,150 @@
+"""What a classifier says of every picture, as arrays: everything that is reported is computed from these."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data.loading import Batch
+
+TOP = 5  # classes kept of every picture
+MOST = 50_000_000  # probabilities that are kept of all pictures and classes: 200 MB
+
+
+class Subject(Protocol):
+    """What is evaluated."""
+
+    @property
+    def normalise(self) -> Callable[[Tensor], Tensor]:
+        """Bytes (B, C, H, W) -> normalised images on the device."""
+        ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    def logits(self, images: Tensor, /) -> Tensor:
+        """Normalised images -> (B, num_classes), finite."""
+        ...
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """N pictures, C classes.
+
+    Args:
+        classes: C, those of the network.
+        rows: (N,) which pictures of the source these are.
+        labels: (N,) what they show.
+        ranks: (N,) how many classes came before that one; 0 is a right answer.
+        top: (N, K) the most probable classes, the first first.
+        probabilities: (N, K) theirs.
+        losses: (N,) cross-entropy.
+        all_probabilities: (N, C), unless that is too much to keep.
+        skipped: Pictures that could not be read, and why.
+    """
+
+    classes: int
+    rows: np.ndarray
+    labels: np.ndarray
+    ranks: np.ndarray
+    top: np.ndarray
+    probabilities: np.ndarray
+    losses: np.ndarray
+    all_probabilities: np.ndarray | None
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return self.top[:, 0]
+
+    @property
+    def confidence(self) -> np.ndarray:
+        return self.probabilities[:, 0]
+
+
+def collect(
+    subject: Subject,
+    batches: Iterable[Batch],
+    *,
+    pictures: int,
+    kept: np.ndarray | None = None,
+    change: Callable[[Tensor, Batch], Tensor] | None = None,
+    seen: Callable[[int], None] = lambda count: None,
+) -> Predictions:
+    """Ask for every picture.
+
+    Args:
+        pictures: How many there will be, to know what can be kept of each.
+        kept: The classes that compete; all of the network's if None.
+        change: Normalised images and their batch -> what the network sees instead.
+        seen: Told how many more pictures are done.
+    """
+    whole = pictures * subject.num_classes <= MOST
+    parts: dict[str, list[Any]] = {
+        name: [] for name in ("rows", "labels", "ranks", "top", "probabilities", "losses", "all")
+    }
+    skipped: dict[str, str] = {}
+    for batch in batches:
+        if batch.failure:
+            raise RuntimeError(batch.failure)
+        skipped.update(batch.skipped)
+        if not len(batch.labels):
+            continue
+        with torch.inference_mode(change is None):
+            images = subject.normalise(batch.images)
+            if change is not None:
+                images = change(images, batch)
+        with torch.inference_mode():
+            logits = restricted(subject.logits(images), kept)
+        found = answers(logits, batch.labels)
+        parts["rows"].append(np.array([index for _, _, index in batch.keys]))
+        parts["labels"].append(batch.labels.numpy())
+        for name in ("ranks", "top", "probabilities", "losses"):
+            parts[name].append(found[name].cpu().numpy())
+        if whole:
+            parts["all"].append(found["all"].cpu().numpy())
+        seen(len(batch.labels))
+    if not parts["labels"]:
+        raise RuntimeError(f"none of the {pictures} pictures can be read; see what is wrong with them")
+    arrays = {name: np.concatenate(found) for name, found in parts.items() if found}
+    return Predictions(
+        subject.num_classes,
+        *(arrays[name] for name in ("rows", "labels", "ranks", "top", "probabilities", "losses")),
+        all_probabilities=arrays.get("all"),
+        skipped=skipped,
+    )
+
+
+def restricted(logits: Tensor, kept: np.ndarray | None) -> Tensor:
+    """Logits (B, C) in which the classes that do not compete cannot win."""
+    if kept is None:
+        return logits
+    out = torch.full_like(logits, -torch.inf)
+    index = torch.as_tensor(kept, device=logits.device)
+    out[:, index] = logits[:, index]
+    return out
+
+
+def answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Ranks (B,), the top classes and their probabilities (B, K), cross-entropies (B,), all probabilities (B, C)."""
+    labels = labels.to(logits.device)
+    truth = logits.gather(1, labels[:, None])
+    before = torch.arange(logits.shape[1], device=logits.device) < labels[:, None]
+    # Of equals the first class wins, as in argmax: a network that says the same of all is right as often as chance
+    ranks = ((logits > truth) | ((logits == truth) & before)).sum(1)
+    probabilities = logits.softmax(1)
+    order = logits.argsort(dim=1, descending=True, stable=True)[:, :TOP]
+    return {
+        "ranks": ranks,
+        "top": order,
+        "probabilities": probabilities.gather(1, order),
+        "losses": F.cross_entropy(logits, labels, reduction="none"),
+        "all": probabilities,
+    }
