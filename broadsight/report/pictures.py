@@ -1,0 +1,73 @@
+"""Pictures inside the page: shrunk, encoded, laid out in a grid with their captions."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from .words import escape
+
+SIDE = 224  # pixels of the longer side at most
+TINY = 64  # up to here a picture is kept exactly, and enlarged with its pixels visible
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture to show.
+
+    Args:
+        image: Of any size and mode.
+        caption: Shown below it; the first of its lines stands out.
+        alt: What the picture shows, for those who do not see it.
+    """
+
+    image: Image.Image
+    caption: str
+    alt: str
+
+
+def data_uri(image: Image.Image) -> str:
+    """An RGB picture as text that a browser shows: exact if it is tiny, as a JPEG otherwise."""
+    tiny = max(image.size) <= TINY
+    file = io.BytesIO()
+    if tiny:
+        image.save(file, "PNG", optimize=True)
+    else:
+        image.save(file, "JPEG", quality=82, optimize=True)
+    return f"data:image/{'png' if tiny else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def shrunk(image: Image.Image) -> Image.Image:
+    """At most SIDE pixels wide and high, in RGB; what is transparent becomes white."""
+    if image.mode.startswith("I;16") or image.mode in "IF":
+        low, high = (float(value) for value in image.getextrema())  # ty: ignore[invalid-argument-type]
+        scale = 255 / (high - low) if high > low else 0
+        image = image.convert("F").point(lambda value: value * scale - low * scale).convert("L")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    image = image.convert("RGB")
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return image
+
+
+def gallery(pictures: Sequence[Picture]) -> str:
+    """All pictures in a grid, or nothing."""
+    if not pictures:
+        return ""
+    return f'<div class="gallery">\n{"".join(map(_shown, pictures))}</div>\n'
+
+
+def _shown(picture: Picture) -> str:
+    image = shrunk(picture.image)
+    width, height = image.size
+    kind = ' class="tiny"' if max(image.size) <= TINY else ""
+    first, *others = picture.caption.splitlines() or [""]
+    lines = (f"<strong>{escape(first)}</strong>" if others else escape(first), *map(escape, others))
+    return (
+        f'<figure><img{kind} src="{data_uri(image)}" alt="{escape(picture.alt)}" width="{width}" height="{height}">'
+        f"<figcaption>{'<br>'.join(lines)}</figcaption></figure>\n"
+    )

@@ -1,0 +1,119 @@
+"""Text and numbers as a reader meets them: escaped, rounded, with units."""
+
+import html
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOTHING = "\u2013"  # shown where a number is not known
+SPACE = "\u00a0"  # between a number and its unit, which stay on one line
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a figure is. `better` is +1 if higher values are, -1 if lower ones are, 0 if neither."""
+
+    label: str
+    unit: str = ""
+    better: int = 0
+    about: str = ""
+
+
+FIGURES = {
+    "top1": Meaning("top-1", "%", 1, "the class with the highest score is the right one"),
+    "top5": Meaning("top-5", "%", 1, "the right class is among the five highest scores"),
+    "loss": Meaning("loss", "nats", -1, "mean cross-entropy of a picture"),
+    "nll": Meaning("negative log-likelihood", "nats", -1, "mean over the pictures, of the right class"),
+    "balanced_accuracy": Meaning("balanced accuracy", "%", 1, "mean of the classes' recalls: each class counts alike"),
+    "precision": Meaning("precision", "%", 1, "mean over the classes: of what was named so, how much is"),
+    "recall": Meaning("recall", "%", 1, "mean over the classes: of what is so, how much was named"),
+    "f1": Meaning("F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
+    "macro_f1": Meaning("macro F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
+    "auroc": Meaning("AUROC", "%", 1, "a picture of the class scores higher than one of another; 50 % is chance"),
+    "average_precision": Meaning(
+        "average precision", "%", 1, "area under the precision-recall curve, mean over classes"
+    ),
+    "ece": Meaning("ECE", "%", -1, "expected calibration error: mean distance of confidence and accuracy"),
+    "mce": Meaning("MCE", "%", -1, "maximum calibration error: that distance in the worst bin"),
+    "brier": Meaning("Brier score", "", -1, "mean squared distance of probabilities and truth, 0 to 2"),
+    "kappa": Meaning("Cohen's kappa", "", 1, "agreement beyond chance, at most 1"),
+    "mcc": Meaning("Matthews correlation", "", 1, "of prediction and truth, -1 to 1"),
+    "pictures": Meaning("pictures", "", 0, "that were evaluated"),
+    "parameters": Meaning("parameters", "", -1),
+    "macs": Meaning("MACs", "", -1),
+    "latency_ms": Meaning("latency", "ms", -1),
+    "throughput": Meaning("throughput", "pictures/s", 1),
+}
+
+
+def escape(text: object) -> str:
+    """Any text as HTML, in an attribute too; what cannot be printed becomes a sign that says so."""
+    return html.escape(_UNPRINTABLE.sub("\ufffd", str(text)), quote=True)
+
+
+def known(value: Any) -> bool:
+    """Whether it is a number that can be shown and drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Whole numbers whole, others to so many significant digits, thousands apart."""
+    if not known(value):
+        return NOTHING
+    if isinstance(value, int) or not value:
+        return f"{int(value):,}"
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
+    if not -4 <= int(power) < 15:
+        return f"{float(mantissa):g}e{int(power)}"
+    return f"{value:,.{max(0, digits - 1 - int(power))}f}"
+
+
+def percent(value: Any) -> str:
+    """A percentage, 0 to 100, to one decimal."""
+    return f"{value:.1f}{SPACE}%" if known(value) else NOTHING
+
+
+def amount(value: Any) -> str:
+    """Large numbers in thousands, millions, or thousand millions: 1.23 M."""
+    if not known(value):
+        return NOTHING
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * size:
+            return f"{number(value / size)}{SPACE}{letter}"
+    return number(value)
+
+
+def meaning(key: str) -> Meaning:
+    """What is known of a figure; of others, their name."""
+    return FIGURES.get(key) or Meaning(key.replace("_", " "))
+
+
+def figure(key: str, value: Any) -> str:
+    """The value of a figure with its unit."""
+    unit = meaning(key).unit
+    if not known(value):
+        return escape(value) if isinstance(value, str) else NOTHING
+    if unit == "%":
+        return percent(value)
+    if key in ("parameters", "macs"):
+        return amount(value)
+    return f"{number(value)}{SPACE}{unit}" if unit else number(value)
+
+
+def sentence(text: object) -> str:
+    """With a full stop, escaped."""
+    words = str(text).strip()
+    return escape(words if words.endswith((".", "!", "?")) else f"{words}.")
+
+
+def plural(count: int, thing: str, things: str | None = None) -> str:
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
+
+
+def numbers(row: Mapping[str, Any], *keys: str) -> bool:
+    """Whether a row has a number under each of these keys."""
+    return all(known(row.get(key)) for key in keys)

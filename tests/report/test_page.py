@@ -1,0 +1,205 @@
+"""The page as a whole: complete in itself, well-formed, safe whatever the data hold, and quick."""
+
+import json
+import re
+import time
+from itertools import pairwise
+
+import pytest
+from PIL import Image
+
+from broadsight.report import Picture, render
+from broadsight.report.page import SECTIONS
+
+from .reading import of_class, read, text
+
+NASTY = '<b>&"x"</b><script>alert(1)</script>'
+BIN = dict(low=0.5, high=1.0, count=10, confidence=80.0, accuracy=70.0)
+PICTURE = Picture(Image.new("RGB", (8, 8), "teal"), "cat taken for dog\n97 % sure", "a cat")
+# What makes each section appear: keys of the record, or arguments
+DATA = {
+    "figures": dict(figures={"top1": 50.0}),
+    "twins": dict(twins=[{"title": "twin", "top1": 50.0}]),
+    "beside": dict(beside=[{"title": "resnet18", "figures": {"top1": 40.0}}]),
+    "per_class": dict(per_class=[{"class": "cat", "pictures": 2, "recall": 50.0}]),
+    "confusion": dict(confusion=[[1, 1], [0, 2]], classes=["cat", "dog"]),
+    "calibration": dict(calibration={"ece": 10.0, "bins": [BIN]}),
+    "suites": dict(suites=[{"name": "blur", "rows": [{"case": "blur", "at": 1, "top1": 40.0, "pictures": 3}]}]),
+    "skipped": dict(skipped={"a.jpg": "cut short"}),
+    "facts": dict(facts=[{"group": "Data", "rows": [["classes", "2"]]}]),
+}
+ARGUMENTS = {
+    "curves": dict(curves=[{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, "val_loss": 1.0}]),
+    "mistakes": dict(mistakes=[PICTURE]),
+    "samples": dict(samples=[PICTURE]),
+}
+
+
+def whole_record(name: str = "cat") -> dict:
+    """A record with everything, in which all texts are `name`."""
+    rows = [{"case": f"{name}{i}", "at": at, "top1": 50.0, "pictures": 3} for i in range(2) for at in (1, 2)]
+    words = [{"case": name, "at": word, "top1": 50.0} for word in (name, "b")]
+    return dict(
+        title=name,
+        kind="run",
+        subtitle=name,
+        headline=[dict(label=name, value=name, note=name)],
+        notes=[name],
+        figures={"top1": 50.0, name: 1.0, "text": name},
+        absent={"auroc": name, f"{name}2": "why", "samples": name},
+        classes=[name, "dog"],
+        per_class=[
+            {"class": name, "pictures": 2, "recall": 50.0, "precision": 1.0, "most_confused_with": name, "confused": 1}
+        ],
+        confusion=[[1, 1], [0, 2]],
+        confused=[{"class": name, "as": name, "count": 1, "share": 50.0}],
+        calibration={"ece": 10.0, "mce": 10.0, "bins": [BIN]},
+        suites=[
+            dict(name=name, title=name, about=name, axis=name, model=name, rows=rows, summary={name: 1.0}),
+            dict(name="words", axis=name, model=name, rows=words),
+        ],
+        beside=[dict(title=name, parameters=1, macs=1e9, figures={"top1": 40.0}), dict(title="b", macs=2e9)],
+        twins=[dict(title=name, top1=50.0, folder=name)],
+        skipped={name: name},
+        facts=[dict(group=name, rows=[[name, name]])],
+        command=name,
+        versions={name: name, "broadsight": name},
+        commit=name,
+        seed=0,
+    )
+
+
+def whole(name: str = "cat") -> str:
+    pictures = [Picture(Image.new("RGB", (8, 8)), f"{name}\n{name}", name)]
+    lines = [{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, f"val_{name}": 1.0}]
+    return render(whole_record(name), curves=lines, mistakes=pictures, samples=pictures)
+
+
+def sections(html: str) -> list[str]:
+    return [element.get("id") for element in read(html).iter("section") if element.get("id")]
+
+
+@pytest.mark.parametrize("key", SECTIONS)
+def test_section__is_there_if_its_data_are(key):
+    record, arguments = dict(title="x") | DATA.get(key, {}), ARGUMENTS.get(key, {})
+    assert sections(render(record, **arguments)) == [key]
+    empty = {name: type(value)() for name, value in record.items() if name != "title"}
+    assert sections(render(dict(title="x") | empty, **{name: [] for name in arguments})) == []
+
+
+@pytest.mark.parametrize("key", SECTIONS)
+def test_section__says_why_it_is_not_there(key):
+    page = read(render(dict(title="x", absent={key: "too few pictures"})))
+    (section,) = (element for element in page.iter("section") if element.get("id"))
+    assert section.get("id") == key and "Not measured: too few pictures." in text(section)
+
+
+def test_contents__lead_to_every_section_in_order():
+    page = read(whole())
+    assert [a.get("href") for a in page.iter("a")] == [f"#{key}" for key in SECTIONS]
+    assert sections(whole()) == list(SECTIONS)
+
+
+def test_ids__are_unique_and_refer():
+    page = read(whole())
+    ids = [element.get("id") for element in page.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {e.get("aria-labelledby") for e in page.iter() if e.get("aria-labelledby")} <= set(ids)
+
+
+def test_headings__in_order():
+    levels = [int(element.tag[1]) for element in read(whole()).iter() if re.fullmatch("h[1-6]", element.tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_page__loads_nothing():
+    html = whole()
+    for element in read(html).iter():
+        for name in ("src", "href"):
+            assert element.get(name, "#").startswith(("#", "data:"))
+        assert not element.attrib.keys() & {"srcset", "action", "xlink:href", "data", "poster", "background"}
+        assert not [name for name in element.attrib if name.startswith("on")]
+    assert "url(" not in html and "@import" not in html and "http" not in html.replace("http-equiv", "")
+    (policy,) = (e.get("content") for e in read(html).iter("meta") if "http-equiv" in e.attrib)
+    assert policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
+
+
+def test_text__is_escaped_everywhere():
+    page, plain = read(whole(NASTY)), read(whole())
+    assert [element.tag for element in page.iter()] == [element.tag for element in plain.iter()]
+    assert text(page.find(".//h1")) == text(page.find(".//title")) == NASTY
+    assert {element.get("alt") for element in page.iter("img")} == {NASTY}
+
+
+def test_text__that_cannot_be_written_as_utf8():
+    html = render(dict(title="a\udcff\x00b", skipped={"\udc80.jpg": "\x1b[0m"}))
+    assert text(read(html).find(".//h1")) == "a\ufffd\ufffdb" and html.encode("utf-8")
+
+
+def test_access():
+    page = read(whole())
+    assert page.find("html").get("lang") == "en"
+    assert all(th.get("scope") in ("col", "row") for th in page.iter("th"))
+    assert all(table.find("caption") is not None for table in page.iter("table"))
+    for drawing in page.iter("svg"):
+        named = drawing.get("role") == "img" and drawing.get("aria-label") == drawing.find("title").text
+        assert named or drawing.get("aria-hidden") == "true"
+    assert all("alt" in image.attrib for image in page.iter("img"))
+    assert all(figure.find("figcaption") is not None for figure in page.iter("figure"))
+
+
+def test_tables__scroll_in_their_own_box():
+    page = read(whole())
+    boxed = [table for box in of_class(page, "scroll") for table in box.findall("table")]
+    assert boxed == list(page.iter("table"))
+
+
+def test_headline():
+    card = dict(label="top-1", value="34.5 %", note="epoch 8 of 8")
+    page = read(render(dict(title="x", kind="evaluation", headline=[card, dict(label="a", value="b")])))
+    (headline,) = of_class(page, "headline")
+    assert [text(div).strip() for div in headline] == ["top-134.5 %epoch 8 of 8", "ab"]
+    assert "Evaluation" in text(page.find(".//header"))
+
+
+def test_same_data_same_text():
+    assert whole() == whole()
+    assert render(json.loads(json.dumps(whole_record()))) == render(whole_record())
+
+
+def test_title__is_needed():
+    with pytest.raises(ValueError, match=r"^a report needs a title; expected record\['title'\], e.g. 'resnet18 on"):
+        render(dict(kind="run"))
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 0, -1.0, 1e-30, 1e30, "text"])
+def test_any_number__anywhere(value):
+    def with_value(part):
+        if isinstance(part, dict):
+            return {key: with_value(entry) for key, entry in part.items()}
+        if isinstance(part, list):
+            return [with_value(entry) for entry in part]
+        return part if isinstance(part, str) else value
+
+    record = with_value(whole_record()) | dict(confusion=[[1, 1], [0, 2]])
+    lines = [dict(kind="updates", updates=value, loss=value, lr=value), dict(kind="epoch", epoch=value, val_top1=value)]
+    html = render(record, curves=[*lines, {}, dict(kind="epoch")])
+    assert sections(html) and "nan" not in text(read(html).find(".//main")).lower().split()
+
+
+def test_thousand_classes__small_and_quick():
+    names = [f"class {i} of a thousand, with a name" for i in range(1000)]
+    classes = [
+        {"class": name, "pictures": 50, "recall": i / 10, "precision": 50.0, "f1": 50.0, "most_confused_with": names[0]}
+        for i, name in enumerate(names)
+    ]
+    began = time.process_time()
+    html = render(dict(title="x", classes=names, per_class=classes, confusion=[[1] * 1000 for _ in range(1000)]))
+    assert time.process_time() - began < 1.5 and len(html) < 1_000_000
+
+
+def test_pictures__fit():
+    noise = Image.effect_noise((400, 300), 80).convert("RGB")  # the worst that a JPEG can meet
+    html = render(dict(title="x"), mistakes=[Picture(noise, "a", "b")] * 24, samples=[Picture(noise, "a", "b")] * 24)
+    assert len(html) < 2_500_000
