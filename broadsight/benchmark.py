@@ -41,6 +41,7 @@ except ImportError:  # Windows has no page-fault counter to read; the column sta
 __all__ = ["DTYPES", "RUNTIMES", "Report", "Row", "Settings", "Summary", "measure", "plot", "render"]
 
 T = TypeVar("T")
+S = TypeVar("S")
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
 GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
@@ -190,7 +191,7 @@ def measure(names: Sequence[str], settings: Settings | None = None, progress: Pr
     return Report(machine, settings, rows)
 
 
-def interleave(contenders: Sequence[T], timed: Callable[[T, int], _Sample], rounds: int) -> list[list[_Sample]]:
+def interleave(contenders: Sequence[T], timed: Callable[[T, int], S], rounds: int) -> list[list[S]]:
     """Run `timed(contender, round)` for all contenders in every round, starting each round one further along.
 
     An interrupt ends it early: the rounds that are complete count, if there is any.
@@ -198,7 +199,7 @@ def interleave(contenders: Sequence[T], timed: Callable[[T, int], _Sample], roun
     Returns:
         Samples by contender, then by round.
     """
-    samples: list[list[_Sample]] = [[] for _ in contenders]
+    samples: list[list[S]] = [[] for _ in contenders]
     try:
         for round_ in range(rounds):
             for i in range(len(contenders)):

@@ -3,85 +3,38 @@
 Nothing heavy is imported until a command runs, so that help and mistakes are answered at once.
 """
 
-import inspect
 import json as json_
 import os
 import re
-import shlex
 import sys
 import traceback
-from argparse import SUPPRESS
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
+from typing import Annotated, Any, Literal
 
-from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from . import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from .benchmark import Progress
-
-DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
-
-
-@dataclass(frozen=True)
-class Arg:
-    """How a parameter appears on the command line.
-
-    Args:
-        help: One line.
-        positional: Comes without a name, as often as wanted if the parameter is a list.
-        bare: Value of an option that is named without one.
-        pairs: Takes any number of key=value, and may be named several times.
-    """
-
-    help: str
-    positional: bool = False
-    metavar: str | None = None
-    bare: str | None = None
-    pairs: bool = False
-
-
-class UsageError(ValueError):
-    """The command line cannot be understood."""
-
-
-class Parser(ArgumentParser):
-    """A parser that answers a mistake with one line instead of a page."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        command = getattr(self, "subcommand", None)
-        message = re.sub(r'Parser key "([\w.]+)":\s*', lambda key: _flag(key[1]) + ": ", message)
-        message = re.sub(r"(?:an? )?<class '(\w+)'>", r"\1", message)
-        message = re.sub(r"an? typing\.Literal\[(.*?)\]", r"one of \1", message)
-        message = re.sub(r"Expected (.*?)\. Got value: ", r"expected \1, got ", message)
-        message = re.sub(
-            r"Does not validate against any of the Union.*?\[(\w+), NoneType\].*?Given value: ",
-            r"expected \1, got ",
-            message,
-            flags=re.DOTALL,
-        )
-        missing = re.search(r"arguments are required: (\w+)\.(\w+)", message)
-        if missing:
-            command, name = missing.groups()
-            message = f"{command} needs {_args(COMMANDS[command])[name].metavar}: {_args(COMMANDS[command])[name].help}"
-        unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)|'(\w+)' does not accept option '(\w+)'", message)
-        if unknown:
-            command = unknown[2] or command
-            options = [_flag(name) for name in _args(COMMANDS[command])] if command else ["--version", "--help"]
-            near = get_close_matches(unknown[1] or _flag(unknown[3]), options, n=1)
-            message += f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"{message}; see `broadsight {command + ' ' if command else ''}--help`")
+from .command_line import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    WRONG_USAGE,
+    Arg,
+    Command,
+    UsageError,
+    build_parser,
+    flag,
+    names_first,
+    register_models,
+    remember,
+    together,
+    typed,
+    value_of,
+)
+from .evaluation_commands import eval, predict, report
+from .terminal import check_writable, number, progress_bar, show
 
 
 def models(
@@ -92,10 +45,10 @@ def models(
     """List models with parameters, MACs and published accuracy."""
     if all and pattern is None:
         raise UsageError("--all without a PATTERN; expected one, since timm holds over a thousand models")
-    ours = _register()
+    ours = register_models()
     from .verify import catalogue
 
-    with _progress() as progress:
+    with progress_bar() as progress:
         rows = catalogue(pattern, progress)
     if all and pattern:
         rows += _foreign(pattern, {row["model"] for row in rows})
@@ -118,10 +71,10 @@ def models(
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("source")
     for row in rows:
-        cells = [_number(row["params"], 1e6), _number(row["paper_params_m"]), _number(row["macs"], 1e9)]
-        cells += [_number(row["paper_macs_g"]), _number(row["paper_top1"], digits=1)]
+        cells = [number(row["params"], 1e6), number(row["paper_params_m"]), number(row["macs"], 1e9)]
+        cells += [number(row["paper_macs_g"]), number(row["paper_top1"], digits=1)]
         table.add_row(row["model"], row["family"], *cells, row["source"])
-    _show(table)
+    show(table)
     return DONE
 
 
@@ -133,11 +86,11 @@ def verify(
     """Recompute every static figure of the papers' tables: paper, ours, match."""
     if all and families:
         raise UsageError(f"--all together with {' '.join(families)}; expected one of the two")
-    _register()
+    register_models()
     from .verify import render
     from .verify import verify as run
 
-    with _progress() as progress:
+    with progress_bar() as progress:
         checks = run(families or [], progress)
     found = {
         status: sum(check.status == status for check in checks) for status in ("match", "explained", "not run", "miss")
@@ -145,7 +98,7 @@ def verify(
     if json:
         print(json_.dumps([asdict(check) for check in checks], indent=2))
     else:
-        _show(render(checks))
+        show(render(checks))
         print(f"{len(checks)} figures: " + ", ".join(f"{number} {status}" for status, number in found.items()))
     return FAILED if found["miss"] else DONE
 
@@ -193,8 +146,8 @@ def bench(
     if not pixels:
         raise UsageError(f"--size {size}; expected pixels such as 224 or, height first, 224x320")
     for path in (json if json != "-" else None, plot):
-        _check_writable(path)
-    _register()
+        check_writable(path)
+    register_models()
     from . import benchmark
     from .drawing import plot_format
 
@@ -219,9 +172,9 @@ def bench(
         light=light,
         against=against,
     )
-    with _progress() as progress:
+    with progress_bar() as progress:
         report = benchmark.measure(models, settings, progress)
-    record = {"command": _command_line, **asdict(report)}
+    record = {"command": typed(), **asdict(report)}
     if json and json != "-":  # files first: whoever reads our output may leave at any time
         benchmark.write_json(record, json)
     if plot:
@@ -229,7 +182,7 @@ def bench(
     if json == "-":
         print(json_.dumps(record, indent=2))
     else:
-        _show(benchmark.render(report), whole=True)
+        show(benchmark.render(report), whole=True)
     return DONE
 
 
@@ -287,6 +240,7 @@ def train(
     processes: Annotated[int | None, Arg("refuse to start unless torchrun has started so many")] = None,
     log_every: Annotated[int | None, Arg("updates between lines of metrics.jsonl; 10 without it")] = None,
     checkpoint_minutes: Annotated[float, Arg("between checkpoints within an epoch; one follows every epoch")] = 10.0,
+    report: Annotated[bool, Arg("evaluate the best network at the end and write report.html")] = True,
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
     """Train a classifier on images of your own or on drawn ones; the folder of the run holds everything."""
@@ -304,13 +258,13 @@ def train(
             )
         if value is not None:
             changes[name] = value
-    _register()
+    register_models()
     from .train.engine import Interrupted
-    from .training import Request
+    from .training import Request, write_report
     from .training import train as run
 
     arguments: dict[str, dict[str, Any]] = {
-        name: {key: _value(text) for key, text in assignments(given or [], _flag(name)).items()}
+        name: {key: value_of(text) for key, text in assignments(given or [], flag(name)).items()}
         for name, given in (("model_args", model_args), ("pool_args", pool_args), ("broadcast_args", broadcast_args))
     }
     request = Request(
@@ -337,18 +291,23 @@ def train(
         processes=processes,
         log_every=log_every,
         checkpoint_minutes=checkpoint_minutes,
+        report=report,
     )
+    first = int(os.environ.get("RANK", 0)) == 0
     try:
-        outcome = run(request, resume=resume, command=_command_line, plain=plain)
+        # The report of a run with a twin compares the two, so it is written when both are there
+        outcome = run(replace(request, report=report and not twin), resume=resume, command=typed(), plain=plain)
         outcomes = [outcome]
         if twin:
             other = replace(request, pool=twin, pool_args={}, out=str(outcome.folder / f"twin-{twin}"))
             again = resume and Path(other.out or "").is_dir()
-            outcomes.append(run(other, resume=again, command=_command_line, plain=plain))
+            outcomes.append(run(other, resume=again, command=typed(), plain=plain))
+            if report and first:
+                outcomes[0] = write_report(outcome, request)
     except Interrupted as stop:
         print(f"broadsight: {stop}", file=sys.stderr)
         return stop.code
-    if int(os.environ.get("RANK", 0)) == 0:
+    if first:
         _conclude(outcomes)
     return DONE
 
@@ -364,16 +323,21 @@ def _conclude(outcomes: list[Any]) -> None:
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
         for outcome in outcomes:
             progress = outcome.progress
-            figures = [_number(progress.best), str(progress.best_epoch), _number(outcome.parameters, 1e6)]
-            table.add_row(outcome.title, *figures, _number(outcome.seconds, 60, 1), str(outcome.folder))
-        _show(table, whole=True)
+            figures = [number(progress.best), str(progress.best_epoch), number(outcome.parameters, 1e6)]
+            table.add_row(outcome.title, *figures, number(outcome.seconds, 60, 1), str(outcome.folder))
+        show(table, whole=True)
     first = outcomes[0]
     progress = first.progress
     skipped = f"; {len(progress.skipped)} pictures could not be read, see skipped.json" if progress.skipped else ""
-    print(f"best top-1 {_number(progress.best)} % in epoch {progress.best_epoch}{skipped}")
+    print(f"best top-1 {number(progress.best)} % in epoch {progress.best_epoch}{skipped}")
     print(f"run: {first.folder} (model.safetensors, metrics.jsonl, curves.png)")
     print(f'load it: import broadsight, timm; timm.create_model("local-dir:{first.folder}", pretrained=True)')
     print("next: broadsight train PATH/TO/YOUR/IMAGES    # one folder per class; --help lists what can be changed")
+    for note in first.notes:
+        if note.startswith("no report"):
+            print(f"note: {note}", file=sys.stderr)
+    if first.report:
+        print(f"report: {first.report}    # open it in a browser")
 
 
 def recipes(
@@ -408,10 +372,10 @@ def recipes(
             model,
             entry.data or "any",
             *figures,
-            _number(entry.published.get("top1"), digits=1),
+            number(entry.published.get("top1"), digits=1),
             entry.about,
         )
-    _show(table)
+    show(table)
     return DONE
 
 
@@ -421,7 +385,7 @@ def convert(
     overwrite: Annotated[bool, Arg("replace a TARGET that exists")] = False,
 ) -> int:
     """Rewrite a pickled checkpoint as safetensors, without executing anything in it."""
-    _check_writable(target)
+    check_writable(target)
     from .release import contents, convert_release
 
     try:
@@ -434,16 +398,18 @@ def convert(
     return DONE
 
 
-COMMANDS: dict[str, Callable[..., int]] = {
+COMMANDS: dict[str, Command] = {
     "models": models,
     "verify": verify,
     "bench": bench,
     "train": train,
+    "eval": eval,
+    "predict": predict,
+    "report": report,
     "recipes": recipes,
     "convert": convert,
 }
-CONFIGURED = {bench, train}  # take their options from a YAML file as well
-_command_line = "broadsight"  # as typed, for the record
+CONFIGURED = {bench, train, eval}  # take their options from a YAML file as well
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -455,9 +421,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed while working, 2 wrong usage, 130 interrupted.
     """
-    global _command_line
     given = list(sys.argv[1:] if argv is None else argv)
-    _command_line = shlex.join(["broadsight", *given])
+    remember(given)
     debug = "--debug" in given
     try:
         code = _run([argument for argument in given if argument != "--debug"])
@@ -477,7 +442,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser, argv = _parser(), _together(argv)
+    parser, argv = build_parser(COMMANDS, CONFIGURED, __version__), names_first(together(argv, COMMANDS), COMMANDS)
     if not argv:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
@@ -493,126 +458,11 @@ def _run(argv: list[str]) -> int:
     return COMMANDS[given.command](**{k: v for k, v in values.as_dict().items() if k != "config"})
 
 
-def _register() -> Sequence[str]:
-    """Make timm know our models; the names of their families."""
-    return import_module(".models", __package__).FAMILIES
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="broadsight",
-        description="Efficient vision models that see the whole picture.",
-        version=__version__,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error; works after a command too"
-    )
-    commands = parser.add_subcommands(dest="command", metavar="COMMAND", required=True)
-    for name, function in COMMANDS.items():
-        subparser = commands.add_subcommand(name, _subparser(function), help=inspect.getdoc(function))
-        subparser.prog = f"broadsight {name}"
-    return parser
-
-
-def _subparser(function: Callable[..., int]) -> Parser:
-    """Options from a signature.
-
-    jsonargparse could read the signature alone, but would spell a flag `--channels_last true`, take no list of
-    positional names, and find no help without another dependency.
-    """
-    parser = Parser(description=inspect.getdoc(function))
-    if function in CONFIGURED:
-        parser.add_argument(
-            "--config", action=ActionConfigFile, help="YAML file with these options; --print_config shows one"
-        )
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind, arg = get_args(parameter.annotation)
-        required = parameter.default is inspect.Parameter.empty
-        options: dict[str, Any] = {"help": arg.help}
-        if not required:
-            options["default"] = parameter.default
-        if arg.metavar:
-            options["metavar"] = arg.metavar
-        if arg.positional:
-            many = list[str] in (kind, *get_args(kind))
-            if many or not required:
-                options["nargs"] = ("+" if required else "*") if many else "?"
-            if not many and not required:  # or its absence would override what a --config file says
-                options["default"] = SUPPRESS
-            parser.add_argument(name, type=str if many else kind, **options)
-        elif kind is bool:
-            parser.add_argument(_flag(name), action=ActionYesNo(no_prefix="no-"), **options)
-        elif arg.bare is not None:
-            parser.add_argument(_flag(name), type=kind, nargs="?", const=arg.bare, **options)
-        else:
-            parser.add_argument(_flag(name), type=kind, **options)
-    return parser
-
-
-def _together(argv: list[str]) -> list[str]:
-    """Pairs of key=value as one JSON list at the end, however often and wherever an option named some."""
-    if not argv or argv[0] not in COMMANDS:
-        return argv
-    flags = {_flag(name) for name, arg in _args(COMMANDS[argv[0]]).items() if arg.pairs}
-    rest, pairs = [], {}
-    position = 0
-    while position < len(argv):
-        flag, equals, value = argv[position].partition("=")
-        position += 1
-        if flag not in flags:
-            rest.append(argv[position - 1])
-            continue
-        given = pairs.setdefault(flag, [])
-        if equals:
-            given.append(value)
-            continue
-        start = position
-        while position < len(argv) and "=" in argv[position] and not argv[position].startswith("--"):
-            position += 1
-        given += argv[start:position]
-        if start == position:
-            came = f"{argv[position]!r}" if position < len(argv) else "nothing"
-            raise UsageError(f"{flag} is followed by {came}; expected key=value, such as {flag} epochs=10")
-    return rest + [text for flag, given in pairs.items() for text in (flag, json_.dumps(given))]
-
-
-def _value(text: str) -> Any:
-    """What a text means in YAML, which knows numbers, truth values and lists; 1e-3 is a number too."""
-    import yaml
-
-    try:
-        return float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text) else yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def _args(function: Callable[..., int]) -> dict[str, Arg]:
-    return {name: get_args(p.annotation)[1] for name, p in inspect.signature(function).parameters.items()}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _complain(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     print("broadsight: " + " ".join(message.split()), file=sys.stderr)
     return code
-
-
-def _check_writable(path: str | None) -> None:
-    """Refuse an output file before the work, not after it."""
-    if path is None:
-        return
-    folder = Path(path).resolve().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"cannot write {path!r}: there is no folder {str(folder)!r}; create it first")
-    if Path(path).is_dir():
-        raise ValueError(f"cannot write {path!r}: it is a folder; give the name of a file in it")
-    if not os.access(path if Path(path).exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
-        raise ValueError(f"cannot write {path!r}: permission denied; choose another folder")
 
 
 def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
@@ -624,7 +474,7 @@ def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
 
     rows = []
     names = [name for name in timm.list_models(pattern) if name not in known]
-    with _progress() as progress:
+    with progress_bar() as progress:
         for i, name in enumerate(names):
             progress(i, len(names), name)
             with torch.device("meta"):
@@ -643,52 +493,3 @@ def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
-    return "-" if value is None else f"{value / unit:.{digits}f}"
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    class Pipe(Console):
-        def on_broken_pipe(self) -> None:  # rich would leave with code 1; `main` knows better
-            raise BrokenPipeError
-
-    return Pipe()
-
-
-def _show(table: "Table", whole: bool = False) -> None:
-    """Print a table; if `whole`, then rather wider than the terminal than with figures cut off."""
-    from rich.measure import Measurement
-
-    console = _console()
-    if whole or not console.is_terminal:  # a file or a pipe has no width
-        natural = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-        console.width = max(natural, console.width if console.is_terminal else 0)
-    console.print(table)
-
-
-@contextmanager
-def _progress() -> "Generator[Progress, None, None]":
-    """A progress bar with the time left, on stderr and only if somebody watches; a total of None is unknown."""
-    from rich import progress as parts
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured
-    bar = parts.Progress(
-        parts.BarColumn(),
-        parts.MofNCompleteColumn(),
-        parts.TimeElapsedColumn(),
-        parts.TimeRemainingColumn(),
-        "{task.description}",
-        console=console,
-        transient=True,
-        auto_refresh=False,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("")
-        yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing, refresh=True)

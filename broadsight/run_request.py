@@ -41,6 +41,7 @@ class Request:
         workers, threads, device, processes: Processes that load data, threads of torch's operators, "auto", "cpu" or
             "cuda", and how many training processes there must be.
         log_every, checkpoint_minutes: See `Engine`.
+        report: Evaluate the best network at the end and write report.html.
     """
 
     data: str | None = None
@@ -66,6 +67,7 @@ class Request:
     processes: int | None = None
     log_every: int | None = None
     checkpoint_minutes: float = 10.0
+    report: bool = True
 
 
 # What a run is: these are written into its folder and cannot change when it is continued. The rest is how it is run.

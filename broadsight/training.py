@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from .checkpoint import read_file, weights_in
-from .data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
+from .data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
 from .data.sources import Source, Splits, resolve
 from .dry_run import first_line
+from .given_weights import load_given
 from .models.edited import edit
 from .pooling import check_name
 from .run_request import (
@@ -31,9 +31,10 @@ from .run_request import (
 )
 from .seeds import seed_everything
 from .train import processes
+from .train.augmentation import LARGEST, transforms_of
 from .train.classification import Classification
 from .train.display import Display
-from .train.engine import Engine, Progress, total_pictures
+from .train.engine import Engine, Interrupted, Progress, total_pictures
 from .train.optimisation import make_average, make_optimizer, make_scheduler
 from .train.recipes import Recipe
 from .train.run_folder import RunFolder, is_run
@@ -41,7 +42,7 @@ from .train.state import newest
 from .train.synchronise import synchronise
 from .train.tasks import make_task
 
-SMALLEST, LARGEST = 64, 224  # pixels that are chosen for pictures of unknown size
+SMALLEST = 64  # pixels that are chosen for pictures of unknown size
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Outcome:
         parameters: Of the network.
         seconds: That this part of it took.
         notes: What the user should know.
+        report: Its report.html, unless it was not asked for or could not be made.
     """
 
     folder: Path
@@ -63,6 +65,7 @@ class Outcome:
     parameters: int
     seconds: float
     notes: tuple[str, ...]
+    report: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ class Prepared:
         description: What is written into its folder.
         summary: What it is, in a line.
         notes: What the user should know.
+        splits: Its data.
     """
 
     engine: Engine
     description: dict[str, Any]
     summary: str
     notes: tuple[str, ...]
+    splits: Splits
 
 
 def train(request: Request, *, resume: bool = False, command: str = "", plain: bool = False) -> Outcome:
@@ -96,9 +101,25 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
         prepared, progress = _train(request, resume, command, plain)
     finally:
         processes.leave()
-    about, seconds = prepared.description["broadsight"], time.monotonic() - started
-    name = title(about["settings"])
-    return Outcome(prepared.engine.folder.path, name, progress, about["parameters"], seconds, prepared.notes)
+    about, folder = prepared.description["broadsight"], prepared.engine.folder
+    name, seconds = title(about["settings"]), time.monotonic() - started
+    outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, prepared.notes)
+    return write_report(outcome, request, prepared.splits) if request.report and folder.writing else outcome
+
+
+def write_report(outcome: Outcome, request: Request, splits: Splits | None = None) -> Outcome:
+    """Write the report of a run that has ended. A page must not make it fail: what goes wrong is noted.
+
+    Args:
+        splits: The run's data, if it is open.
+    """
+    try:
+        from .reporting import report_run  # not before a run is done: it needs much that training does not
+
+        options: dict[str, Any] = dict(workers=request.workers, device=request.device)
+        return replace(outcome, report=report_run(outcome.folder, splits=splits, seconds=outcome.seconds, **options))
+    except Exception as error:
+        return replace(outcome, notes=(*outcome.notes, f"no report.html: {first_line(error)}"))
 
 
 def _train(request: Request, resume: bool, command: str, plain: bool) -> tuple[Prepared, Progress]:
@@ -121,7 +142,7 @@ def _train(request: Request, resume: bool, command: str, plain: bool) -> tuple[P
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
     prepared = prepare(request, settings, recipe, accelerator, stored, command=command, plain=plain)
-    return prepared, _run(prepared, resume)
+    return prepared, _run(prepared, request, resume)
 
 
 def _says_what(request: Request) -> bool:
@@ -168,8 +189,8 @@ def prepare(
     weighted = stored is not None and newest(folder.last) is not None  # its weights are in the checkpoint
     model = _network(settings, replace(recipe, pretrained=recipe.pretrained and not weighted), classes)
     if settings["init"] and not weighted:
-        begin_from(model, settings["init"])
-    transforms = _transforms(recipe, model.pretrained_cfg, channels)
+        load_given(model, settings["init"], other_classes=True)
+    transforms = transforms_of(recipe, model.pretrained_cfg, channels)
     model.pretrained_cfg = {**model.pretrained_cfg, "mean": transforms.mean, "std": transforms.std}
     how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
     description = describe(settings, recipe, splits, model, transforms, how)
@@ -231,10 +252,10 @@ def prepare(
         f"pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px; {epochs} epochs of "
         f"{order.updates} updates; {accelerator.device.type}, processes: {count}, threads: {threads}; {folder.path}"
     )
-    return Prepared(engine, description, summary, tuple(notes))
+    return Prepared(engine, description, summary, tuple(notes), splits)
 
 
-def _run(prepared: Prepared, resume: bool) -> Progress:
+def _run(prepared: Prepared, request: Request, resume: bool) -> Progress:
     """Write the folder, or find in it where to go on, and go."""
     engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
     if not is_run(folder.path):
@@ -253,37 +274,15 @@ def _run(prepared: Prepared, resume: bool) -> Progress:
                 display.line(f"continuing after {engine.progress.epoch} epochs, {engine.progress.updates} updates")
             elif resume:
                 display.line("no checkpoint yet: from the beginning")
-        return engine.fit()
+        try:
+            return engine.fit()
+        except Interrupted:
+            if request.report and folder.writing:
+                with suppress(Exception):  # what was computed is saved already; this is a courtesy
+                    from .reporting import report_run
 
-
-def begin_from(model: Any, source: str) -> None:
-    """Load weights of the same network, be it of other classes.
-
-    Args:
-        source: A run folder, or a file of weights: safetensors or one of torch's.
-    """
-    path = Path(source)
-    if path.is_dir():
-        path = path / "model.safetensors"
-        if not path.is_file():
-            raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
-    elif not path.is_file():
-        raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
-    weights = weights_in(read_file(path))
-    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise ValueError(f"{source} holds no weights; expected tensors by name")
-    own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
-    ends = (ends,) if isinstance(ends, str) else tuple(ends)
-    others = {name for name, value in weights.items() if name in own and own[name].shape != value.shape}
-    replaced = {name for name in others if any(name.startswith(f"{end}.") for end in ends)}
-    missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
-    wrong = sorted(missing | unexpected | (others - replaced))
-    if wrong:
-        raise ValueError(
-            f"{source} holds weights of another network: {len(missing)} missing, {len(unexpected)} unexpected, "
-            f"{len(others - replaced)} of another shape, such as {wrong[0]}"
-        )
-    model.load_state_dict({k: v for k, v in weights.items() if k not in replaced}, strict=False)
+                    report_run(folder.path, evaluated=False)
+            raise
 
 
 def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:
@@ -340,25 +339,3 @@ def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
             raise RuntimeError(f"the pretrained weights of {name} cannot be had: {reason}") from None
         raise RuntimeError(f"{name} cannot be created: {reason}") from None
     return model
-
-
-def _transforms(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Transforms:
-    """How pictures reach this network, by its own description where the recipe is silent."""
-    mean, std = (_channels(config[key], channels) for key in ("mean", "std"))
-    interpolation = recipe.interpolation or config.get("interpolation") or "bicubic"
-    augmentation = dict(
-        scale=recipe.scale,
-        ratio=recipe.ratio,
-        hflip=recipe.hflip,
-        color_jitter=recipe.color_jitter,
-        auto_augment=recipe.auto_augment,
-    )
-    crop = recipe.crop_pct or config.get("crop_pct") or 0.875
-    # Small pictures are whole objects already; to cut their rim off would lose some.
-    crop = crop if recipe.crop_pct or (recipe.image_size or LARGEST) > 96 else 1.0
-    return Transforms(recipe.image_size or LARGEST, channels, mean, std, interpolation, crop, augmentation)
-
-
-def _channels(values: Any, channels: int) -> tuple[float, ...]:
-    values = tuple(float(value) for value in values)
-    return values if len(values) == channels else (sum(values) / len(values),) * channels

@@ -42,7 +42,7 @@ def png(*colour: int, size: int = 8) -> bytes:
 def ask(data: Path | str, **options: Any) -> Request:
     """A request for one epoch of a tiny network; `changes` come on top of what makes it small."""
     changes = dict(epochs=1, warmup_epochs=0, batch_size=4, image_size=SIZE) | options.pop("changes", {})
-    small = dict(data=str(data), model="test_resnet", recipe="quick", workers=0, threads=1, device="cpu")
+    small = dict(data=str(data), model="test_resnet", recipe="quick", workers=0, threads=1, device="cpu", report=False)
     return Request(**small | options, changes=changes)
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from broadsight import __version__, benchmark, cli
+from broadsight import __version__, benchmark, cli, command_line
 from broadsight import verify as verification
 from broadsight.cli import COMMANDS, main
 from broadsight.layers.context_broadcast import KINDS
@@ -61,7 +61,7 @@ def test_help__describes_command_and_options(command, run):
     assert (code, err) == (0, "") and f"usage: broadsight {command}" in out
     words = " ".join(out.split())
     assert inspect.getdoc(COMMANDS[command]) in words
-    for name, arg in cli._args(COMMANDS[command]).items():
+    for name, arg in command_line.arguments_of(COMMANDS[command]).items():
         assert arg.help in words
         assert arg.positional or "--" + name.replace("_", "-") in out
     assert inspect.getdoc(COMMANDS[command]) in " ".join(run("--help")[1].split())
@@ -85,7 +85,7 @@ def test_python_m__is_the_command():
     ("argv", "expected"),
     [
         ("benhc", "unknown command 'benhc'; did you mean bench? commands are models, verify, bench"),
-        ("frobnicate", "unknown command 'frobnicate'; commands are models, verify, bench"),
+        ("xyzzy", "unknown command 'xyzzy'; commands are models, verify, bench"),
         ("--nonsense", "unrecognized arguments: --nonsense; see `broadsight --help`"),
         ("bench", "bench needs MODEL: timm models"),
         (

@@ -1,13 +1,15 @@
 """`broadsight train`: options in any order, one line for every mistake, and nothing left behind by one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from broadsight import training
-from broadsight.cli import _together, _value, main
+from broadsight.cli import COMMANDS, main
+from broadsight.command_line import together, value_of
 from broadsight.run_request import Request
 from broadsight.train.engine import Interrupted, Progress
 from broadsight.training import Outcome
@@ -43,6 +45,7 @@ def asked(run, monkeypatch, tmp_path):
         return Outcome(tmp_path / "run", "test_resnet", progress, parameters=10, seconds=1.0, notes=())
 
     monkeypatch.setattr(training, "train", record)
+    monkeypatch.setattr(training, "write_report", lambda outcome, request: replace(outcome, report=Path("page.html")))
 
     def call(*argv: str) -> Request:
         code, _, err = run(*argv)
@@ -77,7 +80,7 @@ def data(tmp_path_factory) -> Path:
     ],
 )
 def test_together(argv, expected):
-    assert _together(argv.split()) == expected
+    assert together(argv.split(), COMMANDS) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_together(argv, expected):
     ],
 )
 def test_value(text, value):
-    found = _value(text)
+    found = value_of(text)
     assert found == value and type(found) is type(value)
 
 
@@ -148,6 +151,9 @@ def test_twin__differs_in_the_pooling_alone(asked, run, tmp_path):
     assert (code, err) == (0, "") and out
     assert (first.pool, second.pool, second.pool_args) == ("map", "gap", {})
     assert second.out == str(tmp_path / "run" / "twin-gap") and second.data == first.data
+    # The first one's report compares the two, so it is written last, and named last
+    assert (first.report, second.report) == (False, True)
+    assert out.splitlines()[-1].startswith("report: page.html")
 
 
 def test_interrupted__one_line_and_the_code_of_the_signal(run, monkeypatch):

@@ -13,9 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from broadsight import training
+from broadsight.given_weights import load_given
 from broadsight.run_request import Request
 from broadsight.train.run_folder import RunFolder
-from broadsight.training import begin_from, train
+from broadsight.training import train
 
 from .small_runs import SMALL_POOL, ask, files_in, fill, leave_run, ready, refusal, updates, without_drawing
 from .small_runs import without_network as offline
@@ -339,7 +340,7 @@ def test_init__refused(data, tmp_path):
     assert "nowhere is not a file" in said and "released" not in said
     torch.save([1, 2], tmp_path / "list.pth")
     assert "holds no weights; expected tensors by name" in refusal(
-        lambda: begin_from(timm.create_model("test_resnet"), str(tmp_path / "list.pth"))
+        lambda: load_given(timm.create_model("test_resnet"), str(tmp_path / "list.pth"))
     )
     shutil.rmtree(tmp_path / "empty")
     (tmp_path / "list.pth").unlink()

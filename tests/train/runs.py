@@ -41,13 +41,13 @@ def draw_pictures(folder: Path, classes: str = "abcd", train: int = 6, val: int 
 def small(data: Path, out: Path, *, changes: dict[str, Any] | None = None, **fields: Any) -> Request:
     """What the runs of the tests are asked for, but for `fields`."""
     common: dict[str, Any] = dict(data=str(data), out=str(out), model="test_vit", log_every=2)
-    common |= dict(workers=0, threads=1, device="cpu") | fields
+    common |= dict(workers=0, threads=1, device="cpu", report=False) | fields
     return Request(**common, changes=QUICK | (changes or {}))
 
 
 def again(folder: Path, **fields: Any) -> Request:
     """What is asked for to continue the run in a folder: nothing but that."""
-    return Request(**(dict(out=str(folder), workers=0, threads=1, device="cpu") | fields))
+    return Request(**(dict(out=str(folder), workers=0, threads=1, device="cpu", report=False) | fields))
 
 
 def kill(request: Request, left: Path, owner: Any, name: str, call: int = 1, *, after: bool = False, resume=False):

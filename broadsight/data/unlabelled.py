@@ -1,0 +1,132 @@
+"""Pictures that nobody has labelled: files, folders, patterns and lists of them."""
+
+import copy
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .folder_source import FolderSource, walk
+from .list_source import read_paths
+from .listing import in_order, is_hidden, is_image, some
+
+
+class Unlabelled(FolderSource):
+    """Files by their paths, absolute or relative to the current folder. All have label 0 of no class."""
+
+    def __init__(self, names: Sequence[str], channels: int = 3):
+        super().__init__(Path.cwd(), names, np.zeros(len(names), np.int32).tolist(), (), channels)
+
+    def in_channels(self, channels: int) -> "Unlabelled":
+        """The same pictures in grey (1) or in RGB (3)."""
+        if channels not in (1, 3):
+            raise ValueError(f"a network for images of {channels} channels; expected 1 (grey) or 3 (RGB)")
+        same = copy.copy(self)
+        same.channels = channels
+        return same
+
+
+def find_images(arguments: Iterable[str | Path], listing: str | Path | None = None) -> tuple[Unlabelled, list[str]]:
+    """The pictures that somebody names, in the order of the names, and what he should know about them.
+
+    Args:
+        arguments: Files, which count whatever they are called; folders, of which all pictures count at any depth, in
+            natural order; or patterns such as photos/**/*.jpg. What exists is no pattern, whatever its characters.
+        listing: Text file with a path on every line, relative to its own folder; they become absolute.
+
+    Raises:
+        FileNotFoundError: Arguments are not there or hold no picture; the message has all of them.
+        ValueError: Nothing is given, or the list names what is not there.
+    """
+    given = [os.fspath(argument) for argument in arguments]
+    if not given and listing is None:
+        raise ValueError("no images given; expected files, folders, quoted patterns, or a --list of files")
+    names, notes, wrong = [], [], _Wrong()
+    try:
+        for argument in given:
+            names += _named(argument, notes, wrong)
+        if listing is not None:
+            names += _listed(os.fspath(listing))
+    except PermissionError as error:
+        raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
+    wrong.refuse(len(given))
+    names, twice = _once(names)
+    if twice:
+        notes.append(f"{_count(len(twice), 'image')} named more than once, and predicted once: {some(twice)}")
+    return Unlabelled(names), notes
+
+
+class _Wrong:
+    """All that is wrong with some names, for one message."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        self.unmatched: list[str] = []
+        self.empty: list[str] = []
+
+    def refuse(self, given: int) -> None:
+        parts = []
+        if self.missing:
+            parts.append(f"no such file or folder: {some(self.missing)} ({len(self.missing)} of {given} given)")
+        if self.unmatched:
+            parts.append(f"{_count(len(self.unmatched), 'pattern')} without a matching image: {some(self.unmatched)}")
+        if self.empty:
+            parts.append(f"{_count(len(self.empty), 'folder')} without images: {some(self.empty)}")
+        if parts:
+            raise FileNotFoundError("; ".join(parts))
+
+
+def _named(argument: str, notes: list[str], wrong: _Wrong) -> list[str]:
+    ignored: list[str] = []
+    if os.path.isfile(argument):
+        return [argument]
+    if os.path.isdir(argument):
+        names = in_order(walk(argument, os.path.join(argument, ""), ignored))
+        if not names:
+            wrong.empty.append(argument)
+    elif not os.path.exists(argument) and any(sign in argument for sign in "*?["):
+        names = in_order(_matching(argument, ignored))
+        if not names:
+            wrong.unmatched.append(argument)
+    else:
+        wrong.missing.append(argument)
+        return []
+    if names and ignored:
+        notes.append(f"{argument}: files that are no images are ignored: {some(in_order(ignored))}")
+    return names
+
+
+def _matching(pattern: str, ignored: list[str]) -> Iterator[str]:
+    for name in glob.iglob(pattern, recursive=True):
+        hidden = any(is_hidden(part) and part not in pattern for part in Path(name).parts)
+        if os.path.isfile(name) and not hidden:
+            if is_image(os.path.basename(name)):
+                yield name
+            else:
+                ignored.append(name)
+
+
+def _listed(listing: str) -> list[str]:
+    if not os.path.isfile(listing):
+        raise FileNotFoundError(f"there is no list {listing}; expected a text file with a path on every line")
+    return read_paths(Path(listing))
+
+
+def _once(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Names of different files, and those that name one of them again, each once."""
+    seen: set[str] = set()
+    first, again = [], {}
+    for name in names:
+        path = os.path.abspath(name)
+        if path in seen:
+            again[path] = name
+        else:
+            seen.add(path)
+            first.append(name)
+    return first, list(again.values())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"

@@ -1,0 +1,75 @@
+"""What a command shows: tables, a progress bar, numbers; and where it may write."""
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Progress = Callable[[int, int | None, str], None]
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse an output file before the work, not after it."""
+    if path is None:
+        return
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"cannot write {path!r}: there is no folder {str(folder)!r}; create it first")
+    if Path(path).is_dir():
+        raise ValueError(f"cannot write {path!r}: it is a folder; give the name of a file in it")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise ValueError(f"cannot write {path!r}: permission denied; choose another folder")
+
+
+def number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave with code 1; `main` knows better
+            raise BrokenPipeError
+
+    return Pipe()
+
+
+def show(table: "Table", whole: bool = False) -> None:
+    """Print a table; if `whole`, then rather wider than the terminal than with figures cut off."""
+    from rich.measure import Measurement
+
+    console = _console()
+    if whole or not console.is_terminal:  # a file or a pipe has no width
+        natural = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        console.width = max(natural, console.width if console.is_terminal else 0)
+    console.print(table)
+
+
+@contextmanager
+def progress_bar() -> Generator[Progress, None, None]:
+    """A progress bar with the time left, on stderr and only if somebody watches; a total of None is unknown."""
+    from rich import progress as parts
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured
+    bar = parts.Progress(
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TimeElapsedColumn(),
+        parts.TimeRemainingColumn(),
+        "{task.description}",
+        console=console,
+        transient=True,
+        auto_refresh=False,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("")
+        yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing, refresh=True)
