@@ -8,13 +8,16 @@ from torch import Tensor
 
 from ..seeds import mixed
 
+GRID = 14  # squares along the shorter side, as many as DINO's patches
 ORDERS = ("salient first", "random", "least salient first")
 
 
 def removal_ranks(saliency: Tensor, indices: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
     """When each pixel goes, by order: (B, H, W) of numbers from 0, which goes first, to H * W - 1.
 
-    Equally salient pixels go in an order drawn for the picture, which depends on its index and the seed alone.
+    Equally salient pixels go in an order drawn for the picture, which depends on its index and the seed alone. The
+    random order takes square after square, a GRID-th of the shorter side wide, since scattered pixels would be worse
+    than any region: nothing like them is in a picture.
 
     Args:
         saliency: (B, H, W)
@@ -22,15 +25,33 @@ def removal_ranks(saliency: Tensor, indices: Sequence[int], seed: int = 0) -> di
     """
     pixels = saliency[0].numel()
     generators = [torch.Generator().manual_seed(mixed(seed, index)) for index in indices]
-    ties, random = (
-        torch.stack([torch.randperm(pixels, generator=one) for one in generators]).to(saliency.device)
-        for _ in ("ties", "random")
-    )  # B N each
+    ties = torch.stack([torch.randperm(pixels, generator=one) for one in generators]).to(saliency.device)  # B N
+    squares = _squares(*saliency.shape[1:]).flatten()
+    drawn = [torch.randperm(int(squares.max()) + 1, generator=one)[squares] for one in generators]
+    random = torch.stack([_places(order[None])[0] for order in drawn]).to(saliency.device)  # B N
     among = saliency.flatten(1).gather(1, ties).argsort(dim=1, descending=True, stable=True)
     order = ties.gather(1, among)  # pixels, the most salient first
-    salient = torch.empty_like(order).scatter_(1, order, torch.arange(pixels, device=order.device).expand_as(order))
+    salient = _inverse(order)
     ranks = dict(zip(ORDERS, (salient, random, pixels - 1 - salient), strict=True))
     return {name: rank.view_as(saliency) for name, rank in ranks.items()}
+
+
+def _squares(height: int, width: int) -> Tensor:
+    """(H, W): which square each pixel is in."""
+    side = max(1, min(height, width) // GRID)
+    rows, columns = torch.arange(height) // side, torch.arange(width) // side
+    return rows[:, None] * (int(columns[-1]) + 1) + columns
+
+
+def _places(values: Tensor) -> Tensor:
+    """(B, N): where each would be if they were sorted; of equals the first comes first."""
+    return _inverse(values.argsort(dim=1, stable=True))
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """(B, N): where each number is in an order of them."""
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places)
 
 
 def without(images: Tensor, ranks: Tensor, fraction: float) -> Tensor:

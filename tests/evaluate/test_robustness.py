@@ -441,3 +441,13 @@ def test_run_suite__refused():
         run_suite("fgsm", subject, source, batch=0)
     with pytest.raises(ValueError, match=r"expected \(B, H, W\) = \(1, 8, 8\)"):
         run_suite("salient", subject, source, saliency=lambda images, batch: images)
+
+
+def test_removal__at_random_takes_square_after_square():
+    ranks = removal_ranks(torch.zeros(2, 28, 42), [3, 4])["random"]
+    for one in ranks:
+        assert sorted(one.flatten().tolist()) == list(range(28 * 42))
+        for number in range(14 * 21):  # squares of two by two pixels
+            square = (one // 4 == number).nonzero()
+            assert (square.amax(0) - square.amin(0)).tolist() == [1, 1] and (square.amin(0) % 2 == 0).all()
+    assert not torch.equal(ranks[0], ranks[1])
