@@ -221,13 +221,13 @@ def _suite_table(suites: list[dict[str, Any]]) -> "Table":
     """One suite of all classifiers: their cases down, values of the axis across."""
     from rich.table import Table
 
-    table = Table(title=f"{suites[0]['title']}: top-1 %; {suites[0]['axis']}", title_justify="left")
+    table = Table(title=f"{suites[0]['title']}: top-1 % by {suites[0]['axis']}", title_justify="left")
     rows = [(suite["model"], row) for suite in suites for row in suite["rows"]]
     places = list(dict.fromkeys(row["at"] for _, row in rows))
     table.add_column("network", no_wrap=True)
     table.add_column("case", no_wrap=True)
     for place in places:
-        table.add_column(f"{place:g}" if isinstance(place, (int, float)) else str(place), justify="right")
+        table.add_column("top-1" if place is None else f"{place:g}", justify="right")
     for model, case in dict.fromkeys((model, row["case"]) for model, row in rows):
         found = {row["at"]: row["top1"] for name, row in rows if (name, row["case"]) == (model, case)}
         table.add_row(model, case, *(number(found.get(place), digits=1) for place in places))

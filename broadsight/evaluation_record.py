@@ -95,7 +95,7 @@ def suite_records(result: Result) -> list[dict[str, Any]]:
     records = [asdict(suite) for suite in result.suites]
     if result.sets:
         rows = [
-            {"case": case, "at": f"{classes:,} classes", "top1": top1, "pictures": pictures}
+            {"case": f"{case}, {classes:,} classes", "at": None, "top1": top1, "pictures": pictures}
             for case, classes, pictures, top1 in result.sets
         ]
         about = "Top-1 on every set that the folder holds; where a set has some of the classes, those alone compete."
@@ -109,6 +109,14 @@ def _beside(result: Result) -> dict[str, Any]:
     model = model_record(result)
     latency = None if result.latency is None else result.latency.median
     return {**model, "latency_ms": latency, "figures": result.figures, "absent": result.absent}
+
+
+def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as `broadsight.report.render` takes it: the classifier's own row in the same form as the others'."""
+    model = record["model"]
+    latency = (model["latency_ms"] or {}).get("median")
+    own = {"model": model["title"], "parameters": model["parameters"], "macs": model["macs"], "latency_ms": latency}
+    return {**record, **own}
 
 
 def _subtitle(evaluation: Evaluation) -> str:

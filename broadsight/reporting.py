@@ -17,7 +17,7 @@ from .data.normalising import Normalise
 from .data.sources import Splits
 from .evaluate.classification import figures, most_confident_mistakes
 from .evaluating import Evaluation, Result, ask, measure
-from .evaluation_record import predictions_csv, record_of
+from .evaluation_record import page_of, predictions_csv, record_of
 from .evaluation_tasks import Asked, Task, found_in, own_splits
 from .report import Picture, render
 from .run_request import title
@@ -57,7 +57,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path, command: str = "") ->
         What evaluation.json holds.
     """
     record = record_of(evaluation, command)
-    page = render(record, mistakes=mistakes(evaluation.results[0]))
+    page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(json.dumps(record, indent=1) + "\n", folder / EVALUATION)
@@ -93,7 +93,7 @@ def report_run(
         classifier = open_classifier(path, device=device)
         splits = splits or own_splits(classifier)
         evaluation = _evaluation(classifier, splits, workers)
-        record = record_of(evaluation, run["command"])
+        record = page_of(record_of(evaluation, run["command"]))
         pictures = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
         del record["asked"]
     else:

@@ -93,7 +93,8 @@ def described(name: str, choices: Choices, saliency: str) -> tuple[str, str, str
         return (
             "Removal of salient pixels",
             f"Pixels are set to the mean colour (0 after normalisation), first those that are salient by {saliency}; "
-            "and for comparison square after square at random, and in the opposite order. An area is the mean height of a curve.",
+            "and for comparison square after square at random, and in the opposite order. An area is the mean height "
+            "of a curve.",
             "fraction of the pixels removed",
         )
     kinds, severities = len(set(choices.corruptions)), ", ".join(map(str, sorted(set(choices.severities))))

@@ -6,7 +6,7 @@ from typing import Any
 
 from .charts import Chart, Dot, axis
 from .tables import Cell, Column, numeric, share, table
-from .words import NOTHING, amount, escape, figure, known, meaning, number, numbers, percent
+from .words import NOTHING, SPACE, amount, escape, figure, known, meaning, number, numbers, percent
 
 _COSTS = ("parameters", "macs", "latency_ms")
 _ACROSS = (("macs", 1e9, "MACs, G"), ("latency_ms", 1.0, "latency, ms"))
@@ -53,24 +53,24 @@ def twins(record: Mapping[str, Any]) -> str:
     runs = record.get("twins") or ()
     if not runs:
         return ""
+    timed = any(known(run.get("minutes")) for run in runs)
+    columns = [Column("run"), Column("top-1", True), Column("parameters", True)]
+    columns += [Column("training time", True), Column("folder")] if timed else [Column("folder")]
     rows = [
         (
             escape(run.get("title", "")),
             share(run.get("top1")),
             numeric(amount(run.get("parameters"))),
-            numeric(f"{number(run['minutes'])}\u00a0min" if known(run.get("minutes")) else NOTHING),
+            *([numeric(_minutes(run.get("minutes")))] if timed else []),
             f"<code>{escape(run['folder'])}</code>" if run.get("folder") else NOTHING,
         )
         for run in runs
     ]
-    columns = (
-        Column("run"),
-        Column("top-1", True),
-        Column("parameters", True),
-        Column("training time", True),
-        Column("folder"),
-    )
     return table(columns, rows, caption="Runs that were compared")
+
+
+def _minutes(value: Any) -> str:
+    return f"{number(value)}{SPACE}min" if known(value) else NOTHING
 
 
 def _best(key: str, column: Sequence[Any]) -> Any:

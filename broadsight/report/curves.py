@@ -25,7 +25,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> str:
     charts = (
         (
             "Loss",
-            "loss, nats",
+            "loss",
             None,
             Series("during the epoch", during("loss")),
             Series("training", after("train_loss"), 0),
@@ -76,12 +76,17 @@ def _table(epochs: Sequence[Mapping[str, Any]]) -> str:
         return ""
     keys = list(dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key])))
     columns = [Column("epoch"), *(Column(_name(key), True) for key in keys)]
-    rows = [[number(line["epoch"]), *(numeric(figure(_bare(key), line.get(key))) for key in keys)] for line in epochs]
+    rows = [[number(line["epoch"]), *(numeric(_shown(key, line.get(key))) for key in keys)] for line in epochs]
     return folded(f"Numbers of {plural(len(epochs), 'epoch')}", table(columns, rows, caption="Numbers of every epoch"))
 
 
 def _bare(key: str) -> str:
     return key.removeprefix("train_").removeprefix("val_")
+
+
+def _shown(key: str, value: Any) -> str:
+    """With its unit, but for losses: what a network is trained by may be the sum of several."""
+    return number(value) if key.endswith("loss") else figure(_bare(key), value)
 
 
 def _name(key: str) -> str:

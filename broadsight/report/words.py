@@ -26,6 +26,8 @@ class Meaning:
 FIGURES = {
     "top1": Meaning("top-1", "%", 1, "the class with the highest score is the right one"),
     "top5": Meaning("top-5", "%", 1, "the right class is among the five highest scores"),
+    "real_top1": Meaning("top-1, ReaL", "%", 1, "the class with the highest score is among the reassessed labels"),
+    "confidence": Meaning("confidence", "%", 0, "mean probability of the class with the highest score"),
     "loss": Meaning("loss", "nats", -1, "mean cross-entropy of a picture"),
     "nll": Meaning("negative log-likelihood", "nats", -1, "mean over the pictures, of the right class"),
     "balanced_accuracy": Meaning("balanced accuracy", "%", 1, "mean of the classes' recalls: each class counts alike"),

@@ -37,6 +37,8 @@ def test_charts__numbered_as_the_rows():
 def test_twins():
     (table,) = tables(twins(dict(twins=[dict(title="a", top1=50.0, parameters=1e6, minutes=11.5, folder="runs/a")])))
     assert table[1] == ["a", "50.0\u00a0%", "1.00\u00a0M", "11.5\u00a0min", "runs/a"]
+    (table,) = tables(twins(dict(twins=[dict(title="a", folder="runs/a")])))
+    assert table[0] == ["run", "top-1", "parameters", "folder"]  # no run tells its time
 
 
 def test_nothing():

@@ -53,5 +53,5 @@ def test_no_numbers__are_left_out():
 def test_numbers__in_a_table():
     (table,) = tables(curves(EPOCHS))
     assert table[0] == ["epoch", "training loss", "validation loss", "validation top-1"]
-    assert table[2] == ["2", "1.00\u00a0nats", "1.50\u00a0nats", "80.0\u00a0%"]
+    assert table[2] == ["2", "1.00", "1.50", "80.0\u00a0%"]
     assert "Best after epoch 2: 80.0\u00a0% top-1" in text(read(curves(EPOCHS)))
