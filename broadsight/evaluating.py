@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class _Counter:
     """Adds up what is done and passes it on."""
 
     def __init__(self, progress: Progress, total: int):
-        self.progress, self.total, self.done = progress, total, 0
+        self.progress, self.total, self.done, self.interrupted = progress, total, 0, False
 
     def __call__(self, count: int, doing: str) -> None:
         self.done += count
@@ -92,29 +92,41 @@ def evaluate(asked: Asked, progress: Progress = lambda done, total, doing: None)
             values, absent = figures(predictions, asked.metrics, asked.bins)
             if task.accepted is not None:
                 values = {"real_top1": accepted_accuracy(predictions, task.accepted)[0], **values}
-            under = tuple(
-                run_suite(
-                    name,
-                    task.classifier,
-                    task.source,
-                    choices=asked.choices,
-                    saliency=saliencies[place],
-                    batch=asked.batch,
-                    workers=workers,
-                    kept=task.kept,
-                    seed=asked.seed or 0,
-                    strict=asked.strict,
-                    seen=seen,
-                )
-                for name in asked.robustness
-            )
+            under = list(_suites(asked, task, saliencies[place], workers, seen))
             sets = [_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True)]
-            result = Result(task, predictions, values, absent, under, tuple(sets) if len(sets) > 1 else ())
+            result = Result(task, predictions, values, absent, tuple(under), tuple(sets) if len(sets) > 1 else ())
             results.append(result)
-        measured = measure(classifiers, asked.latency)
-    results = [Result(**{**vars(result), **more}) for result, more in zip(results, measured, strict=True)]
-    how = dict(batch=asked.batch, threads=threads, workers=workers, device=classifiers[0].device.type)
-    return Evaluation(asked, tuple(results), found, {**how, "seconds": time.monotonic() - started})
+        stopped = [result for result in results if len(result.suites) < len(asked.robustness)]
+        measured = measure(classifiers, asked.latency and not stopped)
+    results = [replace(result, **more) for result, more in zip(results, measured, strict=True)]
+    how: dict[str, Any] = dict(batch=asked.batch, threads=threads, workers=workers, device=classifiers[0].device.type)
+    if stopped:
+        note = "interrupted: suites that were not finished are missing, and no times were taken"
+        found = replace(found, notes=(*found.notes, note))
+    how |= dict(seconds=time.monotonic() - started, interrupted=bool(stopped))
+    return Evaluation(asked, tuple(results), found, how)
+
+
+def _suites(asked: Asked, task: Task, saliency: Saliency | None, workers: int, seen: "_Counter") -> Iterator[Suite]:
+    """The suites of one classifier; after Ctrl-C those that were finished, since they may have taken hours."""
+    for name in () if seen.interrupted else asked.robustness:
+        try:
+            yield run_suite(
+                name,
+                task.classifier,
+                task.source,
+                choices=asked.choices,
+                saliency=saliency,
+                batch=asked.batch,
+                workers=workers,
+                kept=task.kept,
+                seed=asked.seed or 0,
+                strict=asked.strict,
+                seen=seen,
+            )
+        except KeyboardInterrupt:
+            seen.interrupted = True
+            return
 
 
 def _saliency(asked: Asked, task: Task) -> Saliency | None:

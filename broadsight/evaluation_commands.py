@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .command_line import DONE, FAILED, Arg, UsageError, register_models, typed, value_of
+from .command_line import DONE, FAILED, INTERRUPTED, Arg, UsageError, register_models, typed, value_of
 from .terminal import check_writable, number, progress_bar, show
 
 if TYPE_CHECKING:
@@ -15,9 +15,25 @@ if TYPE_CHECKING:
 
 WORST = 5  # classes that the terminal shows
 
+# Options that several commands share.
+Run = Annotated[str, Arg("folder of a run, or a timm name", True, "RUN|MODEL")]
+Checkpoint = Annotated[
+    str | None, Arg("weights for a timm name: a file, a run, or package (of an installed one)", metavar="RUN|FILE")
+]
+Pretrained = Annotated[bool, Arg("timm's own weights for a timm name; without them random ones, for a trial")]
+ModelArgs = Annotated[
+    list[str] | None, Arg("arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", pairs=True)
+]
+Size = Annotated[int | None, Arg("image side in pixels; without it what the network was trained for")]
+Light = Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens alone")]
+Batch = Annotated[int, Arg("images per call")]
+Workers = Annotated[int | None, Arg("processes that prepare images")]
+Threads = Annotated[int | None, Arg("threads of torch's operators")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")]
+
 
 def eval(
-    run: Annotated[str, Arg("folder of a run, or a timm name", True, "RUN|MODEL")],
+    run: Run,
     data: Annotated[
         str | None,
         Arg(
@@ -52,17 +68,11 @@ def eval(
         ),
     ] = None,
     bins: Annotated[int, Arg("of the calibration error")] = 15,
-    checkpoint: Annotated[
-        str | None, Arg("weights for a timm name: a file, a run, or package (of an installed one)", metavar="RUN|FILE")
-    ] = None,
-    pretrained: Annotated[
-        bool, Arg("timm's own weights for a timm name; without them random ones, for a trial")
-    ] = True,
-    model_args: Annotated[
-        list[str] | None, Arg("arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", pairs=True)
-    ] = None,
-    size: Annotated[int | None, Arg("image side in pixels; without it what the network was trained for")] = None,
-    light: Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens alone")] = False,
+    checkpoint: Checkpoint = None,
+    pretrained: Pretrained = True,
+    model_args: ModelArgs = None,
+    size: Size = None,
+    light: Light = False,
     saliency: Annotated[
         str | None, Arg("of the suite salient: scenes, gradcam, dino, or your own as file.py:function")
     ] = None,
@@ -74,10 +84,10 @@ def eval(
         str | None, Arg("of the suite occlusion, parts of the side, joined by commas; 0.25,0.5,0.75 without")
     ] = None,
     real_labels: Annotated[str | None, Arg("other labels for imagenet-real than timm's", metavar="FILE")] = None,
-    batch: Annotated[int, Arg("images per call")] = 64,
-    workers: Annotated[int | None, Arg("processes that prepare images")] = None,
-    threads: Annotated[int | None, Arg("threads of torch's operators")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")] = "auto",
+    batch: Batch = 64,
+    workers: Workers = None,
+    threads: Threads = None,
+    device: Device = "auto",
     seed: Annotated[
         int | None, Arg("of samples and suites; and of scenes and hold-outs, where it is the run's")
     ] = None,
@@ -149,13 +159,13 @@ def eval(
         write_text(json_.dumps(record, indent=1) + "\n", Path(json))
     if json == "-":
         print(json_.dumps(record, indent=1))
-        return DONE
+        return INTERRUPTED if evaluation.how["interrupted"] else DONE
     for table in _tables(record):
         show(table, whole=True)
     if record["skipped"]:
         print(f"{len(record['skipped'])} pictures could not be read; the report names them", file=sys.stderr)
     print(f"report: {folder / 'report.html'} (with evaluation.json and predictions.csv)")
-    return DONE
+    return INTERRUPTED if evaluation.how["interrupted"] else DONE
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
@@ -236,9 +246,9 @@ def _suite_table(suites: list[dict[str, Any]]) -> "Table":
 
 def report(
     run: Annotated[str, Arg("folder of a run", True, "RUN")],
-    workers: Annotated[int | None, Arg("processes that prepare images")] = None,
-    threads: Annotated[int | None, Arg("threads of torch's operators")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")] = "auto",
+    workers: Workers = None,
+    threads: Threads = None,
+    device: Device = "auto",
 ) -> int:
     """Write a run's report.html again, from its folder and its data."""
     register_models()
@@ -256,7 +266,7 @@ def report(
 
 
 def predict(
-    run: Annotated[str, Arg("folder of a run, or a timm name", True, "RUN")],
+    run: Run,
     images: Annotated[
         list[str] | None, Arg("files, folders, or quoted patterns such as 'photos/**/*.jpg'", True, "IMAGE")
     ] = None,
@@ -269,21 +279,15 @@ def predict(
         str | None,
         Arg("print JSON, not a table, or write it to FILE; .jsonl has a line for each image", False, "FILE", "-"),
     ] = None,
-    checkpoint: Annotated[
-        str | None, Arg("weights for a timm name: a file, a run, or package (of an installed one)", metavar="RUN|FILE")
-    ] = None,
-    pretrained: Annotated[
-        bool, Arg("timm's own weights for a timm name; without them random ones, for a trial")
-    ] = True,
-    model_args: Annotated[
-        list[str] | None, Arg("arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", pairs=True)
-    ] = None,
-    size: Annotated[int | None, Arg("image side in pixels; without it what the network was trained for")] = None,
-    light: Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens alone")] = False,
-    batch: Annotated[int, Arg("images per call")] = 64,
-    workers: Annotated[int | None, Arg("processes that read images")] = None,
-    threads: Annotated[int | None, Arg("threads of torch's operators")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")] = "auto",
+    checkpoint: Checkpoint = None,
+    pretrained: Pretrained = True,
+    model_args: ModelArgs = None,
+    size: Size = None,
+    light: Light = False,
+    batch: Batch = 64,
+    workers: Workers = None,
+    threads: Threads = None,
+    device: Device = "auto",
 ) -> int:
     """Say what images show: a table, CSV or JSON."""
     outputs = {form: path for form, path in (("csv", csv), ("json", json)) if path is not None}

@@ -11,6 +11,7 @@ from PIL import Image
 from broadsight import evaluating
 from broadsight.classifier import open_classifier
 from broadsight.cli import main
+from broadsight.evaluate.robustness import run_suite
 from broadsight.evaluate.suites import Choices
 from broadsight.evaluating import evaluate, latencies
 from broadsight.evaluation_record import record_of
@@ -225,6 +226,20 @@ def test_command__a_network_that_has_diverged_is_exit_1(run, brightest, data, mo
     monkeypatch.setattr(Brightest, "forward", lambda self, x: x.mean((2, 3)) * np.nan)
     code, _, err = run(brightest, data)
     assert code == 1 and err.startswith("broadsight: run answers 10 of 10 pictures with numbers that are not finite")
+
+
+def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monkeypatch, tmp_path):
+    def stop(name, *args, **kwargs):
+        if name == "fgsm":
+            raise KeyboardInterrupt
+        return run_suite(name, *args, **kwargs)
+
+    monkeypatch.setattr(evaluating, "run_suite", stop)
+    code, _, err = run(brightest, data, "--suite", "occlusion,fgsm", "--out", "stopped")
+    record = json.loads((tmp_path / "stopped" / "evaluation.json").read_text())
+    assert code == 130 and "note: interrupted: suites that were not finished are missing" in err
+    assert [suite["name"] for suite in record["suites"]] == ["occlusion"] and record["how"]["interrupted"]
+    assert (tmp_path / "stopped" / "report.html").is_file()
 
 
 def test_macs__of_a_network_that_cannot_be_counted(brightest, monkeypatch):

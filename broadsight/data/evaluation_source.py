@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .sources import SCENES, Grey, Source, cache_folder, hold_out, open_parts, scenes_count
+from .sources import SCENES, Source, cache_folder, hold_out, open_parts, scenes_count
+from .view import Grey
 
 Which = Literal["auto", "train", "val", "test", "all"]
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from .decoding import decode
 from .listing import Listed, Part, Parts, part_names, some
+from .view import Grey
 
 SCENES = 8000
 HOLD_OUT = 0.1
@@ -62,25 +62,6 @@ class Splits:
     classes: tuple[str, ...]
     notes: tuple[str, ...]
     description: dict[str, Any]
-
-
-class Grey:
-    """A source of RGB pictures in grey."""
-
-    def __init__(self, source: Source):
-        self.source, self.classes = source, source.classes
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def label(self, index: int) -> int:
-        return self.source.label(index)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-    def open(self, index: int) -> Image.Image:
-        return decode(self.source.open(index), 1)
 
 
 def resolve(

@@ -1,11 +1,15 @@
 """Some pictures of a source, under other numbers of their classes."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from .sources import Source
+from .decoding import decode
+
+if TYPE_CHECKING:
+    from .sources import Source
 
 
 class View:
@@ -19,7 +23,7 @@ class View:
 
     def __init__(
         self,
-        source: Source,
+        source: "Source",
         rows: np.ndarray | None = None,
         classes: Sequence[str] | None = None,
         places: np.ndarray | None = None,
@@ -43,7 +47,17 @@ class View:
         return self.source.open(int(self.rows[index]))
 
 
-def sample(source: Source, count: int | None, seed: int = 0) -> Source:
+class Grey(View):
+    """A source of RGB pictures in grey."""
+
+    def __init__(self, source: "Source"):
+        super().__init__(source)
+
+    def open(self, index: int) -> Image.Image:
+        return decode(super().open(index), 1)
+
+
+def sample(source: "Source", count: int | None, seed: int = 0) -> "Source":
     """So many of its pictures, drawn by chance and kept in order; all of them if there are no more."""
     if count is None or count >= len(source):
         return source
@@ -51,7 +65,7 @@ def sample(source: Source, count: int | None, seed: int = 0) -> Source:
     return View(source, np.sort(rows))
 
 
-def labels_of(source: Source) -> np.ndarray:
+def labels_of(source: "Source") -> np.ndarray:
     """(N,) all labels of a source."""
     known = getattr(source, "labels", None)
     return np.asarray(known) if known is not None else np.array([source.label(row) for row in range(len(source))])

@@ -10,10 +10,11 @@ from torch import Tensor
 from ..data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from ..data.loading import Transforms
 from ..data.sources import Source
+from ..data.view import View
 from ..seeds import mixed
 
 
-class Corrupted:
+class Corrupted(View):
     """Pictures as the network sees them, resized and cropped, and then corrupted, as those of ImageNet-C were.
 
     What becomes of a picture depends on its index and the seed alone, so that any order and any process gives the same
@@ -26,21 +27,12 @@ class Corrupted:
 
     def __init__(self, source: Source, transforms: Transforms, name: str, severity: int, seed: int = 0):
         check_corruptions((name,), (severity,))
-        self.source, self.classes = source, source.classes
+        super().__init__(source)
         self.geometry = transforms.build(False)
         self.corruption, self.severity, self.seed = name, severity, seed
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def label(self, index: int) -> int:
-        return self.source.label(index)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
     def open(self, index: int) -> Image.Image:
-        pixels = torch.as_tensor(self.geometry(self.source.open(index))).permute(1, 2, 0).numpy()  # H W C
+        pixels = torch.as_tensor(self.geometry(super().open(index))).permute(1, 2, 0).numpy()  # H W C
         found = corrupt(pixels, self.corruption, self.severity, seed=mixed(self.seed, index))
         return Image.fromarray(found[..., 0] if found.shape[2] == 1 else found)
 

@@ -11,8 +11,7 @@ from broadsight.classifier import Classifier
 from broadsight.data.loading import Batch, Transforms
 from broadsight.data.normalising import Normalise
 from broadsight.data.scenes import Scenes, draw_scene
-from broadsight.data.sources import Grey
-from broadsight.data.view import View
+from broadsight.data.view import Grey, View
 from broadsight.evaluate.saliency import Dino, GradCam, SceneSaliency, from_name
 from broadsight.pooling import swap_pool
 
