@@ -38,6 +38,7 @@ def left_out(what: str) -> bool:
 def table(kind: str, *arguments: str) -> str:
     kinds = {"sizes": sizes, "bench": bench, "reference": reference, "pools": pools, "map-head": map_head}
     kinds |= {"broadcast": broadcast, "density": density, "recipes": recipes, "training-speed": training_speed}
+    kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
     return kinds[kind](*arguments)
 
 
@@ -236,6 +237,61 @@ def training_speed(file: str) -> str:
             f"{rates['theirs']:.0f} images/s | {row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |"
         )
     return "\n".join(lines)
+
+
+POOL_NAMES = {"gap": "GAP", "cap": "CAP", "map-light": "MAP-light", "map": "MAP"}
+
+
+def mean_spread(row: dict, name: str, digits: int, sign: str = "") -> str:
+    return f"{row[f'{name}_mean']:{sign}.{digits}f} ± {row[f'{name}_spread']:.{digits}f}"
+
+
+def cifar10_pools(file: str) -> str:
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    lines = ["| pooling | parameters | MACs | top-1, % | over GAP, seed by seed | loss | CPU minutes a run |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in report["summary"]:
+        over = "-" if row["pool"] == "gap" else mean_spread(row, "over_gap", 2, "+")
+        minutes = f"{row['cpu_seconds_mean'] / 60:.1f}" if "cpu_seconds_mean" in row else "those of MAP"
+        lines.append(
+            f"| {POOL_NAMES[row['pool']]} | {row['parameters']:,} | {row['macs'] / 1e6:.2f} M | "
+            f"{mean_spread(row, 'top1', 2)} | {over} | {mean_spread(row, 'val_loss', 3)} | {minutes} |"
+        )
+    lines += ["", "| pooling | " + " | ".join(f"seed {seed}" for seed in range(report["seeds"])) + " |"]
+    lines.append("|---" * (report["seeds"] + 1) + "|")
+    for pool, name in POOL_NAMES.items():
+        found = [f"{row['top1']:.2f}" for row in report["runs"] if row["pool"] == pool]
+        lines.append(f"| {name} | " + " | ".join(found) + " |")
+    return "\n".join(lines)
+
+
+def transfer(file: str) -> str:
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    starts = {"imagenet": "ImageNet", "random": "random"}
+    lines = ["| how | weights | pooling | AUC, % | accuracy, % | AUC over GAP, seed by seed |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in report["summary"]:
+        hundred = {key: 100 * value for key, value in row.items() if key.startswith("auc")}
+        over = "-" if row["pool"] == "gap" else mean_spread(hundred, "auc_over_gap", 2, "+")
+        lines.append(
+            f"| {row['how']} | {starts[row['start']]} | {POOL_NAMES[row['pool']]} | {mean_spread(hundred, 'auc', 2)} | "
+            f"{mean_spread(row, 'accuracy', 2)} | {over} |"
+        )
+    return "\n".join(lines)
+
+
+def study(file: str) -> str:
+    """What a study was, from its own record."""
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    changed = ", ".join(f"{key} {value}" for key, value in report["changes"].items())
+    counts = report["data"]["counts"]
+    made = report["versions"]
+    return (
+        f"`{report['model']}`, recipe `{report['recipe']}` with {changed}; {counts['train']:,} pictures to learn from, "
+        f"{counts['val']:,} to judge by; {report['seeds']} seeds; {report['cores']} cores, {report['jobs']} runs at a "
+        f"time, {report['seconds'] / 60:.0f} minutes in all on a machine that had other work; torch {made['torch']}, "
+        f"timm {made['timm']}. ± is the {report['spread']}."
+    )
 
 
 if __name__ == "__main__":

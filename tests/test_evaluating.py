@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ def data(tmp_path_factory):
     folder = fill(tmp_path_factory.mktemp("data"), 32, red=4, green=3, blue=2)
     Image.open(folder / "red" / "000.png").save(folder / "blue" / "false.png")
     (folder / "green" / "broken.png").write_bytes(b"no picture")
+    os.rename(folder / "red" / "003.png", os.fsencode(folder / "red") + b"/caf\xe9.png")  # no Unicode
     return folder
 
 
@@ -85,8 +87,9 @@ def test_record__holds_what_was_found(brightest, data, tmp_path):
     assert record["model"]["parameters"] == 1 and record["data"]["pictures"] == 11
     assert record["command"] == "broadsight eval ..." and record["versions"]["torch"]
     assert record["skipped"].keys() == {"green/broken.png"}
-    with (tmp_path / "out" / "predictions.csv").open() as file:
+    with (tmp_path / "out" / "predictions.csv").open(encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file))
+    assert os.fsencode(rows[-1]["file"]) == b"red/caf\xe9.png"
     wrong = [row for row in rows if row["rank"] != "1"]
     assert len(rows) == 10 and [(row["file"], row["label"], row["predicted"]) for row in wrong] == [
         ("blue/false.png", "blue", "red")

@@ -105,9 +105,9 @@ def write_weights(model: nn.Module, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """A text file, whole or as it was."""
+    """A text file, whole or as it was. Names of files that are not Unicode keep their bytes."""
     with replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager
