@@ -14,7 +14,16 @@ from .data.listing import some
 from .data.sources import Source, Splits, resolve
 from .data.view import View, labels_of, sample
 from .evaluate.classification import BINS, check_metrics
-from .evaluate.imagenet_sets import SETS, ImageNetSet, class_names, find_sets, indices_of, open_set, synsets
+from .evaluate.imagenet_sets import (
+    SETS,
+    ImageNetSet,
+    called_after,
+    class_names,
+    find_sets,
+    indices_of,
+    open_set,
+    synsets,
+)
 from .evaluate.suites import SUITES, Choices
 
 ROBUSTNESS = "robustness"  # all suites
@@ -277,6 +286,9 @@ def _imagenet_sets(asked: Asked, classifiers: Sequence[Classifier]) -> Iterator[
         )
         return
     places = find_sets(path)
+    named = path.resolve().name
+    if not places and "imagenet" in named.lower() and (called := called_after(named)):
+        places = {called: path}  # says what is wrong with it: other classes would compete if it were taken as it is
     given = {"imagenet-real": asked.real_labels}
     channels = classifiers[0].transforms.channels
     opened = {name: open_set(place, name, channels, given.get(name)) for name, place in places.items()}

@@ -209,6 +209,17 @@ def test_imagenet__sampled_pictures_keep_their_accepted_labels(families, thousan
         assert some.accepted[row] == whole.accepted[place[some.source.name(row)]]
 
 
+def test_imagenet__a_folder_called_so_must_be_so(thousand, tmp_path):
+    for synset in synsets()[:3]:
+        (tmp_path / "imagenet-r" / synset).mkdir(parents=True)
+        (tmp_path / "imagenet-r" / synset / "0.jpg").touch()
+    said = refusal(lambda: open_tasks(Asked("m", str(tmp_path / "imagenet-r")), [thousand]))
+    assert "has 3 class folders, " in said and "of ImageNet-R's 200" in said
+    (tmp_path / "imagenet-r").rename(tmp_path / "three")
+    found, ((task,),) = open_tasks(Asked("m", str(tmp_path / "three")), [thousand])
+    assert labels_of(task.source).tolist() == [0, 1, 2] and task.kept is None
+
+
 def test_imagenet__needs_its_classes(families, run):
     asked = Asked(str(run), str(families / "imagenet-a"), suites=("imagenet-a",), device="cpu")
     said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))

@@ -141,7 +141,7 @@ def find_sets(root: str | Path) -> dict[str, Path]:
     found = _located(root, depth=2)
     used = {folder for place in found.values() for folder in (place, *place.parents)}
     for folder in _folders(root):
-        name = _called(folder) if "imagenet" in folder.lower() else None  # other data has a `sketch`
+        name = called_after(folder) if "imagenet" in folder.lower() else None  # other data has a `sketch`
         if name and name not in found and root / folder not in used:
             found[name] = root / folder
     if "imagenet" in found and REAL not in found and _is_val(found["imagenet"]):
@@ -188,7 +188,7 @@ def open_set(
     source = source.under(synsets())
     if info is None:
         title = f"{len(indices):,} of ImageNet's classes"
-        called = _called(path.name)
+        called = called_after(path.name)
         whole = f", so it is not {SETS[called].title}" if called else ""
         notes.append(f"{path} has {len(indices):,} of ImageNet's 1,000 classes{whole}; all 1,000 compete")
         return ImageNetSet(name, title, path, source, notes=tuple(notes))
@@ -262,7 +262,7 @@ def _kind(path: Path) -> str | None:
     if not folders:
         return REAL if of_val else None
     if len(folders) == len(synsets()) and _misfit(folders, "imagenet") is None:  # and Sketch's folders are the same
-        sketch = SKETCH_PICTURE.fullmatch(picture) or (_called(path.name) == "imagenet-sketch" and not of_val)
+        sketch = SKETCH_PICTURE.fullmatch(picture) or (called_after(path.name) == "imagenet-sketch" and not of_val)
         return "imagenet-sketch" if sketch else "imagenet"
     if of_val:
         return None
@@ -285,7 +285,7 @@ def _v2_called(path: Path) -> str:
     return V2
 
 
-def _called(name: str) -> str | None:
+def called_after(name: str) -> str | None:
     """Which of SETS a folder is called after. `val` is not: much other data has it."""
     letters = _letters(name)
     if letters.startswith("imagenetv2"):
@@ -308,7 +308,7 @@ def _located(path: Path, depth: int = 1) -> dict[str, Path]:
         for kind, place in _located(path / folder, depth - 1).items():
             if kind == REAL and len(folders) > 1 and place.name.lower() not in VAL:
                 continue  # a class with pictures of the validation set in it
-            if kind not in found or folder == SETS[kind].folder or _called(folder) == kind:
+            if kind not in found or folder == SETS[kind].folder or called_after(folder) == kind:
                 found[kind] = place
     return found
 
