@@ -2,6 +2,8 @@
 
 import ast
 import sys
+from collections.abc import Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -155,7 +157,8 @@ def part(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
-def modules(file: str, source: str | None = None) -> set[str]:
+@cache
+def modules(file: str, source: str | None = None) -> frozenset[str]:
     """Absolute names of all that a file imports, the imported names included: they may be modules."""
     tree = ast.parse((ROOT / file).read_text("utf-8") if source is None else source)
     package = ["broadsight", *Path(file).parts[:-1]]
@@ -170,10 +173,10 @@ def modules(file: str, source: str | None = None) -> set[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else "?"
             found.add("broadsight" + name if name.startswith(".") else name)
-    return found
+    return frozenset(found)
 
 
-def parts_of_ours(names: set[str]) -> set[str]:
+def parts_of_ours(names: Set[str]) -> set[str]:
     """Parts of the package among absolute names; `from . import x` is `__init__` unless x is a file or folder."""
     parts = set()
     for name in names:
