@@ -6,12 +6,13 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-_PARTS = ("analysis", "data", "layers", "losses", "models", "train", "training")
+_PARTS = ("analysis", "data", "evaluate", "evaluating", "layers", "losses", "models", "report", "train", "training")
 _EXPORTS = {
     "add_context_broadcast": "broadcasting",
     "convert_release": "release",
     "fuse": "fusion",
     "load_release": "release",
+    "open_classifier": "classifier",
     "swap_pool": "pooling",
 }
 
