@@ -22,8 +22,11 @@ All settings were fixed before any comparison was looked at. Run again, it conti
 import argparse
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ from broadsight.benchmark import fixed_threads, write_json
 from broadsight.data.elpv import open_elpv
 from broadsight.data.loading import EvalOrder, Pictures, Transforms, load
 from broadsight.data.sources import resolve
+from broadsight.drawing import whole_file
 from broadsight.losses import MultiTokenLoss
 from broadsight.macs import executed_macs
 from broadsight.packaged_weights import MEAN, STD, load_packaged, write_packaged
@@ -49,6 +53,7 @@ from broadsight.seeds import seed_everything
 
 MODEL, SIZE, SPLIT = "tf_efficientnet_lite0", 128, 0.25
 MAP = dict(groups=2, tokens=4, dim=192, heads=6, mlp_dim=768)
+STARTS = ("imagenet", "random")
 POOLS = ("map", "gap")  # the longer runs first
 PROBE: dict[str, Any] = dict(epochs=15, batch_size=64, lr=1e-3, weight_decay=0.05)
 CHANGES = dict(batch_size=32, lr=1e-3, image_size=SIZE, scale=[0.8, 1.0], channels_last=True)
@@ -58,8 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="runs/transfer_elpv", metavar="DIR", help="where the runs are")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning")
-    parser.add_argument("--jobs", type=int, default=2, help="fine-tunings at a time; threads of the rest")
+    parser.add_argument("--epochs", type=int, default=3, help="of fine-tuning")
+    parser.add_argument("--jobs", type=int, default=2, help="networks at a time, a thread each")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     out = Path(args.out)
@@ -67,14 +72,13 @@ def main() -> None:
     clock = Times(out / "times.json")
     load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with clock.measuring("total"):
-        with fixed_threads(args.jobs):
-            runs = [row for weights in ("imagenet", "random") for row in probes(weights, args.seeds, out)]
+        runs = probes(args.seeds, args.jobs, out)
         pairs = [(pool, seed) for seed in range(args.seeds) for pool in POOLS]
         with ThreadPoolExecutor(args.jobs) as executor:
             for pool, seed in pairs:
                 write_start(pool, seed, out)
             list(executor.map(lambda pair: fine_tune(*pair, args.epochs, out, clock), pairs))
-        with fixed_threads(args.jobs):
+        with fixed_threads(1):
             runs += [fine_tuned(pool, seed, out, clock) for pool, seed in pairs]
     about = described(out / "gap-0")
     record = {
@@ -109,20 +113,20 @@ def main() -> None:
         write_json(record, args.json)
 
 
-def probes(start: str, seeds: int, out: Path) -> list[dict[str, Any]]:
-    """Both pools over a frozen backbone, for all seeds; what was done before is read."""
-    files = {(pool, seed): out / f"probe-{start}-{pool}-{seed}.json" for seed in range(seeds) for pool in POOLS}
-    features: dict[str, list[Tensor]] = {}
-    for (pool, seed), file in files.items():
-        if file.is_file():
-            continue
-        if pool not in features:
-            print(f"features of {start} weights for {pool}", flush=True)
-            features[pool] = frozen_features(start, pool)
-        row = dict(how="probe", start=start, pool=pool, seed=seed, **probe(pool, seed, features[pool]))
-        print(f"probe {start} {pool}-{seed}: AUC {row['auc']:.4f}, accuracy {row['accuracy']:.2f}", flush=True)
-        write_json(row, file)
-    return [json.loads(file.read_text()) for file in files.values()]
+def probes(seeds: int, jobs: int, out: Path) -> list[dict[str, Any]]:
+    """Both pools over a frozen backbone, with both weights and all seeds, in processes of their own."""
+    rows = [(start, pool, seed) for start in STARTS for seed in range(seeds) for pool in POOLS]
+    todo = [row for row in rows if not probe_file(*row, out).is_file()]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as workers:
+        list(workers.map(partial(frozen_features, out=out), *zip(*sorted({row[:2] for row in todo}), strict=True)))
+        list(workers.map(partial(probe, out=out), *zip(*todo, strict=True)))
+    for file in out.glob("features-*.pt"):  # a gigabyte that nothing needs any more
+        file.unlink()
+    return [json.loads(probe_file(*row, out).read_text()) for row in rows]
+
+
+def probe_file(start: str, pool: str, seed: int, out: Path) -> Path:
+    return out / f"probe-{start}-{pool}-{seed}.json"
 
 
 def backbone(start: str, pool: str, seed: int) -> Any:
@@ -134,8 +138,11 @@ def backbone(start: str, pool: str, seed: int) -> Any:
 
 
 @torch.inference_mode()
-def frozen_features(start: str, pool: str) -> list[Tensor]:
-    """What the pool sees of all cells: the averages (N, 1280), or the maps [(N, C_i, H_i, W_i)], in half precision."""
+def frozen_features(start: str, pool: str, out: Path) -> None:
+    """Write what the pool sees of all cells: the averages (N, 1280), or the maps [(N, C_i, H_i, W_i)], in half."""
+    file = out / f"features-{start}-{pool}.pt"
+    if file.is_file():
+        return
     model = backbone(start, pool, seed=0).eval()
     source = open_elpv(Path())["all"].source
     pictures = Pictures(source, Transforms(SIZE, 3, MEAN, STD, "bicubic", 1.0).build(False))
@@ -149,11 +156,15 @@ def frozen_features(start: str, pool: str) -> list[Tensor]:
     features = [torch.cat(several) for several in zip(*parts, strict=True)]
     if not all(one.isfinite().all() for one in features):
         raise RuntimeError(f"features of {start} weights are not all finite")
-    return features
+    with whole_file(file) as unfinished:
+        torch.save(features, unfinished)
+    print(f"features of {start} weights for {pool}", flush=True)
 
 
-def probe(pool: str, seed: int, features: Sequence[Tensor]) -> dict[str, Any]:
-    """Let a pool learn on the training cells of a split, and judge it by the others."""
+def probe(start: str, pool: str, seed: int, out: Path) -> None:
+    """Let a pool learn on the training cells of a split, judge it by the others, and write that down."""
+    began = time.process_time()
+    features: list[Tensor] = torch.load(out / f"features-{start}-{pool}.pt")
     source = open_elpv(Path())["all"].source
     row_of = {name: row for row, name in enumerate(source.names)}
     splits = resolve("elpv", split=SPLIT, seed=seed)
@@ -161,7 +172,6 @@ def probe(pool: str, seed: int, features: Sequence[Tensor]) -> dict[str, Any]:
         torch.tensor([row_of[part.name(row)] for row in range(len(part))]) for part in (splits.train, splits.val)
     )
     labels = torch.from_numpy(source.labels).long()
-    features = [one.clone() for one in features]  # not those of inference mode
     if pool == "gap":
         centred = features[0] - features[0][learn].mean(0)
         features = [centred / centred[learn].std()]  # not each by its own: some are all but dead
@@ -177,9 +187,13 @@ def probe(pool: str, seed: int, features: Sequence[Tensor]) -> dict[str, Any]:
     with torch.inference_mode():
         rows = judge.split(256)
         answers = torch.cat([answers_of([one[some].float() for one in features]) for some in rows])
-    return judged(answers, labels[judge]) | dict(
-        train_loss=trained, learned=sum(parameter.numel() for parameter in head.parameters())
+    row = dict(how="probe", start=start, pool=pool, seed=seed, **judged(answers, labels[judge]), train_loss=trained)
+    row |= dict(
+        learned=sum(parameter.numel() for parameter in head.parameters()),
+        cpu_seconds=round(time.process_time() - began, 1),
     )
+    write_json(row, probe_file(start, pool, seed, out))
+    print(f"probe {start} {pool}-{seed}: AUC {row['auc']:.4f}, accuracy {row['accuracy']:.2f}", flush=True)
 
 
 def fit(

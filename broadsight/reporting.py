@@ -24,10 +24,10 @@ from .run_request import title
 from .seeds import seed_everything
 from .train.augmentation import BatchAugmentation, transforms_of
 from .train.recipes import Recipe
-from .train.run_folder import SKIPPED, RunFolder, is_run
+from .train.run_folder import REPORT, SKIPPED, RunFolder, is_run
 from .train.state import write_text
 
-REPORT, EVALUATION, PREDICTIONS = "report.html", "evaluation.json", "predictions.csv"
+EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
 SHOWN = 24  # pictures of a kind
 # Settings of a recipe that a reader looks for, in the order of a report.
 SETTINGS = {

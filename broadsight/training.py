@@ -37,7 +37,7 @@ from .train.display import Display
 from .train.engine import Engine, Interrupted, Progress, total_pictures
 from .train.optimisation import make_average, make_optimizer, make_scheduler
 from .train.recipes import Recipe
-from .train.run_folder import RunFolder, is_run
+from .train.run_folder import METRICS, REPORT, RunFolder, is_run
 from .train.state import newest
 from .train.synchronise import synchronise
 from .train.tasks import make_task
@@ -104,7 +104,12 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
     about, folder = prepared.description["broadsight"], prepared.engine.folder
     name, seconds = title(about["settings"]), time.monotonic() - started
     outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, prepared.notes)
-    return write_report(outcome, request, prepared.splits) if request.report and folder.writing else outcome
+    if not request.report or not folder.writing:
+        return outcome
+    page, metrics = folder.path / REPORT, folder.path / METRICS
+    if page.is_file() and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
+        return replace(outcome, report=page)
+    return write_report(outcome, request, prepared.splits)
 
 
 def write_report(outcome: Outcome, request: Request, splits: Splits | None = None) -> Outcome:

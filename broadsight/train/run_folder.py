@@ -13,13 +13,14 @@ from torch import nn
 from ..drawing import PALETTE
 from . import state
 
-CONFIG, METRICS, WEIGHTS, LAST, CURVES, SKIPPED = (
+CONFIG, METRICS, WEIGHTS, LAST, CURVES, SKIPPED, REPORT = (
     "config.json",
     "metrics.jsonl",
     "model.safetensors",
     "last",
     "curves.png",
     "skipped.json",
+    "report.html",
 )
 
 

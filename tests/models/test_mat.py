@@ -170,6 +170,7 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.slow  # test_verify counts them too, to the digits that are printed
 @pytest.mark.parametrize("row", ROWS)
 def test_sizes_and_macs__of_every_row(row):
     switches, total, macs = ROWS[row]

@@ -141,6 +141,7 @@ def parameters(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.slow  # test_verify counts them too, to the digits that are printed
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_and_macs__of_every_variant(name):
     total, dense, blocks, macs = SIZES[name]

@@ -200,10 +200,16 @@ def test_same_command_again__continues(pictures, tmp_path):
 
 def test_finished__nothing_happens(pictures, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
+    command = ["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]
     before = everything_in(folder)
-    assert main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]) == 0
+    assert main([*command, "--no-report"]) == 0
     assert everything_in(folder) == before
     assert "best top-1" in capsys.readouterr().out
+    assert main(command) == 0 and (folder / "report.html").is_file()  # which was missing
+    before = everything_in(folder)
+    assert main(command) == 0
+    assert everything_in(folder) == before
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
 
 
 def test_no_checkpoint__from_the_beginning(pictures, whole, tmp_path, capsys):
@@ -389,7 +395,7 @@ def test_out_is_a_file(pictures, tmp_path, capsys):
         (signal.SIGTERM, "step", 2, "update 2"),
         (signal.SIGINT, "step", 4, "epoch 2, update 4"),
         (signal.SIGINT, "step", 3, "epoch 1, update 3"),
-        (signal.SIGTERM, "_normalised", 4, "epoch 1, update 3"),  # the first batch of an evaluation
+        (signal.SIGTERM, "_readable", 4, "epoch 1, update 3"),  # the first batch of an evaluation
     ],
 )
 def test_asked_to_stop__saves_and_continues(number, place, call, moment, pictures, whole, tmp_path):
