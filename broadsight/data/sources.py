@@ -114,8 +114,8 @@ def resolve(
 
     kind, parts = open_parts(data, channels, cache, root, download)
     notes = []
-    if data == "fashion-mnist" and Path(data).is_dir():
-        notes.append("fashion-mnist is the built-in data set; the folder of that name is ./fashion-mnist")
+    if data in ("fashion-mnist", "elpv") and Path(data).is_dir():
+        notes.append(f"{data} is the built-in data set; the folder of that name is ./{data}")
     train = parts.get("train") or parts.get("all")
     if train is None:
         raise ValueError(f"{data} has a part to validate, {parts['val'].place}, but none to train on; add train/")
