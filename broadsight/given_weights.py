@@ -14,7 +14,8 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
 
     Args:
         source: A run folder, or a file of weights: safetensors or one of torch's.
-        other_classes: They may be of other classes, so that the network's own classifier stays where its shape differs.
+        other_classes: They may be of other classes, so that the network's own classifier stays where its shape differs;
+            or of the network as it was before its pooling was swapped, which begins anew then.
     """
     path = Path(source)
     if path.is_dir():
@@ -26,6 +27,8 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
     weights = weights_in(read_file(path))
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"{source} holds no weights; expected tensors by name")
+    if other_classes and _load_backbone(model, weights):
+        return
     own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
     ends = (ends,) if isinstance(ends, str) else tuple(ends)
     others = {name for name, value in weights.items() if name in own and own[name].shape != value.shape}
@@ -38,3 +41,15 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
             f"{len(others - replaced)} of another shape, such as {wrong[0]}"
         )
     model.load_state_dict({k: v for k, v in weights.items() if k not in replaced}, strict=False)
+
+
+def _load_backbone(model: Any, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Give the backbone under a swapped pooling its own weights, if these are, whatever came behind it."""
+    backbone = getattr(model, "backbone", None)
+    if not isinstance(backbone, torch.nn.Module):
+        return False
+    left = backbone.state_dict()
+    if any(name not in weights or weights[name].shape != value.shape for name, value in left.items()):
+        return False
+    backbone.load_state_dict({name: weights[name] for name in left})
+    return True
