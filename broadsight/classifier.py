@@ -12,14 +12,15 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from .data.loading import Transforms
-from .data.normalising import Normalise
+from .data.normalising import Normalise, per_channel
 from .dry_run import first_line
 from .given_weights import load_given
 from .packaged_weights import load_packaged
 from .pooling import check_name, create_backbone
 from .run_request import title as network_title
+from .train.run_folder import CONFIG, WEIGHTS
 
-CONFIG, WEIGHTS, PACKAGE = "config.json", "model.safetensors", "package"
+PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,8 @@ def _transforms(model: Any, channels: int | None) -> Transforms:
     config = resolve_model_data_config(model, use_test_size=True)
     described, _, width = config["input_size"]
     channels = channels or described
-    mean, std = (_fitting(config[key], channels) for key in ("mean", "std"))
+    mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
     return Transforms(width, channels, mean, std, config["interpolation"], config["crop_pct"])
-
-
-def _fitting(values: Any, channels: int) -> tuple[float, ...]:
-    values = tuple(float(value) for value in values)
-    return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 def _check_size(classifier: Classifier, size: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .command_line import DONE, FAILED, INTERRUPTED, Arg, UsageError, register_models, typed, value_of
-from .terminal import check_writable, number, progress_bar, show
+from .terminal import check_creatable, check_writable, number, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -112,6 +112,7 @@ def eval(
     folder = Path(out) if out else None
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
+    check_creatable(folder or Path("evaluations"))  # hours of work should not end in this
     choices = Choices(
         **_given(
             sides=_numbers("--occluded", occluded, float),
@@ -185,10 +186,11 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _next_folder(title: str, found: dict[str, Any]) -> Path:
     """The next free number of a name that says what was evaluated."""
+    from .run_request import numbers_taken
+
     data = re.sub(r"\W+", "-", Path(str(found.get("data") or found.get("kind"))).name or "data").strip("-")
     stem = f"{data}-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', title)}"
-    taken = [re.fullmatch(re.escape(stem) + r"-([0-9]+)", path.name) for path in Path("evaluations").glob("*")]
-    return Path("evaluations") / f"{stem}-{max((int(number[1]) for number in taken if number), default=0) + 1}"
+    return Path("evaluations") / f"{stem}-{max(numbers_taken(Path('evaluations'), stem), default=0) + 1}"
 
 
 def _tables(record: dict[str, Any]) -> list["Table"]:

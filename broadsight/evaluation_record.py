@@ -12,19 +12,11 @@ from .benchmark import Summary
 from .evaluate.classification import BINS, calibration_record, confusion_matrix, most_confused, per_class
 from .evaluating import Evaluation, Result
 from .provenance import commit, versions
+from .report.words import meaning
 
 MOST_CLASSES = 200  # of a confusion matrix; a larger one says nothing that its most frequent pairs do not
-FIGURES = {
-    "real_top1": "top-1, ReaL",
-    "top1": "top-1",
-    "top5": "top-5",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "auroc": "AUROC",
-    "ece": "ECE",
-    "confidence": "confidence",
-    "loss": "loss",
-}
+ORDER = ("real_top1", "top1", "top5", "balanced_accuracy", "macro_f1", "auroc", "ece", "confidence", "loss")
+FIGURES = {name: meaning(name).label for name in ORDER}
 
 
 def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .classifier import WEIGHTS, Classifier, open_classifier
+from .classifier import Classifier, open_classifier
 from .data.decoding import UnreadableImage
 from .data.loading import Pictures, TrainOrder, default_workers
 from .data.normalising import Normalise
@@ -24,7 +24,7 @@ from .run_request import title
 from .seeds import seed_everything
 from .train.augmentation import BatchAugmentation, transforms_of
 from .train.recipes import Recipe
-from .train.run_folder import REPORT, SKIPPED, RunFolder, is_run
+from .train.run_folder import REPORT, SKIPPED, WEIGHTS, RunFolder, is_run
 from .train.state import write_text
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"

@@ -241,13 +241,18 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
         return Path(request.out)
     data = re.sub(r"\W+", "-", Path(str(settings["data"])).name or "data").strip("-")
     stem = "-".join(filter(None, [data, title(settings)]))
-    numbers = [re.fullmatch(re.escape(stem) + r"-([0-9]+)", path.name) for path in Path("runs").glob("*")]
-    taken = [int(number[1]) for number in numbers if number]
+    taken = numbers_taken(Path("runs"), stem)
     number = max(taken, default=0) + 1
     if processes.restarted():  # then it is the run that they had begun, if they had
         begun = (one for one in sorted(taken, reverse=True) if _launch(Path("runs") / f"{stem}-{one}") == launch())
         number = next(begun, number)
     return processes.from_first(Path("runs") / f"{stem}-{number}")
+
+
+def numbers_taken(folder: Path, stem: str) -> list[int]:
+    """Of all that is called STEM-NUMBER in a folder, the numbers."""
+    found = [re.fullmatch(re.escape(stem) + r"-([0-9]+)", path.name) for path in folder.glob("*")]
+    return [int(number[1]) for number in found if number]
 
 
 def launch() -> str | None:

@@ -26,6 +26,14 @@ def check_writable(path: str | None) -> None:
         raise ValueError(f"cannot write {path!r}: permission denied; choose another folder")
 
 
+def check_creatable(folder: Path) -> None:
+    """Likewise a folder that will be made."""
+    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "permission denied" if there.is_dir() else f"{there} is a file"
+        raise ValueError(f"cannot write to {folder}: {what}; choose another --out")
+
+
 def number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
     return "-" if value is None else f"{value / unit:.{digits}f}"
 

@@ -197,6 +197,7 @@ def spoil(folder, what):
         (["RUN", "DATA", "--epsilons", "x"], "--epsilons x; expected numbers joined by commas"),
         (["RUN", "DATA", "--saliency", "scenes", "--suite", "salient"], "saliency of the scenes needs scenes as data"),
         (["RUN", "DATA", "--out", "DATA"], "exists and is not an empty folder"),
+        (["RUN", "DATA", "--out", "LIST/out"], "list.csv is a file; choose another --out"),
         (["RUN", "none"], "no such data: none"),
         (["RUN", "OTHERS"], "has 2 of 2 classes that run was not trained on: cat, dog"),
         (["RUN", "LIST"], "1 of 2 pictures in"),
@@ -220,6 +221,7 @@ def test_command__one_line_and_exit_2(run, brightest, data, tmp_path, argv, mess
         "NUMBERS": tmp_path / "numbers.csv",
         "EMPTY": tmp_path / "empty",
     }
+    names["LIST/out"] = tmp_path / "list.csv" / "out"
     code, out, err = run(*(names.get(word, word) for word in argv))
     assert (code, out, len(err.splitlines())) == (2, "", 1) and message in err
     assert not (tmp_path / "evaluations").exists()

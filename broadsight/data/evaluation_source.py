@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .sources import SCENES, Source, cache_folder, hold_out, open_parts, scenes_count
+from .sources import Source, cache_folder, hold_out, open_parts, scenes_count
 from .view import Grey
 
 Which = Literal["auto", "train", "val", "test", "all"]
@@ -76,9 +76,6 @@ def _scenes(data: str, part: Which, seed: int, channels: int, size: int, cache: 
     if part == "all":
         raise ValueError("scenes have the parts train, val and test; leave --part out for val")
     count = scenes_count(data)
-    count = SCENES if count is None else count
-    if count < 4:
-        raise ValueError(f"{count} scenes are too few; a quarter of them validates, so give 4 or more")
     split = "val" if part == "auto" else part
     source: Source = Scenes(count if split == "train" else count // 4, size=size, seed=seed, split=split, cache=cache)
     source = Grey(source) if channels == 1 else source

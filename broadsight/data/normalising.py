@@ -1,9 +1,15 @@
 """Bytes of pictures -> numbers as a network takes them, on its device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+
+def per_channel(values: Iterable[float], channels: int) -> tuple[float, ...]:
+    """A value for each channel: as they are, or their mean for all where there are other channels."""
+    values = tuple(float(value) for value in values)
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 class Normalise:

@@ -148,10 +148,7 @@ def resolve(
 def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, cache: str | Path | None) -> Splits:
     from .scenes import Scenes
 
-    given = scenes_count(data)
-    count = given if given is not None else SCENES if count is None else count
-    if count < 4:
-        raise ValueError(f"{count} scenes are too few; a quarter of them validates, so give 4 or more")
+    count = scenes_count(data, SCENES if count is None else count)
     sources: dict[str, Source] = {
         "train": Scenes(count, size=size, seed=seed, split="train", cache=cache),
         "val": Scenes(count // 4, size=size, seed=seed, split="val", cache=cache),
@@ -169,12 +166,15 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     return Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
 
 
-def scenes_count(data: str) -> int | None:
-    """How many scenes "scenes:COUNT" asks for; None if it does not say."""
+def scenes_count(data: str, otherwise: int = SCENES) -> int:
+    """How many scenes "scenes:COUNT" asks for, or so many if it does not say."""
     _, colon, number = data.partition(":")
     if colon and not number.isdecimal():
         raise ValueError(f"{data!r}: {number!r} is not a count; write for example scenes:2000")
-    return int(number) if colon else None
+    count = int(number) if colon else otherwise
+    if count < 4:
+        raise ValueError(f"{count} scenes are too few; a quarter of them validates, so give 4 or more")
+    return count
 
 
 def open_parts(

@@ -9,6 +9,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from ..data.loading import Transforms
+from ..data.normalising import per_channel
 from .recipes import Recipe
 
 LARGEST = 224  # pixels that are chosen for pictures of unknown size
@@ -17,7 +18,7 @@ SMALL = 96  # pixels of pictures that are whole objects already; to cut their ri
 
 def transforms_of(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Transforms:
     """How pictures reach a network, by its own description (`pretrained_cfg`) where the recipe is silent."""
-    mean, std = (_channels(config[key], channels) for key in ("mean", "std"))
+    mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
     interpolation = recipe.interpolation or config.get("interpolation") or "bicubic"
     augmentation = dict(
         scale=recipe.scale,
@@ -29,11 +30,6 @@ def transforms_of(recipe: Recipe, config: Mapping[str, Any], channels: int) -> T
     crop = recipe.crop_pct or config.get("crop_pct") or 0.875
     crop = crop if recipe.crop_pct or (recipe.image_size or LARGEST) > SMALL else 1.0
     return Transforms(recipe.image_size or LARGEST, channels, mean, std, interpolation, crop, augmentation)
-
-
-def _channels(values: Any, channels: int) -> tuple[float, ...]:
-    values = tuple(float(value) for value in values)
-    return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 class BatchAugmentation:
