@@ -80,6 +80,7 @@ class CocoDataset(Dataset):
 
         Returns:
             boxes: `BoundingBoxes` (N, 4), x1 y1 x2 y2 in pixels inside of the picture.
+            labelled_boxes: (N, 4), the same as the file has them; COCO's tools score against these.
             labels: int64 (N,), from 1.
             iscrowd: int64 (N,), 1 for a crowd.
             area: float32 (N,), of the object, not of its box, as the file has it.
@@ -93,6 +94,7 @@ class CocoDataset(Dataset):
         boxes = torch.from_numpy(self._boxes[rows])
         target = dict(
             boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # ty: ignore[no-matching-overload]
+            labelled_boxes=torch.from_numpy(self._labelled[rows]),
             labels=torch.from_numpy(self._labels[rows]).long(),
             iscrowd=torch.from_numpy(self._crowds[rows]).long(),
             area=torch.from_numpy(self._areas[rows]),
@@ -166,13 +168,13 @@ class CocoDataset(Dataset):
         if missing:
             raise FileNotFoundError(
                 f"{self.images / missing[0]}, image {self._ids[list(names).index(missing[0])]} of "
-                f"{self.annotations.name}, is missing ({len(missing)} of {len(names)} are); give images= or restore it"
+                f"{self.annotations.name}, is missing ({len(missing)} of {len(names)} are); restore it, or take it out of the file"
             )
 
     def _read_annotations(self, annotations: Any, places: dict[Any, int]) -> None:
         """Check every annotation and keep its numbers in arrays; dicts of a million would be gigabytes."""
         owners, labels, crowds = array("q"), array("i"), array("b")
-        boxes, areas, points = array("f"), array("f"), array("f")
+        boxes, labelled, areas, points = array("f"), array("f"), array("f"), array("f")
         self._pool, told, first = MaskPool(), Counter(), {}
         for number, item in enumerate(annotations, 1):
             if not isinstance(item, dict):
@@ -202,6 +204,7 @@ class CocoDataset(Dataset):
             if not dropped:
                 owners.append(owner)
                 boxes.extend(box)
+                labelled.extend(whole)
                 labels.append(label)
                 crowds.append(bool(item.get("iscrowd")))
                 areas.append(area)
@@ -209,7 +212,7 @@ class CocoDataset(Dataset):
         if told[NO_MASK] and not owners:
             raise ValueError(f"{self.annotations} has no masks, only boxes; open it with masks=False")
         self.notes = tuple(f"{what}: {count} (first: annotation {first[what]})" for what, count in told.items())
-        self._boxes = np.array(boxes, np.float32).reshape(-1, 4)
+        self._boxes, self._labelled = (np.array(all_, np.float32).reshape(-1, 4) for all_ in (boxes, labelled))
         self._labels, self._crowds, self._areas = np.array(labels), np.array(crowds), np.array(areas)
         count = len(self.keypoint_names)
         self._points = np.array(points, np.float32).reshape(len(owners), count, 3) if self.keypoints else None

@@ -80,7 +80,7 @@ def find_images(annotations: Path, name: str | None = None) -> Path:
     if not name:
         return annotations.parent
     raise FileNotFoundError(
-        f"{annotations.name} lists {name}, which is not in {', '.join(map(str, places))}; give images="
+        f"{annotations.name} lists {name}, which is not in {', '.join(map(str, places))}; move them there"
     )
 
 

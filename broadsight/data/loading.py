@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
@@ -20,6 +20,13 @@ from .sources import Source
 IN_A_ROW = 50  # unreadable pictures one after the other, after which something else must be wrong
 
 Key = tuple[int, int, int]  # epoch, place in the epoch, index in the source
+
+
+class Named(Protocol):
+    """What an order is of: so many pictures, each with a name."""
+
+    def __len__(self) -> int: ...
+    def name(self, index: int, /) -> str: ...
 
 
 class Batch(NamedTuple):
@@ -177,11 +184,13 @@ class TrainOrder:
         source: What is shuffled; a source that knows a better order than a random one (`shuffled`) is asked for it.
         batch: Pictures of an update, over all processes and passes.
         repeats: How often each picture comes in an epoch; the epoch ends after as many as there are pictures.
+        updates: Updates of an epoch, if it is not to be one pass over the pictures; pass follows pass then, each in an
+            order of its own, and an epoch ends wherever in one.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: Named,
         batch: int,
         *,
         seed: int = 0,
@@ -189,24 +198,25 @@ class TrainOrder:
         processes: int = 1,
         accumulate: int = 1,
         repeats: int = 1,
+        updates: int | None = None,
     ):
         if batch % (processes * accumulate):
             shares = f"{processes} processes" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
             near = max(1, round(batch / (processes * accumulate))) * processes * accumulate
             raise ValueError(f"batch_size={batch} does not divide among {shares}; take batch_size={near}")
-        if batch > len(source):
+        if batch > len(source) and updates is None:
             raise ValueError(
                 f"batch_size={batch} does not fit: there are {len(source)} training pictures; "
                 f"take --set batch_size={processes * accumulate * max(1, len(source) // (processes * accumulate))}"
             )
         self.source, self.batch, self.seed = source, batch, seed
         self.rank, self.processes, self.accumulate, self.repeats = rank, processes, accumulate, repeats
-        self.epoch, self.first = 0, 0
+        self.epoch, self.first, self._updates = 0, 0, updates
 
     @property
     def updates(self) -> int:
         """Updates of an epoch; pictures that fill no batch wait for another epoch's order."""
-        return len(self.source) // self.batch
+        return self._updates or len(self.source) // self.batch
 
     def start(self, epoch: int, first: int = 0) -> None:
         """Continue with this epoch from its update `first` on."""
@@ -214,7 +224,16 @@ class TrainOrder:
 
     def order(self) -> Tensor:
         """Indices of the epoch, one for each place in it."""
-        generator = torch.Generator().manual_seed(mixed(self.seed, self.epoch))
+        if self._updates is None:
+            return self._pass(self.epoch)
+        start, count = self.epoch * self._updates * self.batch, self._updates * self.batch
+        passes = range(start // len(self.source), (start + count - 1) // len(self.source) + 1)
+        order = torch.cat([self._pass(number) for number in passes])
+        return order[start - passes.start * len(self.source) :][:count]
+
+    def _pass(self, number: int) -> Tensor:
+        """Indices of one pass over the pictures."""
+        generator = torch.Generator().manual_seed(mixed(self.seed, number))
         shuffled = getattr(self.source, "shuffled", None)
         order = shuffled(generator) if shuffled else torch.randperm(len(self.source), generator=generator)
         return order.repeat_interleave(self.repeats)[: len(self.source)] if self.repeats > 1 else order
@@ -236,7 +255,7 @@ class TrainOrder:
 class EvalOrder:
     """Every picture once, none twice: each process takes every so-manieth, and nothing is padded."""
 
-    def __init__(self, source: Source, batch: int, *, rank: int = 0, processes: int = 1):
+    def __init__(self, source: Named, batch: int, *, rank: int = 0, processes: int = 1):
         self.count, self.batch, self.rank, self.processes = len(source), batch, rank, processes
 
     def __len__(self) -> int:
@@ -248,9 +267,7 @@ class EvalOrder:
             yield [(0, index, index) for index in mine[start : start + self.batch]]
 
 
-def load(
-    pictures: Pictures, order: TrainOrder | EvalOrder, *, workers: int = 0, pin_memory: bool = False
-) -> DataLoader:
+def load(pictures: Dataset, order: TrainOrder | EvalOrder, *, workers: int = 0, pin_memory: bool = False) -> DataLoader:
     """Batches in that order, prepared by `workers` processes that live as long as the loader."""
     return DataLoader(
         pictures,

@@ -55,7 +55,7 @@ def test_target__by_hand(write):
 
     image, target = data[0]
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (200, 10, 10))
-    assert target.keys() == {"boxes", "labels", "iscrowd", "area", "image_id", "masks"}
+    assert target.keys() == {"boxes", "labelled_boxes", "labels", "iscrowd", "area", "image_id", "masks"}
     assert target["boxes"].tolist() == [[1, 2, 4, 6], [1, 0, 2, 6]]
     assert target["boxes"].canvas_size == (6, 8)
     assert target["boxes"].format is tv_tensors.BoundingBoxFormat.XYXY
@@ -84,7 +84,8 @@ def test_target__without_objects_has_empty_shapes(write):
     categories = [dict(id=1, name="person", keypoints=["nose", "tail"])]
     target = CocoDataset(write([], categories=categories), keypoints=True).target(0)
     shapes = {key: tuple(value.shape) for key, value in target.items() if key != "image_id"}
-    assert shapes == dict(boxes=(0, 4), labels=(0,), iscrowd=(0,), area=(0,), masks=(0, 6, 8), keypoints=(0, 2, 3))
+    lists = dict(boxes=(0, 4), labelled_boxes=(0, 4), labels=(0,), iscrowd=(0,), area=(0,))
+    assert shapes == lists | dict(masks=(0, 6, 8), keypoints=(0, 2, 3))
     assert (target["boxes"].dtype, target["labels"].dtype) == (torch.float32, torch.int64)
 
 

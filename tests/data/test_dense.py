@@ -80,7 +80,7 @@ def test_find_dense__nothing(tmp_path):
 
 def test_find_dense__coco_whose_images_are_elsewhere(tmp_path):
     coco(tmp_path / "x.json", "a.png")
-    with pytest.raises(FileNotFoundError, match=r"x\.json lists a\.png, which is not in .*; give images="):
+    with pytest.raises(FileNotFoundError, match=r"x\.json lists a\.png, which is not in .*; move them there"):
         find_dense(tmp_path)
 
 

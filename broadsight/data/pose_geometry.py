@@ -1,0 +1,101 @@
+"""From a person's box to an upright crop of one size, and from keypoints to the heat maps that a pose model learns.
+
+Coordinates are continuous everywhere: x = 0 is the left edge of the picture, the centre of its first pixel is at 0.5,
+a mirrored picture of width W has x at W - x. Cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop;
+its centre is at (i + 0.5) * stride. COCO's boxes are such coordinates; its keypoints are indices of pixels, so whoever
+reads them adds 0.5, and takes that off again from what goes back into a COCO file.
+"""
+
+import torch
+from torch import Tensor
+
+REACH = 3  # standard deviations; beyond these nothing is left of a Gaussian
+
+
+def person_crop(
+    boxes: Tensor, input_size: tuple[int, int] = (256, 192), *, padding: float = 1.25
+) -> tuple[Tensor, Tensor]:
+    """What of a picture to look at: the boxes with some margin, grown to the crop's aspect.
+
+    Args:
+        boxes: (N, 4), x1 y1 x2 y2 in pixels of the picture. Sides below a pixel count as a pixel.
+        input_size: (H, W) of a crop.
+        padding: How much larger than the box the region is.
+
+    Returns:
+        Centres (N, 2), x and y, and extents (N, 2), width and height, in pixels of the picture.
+    """
+    boxes = boxes if boxes.is_floating_point() else boxes.float()
+    low, high = boxes[:, :2], boxes[:, 2:]
+    width, height = (high - low).clamp(min=1).unbind(1)
+    aspect = input_size[1] / input_size[0]
+    width = torch.maximum(width, height * aspect)
+    return (low + high) / 2, torch.stack([width, width / aspect], 1) * padding
+
+
+def crop_affine(
+    boxes: Tensor,
+    input_size: tuple[int, int] = (256, 192),
+    *,
+    padding: float = 1.25,
+    scale: float | Tensor = 1.0,
+    rotation: float | Tensor = 0.0,
+) -> Tensor:
+    """Matrices (N, 2, 3) from pixels of the picture to those of a crop around each box.
+
+    Args:
+        boxes: (N, 4), x1 y1 x2 y2.
+        input_size: (H, W) of a crop.
+        padding: How much larger than the box the region is that fills the crop.
+        scale: Factor on that region, one or (N,); above 1 the person appears smaller.
+        rotation: Degrees by which the picture is turned counter-clockwise about the box's centre, one or (N,).
+    """
+    centres, extents = person_crop(boxes, input_size, padding=padding)
+    zoom = input_size[1] / (extents[:, 0] * torch.as_tensor(scale).to(centres))  # N
+    angle = torch.deg2rad(torch.as_tensor(rotation).to(centres))
+    cos, sin = zoom * angle.cos(), zoom * angle.sin()
+    turn = torch.stack([cos, sin, -sin, cos], 1).unflatten(1, (2, 2))  # y points down
+    middle = centres.new_tensor([input_size[1] / 2, input_size[0] / 2])
+    return torch.cat([turn, middle[:, None] - turn @ centres[:, :, None]], 2)
+
+
+def invert_affine(matrices: Tensor) -> Tensor:
+    """Matrices (N, 2, 3) of the way back."""
+    back = torch.linalg.inv(matrices[:, :, :2])
+    return torch.cat([back, -back @ matrices[:, :, 2:]], 2)
+
+
+def apply_affine(points: Tensor, matrices: Tensor) -> Tensor:
+    """Points (N, K, 2 or more), each row moved by its matrix (N, 2, 3); columns beyond x and y are kept."""
+    moved = points[..., :2] @ matrices[:, :, :2].mT + matrices[:, None, :, 2]
+    return torch.cat([moved, points[..., 2:]], -1)
+
+
+def encode(
+    points: Tensor, input_size: tuple[int, int] = (256, 192), *, stride: int = 4, sigma: float = 2.0
+) -> tuple[Tensor, Tensor]:
+    """Heat maps with a Gaussian of height 1 at each keypoint, exactly there and not at the nearest cell.
+
+    Args:
+        points: (N, K, 3), x and y in pixels of the crop, and whether the point is labelled: 0 is not.
+        input_size: (H, W) of a crop.
+        stride: Pixels of the crop per cell.
+        sigma: Standard deviation in cells.
+
+    Returns:
+        Heat maps (N, K, ceil(H / stride), ceil(W / stride)) and weights (N, K): 1 for what is to be learned; 0, with an
+        empty map, for points not labelled or so far outside that their Gaussian does not reach the crop.
+    """
+    cells = [-(-side // stride) for side in input_size]
+    place = points[..., :2] / stride - 0.5  # in cells, whose centres are whole numbers: N K 2
+    last = place.new_tensor([cells[1] - 1, cells[0] - 1])
+    reached = ((place >= -REACH * sigma) & (place <= last + REACH * sigma)).all(-1)  # N K
+    weights = ((points[..., 2] > 0) & reached).to(points.dtype)
+    rows, columns = (
+        torch.exp(
+            -((torch.arange(n, device=place.device, dtype=place.dtype) - place[..., axis, None]) ** 2 / (2 * sigma**2))
+        )
+        for n, axis in zip(cells, (1, 0), strict=True)
+    )  # N K h, N K w
+    maps = rows[..., :, None] * columns[..., None, :]  # N K h w
+    return torch.where(weights[..., None, None] > 0, maps, 0), weights
