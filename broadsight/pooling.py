@@ -30,6 +30,7 @@ ANY_SIZE: tuple[dict[str, Any], ...] = (
     dict(dynamic_img_size=True, dynamic_img_pad=True),
     dict(dynamic_img_size=True),
 )
+LAYER_NORMS = (nn.LayerNorm, nn.GroupNorm, timm.layers.RmsNorm, timm.layers.LayerNorm2d)
 SIZE_ARGUMENTS = ("img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size")
 
 
@@ -275,7 +276,7 @@ def swap_pool(
         model = model_or_name
     if num_classes is None:
         num_classes = int(getattr(model, "num_classes", 0) or 1000)
-    given, normed = set(model.modules()), _ends_with_layer_norm(model)
+    given, normed = set(model.modules()), ends_with_layer_norm(model)
     backbone, pyramid = find_pyramid(
         model,
         indices=indices,
@@ -351,12 +352,11 @@ def _positions(indices: int | Sequence[int] | None, count: int) -> list[int]:
     return [index % count for index in indices]
 
 
-def _ends_with_layer_norm(model: Any) -> bool:
+def ends_with_layer_norm(model: Any) -> bool:
     """Whether the network norms its last features with something like a LayerNorm, so that an average wants one too."""
     places = [getattr(model, name, None) for name in ("norm", "fc_norm", "head_norm")]
     places.append(getattr(getattr(model, "head", None), "norm", None))
-    norms = (nn.LayerNorm, nn.GroupNorm, timm.layers.RmsNorm, timm.layers.LayerNorm2d)
-    return any(isinstance(place, norms) for place in places)
+    return any(isinstance(place, LAYER_NORMS) for place in places)
 
 
 def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:

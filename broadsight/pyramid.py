@@ -3,7 +3,9 @@
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -190,6 +192,18 @@ def find_pyramid(
     for tap in pyramid.taps:  # what it lists are no maps; its last one may be
         tap.handle.remove()
     return network, _measured(replace(pyramid, taps=()), network, channels)
+
+
+def takes(backbone: nn.Module, pyramid: Pyramid, size: Sequence[int]) -> bool:
+    """Whether the network gives its maps for images of another size (H, W), too."""
+    probe, like = _Probe(backbone, pyramid), next(backbone.parameters(), torch.empty(0))
+    images = torch.zeros(1, pyramid.in_chans, *size, device=like.device, dtype=like.dtype)
+    with in_eval_mode(backbone):
+        for attempt in (partial(_dry_run, freeze=False), _wet_run):
+            with suppress(Exception):
+                attempt(probe, images)
+                return True
+    return False
 
 
 def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) -> Pyramid:

@@ -1,0 +1,6 @@
+"""Detectors, segmenters and pose models on any timm network."""
+
+from .build import MODELS, build, models_for
+from .stages import Stages, open_stages
+
+__all__ = ["MODELS", "Stages", "build", "models_for", "open_stages"]

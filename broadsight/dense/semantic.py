@@ -1,0 +1,257 @@
+"""A class for every pixel: Semantic FPN (Kirillov et al., CVPR 2019), UPerNet (Xiao et al., ECCV 2018)."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
+
+from .detector import SteadyBatchNorm2d
+from .normalise import Normalise
+from .stages import Stages
+
+IGNORED = 255  # in masks: pixels of no class
+
+
+class Segmenter(nn.Module):
+    """Images (B, C, H, W) with values from 0 to 1 -> logits (B, num_classes, H, W), for any H and W.
+
+    In train mode, with masks (B, H, W) of class numbers, a dict of losses to be summed: "loss", the mean cross-entropy
+    over pixels that are not 255; "aux", that of the auxiliary head, and "dice", each times its weight and if asked for.
+
+    Args:
+        stages: The backbone.
+        decoder: From its four maps to one (B, width, ceil(H / 4), ceil(W / 4)).
+        width: Channels that the decoder gives.
+        num_classes: How many classes masks hold.
+        dropout: Share of channels that the classifiers do not see in training.
+        auxiliary: From the map of stride 16 to one of `aux_channels`; in training alone.
+        aux_channels, aux_weight: Of the auxiliary head and its loss.
+        class_weights: A weight for each class in the cross-entropy, which is a weighted mean then.
+        dice: Weight of a Dice loss; needs segmentation-models-pytorch.
+    """
+
+    task = "segment"
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        stages: Stages,
+        decoder: nn.Module,
+        width: int,
+        num_classes: int,
+        *,
+        dropout: float = 0.1,
+        auxiliary: nn.Module | None = None,
+        aux_channels: int = 256,
+        aux_weight: float = 0.4,
+        class_weights: Sequence[float] | None = None,
+        dice: float = 0.0,
+    ):
+        super().__init__()
+        if class_weights is not None and len(class_weights) != num_classes:
+            raise ValueError(f"{len(class_weights)} class_weights for num_classes={num_classes}; give one for each")
+        self.stages, self.num_classes = stages, num_classes
+        self.normalise, self.decoder = Normalise(stages), decoder
+        self.classifier = pixel_classifier(width, num_classes, dropout)
+        self.aux_weight, self.dice_weight = aux_weight, dice
+        self.auxiliary = None
+        if auxiliary is not None:
+            self.auxiliary = nn.Sequential(auxiliary, pixel_classifier(aux_channels, num_classes, dropout))
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
+        self.dice = None
+        if dice:
+            self.dice = _smp("the Dice loss").losses.DiceLoss("multiclass", ignore_index=IGNORED)
+
+    def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+        maps = self.stages(self.normalise(images))
+        logits = enlarged(self.classifier(self.decoder(maps)), self.stages.strides[0], images)
+        if not self.training:
+            return logits
+        if masks is None:
+            raise ValueError("a segmenter in train mode was given no masks; pass them or call model.eval()")
+        losses = {"loss": self.cross_entropy(logits, masks)}
+        if self.dice is not None:
+            losses["dice"] = self.dice_weight * self.dice(logits.float(), masks)
+        if self.auxiliary is not None:
+            logits = enlarged(self.auxiliary(maps[2]), self.stages.strides[2], images)
+            losses["aux"] = self.aux_weight * self.cross_entropy(logits, masks)
+        return losses
+
+    def cross_entropy(self, logits: Tensor, masks: Tensor) -> Tensor:
+        """Mean over pixels of a class; 0, and not 0 / 0, if there are none."""
+        total = F.cross_entropy(logits.float(), masks, self.class_weights, ignore_index=IGNORED, reduction="sum")
+        counted = masks != IGNORED
+        if self.class_weights is None:
+            return total / counted.sum().clamp(min=1)
+        weight = (self.class_weights[torch.where(counted, masks, 0)] * counted).sum()
+        return total / torch.where(weight > 0, weight, 1)
+
+
+class SemanticFPN(nn.Module):
+    """Four maps -> their sum at stride 4, each after a top-down pass and as many convolutions as it is doublings away.
+
+    Args:
+        channels: Of the four maps.
+        pyramid_channels: Of the feature pyramid.
+        width: Channels of the result.
+        norm: Makes a norm for a number of channels.
+    """
+
+    def __init__(self, channels: Sequence[int], pyramid_channels: int, width: int, norm: Callable[..., nn.Module]):
+        super().__init__()
+        self.pyramid = FeaturePyramidNetwork(list(channels), pyramid_channels)
+        self.branches = nn.ModuleList(
+            nn.ModuleList(
+                Conv2dNormActivation(width if number else pyramid_channels, width, 3, norm_layer=norm)
+                for number in range(max(1, level))
+            )
+            for level in range(len(channels))
+        )
+        initialise(self.branches)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        maps = list(self.pyramid({str(level): x for level, x in enumerate(maps)}).values())
+        results = []
+        for level, branch in enumerate(self.branches):
+            x = maps[level]
+            for number, convolution in enumerate(branch):  # ty: ignore[invalid-argument-type]
+                x = convolution(x)
+                if level:
+                    x = enlarged(x, 2, maps[level - number - 1])
+            results.append(x)
+        return torch.stack(results).sum(0)
+
+
+class UPerNetDecoder(nn.Module):
+    """Four maps -> one at stride 4: pyramid pooling of the last, a top-down pass, all levels fused.
+
+    segmentation-models-pytorch's, without the norms that it puts before everything and the paper does not.
+    """
+
+    def __init__(self, channels: Sequence[int], width: int, norm: Callable[..., nn.Module]):
+        super().__init__()
+        decoders = _smp("UPerNet").decoders
+        self.decoder: Any = decoders.upernet.decoder.UPerNetDecoder([0, 0, *channels], decoder_channels=width)
+        self.decoder.feature_norms = nn.ModuleList(nn.Identity() for _ in channels)
+        for module in list(self.decoder.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(module, name, norm(child.num_features))
+        initialise(self.decoder)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        return self.decoder([maps[0], maps[0], *maps])  # it expects maps at strides 1 and 2, and looks at neither
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """In 32 groups, or fewer where channels are: two at least in a group, since one value has no deviation."""
+    return nn.GroupNorm(1 if channels % 2 else math.gcd(32, channels // 2), channels)
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"batch": SteadyBatchNorm2d, "group": group_norm}
+
+
+def semantic_fpn(
+    stages: Stages,
+    num_classes: int,
+    *,
+    pyramid_channels: int = 256,
+    channels: int = 128,
+    norm: str = "batch",
+    **options: Any,
+) -> Segmenter:
+    """Semantic FPN.
+
+    Args:
+        stages: The backbone.
+        num_classes: How many classes masks hold.
+        pyramid_channels, channels: Of the feature pyramid, and of the convolutions after it.
+        norm: Of the decoder, "batch" or "group". The latter suits devices with but one or two images each.
+        options: `dropout`, `class_weights` and `dice` of Segmenter.
+    """
+    decoder = SemanticFPN(stages.channels, pyramid_channels, channels, chosen_norm(norm))
+    return Segmenter(stages, decoder, channels, num_classes, **options)
+
+
+def upernet(
+    stages: Stages,
+    num_classes: int,
+    *,
+    channels: int = 512,
+    aux_weight: float = 0.4,
+    aux_channels: int = 256,
+    norm: str = "batch",
+    **options: Any,
+) -> Segmenter:
+    """UPerNet, with a second, simple head on the map of stride 16 in training.
+
+    Args:
+        stages: The backbone.
+        num_classes: How many classes masks hold.
+        channels: Of the decoder.
+        aux_weight: Of the second head's loss; 0 for no such head.
+        aux_channels: Of the second head.
+        norm: Of the decoder, "batch" or "group". With one image per device, "batch" leaves the globally pooled branch
+            to its running statistics, which never learn then; "group" suits that case.
+        options: `dropout`, `class_weights` and `dice` of Segmenter.
+    """
+    make = chosen_norm(norm)
+    decoder = UPerNetDecoder(stages.channels, channels, make)
+    auxiliary = None
+    if aux_weight:
+        auxiliary = initialise(Conv2dNormActivation(stages.channels[2], aux_channels, 3, norm_layer=make))
+    return Segmenter(
+        stages,
+        decoder,
+        channels,
+        num_classes,
+        auxiliary=auxiliary,
+        aux_channels=aux_channels,
+        aux_weight=aux_weight,
+        **options,
+    )
+
+
+def pixel_classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
+    """(B, channels, H, W) -> (B, num_classes, H, W)."""
+    classifier = nn.Conv2d(channels, num_classes, 1)
+    nn.init.normal_(classifier.weight, std=0.01)
+    nn.init.zeros_(classifier.bias)  # ty: ignore[invalid-argument-type]
+    return nn.Sequential(nn.Dropout2d(dropout), classifier)
+
+
+def enlarged(x: Tensor, factor: int, like: Tensor) -> Tensor:
+    """A map with `factor` times as many positions per side, without those beyond `like`: cells stay where they are."""
+    x = F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
+    return x[..., : like.shape[-2], : like.shape[-1]]
+
+
+def chosen_norm(name: str) -> Callable[..., nn.Module]:
+    if name not in NORMS:
+        raise ValueError(f"norm={name!r} is not known; choose one of {', '.join(map(repr, NORMS))}")
+    return NORMS[name]
+
+
+def initialise(module: nn.Module) -> nn.Module:
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return module
+
+
+def _smp(purpose: str) -> Any:
+    try:
+        import segmentation_models_pytorch
+    except ImportError:
+        raise ImportError(f"{purpose} needs segmentation-models-pytorch; pip install broadsight[seg]") from None
+    return segmentation_models_pytorch
+
+
+BUILDERS = {"semantic_fpn": semantic_fpn, "upernet": upernet}

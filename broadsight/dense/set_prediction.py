@@ -1,0 +1,204 @@
+"""Detection without anchors to suppress: RT-DETR (Zhao et al., CVPR 2024), a set of boxes by as many queries.
+
+Encoder, decoder, matching and losses are those of Hugging Face transformers.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import box_convert
+
+from .detector import in_float32
+from .feature_pyramid import freeze_unused
+from .normalise import Normalise
+from .stages import Stages
+
+FIRST = 1  # of the maps that are looked at, at strides 8, 16, 32
+
+
+class RTDETR(nn.Module):
+    """Images, a list of (C, H_i, W_i) with values from 0 to 1, -> a list of dicts of boxes, labels and scores.
+
+    Each image is resized to `image_size`, in training too, whatever its aspect: boxes are learned as shares of its
+    sides. Predictions are in pixels of the image that was given, the best first. In train mode, with targets (dicts of
+    boxes (N, 4), x1 y1 x2 y2, and labels (N,) from 1), a dict of losses to be summed: "class", "box" and "giou", each
+    over all decoder layers, the encoder's proposals and the denoising queries.
+
+    Args:
+        stages: The backbone; its map of stride 4 is not looked at, and what it alone needs is frozen.
+        num_classes: Classes of objects, the background not counted.
+        queries: Boxes that are predicted, before the best are taken; 300 if None, or as many as there are positions.
+        image_size: (H, W) that images are resized to, multiples of 32.
+        channels, heads, feed_forward: Of encoder and decoder.
+        encoder_layers, decoder_layers: How many.
+        denoising: Queries about noisy copies of the true boxes in training; 0 for none.
+        detections_per_img: Predictions for an image, at most.
+        score_thresh: Predictions below it are dropped.
+    """
+
+    task = "detect"
+
+    def __init__(
+        self,
+        stages: Stages,
+        num_classes: int,
+        *,
+        queries: int | None = None,
+        image_size: tuple[int, int] = (640, 640),
+        channels: int = 256,
+        heads: int = 8,
+        feed_forward: int = 1024,
+        encoder_layers: int = 1,
+        decoder_layers: int = 6,
+        denoising: int = 100,
+        detections_per_img: int = 100,
+        score_thresh: float = 0.0,
+    ):
+        super().__init__()
+        transformers = _transformers()
+        height, width = image_size
+        if height % 32 or width % 32:
+            raise ValueError(f"image_size={height}x{width} of rtdetr is no multiple of 32; round both sides to one")
+        positions = sum((height // stride) * (width // stride) for stride in stages.strides[FIRST:])
+        queries = min(300, positions) if queries is None else queries
+        if queries > positions:
+            raise ValueError(f"queries={queries} is more than image_size={height}x{width} has positions: {positions}")
+        if channels % heads or channels % 4:
+            raise ValueError(f"channels={channels} is no multiple of heads={heads} and of 4; choose one that is")
+        self.stages, self.num_classes, self.image_size = stages, num_classes, (height, width)
+        self.detections_per_img, self.score_thresh = detections_per_img, score_thresh
+        self.normalise = Normalise(stages)
+        freeze_unused(stages, FIRST)
+        widths = list(stages.channels[FIRST:])
+        config = transformers.RTDetrConfig(
+            # A network that is replaced at once; it says how many channels the maps have.
+            backbone_config=transformers.RTDetrResNetConfig(
+                embedding_size=8,
+                hidden_sizes=[8, *widths],
+                depths=[1, 1, 1, 1],
+                layer_type="bottleneck",
+                out_features=["stage2", "stage3", "stage4"],
+            ),
+            freeze_backbone_batch_norms=False,
+            num_labels=num_classes,
+            encoder_in_channels=widths,
+            encoder_hidden_dim=channels,
+            encoder_layers=encoder_layers,
+            encoder_ffn_dim=feed_forward,
+            encoder_attention_heads=heads,
+            d_model=channels,
+            decoder_in_channels=[channels] * len(widths),
+            decoder_ffn_dim=feed_forward,
+            decoder_layers=decoder_layers,
+            decoder_attention_heads=heads,
+            num_queries=queries,
+            num_denoising=denoising,
+            initializer_bias_prior_prob=0.01,
+        )
+        self.detector: Any = transformers.RTDetrForObjectDetection(config)
+        self.detector.model.backbone = GivenMaps()
+        initialise(self.detector)
+        for head in (self.detector.model.enc_bbox_head, *self.detector.model.decoder.bbox_embed):
+            in_float32(head)
+
+    def forward(
+        self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
+    ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
+        if self.training and targets is None:
+            raise ValueError("rtdetr in train mode was given no targets; pass them or call model.eval()")
+        batch = self.normalise(torch.stack([self.resized(image) for image in images]))
+        maps = self.stages(batch)[FIRST:]
+        if not self.training:
+            found = self.detector(batch, pixel_mask=maps)
+            sizes = [tuple(image.shape[-2:]) for image in images]
+            return self.predictions(found.logits.float(), found.pred_boxes.float(), sizes)
+        assert targets is not None
+        labels = [self.as_shares(target, image) for target, image in zip(targets, images, strict=True)]
+        return self.losses(self.detector(batch, pixel_mask=maps, labels=labels).loss_dict, labels)
+
+    def resized(self, image: Tensor) -> Tensor:
+        if tuple(image.shape[-2:]) == self.image_size:
+            return image
+        return F.interpolate(image[None], self.image_size, mode="bilinear", align_corners=False, antialias=True)[0]
+
+    def as_shares(self, target: dict[str, Tensor], image: Tensor) -> dict[str, Tensor]:
+        """A target as the detector learns it: centre, width and height over the image's sides; labels from 0."""
+        labels = target["labels"]
+        if len(labels) and not 1 <= labels.min() <= labels.max() <= self.num_classes:
+            raise ValueError(
+                f"labels from {labels.min()} to {labels.max()}; expected 1 to {self.num_classes}, the number of classes"
+            )
+        height, width = image.shape[-2:]
+        boxes = torch.as_tensor(target["boxes"]).reshape(-1, 4).float()
+        shares = box_convert(boxes, "xyxy", "cxcywh") / boxes.new_tensor([width, height, width, height])
+        return {"class_labels": labels - 1, "boxes": shares}
+
+    def losses(self, parts: dict[str, Tensor], labels: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The losses of all layers in three sums. They are weighted already."""
+        names = {"loss_vfl": "class", "loss_bbox": "box", "loss_giou": "giou"}
+        sums = {
+            name: torch.stack([loss for part, loss in parts.items() if part.startswith(start)]).sum()
+            for start, name in names.items()
+        }
+        if self.detector.config.num_denoising and not any(len(label["boxes"]) for label in labels):
+            # No object, no copies of it: without this the embedding of their classes would wait for a gradient.
+            sums["class"] = sums["class"] + 0 * self.detector.model.denoising_class_embed.weight.sum()
+        return sums
+
+    def predictions(self, logits: Tensor, boxes: Tensor, sizes: list[tuple[int, ...]]) -> list[dict[str, Tensor]]:
+        """The best of all queries and classes. No two queries are meant for one object, so none is suppressed."""
+        scores, index = logits.sigmoid().flatten(1).topk(min(self.detections_per_img, logits[0].numel()))  # B D
+        boxes = box_convert(boxes, "cxcywh", "xyxy").clamp(0, 1)
+        boxes = boxes.gather(1, (index // self.num_classes)[..., None].expand(-1, -1, 4))
+        results = []
+        for row, best, place, (height, width) in zip(boxes, scores, index, sizes, strict=True):
+            kept = best >= self.score_thresh
+            corners = row[kept] * row.new_tensor([width, height, width, height])
+            results.append({"boxes": corners, "labels": place[kept] % self.num_classes + 1, "scores": best[kept]})
+        return results
+
+
+class GivenMaps(nn.Module):
+    """In place of the detector's backbone: hands on the maps, which come in place of its pixel mask.
+
+    So the backbone stays a part of our model alone, with its names in the state dict, and nothing is kept between.
+    """
+
+    def forward(self, images: Tensor, maps: list[Tensor]) -> list[tuple[Tensor, None]]:
+        return [(x, None) for x in maps]
+
+
+def initialise(detector: nn.Module) -> None:
+    """Weights to train from: convolutions, norms and linear layers as torch makes them, boxes where they are proposed.
+
+    transformers, which means its models to be loaded, draws even the weights of norms around 0.
+    """
+    special = ("sampling_offsets", "attention_weights", "value_proj", "output_proj", "enc_score_head", "class_embed")
+    for name, layer in detector.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.BatchNorm2d) or (
+            isinstance(layer, nn.Linear) and not any(part in special for part in name.split("."))
+        ):
+            layer.reset_parameters()
+    model: Any = detector
+    for head in (model.model.enc_bbox_head, *model.model.decoder.bbox_embed):
+        nn.init.zeros_(head.layers[-1].weight)
+        nn.init.zeros_(head.layers[-1].bias)
+
+
+def rtdetr(stages: Stages, num_classes: int, **options) -> RTDETR:
+    """RT-DETR; its options are those of the class. Needs the extra `hf`."""
+    return RTDETR(stages, num_classes, **options)
+
+
+def _transformers() -> Any:
+    try:
+        import scipy  # noqa: F401  matches boxes
+        import transformers
+    except ImportError as error:
+        raise ImportError(f"rtdetr needs {error.name}; pip install broadsight[hf]") from None
+    return transformers
+
+
+BUILDERS = {"rtdetr": rtdetr}

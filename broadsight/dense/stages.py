@@ -1,0 +1,177 @@
+"""Any timm network as a dense backbone: four maps at strides 4, 8, 16 and 32, whatever the network's own are."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from ..data.normalising import per_channel
+from ..layers.check_images import check_images
+from ..layers.multi_token_neck import MultiTokenNeck
+from ..pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
+from ..pyramid import Pyramid, find_pyramid, takes
+
+STRIDES = (4, 8, 16, 32)
+NECKS = ("fpn", "map")
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+class Stages(nn.Module):
+    """(B, in_chans, H, W), normalised, -> four maps (B, channels[i], ceil(H / strides[i]), ceil(W / strides[i])).
+
+    An image is padded to whole cells of the last map and the maps are cropped again, so any size goes in. A stride
+    that the network does not offer is made from the nearest map that it does: a plain ViT, all of whose maps are of
+    one size, is enlarged by transposed convolutions and shrunk by pooling. A network that takes images of one size
+    alone sees every image brought to that size; `fixed_size` says so.
+
+    Args:
+        network, pyramid: A timm network without its classifier, and how its maps are obtained.
+        normed: Put a LayerNorm on every map, for networks whose stages end in sums that only a last norm would tame.
+        neck: Seen by the maps before anything else, such as a MultiTokenNeck.
+        mean, std: What images with values from 0 to 1 are to be normalised by.
+
+    Attributes:
+        channels, strides: Of the four maps, lowest level first.
+        fixed_size: (H, W) that every image is brought to, or None.
+        frozen_stats: The network's BatchNorms keep their statistics while it learns.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        pyramid: Pyramid,
+        *,
+        normed: bool = False,
+        neck: nn.Module | None = None,
+        mean: tuple[float, ...] = IMAGENET["mean"],
+        std: tuple[float, ...] = IMAGENET["std"],
+    ):
+        super().__init__()
+        self.network, self.pyramid, self.strides = network, pyramid, STRIDES
+        self.in_chans, self.mean, self.std = pyramid.in_chans, mean, std
+        height, width = pyramid.image_size
+        other = -(-height // 32) * 32 + 32, -(-width // 32) * 32 + 64
+        self.fixed_size = None if takes(network, pyramid, other) else pyramid.image_size
+        offered = [round(pyramid.image_size[0] / size[0]) for size in pyramid.sizes]
+        self.sources = sources_of(offered)
+        self.channels = tuple(pyramid.channels[source] for source in self.sources)
+        self.norms = nn.ModuleList(LayerNorm2d(width) if normed else nn.Identity() for width in self.channels)
+        pairs = zip(self.sources, self.channels, STRIDES, strict=True)
+        self.rescale = nn.ModuleList(rescaling(width, offered[source] / stride) for source, width, stride in pairs)
+        self.neck, self.frozen_stats = neck, False
+
+    def train(self, mode: bool = True) -> "Stages":
+        super().train(mode)
+        if self.frozen_stats:  # as detectors that begin from pretrained weights often do, their batches being small
+            for module in self.network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        check_images(images, self.in_chans)
+        height, width = images.shape[-2:]
+        right, below = -width % STRIDES[-1], -height % STRIDES[-1]
+        if right or below:
+            images = F.pad(images, (0, right, 0, below))
+        seen = images
+        if self.fixed_size and tuple(images.shape[-2:]) != self.fixed_size:
+            seen = F.interpolate(images, self.fixed_size, mode="bilinear", align_corners=False, antialias=True)
+        maps = self.pyramid(self.network, seen)
+        levels = []
+        for source, norm, rescale, stride in zip(self.sources, self.norms, self.rescale, STRIDES, strict=True):
+            x = rescale(norm(maps[source]))
+            whole = images.shape[-2] // stride, images.shape[-1] // stride
+            if x.shape[-2:] != whole:  # of a patch of 14 pixels, for one
+                x = F.interpolate(x, whole, mode="bilinear", align_corners=False)
+            levels.append(x[..., : math.ceil(height / stride), : math.ceil(width / stride)])
+        return levels if self.neck is None else self.neck(levels)
+
+
+def open_stages(
+    backbone: str | nn.Module,
+    *,
+    pretrained: bool = False,
+    in_chans: int | None = None,
+    neck: str = "fpn",
+    neck_args: Mapping[str, Any] | None = None,
+    **timm_args: Any,
+) -> Stages:
+    """A backbone for dense prediction from a timm name or a model.
+
+    Args:
+        backbone: Any name that timm knows, or a model object, which is changed; of one whose pooling was swapped, the
+            network below the pooling.
+        pretrained: Begin from timm's weights; only with a name.
+        in_chans: Channels of an image; 3 if None and a name is given.
+        neck: "fpn": the maps as they are, which a decoder merges; "map": through a multi-token neck before that.
+        neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on few images at a time.
+        timm_args: For timm.create_model, with a name.
+    """
+    if neck not in NECKS:
+        raise ValueError(f"neck={neck!r} is not known; choose one of {', '.join(map(repr, NECKS))}")
+    if neck_args and neck != "map":
+        raise ValueError(f"neck_args {', '.join(neck_args)} given with neck={neck!r}; they are for neck='map'")
+    if isinstance(backbone, str):
+        network: Any = create_backbone(backbone, pretrained=pretrained, in_chans=in_chans or 3, **timm_args)
+    elif pretrained or timm_args:
+        raise ValueError(f"{', '.join(['pretrained', *timm_args])} given with a model object; they are for a name")
+    else:
+        network = backbone
+    described = getattr(network, "pretrained_cfg", None) or {}
+    if isinstance(network, PooledModel):
+        for tap in network.pyramid.taps:
+            tap.handle.remove()
+        network = network.backbone
+    normed = wants_norms(network)
+    network, pyramid = find_pyramid(network, indices=wanted_features(network), stem="", in_chans=in_chans)
+    mean, std = (per_channel(described.get(key) or IMAGENET[key], pyramid.in_chans) for key in ("mean", "std"))
+    stages = Stages(network, pyramid, normed=normed, mean=mean, std=std)
+    if neck == "map":
+        arguments: dict[str, Any] = {"norm": "group", **(neck_args or {})}
+        stages.neck = MultiTokenNeck(stages.channels, **arguments)
+    return stages
+
+
+def wants_norms(network: Any) -> bool:
+    """Whether maps come out as bare sums of a network that normalises with LayerNorm, and has no norms for its maps."""
+    if len(getattr(network, "feature_norms", ())):
+        return False
+    # The last norm is gone where a pooling was swapped in
+    inside = [module for module in network.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
+    return ends_with_layer_norm(network) or (bool(inside) and isinstance(inside[-1], LAYER_NORMS))
+
+
+def wanted_features(network: Any) -> list[int] | None:
+    """Positions among the network's features of the maps that are nearest to our strides; None: let others choose."""
+    info = getattr(network, "feature_info", None)
+    reductions = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
+    if len(set(reductions)) < 2 or None in reductions:
+        return None
+    return sorted(set(sources_of(reductions)))
+
+
+def sources_of(offered: list[int]) -> list[int]:
+    """For each of our strides the place of the nearest that is offered; the last of several alike.
+
+    Four or more maps of one stride are the blocks of a plain ViT: each of ours then has another block.
+    """
+    if len(set(offered)) == 1 and len(offered) >= len(STRIDES):
+        return list(range(len(offered)))[-len(STRIDES) :]
+    places = range(len(offered))
+    return [min(reversed(places), key=lambda place: abs(math.log2(offered[place] / stride))) for stride in STRIDES]
+
+
+def rescaling(channels: int, factor: float) -> nn.Module:
+    """From a map to one `factor` times as large, for powers of two about; the rest is left to interpolation."""
+    doublings = round(math.log2(factor))
+    if doublings < 0:
+        return nn.MaxPool2d(2**-doublings)
+    layers: list[nn.Module] = []
+    for number in range(doublings):
+        layers += [LayerNorm2d(channels), nn.GELU()] if number else []
+        layers.append(nn.ConvTranspose2d(channels, channels, 2, stride=2))
+    return nn.Sequential(*layers)

@@ -1,0 +1,168 @@
+"""Cascade Mask R-CNN: what each stage is given, trains on and adds to the result, by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from broadsight.dense import build
+from broadsight.dense.cascade import OneBoxPredictor, refined
+
+from .test_two_stage import FEW, target
+
+
+def small(num_classes=3, **options):
+    return build("cascade_mask_rcnn", "test_resnet", num_classes, **{**FEW, "box_head": "fc", **options})
+
+
+def says(predictor, scores=None, deltas=None):
+    """Have a box predictor say the same of every box."""
+    if scores is not None:
+        nn.init.zeros_(predictor.cls_score.weight)
+        predictor.cls_score.bias.data = torch.tensor(scores, dtype=torch.float)
+    if deltas is not None:
+        nn.init.zeros_(predictor.bbox_pred.weight)
+        predictor.bbox_pred.bias.data = torch.tensor(deltas, dtype=torch.float).flatten()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backbone, millions, options",
+    [
+        ("convnext_tiny", 85.94, {}),  # printed 86
+        ("convnext_tiny", 82.01, dict(box_head="fc")),
+        ("convnext_tiny", 84.96, dict(class_agnostic=True)),
+        ("convnext_tiny", 80.66, dict(masks_on="last")),
+        ("convnext_small", 107.58, {}),  # printed 108
+    ],
+)
+def test_parameters__as_printed_with_the_defaults(backbone, millions, options):
+    model = build("cascade_mask_rcnn", backbone, 80, **options)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(box_head="conv"), dict(class_agnostic=True, masks_on="last")], ids=["conv", "agnostic"]
+)
+def test_train_step__reaches_every_parameter(options):
+    model = small(**options).train()
+    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 50)]
+    targets = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3]), target(70, 50, labels=[])]
+    losses = model(images, targets)
+    assert all(loss.ndim == 0 and loss.isfinite() for loss in losses.values())
+    assert ("loss_mask_1" in losses) == ("masks_on" not in options) and "loss_mask_3" in losses
+    sum(losses.values()).backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_image__alone_gray_without_objects():
+    model = small(num_classes=1, in_chans=1, box_score_thresh=0.0).train()
+    losses = model([torch.rand(1, 40, 64)], [target(40, 64, labels=[])])
+    assert all(loss.isfinite() for loss in losses.values())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        (found,) = model.eval()([torch.rand(1, 40, 64)])
+    assert set(found["labels"].tolist()) == {1} and found["masks"].shape[1:] == (1, 40, 64)
+    assert {found[name].dtype for name in ("boxes", "scores", "masks")} == {torch.float32}
+
+
+def test_stages__thresholds_and_codes():
+    steps = small().roi_heads.steps
+    assert [step.proposal_matcher.high_threshold for step in steps] == [0.5, 0.6, 0.7]
+    assert [step.proposal_matcher.low_threshold for step in steps] == [0.5, 0.6, 0.7]
+    assert [step.box_coder.weights for step in steps] == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
+
+
+def test_refined__by_the_class_of_the_box():
+    step = small().roi_heads.steps[1]  # codes with 20 and 10
+    boxes = [torch.tensor([[10.0, 10, 30, 30], [10, 10, 30, 30]]), torch.tensor([[40.0, 40, 60, 60]])]
+    deltas = torch.zeros(3, 4, 4)
+    deltas[:, 1, 0] = 4.0  # 4 / 20 of 20 pixels: 4 to the right
+    deltas[:, 2, 1] = -4.0  # 4 up
+    deltas[:, 3, 2] = 10 * math.log(2)  # twice as wide
+    logits = torch.tensor([[9.0, 1, 0, 0], [0.0, 0, 9, 0], [0.0, 0, 0, 9]])
+    shapes = [(100, 100), (100, 65)]
+    first, second = refined(step, boxes, logits, deltas.flatten(1), shapes)
+    # The background is no class to refine for, and what leaves the image is cut off.
+    torch.testing.assert_close(first, torch.tensor([[14.0, 10, 34, 30], [10, 6, 30, 26]]))
+    torch.testing.assert_close(second, torch.tensor([[30.0, 40, 65, 60]]))
+    first, second = refined(step, boxes, logits, deltas.flatten(1), shapes, labels=torch.tensor([3, 0, 1]))
+    torch.testing.assert_close(first, torch.tensor([[0.0, 10, 40, 30], [10, 6, 30, 26]]))
+    torch.testing.assert_close(second, torch.tensor([[44.0, 40, 64, 60]]))
+
+
+def test_training__goes_on_with_refined_boxes_and_ground_truth():
+    model = small(box_batch_size_per_image=512, box_positive_fraction=1.0).train()
+    steps = model.roi_heads.steps
+    says(steps[0].box_predictor, deltas=[[1.0, 0, 0, 0]] * 4)  # a tenth of its width to the right
+    says(steps[1].box_predictor, deltas=[[0.0] * 4] * 4)
+    seen = []
+    steps[0].box_roi_pool.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1][0].clone()))
+    truth = target(64, 80, [4, 6, 30, 40], labels=[2])
+    model([torch.rand(3, 64, 80)], [truth])
+    first, second, third = seen
+    shift = (first[:, 2] - first[:, 0]) / 10
+    moved = first + torch.stack([shift, shift * 0, shift, shift * 0], 1)
+    moved[:, 0::2] = moved[:, 0::2].clamp(max=80)
+    torch.testing.assert_close(second, torch.cat([moved, truth["boxes"]]))
+    torch.testing.assert_close(third, torch.cat([second, truth["boxes"]]))
+
+
+def test_losses__are_weighted_by_stage():
+    truth = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3])]
+    images, found = [torch.rand(3, 64, 80)], []
+    for weights in ((1.0, 1.0, 1.0), (1.0, 0.5, 0.25)):
+        torch.manual_seed(0)
+        model = small(loss_weights=weights).train()
+        torch.manual_seed(0)
+        found.append(model(images, truth))
+    plain, weighted = found
+    for number, weight in ((1, 1.0), (2, 0.5), (3, 0.25)):
+        for name in ("loss_classifier", "loss_box_reg", "loss_mask"):
+            torch.testing.assert_close(weighted[f"{name}_{number}"], weight * plain[f"{name}_{number}"])
+    torch.testing.assert_close(weighted["loss_objectness"], plain["loss_objectness"])
+
+
+def test_predictions__mean_of_scores_and_masks_on_boxes_of_the_last():
+    model = small(num_classes=1, box_score_thresh=0.0, image_size=(64, 80)).eval()
+    steps = model.roi_heads.steps
+    for step, share in zip(steps, (0.2, 0.5, 0.8), strict=True):
+        says(step.box_predictor, scores=[0.0, math.log(share / (1 - share))], deltas=[[0.0] * 4] * 2)
+        nn.init.zeros_(step.mask_predictor.mask_fcn_logits.weight)
+        nn.init.constant_(step.mask_predictor.mask_fcn_logits.bias, math.log((share - 0.1) / (1.1 - share)))
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 128, 160)])  # halved inside
+    torch.testing.assert_close(found["scores"], torch.full((5,), 0.5))
+    assert found["masks"].shape == (5, 1, 128, 160)
+    left, top, right, bottom = found["boxes"][0].int().tolist()
+    centre = found["masks"][0, 0, (top + bottom) // 2, (left + right) // 2]
+    assert centre.item() == pytest.approx(0.4, abs=1e-5)  # of .1, .4, .7
+    says(steps[2].box_predictor, deltas=[[0.0, 0, -15 * math.log(2), 0]] * 2)  # the last halves the widths
+    seen = []
+    steps[0].box_roi_pool.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1][0].clone()))
+    with torch.no_grad():
+        (halved,) = model([torch.rand(3, 128, 160)])
+    allowed = 2 * (seen[-1][:, 2] - seen[-1][:, 0]) / 2  # in pixels of the image that came
+    widths = halved["boxes"][:, 2] - halved["boxes"][:, 0]
+    assert ((widths[:, None] - allowed).abs().amin(1) < 1e-3).all()
+
+
+def test_one_box__repeated_for_every_class():
+    scores, deltas = OneBoxPredictor(6, 5)(torch.randn(2, 6))
+    assert scores.shape == (2, 5) and deltas.shape == (2, 20)
+    parts = deltas.unflatten(1, (5, 4))
+    torch.testing.assert_close(parts, parts[:, :1].expand(2, 5, 4))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (dict(box_head="mlp"), "box_head='mlp'"),
+        (dict(masks_on="first"), "masks_on='first'"),
+        (dict(thresholds=(0.5, 0.6)), "2 thresholds and 3 loss_weights"),
+        (dict(mask_layers=3), "mask_layers"),
+    ],
+)
+def test_mistakes__are_said(options, said):
+    with pytest.raises(ValueError, match=said):
+        small(**options)

@@ -1,0 +1,246 @@
+"""RetinaNet, FCOS and SSDLite: sizes as printed, labels from 1, boxes in pixels of the image that came."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.detection.image_list import ImageList
+
+from broadsight.dense import build
+from broadsight.dense.detector import SteadyBatchNorm2d
+from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors, octave_sizes
+from broadsight.dense.stages import open_stages
+
+KINDS = {
+    "retinanet": ("retinanet", dict(width=32)),
+    "atss": ("retinanet", dict(width=64, assigner="atss")),
+    "fcos": ("fcos", dict(width=64)),
+    "ssdlite": ("ssdlite", dict(image_size=(64, 96))),
+}
+
+
+def small(kind, num_classes=3, **options):
+    name, usual = KINDS[kind]
+    return build(name, "test_resnet", num_classes, **{**usual, **options})
+
+
+def target(*boxes, labels):
+    return {"boxes": torch.tensor(boxes, dtype=torch.float).reshape(-1, 4), "labels": torch.tensor(labels).long()}
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters()) / 1e6
+
+
+RETINANETS = {
+    "partialformer_b1": 16.16,
+    "partialformer_b2": 29.20,
+    "partialformer_b3": 44.43,
+    "mat_2": 18.68,
+    "mat_3": 24.97,
+    "mat_4": 37.16,
+    "mat_5": 58.40,
+    "emsnet_tiny": 14.75,
+}
+
+
+def test_retinanet__has_the_papers_parameters():
+    assert parameters(build("retinanet", "emsnet_xxtiny", 80)) == pytest.approx(11.74, abs=0.006)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", RETINANETS)
+def test_retinanet__has_the_papers_parameters_of_all(backbone):
+    assert parameters(build("retinanet", backbone, 80)) == pytest.approx(RETINANETS[backbone], abs=0.006)
+
+
+def test_ssdlite__has_the_papers_parameters():
+    assert round(parameters(build("ssdlite", "mat_1", 80)), 1) == 6.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backbone, millions", [("partialformer_b0", 5.0), ("partialformer_b1", 8.0), ("mat_2", 10.5), ("mat_3", 16.7)]
+)
+def test_ssdlite__has_the_papers_parameters_of_all(backbone, millions):
+    assert round(parameters(build("ssdlite", backbone, 80)), 1) == millions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_train_step__reaches_every_parameter(kind):
+    model = small(kind).train()
+    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 50)]
+    losses = model(images, [target([4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3]), target(labels=[])])
+    assert all(loss.ndim == 0 and loss.isfinite() and loss > 0 for loss in losses.values())
+    sum(losses.values()).backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_image__alone_small_gray_without_objects(kind):
+    """One image of one class and channel: a map of one position, and nothing to find."""
+    model = small(kind, num_classes=1, in_chans=1).train()
+    losses = model([torch.rand(1, 40, 64)], [target(labels=[])])
+    assert all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    with torch.no_grad():
+        (found,) = model.eval()([torch.rand(1, 40, 64)])
+    assert set(found["labels"].tolist()) <= {1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions__in_pixels_of_the_image_that_came(kind):
+    size = (64, 64) if kind == "ssdlite" else (48, 64)
+    model = small(kind, image_size=size, score_thresh=0.0).eval()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[-2:])))
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 100, 200)])
+    assert seen == [(64, 64) if kind == "ssdlite" else (32, 64)]  # 200 -> 64 wide, 100 -> 32
+    boxes = found["boxes"]
+    assert len(boxes) >= 5
+    assert boxes.min() >= 0 and boxes[:, 2].max() <= 200.001 and boxes[:, 3].max() <= 100.001
+    assert boxes[:, 2].max() > 150 and boxes[:, 3].max() > 75  # not in those of the resized one
+    model.train()
+    model([torch.rand(3, 96, 128)], [target([5, 5, 60, 60], labels=[1])])
+    assert seen[1:] == [(96, 128)]  # nothing is resized
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions__hold_under_bfloat16(kind):
+    model = small(kind, score_thresh=0.0).eval()
+    images = [torch.rand(3, 64, 96)]
+    with torch.no_grad():
+        exact = model.raw(torch.stack(images))
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = model.raw(torch.stack(images))
+            (found,) = model(images)
+    assert {x.dtype for x in rough.values()} == {torch.float32}
+    for name, x in exact.items():
+        torch.testing.assert_close(rough[name], x, atol=0.05, rtol=0.05)
+    assert found["boxes"].dtype == found["scores"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["retinanet", "atss", "fcos"])
+def test_labels__count_from_one_outside_and_zero_inside(kind):
+    model = small(kind, score_thresh=0.2)
+    bias = model.head.classification_head.cls_logits.bias
+    assert bias.shape == (3 * (9 if kind == "retinanet" else 1),)
+    bias.data = torch.tensor([-9.0, 9.0, -9.0]).repeat(len(bias) // 3)  # sure of the second
+    with torch.no_grad():
+        (found,) = model.eval()([torch.rand(3, 64, 64)])
+    assert set(found["labels"].tolist()) == {2}
+    model.train()
+    given = [target([10, 10, 50, 50], labels=[label]) for label in (1, 2, 3)]
+    with torch.no_grad():
+        losses = [model([torch.ones(3, 64, 64) / 2], [one])["classification"] for one in given]
+    assert losses[1] < losses[0] and losses[1] < losses[2]
+    assert [int(one["labels"]) for one in given] == [1, 2, 3]  # what was given is not changed
+
+
+def test_ssdlite__background_is_class_zero():
+    model = small("ssdlite", score_thresh=0.5)
+    assert model.raw(torch.rand(1, 3, 64, 96))["cls_logits"].shape[-1] == 4
+    for block in model.head.classification_head.module_list:
+        nn.init.zeros_(block[1].weight)
+        block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
+    with torch.no_grad():
+        (found,) = model.eval()([torch.rand(3, 64, 96)])
+    assert set(found["labels"].tolist()) == {3}
+
+
+def test_raw__anchors_are_counted():
+    raw = small("retinanet").eval().raw(torch.rand(2, 3, 64, 96))
+    positions = 8 * 12 + 4 * 6 + 2 * 3 + 1 * 2 + 1
+    assert raw["cls_logits"].shape == (2, 9 * positions, 3) and raw["bbox_regression"].shape == (2, 9 * positions, 4)
+
+
+def test_raw__normalises_by_the_backbones_mean_and_std():
+    model = small("retinanet").eval()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    mean, std = (torch.tensor(x)[:, None, None] for x in (model.stages.mean, model.stages.std))
+    model.raw((mean + 2 * std).expand(1, 3, 64, 64))
+    torch.testing.assert_close(seen[0], torch.full((1, 3, 64, 64), 2.0))
+
+
+class Raw(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return self.model.raw(images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_raw__exports(kind):
+    model, images = small(kind).eval(), torch.rand(1, 3, 64, 96)
+    program = torch.export.export(Raw(model), (images,))
+    others = torch.rand(1, 3, 64, 96)
+    torch.testing.assert_close(program.module()(others), model.raw(others))
+
+
+def test_anchors__lie_at_true_strides():
+    strides = (8, 128)
+    grid = StridedAnchors(octave_sizes(strides, 4, 3), (0.5, 1.0, 2.0), strides)
+    maps = [torch.zeros(1, 1, 100, 100), torch.zeros(1, 1, 7, 7)]  # 800 / 7 is 114
+    (anchors,) = grid(ImageList(torch.zeros(1, 3, 800, 800), [(800, 800)]), maps)
+    assert anchors.shape == (9 * (100**2 + 7**2), 4)
+    centres = (anchors[:, :2] + anchors[:, 2:]) / 2
+    assert centres[9].tolist() == [8, 0] and centres[-1].tolist() == [768, 768]
+    sides = (anchors[:9, 2:] - anchors[:9, :2]).prod(1).sqrt()
+    wanted = torch.tensor([32, 40, 50]).repeat(3)
+    torch.testing.assert_close(sides, wanted.float(), atol=1.0, rtol=0)
+
+
+@pytest.mark.parametrize("extra, seen", [("c5", True), ("p5", False)])
+def test_pyramid__sixth_map_is_made_of_what_was_asked_for(extra, seen):
+    """Also if the last map has just as many channels as the pyramid."""
+    stages = open_stages("test_resnet")
+    pyramid = FeaturePyramid(stages, 8, extra, width=stages.channels[-1]).eval()
+    for layer in (pyramid.fpn.inner_blocks[-1], pyramid.fpn.layer_blocks[-1]):
+        nn.init.zeros_(layer[0].weight)  # the fifth map of the pyramid is zero
+    with torch.no_grad():
+        maps = pyramid(torch.randn(1, 3, 64, 64))
+    assert list(maps) == ["0", "1", "2", "p6", "p7"] and pyramid.strides == (8, 16, 32, 64, 128)
+    assert not maps["2"].any() and bool(maps["p6"].any()) == seen
+
+
+def test_pyramid__freezes_what_only_lower_maps_need():
+    pyramid = FeaturePyramid(open_stages("test_resnet", neck="map"), 8, "p5", width=32)
+    frozen = {name for name, p in pyramid.named_parameters() if not p.requires_grad}
+    assert frozen and all(".0." in name and name.startswith("stages.neck.") for name in frozen)
+
+
+def test_fcos__begins_a_stride_from_each_side():
+    deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]
+    assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
+
+
+def test_batch_norm__single_value_by_running_statistics():
+    norm = SteadyBatchNorm2d(2)
+    norm.running_mean.fill_(1), norm.running_var.fill_(4)
+    out = norm(torch.full((1, 2, 1, 1), 5.0))
+    torch.testing.assert_close(out, torch.full((1, 2, 1, 1), 2.0), atol=1e-4, rtol=0)
+    assert norm.running_mean.tolist() == [1, 1]
+    x = torch.randn(3, 2, 2, 2)
+    torch.testing.assert_close(norm(x), nn.BatchNorm2d(2)(x))
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: build("retinanet", "test_resnet", 2, assigner="best"), "assigner='best'"),
+        (lambda: build("retinanet", "test_resnet", 2, score_treshold=0.1), "score_treshold"),
+        (lambda: build("fcos", "test_resnet", 2, min_size=800), "min_size"),
+        (lambda: build("retinanet", "test_resnet", 2, image_size=(1333, 800)), r"\(800, 1333\)"),
+        (lambda: small("retinanet").train()([torch.rand(3, 64, 64)]), "no targets"),
+        (lambda: small("retinanet").eval()([torch.rand(1, 64, 64)]), "1 channels"),
+        (lambda: small("retinanet").train()([torch.rand(3, 64, 64)], [target([1, 1, 9, 9], labels=[4])]), "1 to 3"),
+        (lambda: small("retinanet").train()([torch.rand(3, 64, 64)], [target([1, 1, 9, 9], labels=[0])]), "1 to 3"),
+    ],
+)
+def test_mistakes__are_said(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

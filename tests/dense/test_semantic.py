@@ -1,0 +1,239 @@
+"""Segmenters: sizes of the papers, losses by hand, pictures of any size, what trains and exports."""
+
+import copy
+import math
+from functools import cache
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from broadsight.dense import build
+from broadsight.dense.semantic import Segmenter, SemanticFPN, chosen_norm, enlarged, group_norm
+from broadsight.macs import PRODUCTS, published_macs
+
+SMALL = {
+    "semantic_fpn": dict(pyramid_channels=16, channels=8),
+    "upernet": dict(channels=16, aux_channels=8),
+}
+# Millions of parameters and billions of multiply-accumulates with 150 classes at 2048x512; the papers round these.
+PAPER = {
+    ("semantic_fpn", "partialformer_b1"): (10.753, 101.83),
+    ("semantic_fpn", "partialformer_b2"): (23.506, 131.33),
+    ("semantic_fpn", "partialformer_b3"): (38.449, 166.63),
+    ("upernet", "partialformer_b1"): (34.820, 856.33),
+    ("upernet", "partialformer_b2"): (48.568, 886.87),
+    ("upernet", "partialformer_b3"): (64.507, 923.21),
+}
+
+
+network = cache(lambda in_chans: timm.create_model("test_convnext", in_chans=in_chans))
+
+
+def small(name: str, num_classes: int = 3, in_chans: int = 3, **options) -> Segmenter:
+    model = build(name, copy.deepcopy(network(in_chans)), num_classes, **{**SMALL[name], **options})
+    assert isinstance(model, Segmenter)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone"),
+    [pytest.param(*row, marks=[] if row[1].endswith("b1") else pytest.mark.slow) for row in PAPER],
+)
+def test_size__is_that_of_the_papers(name, backbone):
+    with torch.device("meta"):
+        model = build(name, backbone, 150)
+    parameters, macs = PAPER[name, backbone]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(parameters, abs=0.0005)
+    assert published_macs(model, (2048, 512), PRODUCTS) / 1e9 == pytest.approx(macs, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "parameters"), [("mat_2", 13.28), pytest.param("mat_3", 19.50, marks=pytest.mark.slow)]
+)
+def test_size__of_mat_is_that_of_the_paper(backbone, parameters):
+    with torch.device("meta"):
+        model = build("semantic_fpn", backbone, 150)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(parameters, abs=0.005)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits__are_of_the_pictures_size(name):
+    model = small(name).eval()
+    for size in ((64, 96), (65, 47), (33, 130), (20, 17)):
+        with torch.no_grad():
+            assert model(torch.rand(2, 3, *size)).shape == (2, 3, *size)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("num_classes", [1, 2])
+def test_training__gradients_reach_everything(name, num_classes):
+    model = small(name, num_classes, in_chans=1, dice=0.5).train()
+    losses = model(torch.rand(2, 1, 50, 70), torch.randint(num_classes, (2, 50, 70)))
+    assert losses.keys() == {"loss", "dice"} | ({"aux"} if name == "upernet" else set())
+    sum(losses.values()).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    if num_classes > 1:  # a class that is the only one is certain
+        assert model.classifier[1].weight.grad.any()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training__learns_two_halves(name):
+    model = small(name, 2, dropout=0.0, norm="group").train()  # no statistics that lag behind
+    images = torch.rand(2, 3, 64, 64)
+    images[..., 32:] *= 0.1
+    masks = torch.zeros(2, 64, 64, dtype=torch.long)
+    masks[..., 32:] = 1
+    masks[:, :4] = 255
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        sum(model(images, masks).values()).backward()
+        optimizer.step()
+    found = model.eval()(images).argmax(1)
+    counted = masks != 255
+    assert (found == masks)[counted].float().mean() > 0.95
+
+
+def test_cross_entropy__by_hand():
+    model = small("semantic_fpn", 2)
+    logits = torch.zeros(1, 2, 1, 4)
+    logits[0, 1, 0] = torch.tensor([0.0, math.log(3), math.log(3), 7.0])  # of class 1: 1/2, 3/4, 3/4, what ever
+    masks = torch.tensor([[[0, 1, 0, 255]]])
+    assert model.cross_entropy(logits, masks).item() == pytest.approx((math.log(2) + math.log(4 / 3) + math.log(4)) / 3)
+    model.class_weights = torch.tensor([1.0, 3.0])
+    weighted = (math.log(2) + 3 * math.log(4 / 3) + math.log(4)) / 5
+    assert model.cross_entropy(logits, masks).item() == pytest.approx(weighted)
+
+
+def test_losses__are_of_the_logits_that_eval_gives():
+    model = small("upernet", 3, dropout=0.0, aux_weight=0.4, norm="group").train()
+    images, masks = torch.rand(2, 3, 40, 56), torch.randint(3, (2, 40, 56))
+    losses = model(images, masks)
+    logits = model.eval()(images)
+    torch.testing.assert_close(losses["loss"], F.cross_entropy(logits, masks))
+    auxiliary = model.auxiliary(model.stages(model.normalise(images))[2])
+    auxiliary = F.interpolate(auxiliary, scale_factor=16, mode="bilinear", align_corners=False)[..., :40, :56]
+    torch.testing.assert_close(losses["aux"], 0.4 * F.cross_entropy(auxiliary, masks))
+
+
+def test_dice__by_hand():
+    model = small("semantic_fpn", 2, dropout=0.0, dice=2.0, norm="group")
+    nn.init.zeros_(model.classifier[1].weight)  # every pixel: half of each class
+    masks = torch.zeros(1, 32, 32, dtype=torch.long)
+    masks[:, :8] = 1
+    masks[:, 24:] = 255
+    # n pixels of 3n are of class 1: 2 * (n / 2) / (n + 3n / 2); of class 0: 2 * n / (2n + 3n / 2)
+    losses = model.train()(torch.rand(1, 3, 32, 32), masks)
+    assert losses["dice"].item() == pytest.approx(2 * ((1 - 2 / 5) + (1 - 4 / 7)) / 2, rel=1e-5)
+    assert losses["loss"].item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.0)])
+def test_masks_without_a_class__loss_is_zero_and_gradients_are_there(name, weights):
+    model = small(name, dice=1.0, class_weights=weights).train()
+    masks = torch.full((2, 32, 32), 255)
+    if weights:
+        masks[:, :4] = 2  # of no weight
+    losses = model(torch.rand(2, 3, 32, 32), masks)
+    assert losses["loss"].item() == 0 and all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_upernet__trains_on_one_picture(norm):
+    model = small("upernet", norm=norm).train()
+    pooled = model.decoder.decoder.psp.blocks[0][1][1]  # the norm of what is pooled to a single position
+    losses = model(torch.rand(1, 3, 64, 64), torch.randint(3, (1, 64, 64)))
+    assert all(loss.isfinite() for loss in losses.values())
+    if norm == "batch":
+        assert pooled.num_batches_tracked == 0  # left alone
+        model(torch.rand(2, 3, 64, 64), torch.randint(3, (2, 64, 64)))
+        assert pooled.num_batches_tracked == 1
+
+
+def test_group_norm__two_channels_at_least_in_a_group():
+    assert [group_norm(n).num_groups for n in (512, 48, 8, 7)] == [32, 8, 4, 1]
+
+
+def test_upernet__without_the_second_head():
+    model = small("upernet", aux_weight=0).train()
+    assert model.auxiliary is None
+    assert model(torch.rand(2, 3, 32, 32), torch.zeros(2, 32, 32, dtype=torch.long)).keys() == {"loss"}
+
+
+def test_enlarged__cells_stay_where_they_are():
+    ramp = torch.arange(5.0).expand(1, 1, 5, 5) * 4 + 1.5  # of each cell of four pixels the middle, counted from 0
+    columns = enlarged(ramp, 4, torch.zeros(1, 1, 17, 18))[0, 0, 8]
+    assert columns.shape == (18,)
+    torch.testing.assert_close(columns[2:], torch.arange(2.0, 18.0))  # before the first middle it is flat
+
+
+def test_semantic_fpn__sums_its_branches():
+    decoder = SemanticFPN((4, 6, 8, 10), 16, 8, group_norm)
+    maps = [torch.rand(1, width, size, size + 1) for width, size in zip((4, 6, 8, 10), (9, 5, 3, 2), strict=True)]
+    maps[2], maps[3] = maps[2][..., :3], maps[3][..., :2]
+    levels = list(decoder.pyramid({str(i): x for i, x in enumerate(maps)}).values())
+    total = decoder.branches[0][0](levels[0])
+    for level in (1, 2, 3):
+        x = levels[level]
+        for step, convolution in enumerate(decoder.branches[level]):
+            x = F.interpolate(convolution(x), scale_factor=2, mode="bilinear", align_corners=False)
+            x = x[..., : maps[level - step - 1].shape[-2], : maps[level - step - 1].shape[-1]]
+        total = total + x
+    torch.testing.assert_close(decoder(maps), total)
+    assert [len(branch) for branch in decoder.branches] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_bfloat16_and_channels_last__give_about_the_same(name):
+    model, images = small(name, norm="group").eval(), torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        logits = model(images)
+        torch.testing.assert_close(
+            copy.deepcopy(model).to(memory_format=torch.channels_last)(
+                images.contiguous(memory_format=torch.channels_last)
+            ),
+            logits,
+            atol=1e-5,
+            rtol=1e-4,
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(images)
+    assert (low.float() - logits).abs().max() < 0.05 * logits.abs().max()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model.train()(images, torch.randint(3, (2, 64, 64)))
+    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+
+
+def test_errors__say_what_to_do():
+    with pytest.raises(ValueError, match=r"2 class_weights for num_classes=3; give one for each"):
+        small("semantic_fpn", class_weights=(1, 2))
+    with pytest.raises(ValueError, match=r"norm='layer' is not known; choose one of 'batch', 'group'"):
+        chosen_norm("layer")
+    with pytest.raises(ValueError, match=r"was given no masks; pass them or call model.eval\(\)"):
+        small("semantic_fpn").train()(torch.rand(2, 3, 32, 32))
+    with pytest.raises(ValueError, match=r"semantic_fpn cannot be built: .*'widht'"):
+        small("semantic_fpn", widht=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_export__gives_the_same(name):
+    model, images = small(name).eval(), torch.rand(1, 3, 40, 56)
+    program = torch.export.export(model, (images,))
+    torch.testing.assert_close(program.module()(images), model(images))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_compile__whole_graph_gives_the_same(name):
+    model, images, masks = small(name).eval(), torch.rand(2, 3, 64, 64), torch.randint(3, (2, 64, 64))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
+    model.train()
+    assert sum(compiled(images, masks).values()).isfinite()

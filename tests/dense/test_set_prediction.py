@@ -1,0 +1,201 @@
+"""RT-DETR: boxes in pixels of the given pictures, losses that are those of transformers, gradients everywhere."""
+
+import copy
+import sys
+from functools import cache
+
+import pytest
+import torch
+from torchvision.ops import box_iou
+
+from broadsight.dense import build
+
+pytest.importorskip("transformers")
+pytest.importorskip("scipy")
+
+from broadsight.dense.set_prediction import RTDETR
+
+SMALL = dict(
+    queries=10, image_size=(64, 96), channels=16, heads=2, feed_forward=32, decoder_layers=2, denoising=8, in_chans=1
+)
+NOTHING = dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long))
+OBJECTS = dict(boxes=torch.tensor([[4.0, 6.0, 24.0, 46.0], [0.0, 0.0, 10.0, 10.0]]), labels=torch.tensor([1, 2]))
+
+
+@cache
+def built(neck: str) -> RTDETR:
+    model = build("rtdetr", "test_convnext", 2, neck=neck, **SMALL)
+    assert isinstance(model, RTDETR)
+    return model
+
+
+def small(neck: str = "fpn") -> RTDETR:
+    return copy.deepcopy(built(neck))
+
+
+def pictures() -> list[torch.Tensor]:
+    return [torch.rand(1, 50, 40), torch.rand(1, 33, 97)]
+
+
+@pytest.mark.parametrize("neck", ["fpn", "map"])
+@pytest.mark.parametrize("targets", [(OBJECTS, NOTHING), (NOTHING, NOTHING)])
+def test_training__gradients_reach_everything(neck, targets):
+    model = small(neck).train()
+    losses = model(pictures(), list(targets))
+    assert losses.keys() == {"class", "box", "giou"} and all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad == (p.grad is None)] == []
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+    if neck == "map":  # the map of stride 4 is not looked at
+        assert not model.stages.neck.to_stages[0].weight.requires_grad
+
+
+def test_losses__sum_up_to_that_of_transformers():
+    model = small().train()
+    kept = {}
+    model.detector.register_forward_hook(lambda module, inputs, output: kept.update(output))
+    losses = model(pictures(), [OBJECTS, NOTHING])
+    torch.testing.assert_close(sum(losses.values()), kept["loss"])
+    # two decoder layers and the encoder's proposals, and two layers of denoising queries
+    assert len(kept["loss_dict"]) == 3 * (3 + 2)
+
+
+def test_targets__are_shares_of_the_pictures_sides():
+    learned = small().as_shares(OBJECTS, torch.zeros(1, 50, 40))
+    torch.testing.assert_close(learned["boxes"], torch.tensor([[0.35, 0.52, 0.5, 0.8], [0.125, 0.1, 0.25, 0.2]]))
+    assert learned["class_labels"].tolist() == [0, 1]
+
+
+def test_predictions__by_hand():
+    model = small()
+    model.detections_per_img, model.score_thresh = 3, 0.1
+    logits = torch.tensor([[[0.0, -1.0], [2.0, 1.0]], [[-3.0, -9.0], [-8.0, 0.0]]])
+    boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.9, 0.1, 0.4, 0.1]]]).repeat(2, 1, 1)
+    first, second = model.predictions(logits, boxes, [(50, 40), (100, 200)])
+    # a query may answer for both classes; the second box reaches over the right edge
+    torch.testing.assert_close(
+        first["boxes"], torch.tensor([[28.0, 2.5, 40, 7.5], [28, 2.5, 40, 7.5], [16, 15, 24, 35]])
+    )
+    assert first["labels"].tolist() == [1, 2, 1]
+    torch.testing.assert_close(first["scores"], torch.tensor([2.0, 1.0, 0.0]).sigmoid())
+    torch.testing.assert_close(second["boxes"], torch.tensor([[140.0, 5, 200, 15]]))  # others score below 0.1
+    assert second["labels"].tolist() == [2]
+
+
+def test_eval__every_picture_by_itself_and_in_its_own_pixels():
+    model = small().eval()
+    images = pictures()
+    with torch.no_grad():
+        found = model(images)
+        alone = model(images[1:])
+    assert [{key: tuple(x.shape) for key, x in result.items()} for result in found] == [
+        {"boxes": (20, 4), "labels": (20,), "scores": (20,)}
+    ] * 2  # ten queries, two classes
+    for result, image in zip(found, images, strict=True):
+        low, high = result["boxes"].reshape(-1, 2, 2).unbind(1)
+        assert (low >= 0).all() and (low <= high).all() and (high <= torch.tensor(image.shape[:0:-1])).all()
+        assert result["labels"].unique().tolist() == [1, 2]
+        assert result["scores"].diff().max() <= 0
+    torch.testing.assert_close(alone[0]["scores"], found[1]["scores"])
+    torch.testing.assert_close(alone[0]["boxes"], found[1]["boxes"], atol=1e-3, rtol=1e-4)
+
+
+def test_pictures__are_resized_only_if_of_another_size():
+    model, picture = small(), torch.rand(1, 64, 96)
+    assert model.resized(picture) is picture
+    wide = torch.arange(192.0).expand(1, 64, 192)
+    halved = model.resized(wide)
+    assert halved.shape == (1, 64, 96)
+    # smoothed on the way: not every other pixel, but a mean about the middle of two
+    torch.testing.assert_close(halved[0, 0, 5:90], torch.arange(5.0, 90.0) * 2 + 0.5)
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+def test_classes__any_number(num_classes):
+    model = build("rtdetr", "test_convnext", num_classes, **SMALL).train()
+    objects = dict(boxes=OBJECTS["boxes"], labels=torch.tensor([1, num_classes]))
+    assert all(loss.isfinite() for loss in model(pictures(), [objects, NOTHING]).values())
+    assert set(model.eval()(pictures())[0]["labels"].tolist()) <= set(range(1, num_classes + 1))
+
+
+def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors():
+    model = small()
+    norms = [layer for layer in model.detector.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    assert norms and all((layer.weight == 1).all() for layer in norms)
+    inner = model.detector.model
+    heads = [inner.enc_score_head, *inner.decoder.class_embed]
+    torch.testing.assert_close(torch.stack([head.bias.sigmoid() for head in heads]), torch.full((3, 2), 0.01))
+    with torch.no_grad():
+        found = model.eval()([torch.rand(1, 64, 96)])[0]["boxes"]
+    low, high = found.reshape(-1, 2, 2).unbind(1)
+    share = (high - low) / torch.tensor([96, 64])
+    sides = torch.tensor([0.05, 0.1, 0.2])  # of anchors on the three maps
+    away = (share[:, :1] - sides).abs().amin(1)
+    inside = (low > 0).all(1) & (high < torch.tensor([96, 64])).all(1)
+    assert inside.any() and away[inside].max() < 1e-4
+
+
+def test_state_dict__backbone_once_under_its_name():
+    model = small()
+    names = list(model.state_dict())
+    assert any(name.startswith("stages.network.") for name in names)
+    assert not any("backbone" in name for name in names)
+    places = [p.data_ptr() for p in model.parameters()]
+    assert len(places) == len(set(places))
+    model.load_state_dict(model.state_dict())
+
+
+def test_bfloat16__boxes_stay_in_float32():
+    model = small()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model.train()(pictures(), [OBJECTS, NOTHING])
+        sum(losses.values()).backward()
+        kept = {}
+        model.detector.register_forward_hook(lambda module, inputs, output: kept.update(output))
+        found = model.eval()(pictures())
+    assert all(loss.isfinite() for loss in losses.values())
+    assert kept["pred_boxes"].dtype == found[0]["boxes"].dtype == found[0]["scores"].dtype == torch.float32
+
+
+def test_size__is_that_of_the_paper():
+    with torch.device("meta"):
+        model = build("rtdetr", "resnet50", 80)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(42, abs=1)  # 42 with its own ResNet-50
+
+
+def test_errors__say_what_to_do(monkeypatch):
+    model = small().train()
+    with pytest.raises(ValueError, match=r"was given no targets; pass them or call model.eval\(\)"):
+        model(pictures())
+    with pytest.raises(ValueError, match=r"labels from 0 to 2; expected 1 to 2, the number of classes"):
+        model(pictures(), [dict(OBJECTS, labels=torch.tensor([0, 2])), NOTHING])
+    stages = model.stages
+    with pytest.raises(ValueError, match=r"image_size=640x600 of rtdetr is no multiple of 32"):
+        RTDETR(stages, 2, image_size=(640, 600))
+    with pytest.raises(ValueError, match=r"queries=300 is more than image_size=64x64 has positions: 84"):
+        RTDETR(stages, 2, image_size=(64, 64))
+    with pytest.raises(ValueError, match=r"channels=20 is no multiple of heads=8"):
+        RTDETR(stages, 2, channels=20)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"^rtdetr needs transformers; pip install broadsight\[hf\]$"):
+        RTDETR(stages, 2)
+
+
+@pytest.mark.slow
+def test_training__finds_a_bright_square():
+    model = build("rtdetr", "test_convnext", 1, **SMALL, encoder_layers=1).train()
+    boxes = torch.tensor([[8.0, 8, 40, 40], [50, 20, 90, 60], [30, 10, 60, 50], [60, 5, 90, 30]])
+    images = [torch.zeros(1, 64, 96) for _ in boxes]
+    for image, (x1, y1, x2, y2) in zip(images, boxes.long().tolist(), strict=True):
+        image[:, y1:y2, x1:x2] = 1
+    targets = [dict(boxes=box[None], labels=torch.ones(1, dtype=torch.long)) for box in boxes]
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        sum(model(images, targets).values()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        found = model.eval()(images)
+    overlaps = [float(box_iou(result["boxes"][:1], box[None])) for result, box in zip(found, boxes, strict=True)]
+    assert min(overlaps) > 0.6

@@ -1,0 +1,159 @@
+"""Any timm network gives four maps at strides 4 to 32, for any image size."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import broadsight
+from broadsight.dense.stages import open_stages, rescaling, sources_of
+from broadsight.layers import MultiTokenNeck
+
+# One of each kind: ours, a CNN with a stem stage, rows of tokens, NHWC, fixed size, pooling swapped, broadcast.
+NAMES = (
+    "emsnet_xxtiny",
+    "partialformer_b0",
+    "test_resnet",
+    "test_vit",
+    "test_convnext",
+    "levit_128s",
+    "pvt_v2_b0_cb",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages__four_maps_of_any_image_and_gradients_everywhere(name):
+    torch.manual_seed(0)
+    stages = open_stages(name)
+    maps = stages(torch.randn(2, 3, 70, 101))
+    assert [tuple(x.shape[1:]) for x in maps] == [
+        (channels, -(-70 // stride), -(-101 // stride))
+        for channels, stride in zip(stages.channels, (4, 8, 16, 32), strict=True)
+    ]
+    torch.stack([x.square().mean() for x in maps]).sum().backward()
+    assert [n for n, p in stages.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_stages__are_the_features_that_timm_gives():
+    stages = open_stages("emsnet_xxtiny").eval()
+    plain = timm.create_model("emsnet_xxtiny", features_only=True).eval()
+    plain.model.load_state_dict(stages.network.state_dict(), strict=False)
+    images = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        for ours, theirs in zip(stages(images), plain(images), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_stages__norms_where_maps_are_bare_sums():
+    """PartialFormer's specification: a LayerNorm for each stage's output, in all 6,625,944 parameters for B1."""
+    with torch.device("meta"):
+        stages = open_stages("partialformer_b1")
+    assert sum(p.numel() for p in stages.parameters()) == 6_625_944
+    maps = open_stages("partialformer_b0").eval()(torch.randn(1, 3, 64, 64))
+    for x in maps:
+        torch.testing.assert_close(x.mean(1), torch.zeros_like(x.mean(1)), atol=1e-4, rtol=0)
+    assert isinstance(open_stages("emsnet_xxtiny").norms[0], nn.Identity)
+
+
+def test_stages__padding_does_not_show():
+    """A picture and the same with zeros below and to the right up to whole cells give the same."""
+    torch.manual_seed(0)
+    stages = open_stages("emsnet_xxtiny").eval()
+    images = torch.randn(1, 3, 50, 70)
+    padded = nn.functional.pad(images, (0, 26, 0, 14))
+    with torch.no_grad():
+        for small, large in zip(stages(images), stages(padded), strict=True):
+            torch.testing.assert_close(small, large[..., : small.shape[-2], : small.shape[-1]])
+
+
+def test_stages__fixed_size_network_sees_every_image_in_its_size():
+    stages = open_stages("levit_128s").eval()
+    assert stages.fixed_size == (224, 224)
+    images = torch.rand(1, 3, 64, 96)
+    seen = nn.functional.interpolate(images, (224, 224), mode="bilinear", align_corners=False, antialias=True)
+    with torch.no_grad():
+        last = stages.pyramid(stages.network, seen)[-1]
+        expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
+        torch.testing.assert_close(stages(images)[-1], expected)
+    assert open_stages("emsnet_xxtiny").fixed_size is None
+
+
+def test_stages__one_channel_and_its_mean():
+    stages = open_stages("test_resnet", in_chans=1)
+    assert (stages.in_chans, len(stages.mean), len(stages.std)) == (1, 1, 1)
+    assert stages.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
+    assert stages(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
+
+
+def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
+    torch.manual_seed(0)
+    plain = open_stages("emsnet_xxtiny").eval()
+    stages = open_stages("emsnet_xxtiny", neck="map", neck_args=dict(dim=32, tokens=4)).eval()
+    stages.network.load_state_dict(plain.network.state_dict())
+    assert isinstance(stages.neck, MultiTokenNeck)
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        for one, other in zip(plain(images), stages(images), strict=True):
+            assert torch.equal(one, other)
+        for layer in stages.neck.to_stages:
+            layer.bias += 1
+        for one, other in zip(plain(images), stages(images), strict=True):
+            torch.testing.assert_close(one + 1, other)
+
+
+def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling():
+    torch.manual_seed(0)
+    pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, heads=2, mlp_dim=24, num_classes=3)
+    backbone = copy.deepcopy(pooled.backbone)
+    stages = open_stages(pooled).eval()
+    own, kept = stages.network.state_dict(), backbone.state_dict()
+    assert all(torch.equal(own[name], kept[name]) for name in own)
+    broadcast = broadsight.add_context_broadcast(timm.create_model("test_vit", dynamic_img_size=True), "scaled")
+    names = [name for name, _ in open_stages(broadcast).named_parameters()]
+    assert any("broadcast" in name or "scale" in name for name in names)
+
+
+def test_open_stages__statistics_frozen_or_not():
+    stages = open_stages("test_resnet")
+    norms = [module for module in stages.network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms and all(norm.training for norm in norms)
+    stages.frozen_stats = True
+    stages.train()
+    assert stages.training and not any(norm.training for norm in norms)
+
+
+@pytest.mark.parametrize(
+    "offered, expected",
+    [
+        ([4, 8, 16, 32], [0, 1, 2, 3]),
+        ([2, 4, 8, 16, 32], [1, 2, 3, 4]),
+        ([16, 16, 16, 16], [0, 1, 2, 3]),
+        ([16], [0, 0, 0, 0]),
+        ([8, 16, 32], [0, 0, 1, 2]),
+        ([4, 8, 16, 16, 32, 64], [0, 1, 3, 4]),
+    ],
+)
+def test_sources_of(offered, expected):
+    assert sources_of(offered) == expected
+
+
+@pytest.mark.parametrize("factor, side", [(4, 32), (2, 16), (1, 8), (0.5, 4), (0.25, 2), (8 / 7, 8)])
+def test_rescaling(factor, side):
+    assert rescaling(3, factor)(torch.rand(1, 3, 8, 8)).shape == (1, 3, side, side)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("resnet1", {}), "unknown model 'resnet1'; nearest: resnet"),
+        (("test_resnet", dict(neck="pan")), "neck='pan' is not known; choose one of 'fpn', 'map'"),
+        (("test_resnet", dict(neck_args=dict(dim=3))), "neck_args dim given with neck='fpn'"),
+        ((nn.Linear(2, 2), {}), "Linear offers no feature maps"),
+        ((nn.Linear(2, 2), dict(pretrained=True)), "pretrained given with a model object"),
+    ],
+)
+def test_open_stages__refuses(arguments, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        open_stages(arguments[0], **arguments[1])

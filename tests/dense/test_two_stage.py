@@ -1,0 +1,141 @@
+"""Faster, Mask and Keypoint R-CNN: sizes as printed, everything in pixels of the image that came."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.ops import roi_align
+
+from broadsight.dense import build
+from broadsight.dense.two_stage import RegionPool
+
+FEW = dict(
+    rpn_pre_nms_top_n_train=50,
+    rpn_post_nms_top_n_train=40,
+    rpn_pre_nms_top_n_test=40,
+    rpn_post_nms_top_n_test=30,
+    box_batch_size_per_image=16,
+    box_detections_per_img=5,
+    width=32,
+    hidden=32,
+)
+KINDS = {
+    "faster_rcnn": ("detect", set(), {}),
+    "mask_rcnn": ("instances", {"masks"}, {}),
+    "keypoint_rcnn": ("keypoints", {"keypoints", "keypoints_scores"}, dict(num_keypoints=4, keypoint_layers=(32, 32))),
+}
+
+
+def small(name, num_classes=3, **options):
+    return build(name, "test_resnet", num_classes, **{**FEW, **KINDS[name][2], **options})
+
+
+def target(height, width, *boxes, labels):
+    masks = torch.zeros(len(boxes), height, width, dtype=torch.uint8)
+    points = torch.zeros(len(boxes), 4, 3)
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        masks[number, top:bottom, left:right] = 1
+        points[number] = torch.tensor([(left + right) / 2, (top + bottom) / 2, 2])
+    corners = torch.tensor(boxes, dtype=torch.float).reshape(-1, 4)
+    return {"boxes": corners, "labels": torch.tensor(labels).long(), "masks": masks, "keypoints": points}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backbone, millions",
+    [("partialformer_b1", 26.65), ("partialformer_b2", 39.41), ("partialformer_b3", 54.35), ("mat_2", 29.18)],
+)
+def test_mask_rcnn__has_the_papers_parameters(backbone, millions):
+    model = build("mask_rcnn", backbone, 80)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+def test_mask_rcnn__has_the_papers_parameters_emsnet():
+    model = build("mask_rcnn", "emsnet_tiny", 80)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == 25.3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_train_step__reaches_every_parameter(name):
+    model = small(name).train()
+    assert model.task == KINDS[name][0]
+    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 50)]
+    targets = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3]), target(70, 50, labels=[])]
+    losses = model(images, targets)
+    assert all(loss.ndim == 0 and loss.isfinite() and loss > 0 for loss in losses.values())
+    sum(losses.values()).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_image__alone_small_gray_without_objects(name):
+    model = small(name, num_classes=1, in_chans=1, box_score_thresh=0.0).train()
+    losses = model([torch.rand(1, 40, 64)], [target(40, 64, labels=[])])
+    assert all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    with torch.no_grad():
+        (found,) = model.eval()([torch.rand(1, 40, 64)])
+    assert set(found["labels"].tolist()) == {1}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_predictions__in_pixels_of_the_image_that_came(name):
+    model = small(name, image_size=(48, 64), box_score_thresh=0.0).eval()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[-2:])))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        first, second = model([torch.rand(3, 100, 200), torch.rand(3, 60, 60)], [{"boxes": None}] * 2)
+    assert seen == [(64, 64)]  # 32 x 64 and 48 x 48, padded
+    assert set(first) == {"boxes", "labels", "scores"} | KINDS[name][1]
+    boxes = first["boxes"]
+    assert len(boxes) == 5 and boxes.dtype == first["scores"].dtype == torch.float32
+    assert boxes.min() >= 0 and boxes[:, 2].max() <= 200.001 and boxes[:, 3].max() <= 100.001
+    assert boxes[:, 2].max() > 64  # not in pixels of the resized one
+    if name == "mask_rcnn":
+        assert first["masks"].shape == (5, 1, 100, 200) and second["masks"].shape == (5, 1, 60, 60)
+        assert first["masks"].min() >= 0 and first["masks"].max() <= 1
+    if name == "keypoint_rcnn":
+        points = first["keypoints"]
+        assert points.shape == (5, 4, 3) and first["keypoints_scores"].shape == (5, 4)
+        low, high = boxes[:, None, :2] - 4, boxes[:, None, 2:] + 4  # a pixel of the resized image is three here
+        assert ((points[..., :2] >= low) & (points[..., :2] <= high)).all()
+    model.train()
+    model([torch.rand(3, 96, 128)], [target(96, 128, [5, 5, 60, 60], labels=[1])])
+    assert seen[1:] == [(96, 128)]
+
+
+def test_predictions__none_is_an_empty_one():
+    model = small("mask_rcnn", box_score_thresh=1.0).eval()
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 64, 80)])
+    assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 64, 80)
+
+
+def test_labels__background_is_zero():
+    model = small("faster_rcnn", box_score_thresh=0.5).eval()
+    nn.init.zeros_(model.roi_heads.box_predictor.cls_score.weight)
+    model.roi_heads.box_predictor.cls_score.bias.data = torch.tensor([0.0, 0, 9, 0])
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 64, 80)])
+    assert set(found["labels"].tolist()) == {2}
+
+
+def test_region_pool__knows_strides_of_small_padded_images():
+    """40 pixels padded to 64: 2 positions at stride 32 look like stride 16 to whoever divides."""
+    pool = RegionPool((4, 8, 16, 32), 2)
+    maps = {str(i): torch.randn(1, 3, 64 // stride, 64 // stride) for i, stride in enumerate((4, 8, 16, 32))}
+    boxes = torch.tensor([[3.0, 5, 35, 38], [0.0, 0, 1000, 1000]])
+    pooled = pool(maps, [boxes], [(40, 40)])
+    small_box = roi_align(maps["0"], [boxes[:1]], 2, 1 / 4, 2)
+    large_box = roi_align(maps["3"], [boxes[1:]], 2, 1 / 32, 2)
+    torch.testing.assert_close(pooled, torch.cat([small_box, large_box]))
+
+
+def test_keypoints__train_in_channels_last():
+    model = small("keypoint_rcnn").to(memory_format=torch.channels_last).train()
+    losses = model([torch.rand(3, 64, 80)], [target(64, 80, [4, 6, 30, 40], labels=[1])])
+    assert losses["loss_keypoint"].isfinite() and losses["loss_keypoint"] > 0
+
+
+def test_mistakes__are_said():
+    with pytest.raises(ValueError, match="box_detections_per_image"):
+        build("faster_rcnn", "test_resnet", 3, box_detections_per_image=5)
