@@ -1,0 +1,212 @@
+"""Average precision of boxes, masks and keypoints by COCO's own definitions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .coco_comparison import COCO_NAMES, coco_evaluation, compare, first_of_each, mask_areas
+from .coco_results import coco_masks, encode_masks, known_labels
+
+# How far apart people mark the 17 points of a person, relative to its size, in thousandths; COCO weighs errors by it.
+PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
+OTHER_SIGMA = 0.05  # of points that nobody has measured that for
+MOST_POSES = 20  # of a class that count in a picture: COCO's number for keypoints
+
+IOU_50, IOU_75 = 0, 5  # their places among 0.5, 0.55, ..., 0.95
+AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 96, and above
+    "box": ("", "_small", "_medium", "_large"),
+    "mask": ("", "_small", "_medium", "_large"),
+    "keypoint": ("", "_medium", "_large"),
+}
+ImageId = int | str
+Picture = dict[str, Any]
+
+
+class AveragePrecision:
+    """Collects what was found in pictures and what is there, and compares the two.
+
+    Masks are kept as run lengths, so that thousands of pictures fit into memory. A picture that comes again replaces
+    what it was. Where there are several processes, each collects its own pictures, and each gets all of them by
+    `metric.merge(gather_objects(metric.state()))`.
+
+    Args:
+        kinds: Some of "box", "mask" and "keypoint".
+        category_ids: From a label to the id of its category.
+        class_names: In the order of the labels.
+        sigmas: Tolerance of each keypoint relative to the object's size. If not given, COCO's for a person's 17
+            keypoints, and 0.05 for each of any other number.
+        max_detections: The boxes and masks that count in a picture, of each class; of poses 20 do, as COCO has it.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        category_ids: Mapping[int, int],
+        class_names: Sequence[str],
+        *,
+        sigmas: Sequence[float] | None = None,
+        max_detections: int = 100,
+    ):
+        if not kinds or isinstance(kinds, str) or not set(kinds) <= COCO_NAMES.keys():
+            raise ValueError(f"kinds={kinds!r}; expected a list of some of {', '.join(COCO_NAMES)}")
+        if not category_ids or len(class_names) != len(category_ids):
+            raise ValueError(f"{len(class_names)} class names but {len(category_ids)} labels; expected a name for each")
+        if max_detections <= 10:
+            raise ValueError(f"max_detections={max_detections}; expected more than 10, which recall is told of as well")
+        coco_evaluation(), coco_masks()  # say what is missing before hours of predictions
+        self.kinds, self.category_ids, self.class_names = tuple(kinds), dict(category_ids), tuple(class_names)
+        self.sigmas, self.max_detections = sigmas, max_detections
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all pictures."""
+        self._pictures: dict[ImageId, Picture] = {}
+        self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def update(
+        self, image_id: ImageId, size: tuple[int, int], prediction: Mapping[str, Tensor], target: Mapping[str, Any]
+    ) -> None:
+        """Add one picture.
+
+        Args:
+            image_id: As the data set has it. Its order decides between equal scores, as it does in COCO's tools.
+            size: Height and width.
+            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), masks (M, 1, H, W) as probabilities and
+                keypoints (M, K, 3) if their kind was asked for.
+            target: boxes (N, 4), in place of which labelled_boxes count if there are any, labels (N,), masks (N, H, W),
+                keypoints (N, K, 3) with 0 last if not labelled; iscrowd (N,), by default none; area (N,) of the object,
+                by default of its mask, or else of its box.
+        """
+        if not isinstance(image_id, str):
+            image_id = int(image_id)  # it may be a tensor after collating, and two of those are never the same key
+        size = (int(size[0]), int(size[1]))
+        try:
+            scores, labels = _numbers(prediction["scores"]), _numbers(prediction["labels"])
+            if not np.isfinite(scores).all():
+                raise ValueError("scores are not all finite; the model has diverged")
+            rows = first_of_each(labels, scores, self.max_detections)
+            if len(rows) < len(scores):
+                prediction = {key: prediction[key][rows] for key in ("labels", *self._keys())}
+            found = self._objects(prediction, size)
+            found["scores"] = scores[rows]
+            there = self._objects({**target, "boxes": target.get("labelled_boxes", target["boxes"])}, size)
+        except KeyError as error:
+            raise ValueError(f"image {image_id} has no {error.args[0]}; expected it for AP of {self.kinds}") from None
+        except ValueError as error:
+            raise ValueError(f"image {image_id}: {error}") from None
+        crowds = target.get("iscrowd")
+        there["crowds"] = np.zeros(len(there["labels"]), bool) if crowds is None else _numbers(crowds) != 0
+        areas = target.get("area")
+        if areas is not None:
+            there["areas"] = _numbers(areas)
+        elif "masks" in there:
+            there["areas"] = mask_areas(size, there["masks"])
+        else:
+            there["areas"] = there["boxes"][:, 2] * there["boxes"][:, 3]
+        self._pictures[image_id] = {"size": size, "there": there, "found": found}
+        self._tables.clear()
+
+    def state(self) -> list[tuple[ImageId, Picture]]:
+        """All that was collected, as what can be sent to other processes."""
+        return list(self._pictures.items())
+
+    def merge(self, others: Iterable[list[tuple[ImageId, Picture]]]) -> None:
+        """Add the states of other processes, in any order; one's own may be among them."""
+        for other in others:
+            for image_id, picture in other:
+                # Two may have seen the same picture in different batches, a bit differently: all have to agree on one.
+                known = self._pictures.get(image_id, picture)
+                self._pictures[image_id] = max(known, picture, key=lambda one: one["found"]["scores"].tobytes())
+        self._tables.clear()
+
+    def compute(self) -> dict[str, float]:
+        """Figures in per cent; nan for what is not defined, such as AP of large objects where there are none.
+
+        Of boxes and masks: ap (mean over IoU 0.5 to 0.95), ap50, ap75, ap_small, ap_medium, ap_large, and the recalls
+        ar1, ar10, ar100 by how many detections count, ar_small, ar_medium, ar_large. Of keypoints: ap, ap50, ap75,
+        ap_medium, ap_large, ar, ar50, ar75, ar_medium, ar_large. Names begin with the kind: "box_ap50".
+        """
+        figures = {}
+        for kind in self.kinds:
+            precision, recall = self._table(kind)
+            areas = list(enumerate(AREAS[kind]))
+            parts = {"ap": precision[..., 0, -1]}
+            parts |= {"ap50": parts["ap"][IOU_50], "ap75": parts["ap"][IOU_75]}
+            parts |= {f"ap{name}": precision[..., place, -1] for place, name in areas[1:]}
+            if kind == "keypoint":
+                every = recall[..., 0, -1]
+                parts |= {"ar": every, "ar50": every[IOU_50], "ar75": every[IOU_75]}
+            else:
+                parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(self._counts(kind))}
+            parts |= {f"ar{name}": recall[..., place, -1] for place, name in areas[1:]}
+            figures |= {f"{kind}_{name}": _mean_percent(part) for name, part in parts.items()}
+        return figures
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """A row for each class: name, objects (without crowds), and ap, ap50, ap75 of each kind in per cent."""
+        there = [picture["there"] for picture in self._pictures.values()]
+        labels = np.concatenate([np.zeros(0, np.int64), *(one["labels"][~one["crowds"]] for one in there)])
+        rows = []
+        for place, (label, name) in enumerate(zip(sorted(self.category_ids), self.class_names, strict=True)):
+            row: dict[str, Any] = {"name": name, "objects": int((labels == label).sum())}
+            for kind in self.kinds:
+                part = self._table(kind)[0][:, :, place, 0, -1]
+                row |= {f"{kind}_ap": _mean_percent(part), f"{kind}_ap50": _mean_percent(part[IOU_50])}
+                row[f"{kind}_ap75"] = _mean_percent(part[IOU_75])
+            rows.append(row)
+        return rows
+
+    def _keys(self) -> list[str]:
+        return ["boxes"] + ["masks"] * ("mask" in self.kinds) + ["keypoints"] * ("keypoint" in self.kinds)
+
+    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> Picture:
+        """What the kinds need of N objects, in little memory."""
+        corners = _numbers(tensors["boxes"]).reshape(-1, 4)
+        objects: Picture = {
+            "labels": known_labels(tensors["labels"], self.category_ids),
+            "boxes": np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
+        }
+        if "mask" in self.kinds:
+            drawn, objects["masks"] = encode_masks(tensors["masks"])
+            if drawn != size:
+                raise ValueError(f"masks are of height, width {drawn}; expected {size} as the picture is")
+        if "keypoint" in self.kinds:
+            points = tensors["keypoints"]
+            objects["keypoints"] = points.detach().float().cpu().flatten(1).numpy()
+        return objects
+
+    def _counts(self, kind: str) -> list[int]:
+        return [MOST_POSES] if kind == "keypoint" else [1, 10, self.max_detections]
+
+    def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
+        if kind not in self._tables:
+            order = sorted(self._pictures, key=lambda name: (isinstance(name, str), name))
+            pictures = [tuple(self._pictures[name][part] for part in ("size", "there", "found")) for name in order]
+            sigmas = self._sigmas() if kind == "keypoint" else None
+            self._tables[kind] = compare(kind, pictures, sorted(self.category_ids), self._counts(kind), sigmas)
+        return self._tables[kind]
+
+    def _sigmas(self) -> list[float]:
+        points = (picture[part]["keypoints"] for picture in self._pictures.values() for part in ("there", "found"))
+        counts = {one.shape[1] // 3 for one in points if len(one)}
+        if len(counts) > 1:
+            raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
+        count = max(counts, default=len(PERSON))
+        if self.sigmas is None:
+            return [one / 1000 for one in PERSON] if count == len(PERSON) else [OTHER_SIGMA] * count
+        if counts and len(self.sigmas) != count:
+            raise ValueError(f"{len(self.sigmas)} sigmas but {count} keypoints; expected one for each")
+        return list(self.sigmas)
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return torch.as_tensor(values).detach().double().cpu().numpy()
+
+
+def _mean_percent(part: np.ndarray) -> float:
+    defined = part[part > -1]
+    return 100 * float(defined.mean()) if len(defined) else float("nan")

@@ -1,0 +1,66 @@
+"""What is common to all drawing on pictures: enlarging small ones, lines that suit their size, blending."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from .colours import BLACK, WHITE, Colour
+
+SMALL, READABLE = 256, 512  # a picture whose longer side is below the one is enlarged to about the other
+TINY = 64  # up to here enlarged with its pixels visible
+
+
+def enlarged(image: Image.Image) -> tuple[Image.Image, int]:
+    """A copy in RGB, and how many times larger it is."""
+    image, longer = image.convert("RGB"), max(image.size)
+    factor = 1 if longer >= SMALL else round(READABLE / longer)
+    if factor == 1:
+        return image.copy(), 1
+    return image.resize((image.width * factor, image.height * factor), resampling(longer)), factor
+
+
+def resampling(longer: int) -> Image.Resampling:
+    return Image.Resampling.NEAREST if longer <= TINY else Image.Resampling.BICUBIC
+
+
+def line_width(canvas: Image.Image) -> int:
+    return max(2, round((canvas.width * canvas.height) ** 0.5 / 250))
+
+
+def blend(pixels: np.ndarray, over: np.ndarray | Colour, opacity: float) -> np.ndarray:
+    return np.rint((1 - opacity) * pixels.astype(np.float32) + opacity * np.asarray(over, np.float32)).astype(np.uint8)
+
+
+def dashed_rectangle(picture: Image.Image, box: tuple[int, int, int, int], width: int) -> None:
+    """White dashes on a black line, which are seen on any ground; corners are pixels that belong to it."""
+    pen = ImageDraw.Draw(picture)
+    left, top, right, bottom = box
+    pen.rectangle(box, outline=BLACK, width=width)
+    dash = 4 * width
+    for x in range(left, right + 1, 2 * dash):
+        end = min(x + dash - 1, right)
+        pen.rectangle((x, top, end, min(top + width - 1, bottom)), fill=WHITE)
+        pen.rectangle((x, max(bottom - width + 1, top), end, bottom), fill=WHITE)
+    for y in range(top, bottom + 1, 2 * dash):
+        end = min(y + dash - 1, bottom)
+        pen.rectangle((left, y, min(left + width - 1, right), end), fill=WHITE)
+        pen.rectangle((max(right - width + 1, left), y, right, end), fill=WHITE)
+
+
+def array(values: Any) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        return values.numpy()
+    return np.asarray(values)
+
+
+def by(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def class_name(class_names: Sequence[str], index: int) -> str:
+    return str(class_names[index]) if index < len(class_names) else f"class {index}"

@@ -1,0 +1,141 @@
+"""Maps of classes: over their picture, and as files that hold the classes themselves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from PIL import Image
+
+from .canvas import array, blend, by, class_name, enlarged, line_width
+from .colours import WHITE, colour
+from .lettering import MOST, WIDEST, Entry, chip_size, draw_labels, fitting, letter_size, with_legend
+
+IGNORED = 255  # what masks hold, by convention, where no class is
+
+
+def draw_semantic(
+    image: Image.Image,
+    classes: ArrayLike | torch.Tensor,
+    class_names: Sequence[str],
+    *,
+    opacity: float = 0.55,
+    labels: bool = True,
+    legend: bool = True,
+    ignore: int | None = IGNORED,
+) -> Image.Image:
+    """A map of classes over its picture, RGB; one that is small comes enlarged by a whole factor.
+
+    Args:
+        image: W x H.
+        classes: (H, W), whole numbers from 0.
+        class_names: From class 0 up.
+        opacity: Of the colours; 0 shows the picture alone, 1 the map alone.
+        labels: Whether to write names onto regions that have room for them.
+        legend: Whether to list the classes that occur, the largest first, with their share of all pixels.
+        ignore: What stands for no class: the picture is left as it is there. None if there is nothing of the kind.
+    """
+    indices = _indices(classes)
+    if indices.shape != (image.height, image.width):
+        raise ValueError(
+            f"classes are {by(indices.shape[::-1])}, the picture is {by(image.size)}; expected a class for each pixel"
+        )
+    valid = indices[indices != ignore]
+    if (valid < 0).any():
+        raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or ignore={ignore} for no class")
+    present = np.bincount(valid)  # pixels by class
+    here = sorted(np.flatnonzero(present).tolist(), key=lambda index: (-present[index], index))
+    canvas, factor = enlarged(image)
+    shown = indices.repeat(factor, 0).repeat(factor, 1)
+    table = np.zeros((max(len(present), 1), 3), np.uint8)
+    table[here] = np.array([colour(index) for index in here], np.uint8).reshape(-1, 3)
+    pixels = np.array(canvas)
+    border = _borders(shown, max(1, line_width(canvas) // 2))
+    for top in range(0, len(pixels), 256):  # a strip at a time: a large picture in floating point would fill the memory
+        rows = slice(top, top + 256)
+        known = shown[rows] != ignore
+        painted = blend(pixels[rows], np.take(table, np.where(known, shown[rows], 0), axis=0), opacity)
+        painted[border[rows]] = WHITE
+        painted[~known] = pixels[rows][~known]
+        pixels[rows] = painted
+    canvas = Image.fromarray(pixels)
+    if labels:
+        _name_regions(canvas, shown, here[:MOST], class_names)
+    if not legend:
+        return canvas
+    shares = [_percent(present[index] / indices.size) for index in here]
+    entries = [Entry(class_name(class_names, i), share, (colour(i),)) for i, share in zip(here, shares, strict=True)]
+    return with_legend(canvas, entries, "nothing found")
+
+
+def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
+    """Classes (H, W) as a picture of mode P to be saved as PNG: its values are the classes, its colours ours.
+
+    255, which stands for no class, is white.
+    """
+    indices = _indices(classes)
+    if indices.size and not 0 <= indices.min() <= indices.max() <= 255:
+        raise ValueError(
+            f"classes go from {indices.min()} to {indices.max()}; a palette has 0 to 255, save more as 16-bit grey PNG"
+        )
+    image = Image.frombytes("P", indices.shape[::-1], indices.astype(np.uint8).tobytes())
+    image.putpalette([part for i in range(256) for part in (WHITE if i == IGNORED else colour(i))])
+    return image
+
+
+def _indices(classes: ArrayLike | torch.Tensor) -> np.ndarray:
+    indices = array(classes)
+    if indices.ndim != 2 or indices.dtype.kind not in "iub":
+        raise ValueError(
+            f"classes have shape {indices.shape} and type {indices.dtype}; expected (H, W) of whole numbers, "
+            "logits.argmax(1)[0] for instance"
+        )
+    return indices.astype(np.int64)
+
+
+def _name_regions(canvas: Image.Image, shown: np.ndarray, here: Sequence[int], class_names: Sequence[str]) -> None:
+    """A chip in the middle of each class, where it is high enough for one."""
+    size = letter_size(canvas)
+    step = -(-max(shown.shape) // 96)  # a coarse map will do to find the middle
+    coarse = shown[step // 2 :: step, step // 2 :: step]
+    boxes, names, colours = [], [], []
+    for index in here:
+        x, y, radius = (step * value for value in _middle(coarse == index))
+        name = class_name(class_names, index)
+        width, height = chip_size(*fitting(name, size, WIDEST * size), size)
+        if 2 * radius > height:
+            left, bottom = round(x - width / 2), round(y + height / 2)
+            boxes.append((left, bottom, left + width - 1, bottom))
+            names.append(name)
+            colours.append(colour(index))
+    draw_labels(canvas, boxes, names, [""] * len(names), colours)
+
+
+def _middle(region: np.ndarray) -> tuple[float, float, int]:
+    """The place x, y in a region (H, W) of truth values that is farthest from its outline, and how far that is."""
+    radius, core = 0, np.pad(region, 1)
+    while True:
+        inner = np.zeros_like(core)
+        around = core[:-2, 1:-1] & core[2:, 1:-1] & core[1:-1, :-2] & core[1:-1, 2:]
+        inner[1:-1, 1:-1] = core[1:-1, 1:-1] & around
+        if not inner.any():
+            break
+        radius, core = radius + 1, inner
+    places = np.argwhere(core[1:-1, 1:-1]) + 0.5
+    if not len(places):
+        return 0.0, 0.0, 0
+    y, x = places[abs(places - places.mean(0)).sum(1).argmin()]
+    return float(x), float(y), radius
+
+
+def _borders(indices: np.ndarray, width: int) -> np.ndarray:
+    """Where a neighbour to the right or below, so many pixels away, is of another class."""
+    borders = np.zeros(indices.shape, bool)
+    for step in range(1, width + 1):
+        borders[:, :-step] |= indices[:, :-step] != indices[:, step:]
+        borders[:-step] |= indices[:-step] != indices[step:]
+    return borders
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"

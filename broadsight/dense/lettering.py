@@ -1,0 +1,249 @@
+"""Words on pictures: fonts that have the letters, chips that stay inside and out of each other's way, legends."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from .canvas import dashed_rectangle
+from .colours import WHITE, Colour, ink
+
+# Tried in turn for names with letters that Pillow's own font lacks, which is nearly all beyond English.
+FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "LiberationSans-Regular.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "wqy-microhei.ttc",
+    "Arial Unicode.ttf",
+    "PingFang.ttc",
+    "segoeui.ttf",
+    "msyh.ttc",
+    "malgun.ttf",
+)
+PAPER, TEXT, MUTED, EDGE = WHITE, (27, 31, 36), (89, 98, 108), (223, 227, 231)  # the light theme of the reports
+MOST = 20  # lines of a legend
+SMALLEST = 12  # pixels of a letter
+WIDEST = 18  # letters' heights that a label or a line of a legend may be wide
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Rectangle = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a legend.
+
+    Args:
+        name: What is in the picture.
+        amount: How much of it.
+        colours: Of the swatch; several share it.
+        dashed: Whether the swatch is the dashed outline of what is true.
+    """
+
+    name: str
+    amount: str
+    colours: tuple[Colour, ...]
+    dashed: bool = False
+
+
+def letter_size(picture: Image.Image) -> int:
+    """A fortieth of the picture's side, so that words look alike on small and on large ones."""
+    return max(SMALLEST, round((picture.width * picture.height) ** 0.5 / 40))
+
+
+def fitting(text: str, size: int, width: float, ending: str = "") -> tuple[str, Font]:
+    """The text, cut to so many pixels with "…" but for its ending, and the font for it. "" if nothing of it fits."""
+    whole, font = _font(" ".join(f"{text} {ending}".split()), size)
+    if font.getlength(whole) <= width:
+        return whole, font
+    ending = f" {ending}" if ending else ""
+    letters = whole.removesuffix(ending)
+    low, high = 0, len(letters)
+    while low < high:  # the most letters that fit
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if font.getlength(f"{letters[:middle]}…{ending}") <= width else (low, middle - 1)
+    return (f"{letters[:low].rstrip()}…{ending}" if low else "", font)
+
+
+def draw_labels(
+    canvas: Image.Image,
+    boxes: Sequence[tuple[int, int, int, int]],
+    names: Sequence[str],
+    amounts: Sequence[str],
+    colours: Sequence[Colour],
+    brief: bool = False,
+) -> None:
+    """Chips with a name and an amount at boxes, the most important first.
+
+    Args:
+        boxes: First column and row, last column and row.
+        brief: Whether a box that is narrower than its chip has the amount alone.
+    """
+    size = letter_size(canvas)
+    room = min(canvas.width - 2 * (size // 3), WIDEST * size)
+    fitted = []
+    for box, name, amount in zip(boxes, names, amounts, strict=True):
+        text, font = fitting(name, size, room, amount)
+        if not text or (brief and box[2] - box[0] < chip_size(text, font, size)[0]):
+            text, font = fitting(amount, size, room)
+        fitted.append((text, font))
+    sizes = [chip_size(text, font, size) for text, font in fitted]
+    places = place_chips([(x1, y1, x2 + 1, y2 + 1) for x1, y1, x2, y2 in boxes], sizes, canvas.size).tolist()
+    for i in range(len(boxes) - 1, -1, -1):
+        (text, font), (width, height) = fitted[i], sizes[i]
+        if text and width <= canvas.width and height <= canvas.height:
+            draw_chip(canvas, (places[i][0], places[i][1]), text, font, size, colours[i])
+
+
+def place_chips(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> np.ndarray:
+    """Where to put the chips of boxes, the most important first: (N, 2), left and top.
+
+    Above the box if there is room, else along its edges or in rows near it, wherever a chip covers the least of those
+    before it; always inside of the picture.
+    """
+    placed = np.zeros((len(boxes), 4))
+    for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
+        tops = [y1 - height, y1, y2 - height, y2]
+        places = [(left, top) for left in (x1, x2 - width) for top in tops]
+        places += [(x1, y1 + row * height) for step in range(1, 5) for row in (step, -1 - step)]
+        asked, size = np.array(places), np.array((width, height))
+        corners = asked.clip(0, np.maximum(bounds - size, 0))
+        mine = np.concatenate([corners, corners + size], axis=1)  # P 4
+        low, high = np.maximum(mine[:, None, :2], placed[:i, :2]), np.minimum(mine[:, None, 2:], placed[:i, 2:])
+        covered = (high - low).clip(0).prod(2).sum(1)
+        moved = abs(corners - asked).sum(1)  # a chip that had to be pushed inside may sit on what it names
+        best = np.lexsort((np.arange(len(places)), moved, covered))[0]
+        placed[i] = mine[best]
+    return placed[:, :2].astype(int)
+
+
+def chip_size(text: str, font: Font, size: int) -> tuple[int, int]:
+    """Width and height of a text with its margin."""
+    return int(np.ceil(font.getlength(text))) + 2 * (size // 3), round(1.4 * size)
+
+
+def draw_chip(picture: Image.Image, place: tuple[int, int], text: str, font: Font, size: int, ground: Colour) -> None:
+    """Text on a ground of its own; `chip_size` says how large that is."""
+    (left, top), (width, height) = place, chip_size(text, font, size)
+    pen = ImageDraw.Draw(picture)
+    pen.rounded_rectangle((left, top, left + width - 1, top + height - 1), size // 5, fill=ground)
+    pen.text((left + size // 3, top + height / 2 + 0.35 * size), text, fill=ink(ground), font=font, anchor="ls")
+
+
+def with_legend(picture: Image.Image, entries: Sequence[Entry], nothing: str) -> Image.Image:
+    """The picture with a strip that lists the entries: below it, or to the right of one that is tall.
+
+    Args:
+        nothing: What the strip says if there is no entry.
+    """
+    size = letter_size(picture)
+    margin, row, swatch = size, round(1.7 * size), round(1.1 * size)
+    lines = list(entries[:MOST])
+    if len(entries) > MOST:
+        lines.append(Entry(f"… {len(entries) - MOST:,} more", "", ()))
+    lines = lines or [Entry(nothing, "", ())]
+
+    beside = picture.height > 1.2 * picture.width
+    most = max(round(0.6 * picture.height), 8 * size) if beside else picture.width - 2 * margin
+    most = min(most, (WIDEST + 4) * size)
+    widths = [swatch + size // 2 + _length(f"{line.name}  {line.amount}", size) for line in lines]
+    column = min(most, max(widths))
+    if beside:
+        rows = max(1, (picture.height - 2 * margin) // row)
+        columns = -(-len(lines) // rows)
+    else:
+        columns = min(len(lines), max(1, (picture.width - margin) // (column + margin)))
+        rows = -(-len(lines) // columns)
+    across, down = columns * (column + margin) + margin, min(rows, len(lines)) * row + margin
+    whole = (picture.width + across, max(picture.height, down)) if beside else (picture.width, picture.height + down)
+    canvas = Image.new("RGB", whole, PAPER)
+    canvas.paste(picture)
+    corner = (picture.width, 0) if beside else (0, picture.height)
+    for i, line in enumerate(lines):
+        x = corner[0] + margin + i // rows * (column + margin)
+        y = corner[1] + margin // 2 + i % rows * row
+        _draw_entry(canvas, (x, y), line, size, column)
+    return canvas
+
+
+def side_by_side(pictures: Mapping[str, Image.Image]) -> Image.Image:
+    """Pictures in a row under their titles, for instance what is true beside what was predicted."""
+    if not pictures:
+        raise ValueError("no pictures to put side by side; expected at least one, by its title")
+    size = max(letter_size(picture) for picture in pictures.values())
+    gap, head = size, 2 * size
+    width = sum(picture.width for picture in pictures.values()) + gap * (len(pictures) - 1)
+    canvas = Image.new("RGB", (width, head + max(picture.height for picture in pictures.values())), PAPER)
+    pen, x = ImageDraw.Draw(canvas), 0
+    for title, picture in pictures.items():
+        text, font = fitting(title, round(1.2 * size), picture.width)
+        pen.text((x, 1.4 * size), text, fill=TEXT, font=font, anchor="ls")
+        canvas.paste(picture.convert("RGB"), (x, head))
+        x += picture.width + gap
+    return canvas
+
+
+def _draw_entry(canvas: Image.Image, place: tuple[int, int], entry: Entry, size: int, width: int) -> None:
+    (x, y), side = place, round(1.1 * size)
+    pen = ImageDraw.Draw(canvas)
+    top = y + round(0.3 * size)
+    if entry.dashed:
+        dashed_rectangle(canvas, (x, top, x + side - 1, top + side - 1), max(1, size // 8))
+    elif entry.colours:
+        for i, part in enumerate(entry.colours):
+            left, right = x + side * i // len(entry.colours), x + side * (i + 1) // len(entry.colours) - 1
+            pen.rectangle((left, top, max(left, right), top + side - 1), fill=part)
+        pen.rectangle((x, top, x + side - 1, top + side - 1), outline=EDGE)
+    start = x + side + size // 2 if entry.colours or entry.dashed else x
+    base, end = y + round(1.2 * size), x + width
+    amount, amount_font = _font(entry.amount, size)
+    room = end - start - (_length(f"  {amount}", size) if amount else 0)
+    name, font = fitting(entry.name, size, room)
+    pen.text((start, base), name, fill=TEXT if entry.colours or entry.dashed else MUTED, font=font, anchor="ls")
+    after = start + font.getlength(name) + _length("  ", size)
+    pen.text((after, base), amount, fill=MUTED, font=amount_font, anchor="ls")
+
+
+def _length(text: str, size: int) -> int:
+    text, font = _font(text, size)
+    return int(np.ceil(font.getlength(text)))
+
+
+@lru_cache(maxsize=4096)
+def _font(text: str, size: int) -> tuple[str, Font]:
+    """The first font that has all letters of a text; failing that, the text without accents, boxes for letters."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    for words in dict.fromkeys((text, plain)):
+        for name in (None, *FONTS):
+            font = _open(name, size)
+            if font is not None and all(_has(name, letter) for letter in words):
+                return words, font
+    missing = {name: sum(not _has(name, letter) for letter in plain) for name in (None, *FONTS) if _open(name, size)}
+    return plain, _open(min(missing, key=lambda name: missing[name]), size) or ImageFont.load_default(size)
+
+
+@lru_cache(maxsize=256)
+def _open(name: str | None, size: int) -> Font | None:
+    if name is None:
+        return ImageFont.load_default(size)
+    try:
+        return ImageFont.truetype(name, size)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=65536)
+def _has(name: str | None, letter: str) -> bool:
+    """Whether a font has a letter: it looks unlike what stands for U+FFFF, which no font has."""
+    return letter.isspace() or _look(name, letter) != _look(name, "\uffff")
+
+
+def _look(name: str | None, letter: str) -> bytes:
+    image, font = Image.new("L", (32, 32)), _open(name, 16)
+    if font is not None:
+        ImageDraw.Draw(image).text((4, 4), letter, fill=255, font=font)
+    return image.tobytes()

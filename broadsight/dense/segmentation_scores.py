@@ -1,0 +1,109 @@
+"""Scores of segmentation over a whole data set: mIoU, accuracy of pixels, accuracy of classes."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+
+class SegmentationScores:
+    """Counts pixels by what they show and what was said of them.
+
+    Everything is computed from the counts of the whole data set, as papers do; a mean over pictures would be another
+    number. Where there are several processes, each counts its own pictures, and each gets the counts of all of them by
+    `scores.merge(gather_objects(scores.state()))`.
+
+    Args:
+        num_classes: Masks hold 0 to num_classes - 1.
+        ignore: Pixels of this value in the target do not count.
+        class_names: In the order of the classes.
+    """
+
+    def __init__(self, num_classes: int, ignore: int = 255, class_names: Sequence[str] | None = None):
+        if class_names is not None and len(class_names) != num_classes:
+            raise ValueError(f"{len(class_names)} class names but {num_classes} classes; expected a name for each")
+        self.num_classes, self.ignore = num_classes, ignore
+        self.class_names = tuple(class_names) if class_names is not None else tuple(map(str, range(num_classes)))
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all pictures."""
+        self._own = uuid4().hex  # so that what is merged twice counts once
+        self._parts = {self._own: torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)}
+
+    @property
+    def counts(self) -> Tensor:
+        """(K, K) pixels: rows are what they show, columns what was said of them."""
+        return torch.stack(list(self._parts.values())).sum(0)
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        """Add one picture or a batch.
+
+        Args:
+            prediction: Classes (H, W) or (B, H, W) of an integer type, or scores of the classes, (K, H, W) or
+                (B, K, H, W) of a floating type, of which the largest counts.
+            target: (H, W) or (B, H, W).
+        """
+        if prediction.is_floating_point():
+            if prediction.ndim < 3 or prediction.shape[-3] != self.num_classes:
+                raise ValueError(
+                    f"scores of shape {tuple(prediction.shape)}; expected {self.num_classes} classes, H, W"
+                )
+            prediction = prediction.argmax(-3)
+        if prediction.shape != target.shape:
+            raise ValueError(f"prediction is {tuple(prediction.shape)} but target {tuple(target.shape)}; resize it")
+        target = target.to(prediction.device)
+        counted = target != self.ignore
+        said, shown = prediction[counted].long(), target[counted].long()
+        for name, values in (("prediction", said), ("target", shown)):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
+                low, high = int(values.min()), int(values.max())
+                expected = f"0 to {self.num_classes - 1}" + f" or {self.ignore} to ignore" * (name == "target")
+                raise ValueError(f"{name} holds {low if low < 0 else high}; expected {expected}")
+        pairs = torch.bincount(shown * self.num_classes + said, minlength=self.num_classes**2)
+        self._parts[self._own] += pairs.reshape(self.num_classes, self.num_classes).cpu()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was counted, as what can be sent to other processes."""
+        return {name: part.clone() for name, part in self._parts.items()}
+
+    def merge(self, others: Iterable[dict[str, Tensor]]) -> None:
+        """Add the states of other processes, in any order; one's own may be among them."""
+        for other in others:
+            self._parts |= {name: part.clone() for name, part in other.items() if name != self._own}
+
+    def compute(self) -> dict[str, float]:
+        """miou, aacc and macc in per cent; nan without pixels.
+
+        aacc is the share of pixels that are right, miou and macc are means over classes. A class that is neither shown
+        nor said has no IoU, and one that is not shown no accuracy; they are left out.
+        """
+        right, shown, said = self._sums()
+        return {
+            "miou": _percent(right, shown + said - right).nanmean().item(),
+            "aacc": _percent(right.sum(), shown.sum()).item(),
+            "macc": _percent(right, shown).nanmean().item(),
+        }
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """A row for each class: name, pixels that show it, and iou, acc, precision in per cent, nan if undefined."""
+        right, shown, said = self._sums()
+        columns = {
+            "name": self.class_names,
+            "pixels": shown.long().tolist(),
+            "iou": _percent(right, shown + said - right).tolist(),
+            "acc": _percent(right, shown).tolist(),
+            "precision": _percent(right, said).tolist(),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Pixels that are right, that show, and that are said to be each class (K,)."""
+        counts = self.counts.double()
+        return counts.diagonal(), counts.sum(1), counts.sum(0)
+
+
+def _percent(part: Tensor, whole: Tensor) -> Tensor:
+    return 100 * part / whole  # 0 / 0 is nan

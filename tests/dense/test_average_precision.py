@@ -1,0 +1,283 @@
+"""AP of boxes, masks and keypoints: COCO's own tools say the same of random predictions and of real annotations."""
+
+import json
+import math
+import pickle
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from broadsight.data.coco import CocoDataset
+from broadsight.dense import coco_comparison
+from broadsight.dense.average_precision import AveragePrecision
+from broadsight.dense.coco_comparison import first_of_each, group
+from broadsight.dense.coco_results import encode_masks
+
+pytest.importorskip("pycocotools", reason="the extra `det` is not installed")
+pytest.importorskip("faster_coco_eval", reason="the extra `det` is not installed")
+
+from pycocotools import mask as coco_mask
+
+from .coco_scenes import CATEGORY_IDS, EVALUATED, NAMES, as_file, by_name, entries, pycoco, scene
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    torch.manual_seed(3)
+    random.seed(3)
+    numbers = random.sample(range(1000, 9000), 25)  # ids in no order
+    return [(image_id, scene(number, 17)) for number, image_id in enumerate(numbers)]
+
+
+def collect(scenes: list[tuple], kinds=("box", "mask", "keypoint"), **options) -> AveragePrecision:
+    metric = AveragePrecision(kinds, CATEGORY_IDS, NAMES, **options)
+    for image_id, (size, found, there) in scenes:
+        metric.update(image_id, size, found, there)
+    return metric
+
+
+@pytest.mark.parametrize("kind", EVALUATED)
+def test_figures__are_those_of_pycocotools(scenes, kind):
+    results = [entry for image_id, (_, found, _) in scenes for entry in entries(kind, image_id, found)]
+    theirs = by_name(kind, pycoco(kind, as_file(scenes), results))
+    ours = collect(scenes, [kind]).compute()
+    assert list(ours) == list(theirs)
+    assert ours == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
+    assert 5 < ours[f"{kind}_ap"] < 95  # neither nothing nor everything is found
+
+
+@pytest.mark.parametrize("points, sigmas", [(5, None), (17, [0.1] * 17), (3, [0.02, 0.1, 0.3])])
+def test_keypoints__of_other_numbers_and_tolerances(points, sigmas):
+    random.seed(points)
+    scenes = [(number, scene(number, points)) for number in range(12)]
+    results = [entry for image_id, (_, found, _) in scenes for entry in entries("keypoint", image_id, found)]
+    theirs = by_name("keypoint", pycoco("keypoint", as_file(scenes), results, sigmas or [0.05] * points))
+    ours = collect(scenes, ["keypoint"], sigmas=sigmas).compute()
+    assert ours == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
+    assert ours["keypoint_ap"] > 1
+
+
+@pytest.mark.parametrize("kind", EVALUATED)
+def test_classes__compared_apart_give_the_same(scenes, kind, monkeypatch):
+    expected = collect(scenes, [kind]).compute()
+    monkeypatch.setattr(coco_comparison, "AT_ONCE", 60)
+    assert collect(scenes, [kind]).compute() == pytest.approx(expected, abs=1e-9, rel=0, nan_ok=True)
+
+
+def test_group__by_hand():
+    numbers = np.array([0, 5, 5, 1, 20, 0, 3])
+    assert group([1, 2, 3, 4, 5, 6], numbers, 10) == [[1, 2], [3], [4], [5, 6]]
+    assert group([1, 2], numbers, 100) == [[1, 2]]
+
+
+def test_per_class__is_pycocotools_table_of_a_class(scenes):
+    results = [entry for image_id, (_, found, _) in scenes for entry in entries("box", image_id, found)]
+    precision = pycoco("box", as_file(scenes), results).eval["precision"]
+    rows = collect(scenes).per_class()
+    assert [row["name"] for row in rows] == list(NAMES)
+    for place, row in enumerate(rows[:3]):
+        assert row["box_ap"] == pytest.approx(100 * precision[:, :, place, 0, -1].mean(), abs=1e-6)
+        assert row["box_ap50"] == pytest.approx(100 * precision[0, :, place, 0, -1].mean(), abs=1e-6)
+        assert row["box_ap75"] == pytest.approx(100 * precision[5, :, place, 0, -1].mean(), abs=1e-6)
+        kept = [(there["labels"] == place + 1) & (there["iscrowd"] == 0) for _, (_, _, there) in scenes]
+        assert row["objects"] == sum(int(one.sum()) for one in kept) > 0
+    assert rows[3]["objects"] == 0
+    assert all(math.isnan(rows[3][f"{kind}_{name}"]) for kind in EVALUATED for name in ("ap", "ap50", "ap75"))
+
+
+def test_merge__no_order_of_processes_matters(scenes):
+    whole = collect(scenes)
+    expected = whole.compute()
+    parts = [pickle.loads(pickle.dumps(collect(part).state())) for part in (scenes[::2], scenes[1::2], scenes[:5])]
+    for order in ([0, 1, 2], [2, 1, 0]):
+        metric = collect(scenes[::2])  # its own state comes again among all
+        metric.merge(parts[i] for i in order)
+        assert metric.compute() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert len(metric.state()) == len(scenes)
+
+
+def test_merge__same_picture_seen_differently__all_keep_the_same(scenes):
+    image_id, (size, found, there) = scenes[1]
+    other = (image_id, (size, found | {"scores": found["scores"].flip(0)}, there))
+    first, second = collect([scenes[1]]), collect([other])
+    states = first.state(), second.state()
+    first.merge([states[1]])
+    second.merge([states[0]])
+    kept = [metric.state()[0][1]["found"]["scores"].tolist() for metric in (first, second)]
+    assert kept[0] == kept[1]
+    assert kept[0] in (found["scores"].tolist(), found["scores"].flip(0).tolist())
+
+
+def one(box=(10.0, 10.0, 50.0, 50.0), label=1, score=0.9, **more) -> tuple[dict, dict]:
+    """A prediction that is exact, and its target."""
+    there = dict(boxes=torch.tensor([box]), labels=torch.tensor([label]), **more)
+    return dict(boxes=torch.tensor([box]), labels=torch.tensor([label]), scores=torch.tensor([score])), there
+
+
+def test_compute__by_hand():
+    metric = AveragePrecision(["box"], {1: 1}, ["thing"])
+    found, there = one()
+    metric.update("a", (100, 100), found, there)
+    metric.update("b", (100, 100), {key: value[:0] for key, value in found.items()}, there)  # missed
+    figures = metric.compute()
+    # One of two is found without a false one: precision 1 at the 51 recalls from 0 to 0.5, and 0 at the other 50.
+    assert figures["box_ap"] == figures["box_ap50"] == pytest.approx(100 * 51 / 101)
+    assert figures["box_ar1"] == figures["box_ar100"] == figures["box_ar_medium"] == 50
+    assert math.isnan(figures["box_ap_small"]) and math.isnan(figures["box_ar_large"])
+
+    metric.update("b", (100, 100), found, there)  # it comes again, and is found
+    assert metric.compute()["box_ap"] == pytest.approx(100)
+    metric.reset()
+    assert math.isnan(metric.compute()["box_ap"])
+
+
+def test_area__without_one_it_is_the_mask_s_or_the_box_s():
+    mask = torch.zeros(1, 100, 100, dtype=torch.uint8)
+    mask[0, 10:30, 10:30] = 1  # 400 pixels in a box of 1600
+    found, there = one(masks=mask)
+    found["masks"] = mask[:, None].float()
+    for kinds, size in ((["box"], "medium"), (["box", "mask"], "small")):
+        metric = AveragePrecision(kinds, {1: 1}, ["thing"])
+        metric.update(1, (100, 100), found, there)
+        figures = metric.compute()
+        assert figures[f"box_ar_{size}"] == 100
+        assert math.isnan(figures["box_ar_small" if size == "medium" else "box_ar_medium"])
+
+
+def test_image_ids__order_of_numbers_and_of_names_decides_ties():
+    found, there = one()
+    wrong = dict(found, boxes=found["boxes"] + 45)
+    for early, late in ((9, 10), ("a", "b"), (torch.tensor(2), torch.tensor(11)), (10, "1")):
+        metric = AveragePrecision(["box"], {1: 1}, ["thing"])
+        metric.update(late, (100, 100), wrong, {key: value[:0] for key, value in there.items()})
+        metric.update(early, (100, 100), found, there)
+        assert metric.compute()["box_ap"] == pytest.approx(100)  # the right one goes first, though it came last
+
+
+def test_first_of_each__by_hand():
+    labels = np.array([1, 2, 1, 1, 2, 1])
+    scores = np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
+    assert first_of_each(labels, scores, 2).tolist() == [1, 2, 3, 4]
+    assert first_of_each(labels, scores, 1).tolist() == [2, 4]
+    assert first_of_each(labels, scores, 6).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_state__holds_runs_not_masks():
+    masks = torch.zeros(50, 1, 400, 400)
+    masks[:, :, 100:300, 100:300] = 1
+    found = dict(
+        boxes=torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1),
+        labels=torch.ones(50, dtype=torch.int64),
+        scores=torch.rand(50),
+        masks=masks,
+    )
+    metric = AveragePrecision(["box", "mask"], {1: 1}, ["thing"])
+    metric.update(1, (400, 400), found, dict(found, masks=masks[:, 0].byte()))
+    assert len(pickle.dumps(metric.state())) < 100 * 1000  # of 8 million pixels
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(labels=torch.tensor([5])), "image 7: label 5 has no category; expected labels 1 to 4"),
+        (dict(scores=torch.tensor([math.nan])), "image 7: scores are not all finite"),
+        (
+            dict(masks=torch.zeros(1, 1, 50, 99)),
+            r"image 7: masks are of height, width \(50, 99\); expected \(100, 100\)",
+        ),
+        (dict(masks=None), "image 7 has no masks"),
+    ],
+)
+def test_update__errors_name_the_picture(change, words):
+    found, there = one(masks=torch.zeros(1, 100, 100))
+    found = {k: v for k, v in (found | dict(masks=torch.zeros(1, 1, 100, 100)) | change).items() if v is not None}
+    with pytest.raises(ValueError, match=words):
+        AveragePrecision(["mask"], CATEGORY_IDS, NAMES).update(7, (100, 100), found, there)
+
+
+def test_constructor__refuses_what_cannot_be_meant(monkeypatch):
+    with pytest.raises(ValueError, match="expected a list of some of box, mask, keypoint"):
+        AveragePrecision(["boxes"], CATEGORY_IDS, NAMES)
+    with pytest.raises(ValueError, match="3 class names but 4 labels"):
+        AveragePrecision(["box"], CATEGORY_IDS, NAMES[:3])
+    with pytest.raises(ValueError, match="max_detections=10; expected more"):
+        AveragePrecision(["box"], CATEGORY_IDS, NAMES, max_detections=10)
+    for package in ("faster_coco_eval", "pycocotools"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ImportError, match=r'run: pip install "broadsight\[det\]"'):
+                AveragePrecision(["box"], CATEGORY_IDS, NAMES)
+
+
+def perturbed(data: CocoDataset, kinds: list[str], places: list[int]) -> list[tuple[Any, tuple[int, int], dict, dict]]:
+    """Ground truth of pictures, and predictions made of it: moved, doubled, relabelled, left out."""
+    seen = []
+    for i in places:
+        there = data.target(i)
+        height, width = there["boxes"].canvas_size
+        boxes = torch.as_tensor(there["boxes"])
+        rows = torch.randint(0, len(boxes), (len(boxes) + 2,)) if len(boxes) else torch.zeros(0, dtype=torch.int64)
+        sides = (boxes[rows, 2:] - boxes[rows, :2]).repeat(1, 2)
+        moved = boxes[rows] + torch.randn(len(rows), 4) * 0.06 * sides * (torch.rand(len(rows), 1) > 0.3)
+        labels = torch.where(torch.rand(len(rows)) > 0.1, there["labels"][rows], 1)
+        found = dict(boxes=moved, labels=labels, scores=torch.rand(len(rows)))
+        if "mask" in kinds:
+            masks = torch.as_tensor(there["masks"])[rows]
+            steps = torch.randint(-4, 5, (len(rows), 2)).tolist()
+            shifted = [mask.roll(step, (0, 1)) for mask, step in zip(masks, steps, strict=True)]
+            found["masks"] = torch.stack([torch.zeros(height, width), *shifted])[1:, None].float()
+        if "keypoint" in kinds:
+            points = there["keypoints"][rows].clone()
+            points[..., :2] += torch.randn(*points.shape[:2], 2) * 0.03 * sides[:, None, :2]
+            found["keypoints"] = points
+        seen.append((there["image_id"], (height, width), found, there))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "file, kinds, step",
+    [
+        ("coco/instances.json", ["box", "mask"], 4),
+        ("coco_keypoints/person_keypoints.json", ["box", "mask", "keypoint"], 1),
+    ],
+)
+def test_real_annotations__same_as_pycocotools_on_the_file_itself(file, kinds, step):
+    if not (DATA / file).exists():
+        pytest.skip(f"{file} is not beside the repository")
+    data = CocoDataset(DATA / file, keypoints="keypoint" in kinds)
+    content = json.loads((DATA / file).read_text())
+    # One that reaches out of its picture, which CocoDataset clips for training
+    reaching = [item["image_id"] for item in content["annotations"] if item["id"] == 1463315]
+    ids = [image["id"] for image in content["images"]]
+    places = sorted({*range(0, len(data), step), *(ids.index(image_id) for image_id in reaching)})
+    kept = {ids[place] for place in places}
+    content["images"] = [image for image in content["images"] if image["id"] in kept]
+    content["annotations"] = [item for item in content["annotations"] if item["image_id"] in kept]
+    if step > 1:
+        assert reaching and any(item["iscrowd"] for item in content["annotations"])
+
+    seen = perturbed(data, kinds, places)
+    metric = AveragePrecision(kinds, data.category_ids, data.classes)
+    for image_id, size, found, there in seen:
+        metric.update(image_id, size, found, there)
+    ours = metric.compute()
+    for kind in kinds:
+        results = [row for image_id, _, found, _ in seen for row in entries(kind, image_id, found, data.category_ids)]
+        theirs = by_name(kind, pycoco(kind, content, results))
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
+        assert 10 < theirs[f"{kind}_ap"] < 95
+
+
+def test_encode_masks__is_pycocotools_s():
+    masks = torch.rand(4, 1, 7, 5)
+    size, texts = encode_masks(masks)
+    drawn = coco_mask.decode([{"size": size, "counts": text} for text in texts])
+    assert np.array_equal(np.moveaxis(drawn, 2, 0), (masks[:, 0] > 0.5).numpy())
+    assert encode_masks(torch.zeros(0, 1, 7, 5)) == ((7, 5), [])

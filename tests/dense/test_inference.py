@@ -1,0 +1,269 @@
+"""Several views of a picture: models that do not care about views answer as they did, and others by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from broadsight.dense.inference import detect_with_flip, resize_factor, segment, slide, window_starts
+
+
+def pointwise(classes: int = 3) -> nn.Module:
+    """A segmenter whose answer depends on a pixel alone, in whole numbers, so that sums are exact."""
+    model = nn.Conv2d(3, classes, 1)
+    model.weight.data = torch.randint(-3, 4, model.weight.shape).float()
+    model.bias.data = torch.randint(-3, 4, (classes,)).float()
+    return model.eval()
+
+
+class Record(nn.Module):
+    """Says that every pixel has its column's number, and remembers what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.given: list[tuple[int, ...]] = []
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.given.append(tuple(images.shape))
+        columns = torch.arange(images.shape[-1]).expand(len(images), 1, *images.shape[-2:]).float()
+        return torch.cat([columns, 0 * columns], 1)
+
+
+@pytest.mark.parametrize("size", [(20, 31), (7, 40), (5, 6)])
+@pytest.mark.parametrize("options", [dict(), dict(mode="slide"), dict(flip=True), dict(mode="slide", flip=True)])
+def test_segment__pointwise_model__is_the_plain_forward(size, options):
+    model, image = pointwise(), torch.randint(0, 5, (3, *size)).float()
+    with torch.no_grad():
+        expected = model(image[None]).softmax(1)[0]
+    found = segment(model, image, crop=(8, 9), stride=(5, 6), **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_slide__counts_by_hand(batch):
+    class Windows(nn.Module):
+        def forward(self, windows: Tensor) -> Tensor:
+            """The window's own column; how far it is that of the picture says where the window began."""
+            return torch.arange(windows.shape[-1]).expand(len(windows), 1, *windows.shape[-2:]).float()
+
+    # Windows of 4 over 7 columns by steps of 2 begin at 0, 2 and 3.
+    scores = slide(Windows(), torch.zeros(1, 3, 3, 7), (4, 4), (2, 2), batch)
+    columns = [0, 1, (2 + 0) / 2, (3 + 1 + 0) / 3, (2 + 1) / 2, (3 + 2) / 2, 3]
+    assert scores.shape == (1, 1, 3, 7)
+    assert torch.allclose(scores, torch.tensor(columns).expand(1, 1, 3, 7))
+
+
+def test_slide__windows_of_one_size_go_together():
+    model = Record()
+    scores = slide(model, torch.zeros(1, 3, 10, 12), (6, 6), (4, 4), window_batch=4)
+    assert model.given == [(4, 3, 6, 6), (2, 3, 6, 6)]  # 2 x 3 windows
+    assert scores.shape == (1, 2, 10, 12)
+    model = Record()
+    slide(model, torch.zeros(1, 3, 5, 12), (6, 6), (4, 4))
+    assert model.given == [(3, 3, 5, 6)]  # no higher than the picture
+
+
+def test_window_starts__by_hand():
+    assert window_starts(12, 6, 4) == [0, 4, 6]
+    assert window_starts(14, 6, 4) == [0, 4, 8]
+    assert window_starts(6, 6, 4) == window_starts(3, 6, 4) == [0]
+    assert window_starts(7, 6, 4) == [0, 1]
+    assert window_starts(853, 512, 341) == [0, 341]
+
+
+def test_resize_factor__by_hand():
+    assert resize_factor((480, 640), None, None) == 1
+    assert resize_factor((480, 640), 240, None) == 0.5
+    assert resize_factor((100, 1000), 512, 2048) == 2.048
+    assert resize_factor((480, 640), 512, 2048) == 512 / 480
+    assert resize_factor((480, 640), None, 320) == 0.5
+    assert resize_factor((480, 640), None, 6400) == 1  # a limit does not enlarge
+    with pytest.raises(ValueError, match="short_side=0; expected pixels"):
+        resize_factor((480, 640), 0, None)
+
+
+def test_segment__sizes_that_the_model_sees():
+    model = Record()
+    found = segment(model, torch.rand(3, 30, 50), short_side=60, long_side=80, scales=(0.5, 1.0), flip=True)
+    assert model.given == [(1, 3, 24, 40)] * 2 + [(1, 3, 48, 80)] * 2
+    assert found.shape == (2, 30, 50)
+    assert torch.allclose(found.sum(0), torch.ones(30, 50))
+
+
+def test_segment__views_are_averaged_as_probabilities():
+    found = segment(Record(), torch.rand(3, 1, 4), flip=True)
+    plain = torch.tensor([0.0, 1, 2, 3]).sigmoid()  # of two classes, the second with score 0
+    assert torch.allclose(found[0, 0], (plain + plain.flip(0)) / 2)
+
+
+def test_segment__resized_answers_come_back_by_bilinear_resizing():
+    model, image = pointwise(), torch.rand(3, 16, 24)
+    with torch.no_grad():
+        small = F.interpolate(image[None], (8, 12), mode="bilinear", antialias=True)
+        expected = F.interpolate(model(small), (16, 24), mode="bilinear").softmax(1)[0]
+    assert torch.allclose(segment(model, image, short_side=8), expected, atol=1e-6)
+    assert torch.allclose(segment(model, image, scales=[0.5]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(mode="tiles"), "mode='tiles'; expected whole or slide"),
+        (dict(mode="slide", crop=(8, 8), stride=(9, 8)), "expected steps from 1 to the window"),
+        (dict(mode="slide", stride=(0, 8)), "expected steps from 1 to the window"),
+        (dict(scales=()), "expected one or more factors above 0"),
+        (dict(scales=(1, 0)), "expected one or more factors above 0"),
+    ],
+)
+def test_segment__refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        segment(pointwise(), torch.rand(3, 8, 8), **options)
+
+
+def test_training_mode__is_refused():
+    for call in (
+        lambda: segment(pointwise().train(), torch.rand(3, 8, 8)),
+        lambda: detect_with_flip(Spots().train(), []),
+    ):
+        with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
+            call()
+
+
+class Spots(nn.Module):
+    """Finds what is bright in each channel: its box, its mask, the middles of its upper corners as keypoints.
+
+    Exactly as equivariant as a detector can be. The score is the brightness; label 1 is the first channel.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.eval()
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        return [self.find(image) for image in images]
+
+    def find(self, image: Tensor) -> dict[str, Tensor]:
+        rows = []
+        for label, channel in enumerate(image, 1):
+            if channel.max() > 0.1:
+                y, x = (channel > channel.max() / 2).nonzero().T
+                box = torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1]).float()
+                points = torch.tensor([[x.min() + 0.5, y.min() + 0.5, 1.0], [x.max() + 0.5, y.min() + 0.5, 1.0]])
+                rows.append((box, label, channel.max(), channel[None] / channel.max(), points))
+        if not rows:
+            return dict(
+                boxes=torch.zeros(0, 4),
+                labels=torch.zeros(0, dtype=torch.int64),
+                scores=torch.zeros(0),
+                masks=torch.zeros(0, 1, *image.shape[-2:]),
+                keypoints=torch.zeros(0, 2, 3),
+                keypoints_scores=torch.zeros(0, 2),
+            )
+        boxes, labels, scores, masks, keypoints = zip(*rows, strict=True)
+        return dict(
+            boxes=torch.stack(boxes),
+            labels=torch.tensor(labels),
+            scores=torch.stack(scores),
+            masks=torch.stack(masks),
+            keypoints=torch.stack(keypoints),
+            keypoints_scores=torch.tensor([[1.0, 2.0]]).repeat(len(labels), 1),
+        )
+
+
+@pytest.fixture
+def picture():
+    image = torch.zeros(3, 20, 32)
+    image[0, 4:8, 2:10] = 0.5
+    image[2, 10:18, 12:30] = 0.75
+    return image
+
+
+def test_detect__equivariant_model__changes_nothing(picture):
+    plain = Spots().find(picture)
+    empty = torch.zeros(3, 9, 11)
+    options = dict(flip=True, keypoint_pairs=[(0, 1)])
+    found, none = detect_with_flip(Spots(), [picture, empty], **options)
+    assert found.keys() == plain.keys()
+    for key in plain.keys() - {"keypoints_scores"}:
+        assert torch.equal(found[key], plain[key].flip(0)), key  # best first: label 3, then 1
+    assert none["boxes"].shape == (0, 4) and none["masks"].shape == (0, 1, 9, 11)
+
+
+@pytest.mark.parametrize("scores", ["kept", "mean"])
+def test_detect__scales_come_back_to_the_picture(picture, scores):
+    plain = Spots().find(picture)
+    found, none = detect_with_flip(
+        Spots(), [picture, torch.zeros(3, 9, 11)], scales=(2.0,), keypoint_pairs=[(0, 1)], scores=scores
+    )
+    order = [1, 0]
+    assert found["labels"].tolist() == [3, 1]
+    assert torch.allclose(found["boxes"], plain["boxes"][order], atol=0.51)  # resizing blurs the border
+    assert found["masks"].shape == (2, 1, 20, 32)
+    assert torch.equal(found["masks"] > 0.5, plain["masks"][order] > 0.5)
+    assert torch.allclose(found["keypoints"], plain["keypoints"][order], atol=0.51)
+    assert none["scores"].shape == (0,) and none["masks"].shape == (0, 1, 9, 11)
+
+
+class Told(nn.Module):
+    """Gives answers in turn, one a call."""
+
+    def __init__(self, *answers):
+        super().__init__()
+        self.answers = list(answers)
+        self.eval()
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        return [self.answers.pop(0)]
+
+
+def answer(*rows, **more) -> dict[str, Tensor]:
+    """Of x1, y1, x2, y2, label, score."""
+    table = torch.tensor(rows)
+    return dict(boxes=table[:, :4], labels=table[:, 4].long(), scores=table[:, 5], **more)
+
+
+def test_detect__mirror_by_hand():
+    points = torch.tensor([[[0.5, 5, 1], [99.5, 6, 1], [51, 7, 1]]])
+    mirrored = answer(
+        (10.0, 20, 30, 40, 1, 0.9),
+        keypoints=points,
+        keypoints_scores=torch.tensor([[1.0, 2, 3]]),
+        masks=torch.arange(100.0).expand(1, 1, 50, 100),
+    )
+    none = {key: value[:0] for key, value in mirrored.items()}
+    (found,) = detect_with_flip(Told(none, mirrored), [torch.zeros(3, 50, 100)], keypoint_pairs=[(0, 1)])
+    assert found["boxes"].tolist() == [[70, 20, 90, 40]]
+    assert found["keypoints"].tolist() == [[[0.5, 6, 1], [99.5, 5, 1], [49, 7, 1]]]  # left and right are swapped
+    assert found["keypoints_scores"].tolist() == [[2, 1, 3]]
+    assert found["masks"][0, 0, 0, :3].tolist() == [99, 98, 97]
+
+
+def views() -> Told:
+    """Both see the first object (shifted by a pixel), the plain view alone the second; a third of another class."""
+    plain = answer((10.0, 10, 30, 30, 1, 0.6), (60.0, 10, 90, 30, 1, 0.7))
+    mirrored = answer((71.0, 10, 91, 30, 1, 0.8), (70.0, 10, 90, 30, 2, 0.3))  # at 9 to 29, and 10 to 30
+    return Told(plain, mirrored)
+
+
+def test_detect__merged_by_class_with_the_best_score():
+    (found,) = detect_with_flip(views(), [torch.zeros(3, 50, 100)])
+    assert found["boxes"].tolist() == [[9, 10, 29, 30], [60, 10, 90, 30], [10, 10, 30, 30]]
+    assert found["labels"].tolist() == [1, 1, 2]
+    assert found["scores"].tolist() == pytest.approx([0.8, 0.7, 0.3])
+    (fewer,) = detect_with_flip(views(), [torch.zeros(3, 50, 100)], max_detections=1)
+    assert fewer["boxes"].tolist() == [[9, 10, 29, 30]]
+
+
+def test_detect__mean_scores_put_what_was_seen_once_behind():
+    (found,) = detect_with_flip(views(), [torch.zeros(3, 50, 100)], scores="mean")
+    assert found["scores"].tolist() == pytest.approx([(0.6 + 0.8) / 2, 0.7 / 2, 0.3 / 2])
+    assert found["boxes"][0].tolist() == [9, 10, 29, 30]
+
+
+def test_detect__one_view_is_the_model_s_own_answer():
+    two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
+    (found,) = detect_with_flip(Told(two_on_each_other), [torch.zeros(3, 50, 100)], flip=False)
+    assert found is two_on_each_other
+    with pytest.raises(ValueError, match="scores='max'; expected kept or mean"):
+        detect_with_flip(Spots(), [], scores="max")

@@ -1,0 +1,158 @@
+"""Scores of models that know the answer, or some of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from broadsight.data.dense_loading import DensePictures
+from broadsight.data.dense_source import resolve_dense
+from broadsight.data.dense_transforms import DenseTransforms
+from broadsight.data.pose_crops import PoseCrops
+from broadsight.dense.scoring import GOALS, ObjectScorer, PixelScorer, PoseScorer, Views, defined, moved_keypoints
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return {task: resolve_dense("scenes:16", task, scenes_size=96) for task in ("instances", "segment", "keypoints")}
+
+
+def batch_of(source, transform=None, count=4):
+    return DensePictures(source, transform).__getitems__([(0, i, i) for i in range(count)])
+
+
+def whole(task):
+    return DenseTransforms(task, 96).build(training=False)
+
+
+class Knows(nn.Module):
+    """Says of the pictures of one batch what their targets are; of mirrored ones too, mirrored."""
+
+    def __init__(self, batch, wrong_labels=False):
+        super().__init__()
+        self.batch, self.wrong = batch, wrong_labels
+        self.eval()
+
+    def forward(self, images):
+        found = []
+        for image in images:
+            bytes_ = (image * 255).round().byte()
+            place = next(
+                (i for i, known in enumerate(self.batch.images) if known.shape == bytes_.shape and known.equal(bytes_)),
+                None,
+            )
+            mirrored = place is None
+            if mirrored:
+                place = next(i for i, known in enumerate(self.batch.images) if known.flip(-1).equal(bytes_))
+            found.append(self.answer(self.batch.targets[place], image.shape[-1] if mirrored else None))
+        return found
+
+    def answer(self, target, width):
+        boxes, masks = target["boxes"].clone(), target["masks"].float()[:, None]
+        if width:
+            boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
+            masks = masks.flip(-1)
+        labels = target["labels"] % 10 + 1 if self.wrong else target["labels"]
+        return dict(boxes=boxes, labels=labels, scores=torch.full((len(boxes),), 0.9), masks=masks)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_objects__of_who_knows_are_perfect(scenes, flip):
+    splits = scenes["instances"]
+    batch = batch_of(splits.val, whole("instances"))
+    scorer = ObjectScorer("instances", splits.val.category_ids, splits.classes, views=Views(flip=flip), keep=True)
+    assert scorer.add(Knows(batch), batch) == 4
+    figures = scorer.compute()
+    assert figures["mask_ap"] == figures["box_ap"] == pytest.approx(100.0)
+    assert scorer.goal == "mask_ap"
+    assert len(scorer.results) == sum(len(target["labels"]) for target in batch.targets)
+    assert {entry["image_id"] for entry in scorer.results} <= {0, 1, 2, 3}
+
+
+def test_objects__of_who_is_wrong_score_nothing_and_states_add_up(scenes):
+    splits = scenes["instances"]
+    batch = batch_of(splits.val, whole("instances"))
+    options = ("instances", splits.val.category_ids, splits.classes)
+    wrong = ObjectScorer(*options)
+    wrong.add(Knows(batch, wrong_labels=True), batch)
+    assert wrong.compute()["box_ap"] == 0.0
+    parts = [ObjectScorer(*options) for _ in range(2)]
+    for part, rows in zip(parts, (slice(0, 1), slice(1, 4)), strict=True):
+        some = batch._replace(images=batch.images[rows], targets=batch.targets[rows])
+        part.add(Knows(some), some)
+    parts[0].merge(part.state() for part in parts)
+    assert parts[0].compute()["mask_ap"] == pytest.approx(100.0)
+    parts[0].reset()
+    assert defined(parts[0].compute()) == {}
+
+
+class SeesClasses(nn.Module):
+    """Scores of the classes of a picture's pixels, read off a table by their colour."""
+
+    def __init__(self, batch, classes):
+        super().__init__()
+        self.table = {}
+        for image, target in zip(batch.images, batch.targets, strict=True):
+            for colour, label in zip(image.flatten(1).T.tolist(), target.flatten().tolist(), strict=True):
+                self.table.setdefault(tuple(colour), label)
+        self.classes = classes
+        self.eval()
+
+    def forward(self, images):
+        rows = (images * 255).round().byte().permute(0, 2, 3, 1).flatten(0, 2).tolist()
+        labels = torch.tensor([self.table.get(tuple(row), 0) for row in rows])
+        labels = labels.reshape(len(images), *images.shape[-2:])
+        return nn.functional.one_hot(labels, self.classes).permute(0, 3, 1, 2).float() * 9
+
+
+@pytest.mark.parametrize("views", [Views(), Views(flip=True), Views(slide=True, short_side=96)])
+def test_pixels__of_who_knows_are_nearly_perfect(scenes, views):
+    splits = scenes["segment"]
+    batch = batch_of(splits.val, whole("segment"), 1)
+    scorer = PixelScorer(splits.classes, views=views)
+    assert scorer.add(SeesClasses(batch, len(splits.classes)), batch) == 1
+    assert scorer.compute()["aacc"] > 97  # some colours mean two things
+    assert scorer.goal == GOALS["segment"] == "miou"
+
+
+class Points(nn.Module):
+    """Gives the heat maps that were to be learned, for the crops of one batch."""
+
+    stride = 4
+
+    def __init__(self, batch):
+        super().__init__()
+        self.maps = torch.stack([target["heatmaps"] for target in batch.targets])
+        self.eval()
+
+    def forward(self, crops):
+        return self.maps
+
+
+def test_pose__heat_maps_come_back_as_keypoints_of_the_pictures(scenes):
+    """Through crop, heat map, decoding and back, nothing is lost but fractions of a cell."""
+    splits = scenes["keypoints"]
+    crops = PoseCrops(splits.val, training=False, input_size=(128, 96), pairs=splits.flip_pairs, sigma=1.5)
+    batch = batch_of(crops, count=len(crops))
+    scorer = PoseScorer(splits.val, splits.val.category_ids, splits.classes)
+    assert scorer.add(Points(batch), batch) == len(crops)
+    assert scorer.compute()["keypoint_ap50"] > 95
+    places = [target["meta"] for target in batch.targets]
+    found = scorer.find(Points(batch), torch.stack(batch.images), torch.stack([meta["matrix"] for meta in places]))
+    for points, meta in zip(found, places, strict=True):
+        target = splits.val.target(meta["picture"])["keypoints"][meta["place"]]
+        learned = target[:, 2] > 0
+        cell = 4 * meta["matrix"][0, 0].abs()  # pixels of the picture
+        assert ((points[learned, :2] - target[learned, :2]).abs().amax() <= cell).item()
+    halves = [PoseScorer(splits.val, splits.val.category_ids, splits.classes) for _ in range(2)]
+    for half, rows in zip(halves, (slice(0, 3), slice(3, None)), strict=True):
+        some = batch._replace(images=batch.images[rows], targets=batch.targets[rows])
+        half.add(Points(some), some)
+    halves[1].merge(half.state() for half in halves)
+    assert halves[1].compute() == pytest.approx(scorer.compute(), nan_ok=True)
+
+
+def test_moved_keypoints():
+    found = dict(keypoints=torch.tensor([[[1.0, 2.0, 0.9]]]), boxes=torch.zeros(1, 4))
+    assert moved_keypoints(found, -0.5)["keypoints"].tolist() == [[[0.5, 1.5, pytest.approx(0.9)]]]
+    assert found["keypoints"][0, 0, 0] == 1.0
+    assert moved_keypoints(dict(boxes=found["boxes"]), 1.0).keys() == {"boxes"}

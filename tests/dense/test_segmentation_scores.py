@@ -1,0 +1,96 @@
+"""mIoU and accuracies of segmentation, computed by hand."""
+
+import math
+import pickle
+
+import pytest
+import torch
+
+from broadsight.dense.segmentation_scores import SegmentationScores
+
+TARGET = torch.tensor([[0, 0, 1], [1, 255, 2]])
+SAID = torch.tensor([[0, 1, 1], [1, 0, 1]])
+# Five pixels count. Class 0: 1 of 2 right, said once. 1: 2 of 2 right, said four times. 2: 0 of 1 right, never said.
+IOU = [1 / 2, 2 / 4, 0 / 1]
+
+
+def counted(*pairs) -> SegmentationScores:
+    scores = SegmentationScores(4, class_names=["sky", "road", "car", "tree"])
+    for prediction, target in pairs:
+        scores.update(prediction, target)
+    return scores
+
+
+def test_compute__by_hand():
+    scores = counted((SAID, TARGET))
+    assert scores.counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    figures = scores.compute()
+    assert figures == {
+        "miou": pytest.approx(100 * sum(IOU) / 3),  # a class that is nowhere is left out
+        "aacc": pytest.approx(100 * 3 / 5),
+        "macc": pytest.approx(100 * (1 / 2 + 1 + 0) / 3),
+    }
+
+
+def test_per_class__by_hand():
+    sky, road, car, tree = counted((SAID, TARGET)).per_class()
+    assert sky == dict(name="sky", pixels=2, iou=50, acc=50, precision=100)
+    assert road == dict(name="road", pixels=2, iou=50, acc=100, precision=50)
+    assert (car["pixels"], car["iou"], car["acc"]) == (1, 0, 0) and math.isnan(car["precision"])
+    assert tree["pixels"] == 0 and all(math.isnan(tree[key]) for key in ("iou", "acc", "precision"))
+
+
+def test_compute__said_but_not_shown__has_iou_0_and_no_accuracy():
+    figures = counted((torch.tensor([[0, 3]]), torch.tensor([[0, 0]]))).compute()
+    assert figures == {"miou": 25, "aacc": 50, "macc": 50}
+
+
+def test_compute__over_the_data_set_not_the_mean_of_pictures():
+    first = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0, 0, 0, 0]])  # IoU of 0 is 3 / 4, of 1 is 0
+    second = torch.tensor([[1]]), torch.tensor([[1]])  # IoU of 1 is 1
+    figures = counted(first, second).compute()
+    assert figures["miou"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)  # pictures' mean: (37.5 + 100) / 2
+
+
+def test_update__scores_and_batches_are_the_same():
+    logits = torch.nn.functional.one_hot(SAID, 4).movedim(-1, 0) * 3.0 - 1
+    expected = counted((SAID, TARGET), (SAID, TARGET)).counts
+    assert torch.equal(counted((logits, TARGET), (logits.bfloat16(), TARGET)).counts, expected)
+    assert torch.equal(counted((logits[None].repeat(2, 1, 1, 1), TARGET.repeat(2, 1, 1))).counts, expected)
+    assert torch.equal(counted((SAID.byte(), TARGET.byte()), (SAID.int(), TARGET)).counts, expected)
+
+
+def test_merge__each_process_counts_once_in_any_order():
+    parts = [counted((SAID, TARGET)), counted((TARGET.clamp(max=3), TARGET)), counted()]
+    expected = sum(part.counts for part in parts)
+    states = [pickle.loads(pickle.dumps(part.state())) for part in parts]
+    for place, part in enumerate(parts):
+        part.merge(states if place else reversed(states))  # its own is among them
+        part.merge(states[:1])
+        assert torch.equal(part.counts, expected)
+    parts[0].update(SAID, TARGET)
+    parts[0].merge(states)  # its own as it was before
+    assert parts[0].counts.sum() == expected.sum() + 5
+    parts[0].reset()
+    assert parts[0].counts.sum() == 0 and math.isnan(parts[0].compute()["miou"])
+
+
+@pytest.mark.parametrize(
+    "prediction, target, words",
+    [
+        (SAID, TARGET[:1], r"prediction is \(2, 3\) but target \(1, 3\)"),
+        (SAID + 3, TARGET, "prediction holds 4; expected 0 to 3$"),
+        (SAID, TARGET + 2, "target holds 257; expected 0 to 3 or 255 to ignore"),
+        (SAID, TARGET - 1, "target holds -1"),
+        (torch.rand(3, 2, 3), TARGET, r"scores of shape \(3, 2, 3\); expected 4 classes, H, W"),
+    ],
+)
+def test_update__refuses(prediction, target, words):
+    with pytest.raises(ValueError, match=words):
+        counted((prediction, target))
+
+
+def test_constructor__wants_a_name_for_each_class():
+    with pytest.raises(ValueError, match="1 class names but 2 classes"):
+        SegmentationScores(2, class_names=["sky"])
+    assert [row["name"] for row in SegmentationScores(2).per_class()] == ["0", "1"]
