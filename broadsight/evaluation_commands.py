@@ -29,6 +29,9 @@ Light = Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens 
 Batch = Annotated[int, Arg("images per call")]
 Workers = Annotated[int | None, Arg("processes that prepare images")]
 Threads = Annotated[int | None, Arg("threads of torch's operators")]
+Flip = Annotated[bool, Arg("of a dense run: look at the mirror image of every picture too")]
+Scales = Annotated[str | None, Arg("of a dense run: look at pictures in several sizes, such as 0.75,1,1.25")]
+Slide = Annotated[bool, Arg("of a run that segments: look through overlapping windows instead of at the whole picture")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")]
 
 
@@ -84,7 +87,10 @@ def eval(
         str | None, Arg("of the suite occlusion, parts of the side, joined by commas; 0.25,0.5,0.75 without")
     ] = None,
     real_labels: Annotated[str | None, Arg("other labels for imagenet-real than timm's", metavar="FILE")] = None,
-    batch: Batch = 64,
+    flip: Flip = False,
+    scales: Scales = None,
+    slide: Slide = False,
+    batch: Annotated[int | None, Arg("images per call; 64, or of a dense run 4")] = None,
     workers: Workers = None,
     threads: Threads = None,
     device: Device = "auto",
@@ -99,9 +105,40 @@ def eval(
         str | None, Arg("print the record as JSON, not tables, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
 ) -> int:
-    """Evaluate a classifier: accuracy, classes, calibration, latency, robustness; with a report."""
+    """Evaluate a run: accuracy, calibration and robustness, or AP and mIoU of a dense one; with a report."""
     check_writable(json if json != "-" else None)
     register_models()
+    from .dense_run import is_dense
+
+    if is_dense(run):
+        from .dense_commands import eval_dense, refuse
+
+        refuse(
+            "detect, instances, segment or keypoints",
+            dict(suite=suite, beside=beside, metrics=metrics, checkpoint=checkpoint, model_args=model_args, light=light)
+            | dict(saliency=saliency, corruptions=corruptions, severities=severities, epsilons=epsilons)
+            | dict(occluded=occluded, real_labels=real_labels, root=root, download=download),
+        )
+        return eval_dense(
+            run,
+            data,
+            out=out,
+            json=json,
+            batch=batch,
+            part=part,
+            split=split,
+            seed=seed,
+            samples=samples,
+            flip=flip,
+            scales=_numbers("--scales", scales, float) or (1.0,),
+            slide=slide,
+            size=size,
+            workers=workers,
+            threads=threads,
+            device=device,
+            strict=strict,
+        )
+    _only_dense(flip=flip, scales=scales, slide=slide)
     from .evaluate.suites import Choices
     from .evaluating import evaluate
     from .evaluation_tasks import Asked
@@ -142,7 +179,7 @@ def eval(
         light=light,
         choices=choices,
         real_labels=real_labels,
-        batch=batch,
+        batch=64 if batch is None else batch,
         workers=workers,
         threads=threads,
         device=device,
@@ -154,7 +191,7 @@ def eval(
         evaluation = evaluate(asked, progress)
     for note in evaluation.found.notes:
         print(f"note: {note}", file=sys.stderr)
-    folder = folder or _next_folder(evaluation.results[0].task.classifier.title, evaluation.found.description)
+    folder = folder or next_folder(evaluation.results[0].task.classifier.title, evaluation.found.description)
     record = write_evaluation(evaluation, folder, typed())
     if json and json != "-":
         write_text(json_.dumps(record, indent=1) + "\n", Path(json))
@@ -167,6 +204,12 @@ def eval(
         print(f"{len(record['skipped'])} pictures could not be read; the report names them", file=sys.stderr)
     print(f"report: {folder / 'report.html'} (with evaluation.json and predictions.csv)")
     return INTERRUPTED if evaluation.how["interrupted"] else DONE
+
+
+def _only_dense(**given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--{name} is for dense runs (--task detect and others); this is a classifier")
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
@@ -184,7 +227,7 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _next_folder(title: str, found: dict[str, Any]) -> Path:
+def next_folder(title: str, found: dict[str, Any]) -> Path:
     """The next free number of a name that says what was evaluated."""
     from .run_request import numbers_taken
 
@@ -256,14 +299,22 @@ def report(
     register_models()
     import torch
 
-    from .reporting import report_run
+    from .dense_run import is_dense
     from .train.run_folder import is_run
 
     if not is_run(Path(run)):
         raise FileNotFoundError(f"there is no run in {run}; give the folder that train wrote")
     if threads is not None:
         torch.set_num_threads(threads)
-    print(f"report: {report_run(Path(run), workers=workers, device=device)}")
+    options: dict[str, Any] = dict(workers=workers, device=device)
+    if is_dense(run):
+        from .dense_evaluating import report_dense_run
+
+        print(f"report: {report_dense_run(Path(run), **options)}")
+    else:
+        from .reporting import report_run
+
+        print(f"report: {report_run(Path(run), **options)}")
     return DONE
 
 
@@ -286,12 +337,47 @@ def predict(
     model_args: ModelArgs = None,
     size: Size = None,
     light: Light = False,
+    out: Annotated[
+        str | None, Arg("of a dense run: folder for pictures with what was found drawn onto them", metavar="DIR")
+    ] = None,
+    threshold: Annotated[float, Arg("of a dense run: the lowest score that is drawn")] = 0.5,
+    boxes: Annotated[
+        str | None,
+        Arg("of a pose model: where the objects are, a COCO .json or a detector's results.json", metavar="FILE"),
+    ] = None,
+    flip: Flip = False,
+    scales: Scales = None,
+    slide: Slide = False,
     batch: Batch = 64,
     workers: Workers = None,
     threads: Threads = None,
     device: Device = "auto",
 ) -> int:
-    """Say what images show: a table, CSV or JSON."""
+    """Say what images show, as a table, CSV or JSON; a dense run draws what it finds and writes COCO results."""
+    register_models()
+    from .dense_run import is_dense
+
+    if is_dense(run):
+        from .dense_commands import predict_dense, refuse
+
+        refuse("detect or another", dict(checkpoint=checkpoint, model_args=model_args, light=light))
+        return predict_dense(
+            run,
+            images,
+            list,
+            out=out,
+            json=json,
+            csv=csv,
+            threshold=threshold,
+            boxes=boxes,
+            size=size,
+            threads=threads,
+            device=device,
+            flip=flip,
+            scales=_numbers("--scales", scales, float) or (1.0,),
+            slide=slide,
+        )
+    _only_dense(out=out, boxes=boxes, flip=flip, scales=scales, slide=slide)
     outputs = {form: path for form, path in (("csv", csv), ("json", json)) if path is not None}
     if csv is not None and csv == json:
         where = "the terminal" if csv == "-" else csv

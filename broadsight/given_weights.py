@@ -17,16 +17,7 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
         other_classes: They may be of other classes, so that the network's own classifier stays where its shape differs;
             or of the network as it was before its pooling was swapped, which begins anew then.
     """
-    path = Path(source)
-    if path.is_dir():
-        path = path / "model.safetensors"
-        if not path.is_file():
-            raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
-    elif not path.is_file():
-        raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
-    weights = weights_in(read_file(path))
-    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise ValueError(f"{source} holds no weights; expected tensors by name")
+    weights = read_weights(source)
     if other_classes and _load_backbone(model, weights):
         return
     own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
@@ -41,6 +32,53 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
             f"{len(others - replaced)} of another shape, such as {wrong[0]}"
         )
     model.load_state_dict({k: v for k, v in weights.items() if k not in replaced}, strict=False)
+
+
+def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
+    """Tensors by name, from a run folder or a file."""
+    path = Path(source)
+    if path.is_dir():
+        path = path / "model.safetensors"
+        if not path.is_file():
+            raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
+    elif not path.is_file():
+        raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
+    weights = weights_in(read_file(path))
+    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise ValueError(f"{source} holds no weights; expected tensors by name")
+    return weights
+
+
+def begin_dense(model: Any, source: str | Path) -> str:
+    """Give a dense model the weights that it begins from: of a dense model on the same backbone, or of the backbone.
+
+    Args:
+        model: With `stages`.
+        source: A run folder or a file; a classifier's is fine, whatever its pooling was.
+
+    Returns:
+        What was loaded, in words.
+    """
+    weights = read_weights(source)
+    marker = "stages.network."
+    if any(marker in name for name in weights):
+        own = model.state_dict()
+        fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
+        lost = [name for name in own if marker in name and name not in fitting]
+        anew = len(own) - len(fitting)
+        what = f"{len(fitting)} tensors of {source}" + (f"; {anew} of the model's own begin anew" if anew else "")
+    else:
+        model = model.stages.network
+        own = model.state_dict()
+        bare = {name.removeprefix("backbone."): value for name, value in weights.items()}  # below a swapped pooling
+        given = weights if own.keys() <= weights.keys() else bare
+        fitting = {name: given[name] for name in own if name in given and given[name].shape == own[name].shape}
+        lost = [name for name in own if name not in fitting]
+        what = f"the backbone of {source}"
+    if lost:
+        raise ValueError(f"{source} holds weights of another network: {len(lost)} do not fit, such as {lost[0]}")
+    model.load_state_dict(fitting, strict=False)
+    return what
 
 
 def _load_backbone(model: Any, weights: Mapping[str, torch.Tensor]) -> bool:

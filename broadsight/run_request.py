@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from torch import nn
 
 from .data.loading import Transforms
 from .data.sources import Splits
+from .dense.build import USUAL, models_for
 from .provenance import commit, versions
 from .train import processes, recipes
 from .train.recipes import Recipe
@@ -30,6 +32,8 @@ class Request:
 
     Args:
         data, val, split, root, download: As for `broadsight.data.sources.resolve`.
+        task: "classify", "detect", "instances", "segment" or "keypoints".
+        head, head_args, neck, neck_args: Of dense tasks, what is put on the network; see `broadsight.dense.build`.
         model, model_args: A timm name, and arguments for it.
         pool, pool_args: Another pooling; see `swap_pool`.
         broadcast, broadcast_args: Context broadcasting; see `add_context_broadcast`.
@@ -49,6 +53,11 @@ class Request:
     split: float | None = None
     root: str | None = None
     download: bool = False
+    task: str | None = None
+    head: str | None = None
+    head_args: Mapping[str, Any] = field(default_factory=dict)
+    neck: str | None = None
+    neck_args: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
@@ -72,13 +81,16 @@ class Request:
 
 # What a run is: these are written into its folder and cannot change when it is continued. The rest is how it is run.
 IDENTITY = ("data", "val", "split", "root", "model", "model_args", "pool", "pool_args", "broadcast", "broadcast_args")
-IDENTITY += ("recipe", "init", "seed", "log_every")
+IDENTITY += ("recipe", "init", "seed", "log_every", "task", "head", "head_args", "neck", "neck_args")
+# What runs have that were begun before there were dense tasks.
+BEFORE_DENSE = dict(task="classify", head=None, head_args={}, neck=None, neck_args={})
+ARGUMENTS = ("model_args", "pool_args", "broadcast_args", "head_args", "neck_args")
 
 
 def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[str, Any], Recipe]:
     """The run's identity and its recipe; of an earlier run, that one's, if the request does not contradict it."""
     if stored is not None:
-        settings, recipe = stored["settings"], Recipe().change(stored["recipe"])
+        settings, recipe = BEFORE_DENSE | stored["settings"], Recipe().change(stored["recipe"])
         before = settings.get("changes", {})  # in the user's own words, where the data have completed them since
         for name in IDENTITY:
             asked = getattr(request, name)
@@ -96,17 +108,21 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
                 )
         return settings, recipe
     entry = recipes.find(request.recipe or _usual_recipe(request))
+    if request.task not in (None, entry.task):
+        raise ValueError(f"recipe {entry.name} is for --task {entry.task}, not {request.task}; name another of them")
     recipe = entry.recipe.change(request.changes)
     if request.init and recipe.pretrained and "pretrained" not in request.changes:
         recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
     settings = {name: getattr(request, name) for name in IDENTITY}
-    settings |= {name: dict(getattr(request, name)) for name in ("model_args", "pool_args", "broadcast_args")}
+    settings |= {name: dict(getattr(request, name)) for name in ARGUMENTS}
     settings["changes"] = dict(request.changes)
     settings["recipe"] = entry.name
     settings["data"] = request.data or "scenes"
     settings["seed"] = 0 if request.seed is None else request.seed
     settings["log_every"] = request.log_every or 10
+    settings["task"] = entry.task
     settings["model"] = request.model or entry.model or DEFAULT_MODEL
+    _settle_head(settings, entry)
     if settings["model"] == entry.model:
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
         if request.pool in (None, entry.pool):
@@ -124,8 +140,33 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     return settings, recipe
 
 
+def _settle_head(settings: dict[str, Any], entry: recipes.Entry) -> None:
+    """What is put on the network: as asked for, else as the recipe has it, else as is usual for the task."""
+    if settings["task"] == "classify":
+        given = [name for name in ("head", "neck", "head_args", "neck_args") if settings[name]]
+        if given:
+            raise ValueError(f"--{given[0].replace('_', '-')} is for dense tasks; expected --task detect or another")
+        return
+    if settings["pool"]:
+        raise ValueError(
+            f"--pool {settings['pool']} with --task {settings['task']}, where nothing is pooled; --neck map puts "
+            "multi-token attention before the decoder"
+        )
+    settings["neck"] = settings["neck"] or entry.neck or "fpn"
+    if settings["neck"] == entry.neck:
+        settings["neck_args"] = {**entry.neck_args, **settings["neck_args"]}
+    settings["head"] = settings["head"] or entry.head or USUAL[settings["task"]]
+    known = models_for(settings["task"])
+    if settings["head"] not in known:
+        raise ValueError(f"--head {settings['head']} with --task {settings['task']}; expected {', '.join(known)}")
+    if settings["head"] == entry.head:
+        settings["head_args"] = {**entry.head_args, **settings["head_args"]}
+
+
 def _usual_recipe(request: Request) -> str:
     """What is trained if nobody says how: scenes as the demonstration does, anything else by what it begins from."""
+    if request.task not in (None, "classify"):
+        return f"{request.task}-quick"
     if request.init or str(request.changes.get("pretrained", "")).lower() == "true":
         return "finetune"
     drawn = request.data is None or request.data.partition(":")[0] == "scenes"
@@ -156,7 +197,7 @@ def describe(
     transforms: Transforms,
     how: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """config.json: what timm reads to load the run, and below "broadsight" what it was.
+    """config.json of a classifier: what timm reads to load the run, and below "broadsight" what it was.
 
     Args:
         how: What else is worth a record: the command, the processes.
@@ -182,19 +223,26 @@ def describe(
         "label_names": list(splits.classes),
         "model_args": arguments,
         "pretrained_cfg": config,
-        "broadsight": {
-            "task": "classify",
-            "settings": dict(settings),
-            "recipe": asdict(recipe),
-            "data": splits.description,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            **how,
-            "launch": launch(),
-            "seed": settings["seed"],
-            "versions": versions(),
-            "commit": commit(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        },
+        "broadsight": history(settings, recipe, splits.description, model, how),
+    }
+
+
+def history(
+    settings: Mapping[str, Any], recipe: Recipe, data: Mapping[str, Any], model: nn.Module, how: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a run is and where it comes from, of any task."""
+    return {
+        "task": settings["task"],
+        "settings": dict(settings),
+        "recipe": asdict(recipe),
+        "data": dict(data),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **how,
+        "launch": launch(),
+        "seed": settings["seed"],
+        "versions": versions(),
+        "commit": commit(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
 
@@ -266,5 +314,6 @@ def _launch(path: Path) -> str | None:
 
 def title(settings: Mapping[str, Any]) -> str:
     """The network in a few words."""
-    parts = [settings["model"].rpartition("/")[2], settings["pool"], settings["broadcast"]]
+    neck = settings.get("neck") if settings.get("neck") != "fpn" else None
+    parts = [settings.get("head"), settings["model"].rpartition("/")[2], settings["pool"], settings["broadcast"], neck]
     return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))

@@ -9,6 +9,7 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
     figures             {name: number}; what is known of names, such as their unit: words.FIGURES
     absent              {name: why}: of a figure, or of a section (page.SECTIONS), that could not be made
     per_class           [{class, pictures, recall, precision, f1, most_confused_with, confused}]
+    class_figures       [{name, objects or pixels, any figures}]: of what a detector or segmenter finds
     classes, confusion  names, and counts with a row for each true class and a column for each predicted one
     confused            [{class, as, count, share}]: the most frequent confusions; made from the matrix if not given
     calibration         {ece, mce, bins: [{low, high, count, confidence, accuracy}]}; low and high are from 0 to 1

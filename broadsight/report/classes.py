@@ -6,7 +6,7 @@ from typing import Any
 
 from .colours import LEVELS
 from .tables import Cell, Column, folded, numeric, share, table
-from .words import NOTHING, escape, known, number, percent, plural
+from .words import NOTHING, escape, known, meaning, number, percent, plural
 
 ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5
@@ -50,6 +50,24 @@ def per_class(record: Mapping[str, Any]) -> str:
         f"<h3>The {BEST} strongest</h3>\n{_class_table(best, f'The {BEST} strongest classes')}"
         + (folded(f"The other {plural(len(others), 'class', 'classes')}", folded_rows) if others else "")
     )
+
+
+def class_figures(record: Mapping[str, Any]) -> str:
+    """A table of what is known of each class that a detector or segmenter finds; the weakest first."""
+    rows = record.get("class_figures") or ()
+    named = dict.fromkeys(key for row in rows for key in row if known(row[key]))
+    counts = [key for key in named if key in ("objects", "pixels")]
+    keys = [*counts, *(key for key in named if key not in counts)]
+    if not keys:
+        return ""
+    first = next((key for key in keys if key not in counts), keys[0])
+    ranked = sorted(rows, key=lambda row: row[first] if known(row.get(first)) else float("inf"))
+    columns = [Column("class"), *(Column(key if key in counts else meaning(key).label, True) for key in keys)]
+    lines = [
+        (escape(row["name"]), *(numeric(number(row.get(k))) if k in counts else share(row.get(k)) for k in keys))
+        for row in ranked
+    ]
+    return table(columns, lines, caption="Every class, the weakest first", kind="sortable")
 
 
 def confusions(record: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from .charts import Axis, Chart, Point, Series, axis, finite
 from .tables import Column, folded, numeric, table
 from .words import figure, known, meaning, number, percent, plural
 
+GOALS = ("val_top1", "val_mask_ap", "val_keypoint_ap", "val_box_ap", "val_miou")
 _HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped"}
 
 
@@ -39,17 +40,30 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> str:
             Series("validation, top-1", after("val_top1"), 5),
             Series("validation, top-5", after("val_top5"), 5, dash=2),
         ),
+        (
+            "Quality",
+            "%",
+            (0.0, 100.0),
+            Series("box AP", after("val_box_ap"), 1),
+            Series("box AP50", after("val_box_ap50"), 1, dash=2),
+            Series("mask AP", after("val_mask_ap"), 5),
+            Series("mask AP50", after("val_mask_ap50"), 5, dash=2),
+            Series("keypoint AP", after("val_keypoint_ap"), 3),
+            Series("mIoU", after("val_miou"), 5),
+            Series("mAcc", after("val_macc"), 0, dash=2),
+        ),
         ("Learning rate", "learning rate", None, Series("learning rate", during("lr"), 2, marked=False)),
     )
     drawn = [_chart(title, label, unit, within, series) for title, label, within, *series in charts]
     if not any(drawn):
         return ""
-    best = [line for line in epochs if known(line.get("val_top1"))]
+    # Of what the figures of a run have, what it was after
+    goal = next((key for key in GOALS if any(known(line.get(key)) for line in epochs)), None)
     lead = ""
-    if best:
-        top = max(best, key=lambda line: line["val_top1"])
-        value = percent(top["val_top1"])
-        lead = f"<p>Best after epoch {number(top['epoch'])}: {value} top-1 on the validation pictures.</p>\n"
+    if goal:
+        top = max((line for line in epochs if known(line.get(goal))), key=lambda line: line[goal])
+        value = f"{percent(top[goal])} {meaning(_bare(goal)).label}"
+        lead = f"<p>Best after epoch {number(top['epoch'])}: {value} on the validation pictures.</p>\n"
     return f'{lead}<div class="charts">\n{"".join(drawn)}</div>\n{_table(epochs)}'
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from . import colours
 from .calibration import calibration
-from .classes import confusions, per_class
+from .classes import class_figures, confusions, per_class
 from .comparison import beside, twins
 from .curves import curves as training_curves
 from .details import facts, figures, skipped
-from .pictures import Picture, gallery
+from .pictures import LARGE, Picture, gallery
 from .suites import suites
 from .words import escape, sentence
 
@@ -23,6 +23,8 @@ SECTIONS = {
     "figures": "Figures",
     "twins": "Twin runs",
     "beside": "Beside other models",
+    "findings": "Found in pictures",
+    "class_figures": "Every class",
     "per_class": "Classes",
     "confusion": "Confusions",
     "calibration": "Calibration",
@@ -40,6 +42,7 @@ def render(
     curves: Sequence[Mapping[str, Any]] = (),
     mistakes: Sequence[Picture] = (),
     samples: Sequence[Picture] = (),
+    findings: Sequence[Picture] = (),
 ) -> str:
     """A report as one HTML file that loads nothing from anywhere. The same data give the same text.
 
@@ -49,6 +52,7 @@ def render(
         curves: The lines of `metrics.jsonl`.
         mistakes: Pictures that were taken for another class.
         samples: Pictures as the network saw them in training.
+        findings: Pictures with what was found in them, beside the truth.
     """
     if not record.get("title"):
         raise ValueError("a report needs a title; expected record['title'], e.g. 'resnet18 on photos'")
@@ -58,6 +62,8 @@ def render(
         "figures": figures(record, SECTIONS),
         "twins": twins(record),
         "beside": beside(record),
+        "findings": gallery(findings, LARGE),
+        "class_figures": class_figures(record),
         "per_class": per_class(record),
         "confusion": confusions(record),
         "calibration": calibration(record),

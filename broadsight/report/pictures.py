@@ -10,6 +10,7 @@ from PIL import Image
 from .words import escape
 
 SIDE = 224  # pixels of the longer side at most
+LARGE = 960  # pixels of pictures that show what was found in them
 TINY = 64  # up to here a picture is kept exactly, and enlarged with its pixels visible
 
 
@@ -39,30 +40,31 @@ def data_uri(image: Image.Image) -> str:
     return f"data:image/{'png' if tiny else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def shrunk(image: Image.Image) -> Image.Image:
-    """At most SIDE pixels wide and high, in RGB; what is transparent becomes white."""
+def shrunk(image: Image.Image, side: int = SIDE) -> Image.Image:
+    """At most `side` pixels wide and high, in RGB; what is transparent becomes white."""
     if image.mode.startswith("I;16") or image.mode in "IF":
         low, high = (float(value) for value in image.getextrema())  # ty: ignore[invalid-argument-type]
         scale = 255 / (high - low) if high > low else 0
         image = image.convert("F").point(lambda value: value * scale - low * scale).convert("L")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     image = image.convert("RGB")
-    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
     return image
 
 
-def gallery(pictures: Sequence[Picture]) -> str:
-    """All pictures in a grid, or nothing."""
+def gallery(pictures: Sequence[Picture], side: int = SIDE) -> str:
+    """All pictures in a grid, or nothing; a side beyond the usual makes a wide grid of large ones."""
     if not pictures:
         return ""
-    return f'<div class="gallery">\n{"".join(map(_shown, pictures))}</div>\n'
+    kind = "gallery" if side <= SIDE else "gallery wide"
+    return f'<div class="{kind}">\n{"".join(_shown(picture, side) for picture in pictures)}</div>\n'
 
 
-def _shown(picture: Picture) -> str:
-    image = shrunk(picture.image)
+def _shown(picture: Picture, side: int) -> str:
+    image = shrunk(picture.image, side)
     width, height = image.size
     kind = ' class="tiny"' if max(image.size) <= TINY else ""
     first, *others = picture.caption.splitlines() or [""]

@@ -44,6 +44,32 @@ FIGURES = {
     "brier": Meaning("Brier score", "", -1, "mean squared distance of probabilities and truth, 0 to 2"),
     "kappa": Meaning("Cohen's kappa", "", 1, "agreement beyond chance, at most 1"),
     "mcc": Meaning("Matthews correlation", "", 1, "of prediction and truth, -1 to 1"),
+    **{
+        f"{kind}_{key}": Meaning(f"{kind} {label}", "%", 1, about.format(what=what))
+        for kind, what in (("box", "IoU of boxes"), ("mask", "IoU of masks"), ("keypoint", "keypoint similarity"))
+        for key, label, about in (
+            ("ap", "AP", "average precision as COCO has it: the mean over {what} of 0.50 to 0.95"),
+            ("ap50", "AP50", "average precision where {what} of 0.5 is enough"),
+            ("ap75", "AP75", "average precision where {what} of 0.75 is asked for"),
+            ("ap_small", "AP, small", "of objects up to 32 x 32 pixels"),
+            ("ap_medium", "AP, medium", "of objects up to 96 x 96 pixels"),
+            ("ap_large", "AP, large", "of larger objects"),
+            ("ar", "AR", "recall of at most 20 poses, the mean over {what} of 0.50 to 0.95"),
+            ("ar1", "AR, 1", "recall of the best detection of a picture"),
+            ("ar10", "AR, 10", "recall of the ten best detections of a picture"),
+            ("ar100", "AR, 100", "recall of the hundred best detections of a picture"),
+            ("ar50", "AR50", "recall where {what} of 0.5 is enough"),
+            ("ar75", "AR75", "recall where {what} of 0.75 is asked for"),
+            ("ar_small", "AR, small", "recall of objects up to 32 x 32 pixels"),
+            ("ar_medium", "AR, medium", "recall of objects up to 96 x 96 pixels"),
+            ("ar_large", "AR, large", "recall of larger objects"),
+        )
+    },
+    "miou": Meaning("mIoU", "%", 1, "intersection over union of pixels, mean over the classes"),
+    "macc": Meaning("mAcc", "%", 1, "pixels of a class that were named so, mean over the classes"),
+    "aacc": Meaning("aAcc", "%", 1, "pixels that were named right"),
+    "iou": Meaning("IoU", "%", 1),
+    "acc": Meaning("accuracy", "%", 1),
     "pictures": Meaning("pictures", "", 0, "that were evaluated"),
     "parameters": Meaning("parameters", "", -1),
     "macs": Meaning("MACs", "", -1),

@@ -47,13 +47,14 @@ class Classification:
     ):
         self.accelerator, self.task, self.recipe = accelerator, task, recipe
         self.train, self.order, self.val = train, order, val
-        self.classes, self.device = classes, accelerator.device
+        self.classes, self.device, self.stays_in_eval = classes, accelerator.device, recipe.frozen_stats
         self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate
         self.evaluations = len(val.dataset)  # ty: ignore[invalid-argument-type]
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self._normalised = Normalise(mean, std, self.device, layout)
         size = self.batch // (self.accumulate * order.processes)
         self._augment = BatchAugmentation(recipe, classes, size, self.device)
+        self.counts_correct = not self._augment.mixes
         self._batches: Iterator[Batch] = iter(())
 
     def begin_epoch(self, epoch: int, first: int) -> None:

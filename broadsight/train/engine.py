@@ -38,7 +38,8 @@ class Step(NamedTuple):
 class Work(Protocol):
     """What is learned: batches in their order, what a pass over one computes, and how good the network is.
 
-    `updates` are those of an epoch, `goal` the metric that the best weights have most of.
+    `updates` are those of an epoch, `goal` the metric that the best weights have most of; `counts_correct` says whether
+    steps count right answers, `stays_in_eval` whether the network learns in eval mode.
     """
 
     updates: int
@@ -46,6 +47,8 @@ class Work(Protocol):
     batch: int
     evaluations: int
     goal: str
+    counts_correct: bool
+    stays_in_eval: bool
 
     def begin_epoch(self, epoch: int, first: int) -> None: ...
     def next_batch(self) -> Any: ...
@@ -207,7 +210,7 @@ class Engine:
         progress, work = self.progress, self.work
         if progress.update >= work.updates:  # interrupted while it was evaluated
             return
-        self.plain.train(not self.recipe.frozen_stats)
+        self.plain.train(not work.stays_in_eval)
         work.begin_epoch(progress.epoch, progress.update)
         while progress.update < work.updates:
             batches = [work.next_batch() for _ in range(work.accumulate)]
@@ -312,7 +315,7 @@ class Engine:
             progress.skipped.update(others)
         loss, correct, count = sum_over_processes(self._total).tolist()
         trained = {"train_loss": loss / count}
-        if correct or not self._mixes():
+        if self.work.counts_correct:
             trained["train_top1"] = 100 * correct / count
         self._total.zero_()
         goal = values[self.work.goal]
@@ -423,9 +426,6 @@ class Engine:
 
     def _gave_up(self) -> bool:
         return bool(self.recipe.patience) and self.progress.stale >= self.recipe.patience
-
-    def _mixes(self) -> bool:
-        return bool(self.recipe.mixup or self.recipe.cutmix)
 
     def _work_done(self) -> float:
         whole = self.work.updates * self.work.batch + self.work.evaluations / 3

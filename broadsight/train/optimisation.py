@@ -38,9 +38,14 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def make_scheduler(optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> Scheduler:
-    """Warm-up, then cosine or constant; set by the number of updates made, so it has no memory of its own."""
-    constant = recipe.schedule == "constant"
-    options: dict[str, Any] = dict(sched="step", decay_epochs=10**9) if constant else dict(sched="cosine")
+    """Warm-up, then as the recipe says; set by the number of updates made, so it has no memory of its own."""
+    milestones = [part * recipe.epochs for part in recipe.milestones]
+    options: dict[str, Any] = {
+        "cosine": dict(sched="cosine"),
+        "constant": dict(sched="step", decay_epochs=10**9),
+        "step": dict(sched="multistep", decay_milestones=milestones, decay_rate=0.1),
+        "poly": dict(sched="poly", decay_rate=recipe.power),
+    }[recipe.schedule]
     options["warmup_epochs"] = recipe.warmup_epochs
     scheduler, _ = create_scheduler_v2(
         optimizer,

@@ -10,6 +10,10 @@ from typing import Any, Literal, get_args
 import yaml
 from jsonargparse import ArgumentParser
 
+# Published figures that stand for a row, in words.
+METRICS = {"top1": "top-1", "top1_320": "top-1", "box_ap": "box AP", "mask_ap": "mask AP", "miou": "mIoU"}
+METRICS |= {"keypoint_ap": "keypoint AP"}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -18,15 +22,25 @@ class Recipe:
     Args:
         epochs, warmup_epochs, cooldown_epochs: Passes over the data in all, of which the first warm up; and passes at
             the lowest learning rate that follow.
+        epoch_updates: Updates that are called an epoch, over as much of the data, or as many times, as they take; None
+            for one pass over the data. How schedules that count iterations are written.
         batch_size, accumulate: Images per update, and the passes that they are divided into.
         fit_batch: Take a smaller batch where there are fewer images than it holds.
         optimizer, lr, min_lr, warmup_lr, weight_decay, momentum, betas, eps: As timm's factories take them; a momentum
             or betas or eps of None is the optimiser's own.
-        schedule: "cosine" or "constant" after the warm-up.
+        schedule: After the warm-up "cosine", "constant", "step" (a tenth at each of the milestones) or "poly" (down to
+            min_lr by the power).
+        milestones: Two parts of the epochs, for "step".
+        power: Of "poly".
         layer_decay: Factor of the learning rate from each layer to the one below; None for one rate.
         clip_norm: Largest norm of a gradient; None for any.
         image_size, eval_size: Pixels in training and evaluation; None: chosen by the data and the model, and
-            as in training.
+            as in training. Of detectors the shorter side; of segmenters the crop, and the shorter side of what it is
+            cut from; of a pose model the height of a person's picture.
+        long_side: What the longer side may have at most, in dense tasks; None for any.
+        resize: Smallest and largest factor of the image's size, in dense tasks: (0.5, 2.0) trains at many scales.
+        crop: In detection, none, "random" (a part that has an object) or "iou" (as SSD is trained).
+        rotation: Degrees by which persons are turned at most, for pose models.
         crop_pct, interpolation: Of evaluation; None for what the model says.
         scale, ratio: Area and aspect of random crops.
         hflip, color_jitter, auto_augment, erasing: Augmentation by timm's names; `auto_augment` such as
@@ -52,6 +66,7 @@ class Recipe:
     epochs: int = 300
     warmup_epochs: float = 5
     cooldown_epochs: int = 0
+    epoch_updates: int | None = None
     batch_size: int = 1024
     accumulate: int = 1
     fit_batch: bool = False
@@ -63,11 +78,17 @@ class Recipe:
     momentum: float | None = None
     betas: tuple[float, float] | None = None
     eps: float | None = None
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant", "step", "poly"] = "cosine"
+    milestones: tuple[float, float] = (8 / 12, 11 / 12)
+    power: float = 0.9
     layer_decay: float | None = None
     clip_norm: float | None = None
     image_size: int | None = 224
     eval_size: int | None = None
+    long_side: int | None = None
+    resize: tuple[float, float] = (1.0, 1.0)
+    crop: Literal["none", "random", "iou"] = "none"
+    rotation: float = 0.0
     crop_pct: float | None = None
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = None
     scale: tuple[float, float] = (0.08, 1.0)
@@ -105,7 +126,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate", "repeated_aug"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        for name in ("lr", "temperature"):
+        for name in ("lr", "temperature", "power"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
         for name in (
             "warmup_epochs",
@@ -118,20 +139,25 @@ class Recipe:
             "warmup_lr",
             "color_jitter",
             "mixup_off_epoch",
+            "rotation",
         ):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
         for name in ("hflip", "erasing", "mixup_prob", "mixup_switch", "smoothing", "alpha", "ema"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
         _check("smoothing", self.smoothing, self.smoothing < 1, "less than 1")
         _check("eps", self.eps, self.eps is None or self.eps > 0, "more than 0")
-        for name in ("drop_path", "drop_rate", "layer_decay", "crop_pct", "clip_norm", "image_size", "eval_size"):
+        limited = ("drop_path", "drop_rate", "layer_decay", "crop_pct")
+        for name in (*limited, "clip_norm", "image_size", "eval_size", "long_side", "epoch_updates"):
             value = getattr(self, name)
-            at_most = 1 if name in ("drop_path", "drop_rate", "layer_decay", "crop_pct") else float("inf")
+            at_most = 1 if name in limited else float("inf")
             if value is not None:
                 fine = 0 <= value <= at_most and (value > 0 or "drop" in name)
                 _check(name, value, fine, "between 0 and 1" if at_most == 1 else "more than 0")
         _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1], "two areas, the smaller first")
         _check("ratio", self.ratio, 0 < self.ratio[0] <= self.ratio[1], "two aspects, the smaller first")
+        _check("resize", self.resize, 0 < self.resize[0] <= self.resize[1], "two factors, the smaller first")
+        ordered = 0 < self.milestones[0] <= self.milestones[1] <= 1
+        _check("milestones", self.milestones, ordered, "two parts of the epochs, the earlier first")
         _check("warmup_epochs", self.warmup_epochs, self.warmup_epochs <= self.epochs, f"at most epochs={self.epochs}")
         if self.batch_size % self.accumulate:
             raise ValueError(
@@ -164,6 +190,8 @@ class Entry:
 
     Args:
         about, source: One line for users; where the settings come from and what they leave open.
+        task, head, head_args, neck, neck_args: What is learned, and by what on top of the network: see
+            `broadsight.dense.build`.
         model, model_args, pool, pool_args: Which network the recipe is for, and the pooling to put under it, each with
             the arguments that it needs; None for any.
         data, cost: What the paper trained on, and what all of that takes to compute.
@@ -175,6 +203,11 @@ class Entry:
     about: str
     source: str
     recipe: Recipe
+    task: str = "classify"
+    head: str | None = None
+    head_args: Mapping[str, Any] = field(default_factory=dict)
+    neck: str | None = None
+    neck_args: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
@@ -182,6 +215,11 @@ class Entry:
     data: str | None = None
     cost: str | None = None
     published: Mapping[str, float] = field(default_factory=dict)
+
+    def reported(self) -> str | None:
+        """The paper's figure in words, such as "83.6 % top-1"; of instances both boxes and masks."""
+        found = {METRICS[name]: value for name, value in self.published.items() if name in METRICS}
+        return ", ".join(f"{value} % {words}" for words, value in found.items()) or None
 
 
 @cache

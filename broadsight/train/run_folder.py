@@ -23,6 +23,15 @@ CONFIG, METRICS, WEIGHTS, LAST, CURVES, SKIPPED, REPORT = (
     "report.html",
 )
 
+# What the figures are called that a run may be after, in its metrics and in words.
+GOAL_NAMES = {
+    "val_top1": "top-1",
+    "val_box_ap": "box AP",
+    "val_mask_ap": "mask AP",
+    "val_keypoint_ap": "keypoint AP",
+    "val_miou": "mIoU",
+}
+
 
 class RunFolder:
     """The files of one run. Only the first process writes; the others may hold one that is not `writing`.
@@ -142,7 +151,7 @@ def _without_tensorboard(hook: Any) -> Any:
 
 
 def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
-    """Loss and accuracy over the epochs, and the learning rate, as a picture."""
+    """Loss and what the run is after over the epochs, and the learning rate, as a picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -151,25 +160,35 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     per_epoch = epochs[0]["updates"] / epochs[0]["epoch"] if epochs else 1
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
-    loss, accuracy, rate = figure.subplots(1, 3)
-    at = [line["epoch"] for line in epochs]
+    loss, quality, rate = figure.subplots(1, 3)
     loss.plot([line["updates"] / per_epoch for line in steps], [line["loss"] for line in steps], color="0.8", lw=1)
-    loss.plot(at, [line["train_loss"] for line in epochs], color=PALETTE[0], marker=".", label="training")
-    loss.plot(at, [line["val_loss"] for line in epochs], color=PALETTE[1], marker=".", label="validation")
+    _plot(loss, epochs, {"train_loss": (PALETTE[0], "training"), "val_loss": (PALETTE[1], "validation")})
     loss.set(xlabel="epoch", ylabel="loss")
-    loss.legend(frameon=False)
-    for name, colour, label in (("val_top1", PALETTE[1], "validation"), ("train_top1", PALETTE[0], "training")):
-        known = [(line["epoch"], line[name]) for line in epochs if line.get(name) is not None]
-        if known:
-            accuracy.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
-            accuracy.legend(frameon=False)
-    accuracy.set(xlabel="epoch", ylabel="top-1 accuracy, %", ylim=(0, 100))
+    goals = [name for name in GOAL_NAMES if any(name in line for line in epochs)] or ["val_top1"]
+    if goals == ["val_top1"]:
+        _plot(quality, epochs, {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")})
+    else:
+        halves = {name.replace("_ap", "_ap50"): f"{GOAL_NAMES[name]}50" for name in goals if name.endswith("_ap")}
+        _plot(quality, epochs, {name: (PALETTE[1 + place], GOAL_NAMES[name]) for place, name in enumerate(goals)})
+        colours = zip(halves.items(), PALETTE[3:], strict=False)
+        _plot(quality, epochs, {name: (colour, words) for (name, words), colour in colours})
+    words = "top-1 accuracy" if goals == ["val_top1"] else ", ".join(GOAL_NAMES[name] for name in goals)
+    quality.set(xlabel="epoch", ylabel=f"{words}, %", ylim=(0, 100))
     rate.plot([line["updates"] / per_epoch for line in steps], [line["lr"] for line in steps], color=PALETTE[2])
     rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
-    for axes in (loss, accuracy, rate):
+    for axes in (loss, quality, rate):
         axes.spines[["top", "right"]].set_visible(False)
     with state.replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=110)
+
+
+def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[str, str]]) -> None:
+    """Figures of the epochs that have them, each by its colour and its name."""
+    for name, (colour, label) in curves.items():
+        known = [(line["epoch"], line[name]) for line in epochs if line.get(name) is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
+            axes.legend(frameon=False)
 
 
 def is_run(path: Path) -> bool:

@@ -36,6 +36,8 @@ class Fitting:
     """Fits a line with a norm to points; the loss is the mean squared error, the goal is told in advance."""
 
     goal = "val_top1"
+    counts_correct = True
+    stays_in_eval = False
 
     def __init__(self, model, accumulate=1, goals=(10.0, 20.0, 30.0, 40.0, 50.0, 60.0)):
         self.model, self.accumulate, self.goals = model, accumulate, iter(goals)
@@ -84,6 +86,7 @@ def engine_for(folder, recipe=PLAIN, **options):
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     average, optimizer = make_average(model, recipe), make_optimizer(model, recipe)
     work = Fitting(model, recipe.accumulate, options.pop("goals", (10.0, 20.0, 30.0, 40.0)))
+    work.stays_in_eval = recipe.frozen_stats
     scheduler = make_scheduler(optimizer, recipe, work.updates)
     prepared, stepping = accelerator.prepare(model, optimizer)
     run = RunFolder(folder)

@@ -1,0 +1,354 @@
+"""Evaluation of dense runs: AP as COCO has it, or mIoU; result files, and pictures of what was found."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .data.dense_loading import DensePictures
+from .data.dense_part import DensePart, open_dense_part
+from .data.dense_transforms import DenseTransforms
+from .data.dense_view import DenseView
+from .data.loading import EvalOrder, close, default_workers, load
+from .data.pose_crops import PoseCrops
+from .dense.coco_results import to_results, write_results
+from .dense.drawing import draw_objects, draw_semantic, side_by_side
+from .dense.scoring import GOALS, ObjectScorer, PixelScorer, PoseScorer, Scorer, Views, defined, moved_keypoints
+from .dense_run import DenseRun, open_dense
+from .dense_training import LARGEST, SCENES, crop_size
+from .provenance import commit, versions
+from .report import Picture, render
+from .train.run_folder import GOAL_NAMES, REPORT, SKIPPED, RunFolder
+from .train.state import write_text
+
+EVALUATION, RESULTS = "evaluation.json", "results.json"
+SHOWN = 12  # pictures in a report
+HEADLINE = {
+    "detect": ("box_ap", "box_ap50", "box_ap75"),
+    "instances": ("mask_ap", "mask_ap50", "box_ap"),
+    "keypoints": ("keypoint_ap", "keypoint_ap50", "keypoint_ap75"),
+    "segment": ("miou", "macc", "aacc"),
+}
+
+
+@dataclass(frozen=True)
+class DenseAsked:
+    """What is to be evaluated.
+
+    Args:
+        run: The folder of a dense run.
+        data, part, split, seed: As for `open_dense_part`; without data, what the run validated on.
+        samples: So many pictures, drawn by chance, instead of all.
+        flip, scales, slide: Views of each picture; see `Views`.
+        size: Pixels of the shorter side, instead of those it was trained in.
+        batch, workers, threads, device, strict: How.
+    """
+
+    run: str
+    data: str | None = None
+    part: str = "auto"
+    split: float | None = None
+    seed: int | None = None
+    samples: int | None = None
+    flip: bool = False
+    scales: tuple[float, ...] = (1.0,)
+    slide: bool = False
+    size: int | None = None
+    batch: int = 4
+    workers: int | None = None
+    threads: int | None = None
+    device: str = "auto"
+    strict: bool = False
+
+
+@dataclass
+class DenseEvaluation:
+    """How good a dense model is.
+
+    Args:
+        run, part, views: What was asked, what about, and how.
+        figures, per_class: In per cent; undefined ones are left out.
+        results: What was found, as COCO has it; none for pixels.
+        skipped: Pictures that could not be read, and why.
+        latencies: Seconds of each batch, per picture.
+        shown: Pictures of what was found beside the truth.
+        interrupted: Not all pictures were asked about.
+    """
+
+    run: DenseRun
+    part: DensePart
+    views: Views
+    figures: dict[str, float] = field(default_factory=dict)
+    per_class: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    shown: list[Picture] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def evaluate_dense(asked: DenseAsked, progress: Callable[[int, int, str], None]) -> DenseEvaluation:
+    """Ask a dense run about labelled pictures."""
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    run = open_dense(asked.run, device=asked.device, size=asked.size)
+    part = find_part(run, asked)
+    views = run.views(flip=asked.flip, scales=asked.scales, slide=asked.slide)
+    return score(run, part, views, asked, progress)
+
+
+def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
+    """The pictures that are asked about."""
+    if asked.data is None:
+        splits = run.own_data()
+        part = DensePart(splits.val, splits.notes, {**splits.description, "part": "val", "pictures": len(splits.val)})
+    else:
+        part = open_dense_part(
+            asked.data,
+            run.task,  # ty: ignore[invalid-argument-type]
+            asked.part,
+            classes=run.classes,
+            category_ids=run.category_ids,
+            keypoint_names=run.keypoint_names,
+            split=asked.split,
+            seed=run.settings["seed"] if asked.seed is None else asked.seed,
+            channels=run.channels,
+            scenes_size=run.recipe.image_size or SCENES,
+        )
+    if asked.samples is None or asked.samples >= len(part.pictures):
+        return part
+    if asked.samples < 1:
+        raise ValueError(f"--samples {asked.samples}; expected 1 or more")
+    drawn = np.random.default_rng(asked.seed or 0).choice(len(part.pictures), asked.samples, replace=False)
+    pictures = DenseView(part.pictures, np.sort(drawn))
+    return DensePart(pictures, part.notes, {**part.description, "pictures": len(pictures), "samples": asked.samples})
+
+
+def scorer_for(run: DenseRun, pictures: DenseView, views: Views) -> Scorer:
+    if run.task == "segment":
+        return PixelScorer(run.classes, views=views, device=run.device)
+    common: dict[str, Any] = dict(flip_pairs=run.flip_pairs, views=views, device=run.device)
+    common["keypoint_offset"] = run.keypoint_offset
+    if run.top_down:
+        return PoseScorer(pictures, pictures.category_ids, run.classes, **common)
+    return ObjectScorer(run.task, pictures.category_ids, run.classes, keep=True, **common)
+
+
+def score(
+    run: DenseRun, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
+) -> DenseEvaluation:
+    """Figures of a run on pictures; an interruption leaves those of what was seen until then."""
+    evaluation = DenseEvaluation(run, part, views)
+    scorer = scorer_for(run, part.pictures, views)
+    if run.top_down:
+        source: Any = PoseCrops(part.pictures, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
+        transform = None
+    else:
+        source, transform = part.pictures, DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
+    pictures = DensePictures(source, transform, strict=asked.strict)
+    workers = default_workers() if asked.workers is None else asked.workers
+    loader = load(pictures, EvalOrder(source, asked.batch), workers=workers, pin_memory=run.device.type == "cuda")
+    done = 0
+    progress(0, len(source), run.title)
+    try:
+        with torch.inference_mode():
+            for batch in loader:
+                if batch.failure:
+                    raise ValueError(batch.failure)
+                evaluation.skipped.update(batch.skipped)
+                if len(batch.images):
+                    started = time.perf_counter()
+                    done += scorer.add(run.model, batch)
+                    evaluation.latencies.append((time.perf_counter() - started) / len(batch.images))
+                progress(done, len(source), run.title)
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        evaluation.interrupted = True
+    finally:
+        close(loader)
+    if not done:
+        raise ValueError(f"none of the {len(source)} pictures to evaluate on can be read; see what is wrong with them")
+    evaluation.figures = defined(scorer.compute())
+    evaluation.per_class = [{k: v for k, v in row.items() if v == v} for row in scorer.per_class()]
+    _look(evaluation, scorer)
+    return evaluation
+
+
+def _look(evaluation: DenseEvaluation, scorer: Any) -> None:
+    """Draw some pictures, truth beside prediction, and keep all results of objects."""
+    run, pictures = evaluation.run, evaluation.part.pictures
+    chosen = {round(place) for place in np.linspace(0, len(pictures) - 1, min(SHOWN, len(pictures))).tolist()}
+    with torch.inference_mode():
+        for index in sorted(chosen):
+            if pictures.name(index) in evaluation.skipped:
+                continue
+            image, target = pictures[index]
+            found = found_in(run, scorer, image, index)
+            evaluation.shown.append(
+                Picture(truth_and(run, image, target, found), pictures.name(index), _told(run, found))
+            )
+    if run.task != "segment":
+        evaluation.results = results_of(run, scorer)
+
+
+def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
+    """What a model says of a picture of the evaluated ones."""
+    if run.top_down:
+        return scorer.predictions(index)
+    pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
+    if run.task == "segment":
+        return scorer.find(run.model, pixels).argmax(0).cpu()
+    return {key: value.cpu() for key, value in scorer.find(run.model, [pixels])[0].items()}
+
+
+def truth_and(run: DenseRun, image: Image.Image, target: Any, found: Any) -> Image.Image:
+    """A picture twice: with what is there, and with what was found."""
+    if run.task == "segment":
+        drawn = [draw_semantic(image, classes, run.classes) for classes in (target, found)]
+    else:
+        options: dict[str, Any] = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
+        options["threshold"] = 0.0 if run.top_down else 0.5  # boxes of a pose model are given, not found
+        drawn = [draw_objects(image, objects, run.classes, **options) for objects in (target, found)]
+    return side_by_side(dict(zip(("truth", "found"), drawn, strict=True)))
+
+
+def _told(run: DenseRun, found: Any) -> str:
+    if run.task == "segment":
+        names = [run.classes[int(index)] for index in found.unique() if int(index) < len(run.classes)]
+        return f"truth beside what was found: {', '.join(names)}"
+    sure = found["labels"][found["scores"] >= 0.5].tolist()
+    return f"truth beside what was found: {', '.join(run.classes[label - 1] for label in sure) or 'nothing'}"
+
+
+def results_of(run: DenseRun, scorer: Any) -> list[dict[str, Any]]:
+    """Everything that was found, as COCO's results have it; keypoints in the file's own coordinates."""
+    if run.top_down:
+        entries = []
+        for index in range(len(scorer.dataset)):
+            found = moved_keypoints(scorer.predictions(index), -run.keypoint_offset)
+            image_id = scorer.dataset.target(index)["image_id"]
+            entries += to_results(image_id, found, scorer.dataset.category_ids)
+        return entries
+    return scorer.results
+
+
+def record_of(evaluation: DenseEvaluation, command: str) -> dict[str, Any]:
+    """What evaluation.json holds."""
+    run, views = evaluation.run, evaluation.views
+    return {
+        "task": run.task,
+        "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters},
+        "data": evaluation.part.description,
+        "figures": evaluation.figures,
+        "per_class": evaluation.per_class,
+        "views": {"flip": views.flip, "scales": list(views.scales), "slide": views.slide, "size": views.short_side},
+        "latency_ms": 1000 * median(evaluation.latencies) if evaluation.latencies else None,
+        "skipped": evaluation.skipped,
+        "interrupted": evaluation.interrupted,
+        "notes": list(evaluation.part.notes),
+        "device": run.device.type,
+        "threads": torch.get_num_threads(),
+        "command": command,
+        "versions": versions(),
+        "commit": commit(),
+    }
+
+
+def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path, command: str = "") -> dict[str, Any]:
+    """Write evaluation.json, results.json and report.html into a folder, which is made."""
+    record = record_of(evaluation, command)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(record, indent=1) + "\n", folder / EVALUATION)
+        if evaluation.results:
+            write_results(evaluation.results, folder / RESULTS)
+        write_text(render(page_of(record), findings=evaluation.shown), folder / REPORT)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    return record
+
+
+def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as a report has it."""
+    task, figures, data = record["task"], record["figures"], record["data"]
+    goal = GOALS[task]
+    names = [name for name in HEADLINE[task] if name in figures]
+    asked = [f"{data['pictures']:,} pictures of {data.get('place') or data.get('val')}"]
+    asked += ["mirrored as well"] * record["views"]["flip"] + ["by windows"] * record["views"]["slide"]
+    if record["views"]["scales"] != [1.0]:
+        asked.append(f"scales {', '.join(f'{scale:g}' for scale in record['views']['scales'])}")
+    return {
+        "title": record["model"]["title"],
+        "kind": "evaluation",
+        "subtitle": "; ".join(asked),
+        "headline": [{"label": name.replace("_", " "), "value": f"{figures[name]:.1f} %"} for name in names],
+        "figures": figures,
+        "absent": {} if goal in figures else {"figures": "nothing was there to be found"},
+        "class_figures": record["per_class"],
+        "parameters": record["model"]["parameters"],
+        "skipped": record["skipped"],
+        "notes": [*record["notes"], *(["interrupted: not all pictures were asked about"] * record["interrupted"])],
+        "facts": [
+            {
+                "group": "Evaluation",
+                "rows": [
+                    ["data", str(data.get("place") or data.get("val"))],
+                    ["time of a picture", f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"],
+                    ["device", f"{record['device']}, threads: {record['threads']}"],
+                ],
+            }
+        ],
+        "command": record["command"],
+        "versions": record["versions"],
+        "commit": record["commit"],
+    }
+
+
+def report_dense_run(
+    path: Path,
+    *,
+    workers: int | None = None,
+    device: str = "auto",
+    seconds: float | None = None,
+    evaluated: bool = True,
+) -> Path:
+    """Write a dense run's report.html: how it went, its scores, and what its best network finds in pictures."""
+    folder = RunFolder(path)
+    config, lines = folder.config(), folder.metrics()
+    about = config["broadsight"]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    record: dict[str, Any] = {"absent": {"figures": "the network was not evaluated, since the run has not finished"}}
+    shown: list[Picture] = []
+    if evaluated and (path / "model.safetensors").is_file():
+        asked = DenseAsked(str(path), workers=workers, device=device)
+        evaluation = evaluate_dense(asked, lambda *_: None)
+        record, shown = page_of(record_of(evaluation, about["command"])), evaluation.shown
+    skipped = json.loads((path / SKIPPED).read_text(encoding="utf-8")) if (path / SKIPPED).is_file() else {}
+    settings, recipe = about["settings"], about["recipe"]
+    rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
+    rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
+    rows += [["minutes", f"{seconds / 60:.1f}"]] if seconds else []
+    best = max((line.get(f"val_{about['goal']}", 0.0) for line in epochs), default=None)
+    done = f"{len(epochs)} of {recipe['epochs']} epochs"
+    goal = GOAL_NAMES[f"val_{about['goal']}"]
+    record |= {
+        "title": f"{settings['head']} with {settings['model']} on {settings['data']}",
+        "kind": "run",
+        "subtitle": f"{done}; best {goal} {best:.1f} %" if best is not None else done,
+        "skipped": {**skipped, **record.get("skipped", {})},
+        "facts": [*record.get("facts", []), {"group": "Training", "rows": rows}],
+        "command": about["command"],
+        "seed": about["seed"],
+        "versions": about["versions"],
+        "commit": about["commit"],
+    }
+    write_text(render(record, curves=lines, findings=shown), path / REPORT)
+    return path / REPORT

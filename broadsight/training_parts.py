@@ -1,0 +1,196 @@
+"""What a task brings to a run, and what classification brings: its pictures, network, description and work."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accelerate import Accelerator
+from torch import nn
+
+from .data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
+from .data.sources import Splits, resolve
+from .dry_run import first_line
+from .given_weights import load_given
+from .models.edited import edit
+from .run_request import EDITS, Request, describe, network_arguments
+from .seeds import seed_everything
+from .train.augmentation import LARGEST, transforms_of
+from .train.classification import Classification
+from .train.engine import Work
+from .train.recipes import Recipe
+from .train.tasks import make_task
+
+SMALLEST = 64  # pixels that are chosen for pictures of unknown size
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What there is of a run before it is prepared.
+
+    Args:
+        stored: Its folder exists and says what it is.
+        weighted: A checkpoint holds its weights.
+        how: What its description should say of how it is run.
+    """
+
+    stored: bool
+    weighted: bool
+    how: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a task brings to a run.
+
+    Args:
+        model: The network, on the CPU.
+        recipe: With what the data have decided.
+        order: Of training pictures.
+        work: Makes the work of the engine from the network as it is trained, and the same without what wraps it.
+        compile: Compiles the network in place.
+        description: For config.json.
+        summary: Pictures and their size, in a few words.
+        notes: What the user should know.
+        splits: The data.
+    """
+
+    model: nn.Module
+    recipe: Recipe
+    order: TrainOrder
+    work: Callable[[nn.Module, nn.Module], Work]
+    compile: Callable[[nn.Module], None]
+    description: dict[str, Any]
+    summary: str
+    notes: tuple[str, ...]
+    splits: Any
+
+
+def classifier_parts(
+    request: Request, settings: dict[str, Any], recipe: Recipe, accelerator: Accelerator, begun: Begun
+) -> Parts:
+    """A classifier and its pictures."""
+    rank, count = accelerator.process_index, accelerator.num_processes
+    seed, channels = settings["seed"], image_channels(settings)
+    with accelerator.main_process_first():  # a tar is unpacked once
+        splits = _data(settings, request, channels, recipe)
+    classes, notes = len(splits.classes), list(splits.notes)
+    size = recipe.image_size or size_of(splits.train, settings["data"])
+    recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
+    if not begun.stored:  # else that was done when it began
+        recipe = fit_batch(recipe, request, len(splits.train), count, notes)
+
+    seed_everything(seed)
+    model = _network(settings, replace(recipe, pretrained=recipe.pretrained and not begun.weighted), classes)
+    if settings["init"] and not begun.weighted:
+        load_given(model, settings["init"], other_classes=True)
+    transforms = transforms_of(recipe, model.pretrained_cfg, channels)
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": transforms.mean, "std": transforms.std}
+    order = TrainOrder(
+        splits.train,
+        recipe.batch_size,
+        seed=seed,
+        rank=rank,
+        processes=count,
+        accumulate=recipe.accumulate,
+        repeats=recipe.repeated_aug,
+        updates=recipe.epoch_updates,
+    )
+
+    def work(wrapped: nn.Module, plain: Any) -> Classification:
+        workers = default_workers(count) if request.workers is None else request.workers
+        common: dict[str, Any] = dict(workers=workers, pin_memory=accelerator.device.type == "cuda")
+        learned = Pictures(splits.train, transforms.build(True), seed=seed, training=True, strict=request.strict)
+        seen = replace(transforms, size=recipe.eval_size or size).build(False)
+        shown = Pictures(splits.val, seen, strict=request.strict)
+        per_pass = max(1, recipe.batch_size // (recipe.accumulate * count))
+        return Classification(
+            accelerator,
+            make_task(wrapped, plain, recipe, accelerator.device),
+            recipe,
+            load(learned, order, **common),
+            order,
+            load(shown, EvalOrder(splits.val, per_pass, rank=rank, processes=count), **common),
+            mean=transforms.mean,
+            std=transforms.std,
+            classes=classes,
+        )
+
+    return Parts(
+        model=model,
+        recipe=recipe,
+        order=order,
+        work=work,
+        compile=lambda network: network.compile(),
+        description=describe(settings, recipe, splits, model, transforms, begun.how),
+        summary=f"{len(splits.train):,} pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px",
+        notes=tuple(notes),
+        splits=splits,
+    )
+
+
+def image_channels(settings: Mapping[str, Any]) -> int:
+    channels = settings["model_args"].get("in_chans", 3)
+    if not isinstance(channels, int):
+        raise ValueError(f"in_chans={channels}; expected 1 (grey) or 3 (RGB)")
+    return channels
+
+
+def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:
+    options: dict[str, Any] = {name: settings[name] for name in ("val", "split", "root") if settings[name] is not None}
+    if request.download:
+        options["download"] = True
+    return resolve(
+        settings["data"], seed=settings["seed"], channels=channels, scenes_size=recipe.image_size or SMALLEST, **options
+    )
+
+
+def size_of(source: Any, data: str, largest: int = LARGEST) -> int:
+    """Pixels to train at: what most pictures have, in steps of 32, within what backbones were made for.
+
+    Args:
+        source: Has `open(index)`.
+    """
+    if data.startswith("scenes"):
+        return SMALLEST
+    sides = []
+    for index in range(0, len(source), max(1, len(source) // 32)):
+        try:
+            sides.append(min(source.open(index).size))
+        except ValueError:  # unreadable; the run will report it
+            continue
+    if not sides:
+        raise ValueError(f"none of {len(source)} pictures looked at in {data} can be read; check that they are images")
+    return min(largest, max(SMALLEST, 32 * math.ceil(sorted(sides)[len(sides) // 2] / 32)))
+
+
+def fit_batch(recipe: Recipe, request: Request, pictures: int, count: int, notes: list[str]) -> Recipe:
+    """A smaller batch for few pictures, where the recipe allows and the user has not asked for that very one."""
+    if not recipe.fit_batch or "batch_size" in request.changes:
+        return recipe
+    share = recipe.accumulate * count * (2 if recipe.mixup or recipe.cutmix else 1)  # pairs are mixed
+    # Some updates an epoch, or there is little to see of it
+    fitting = max(2, min(recipe.batch_size, pictures // 4 or 1)) // share * share or share
+    if fitting < recipe.batch_size:
+        notes.append(f"batch of {fitting} instead of {recipe.batch_size}, since there are {pictures} training pictures")
+        return recipe.change({"batch_size": fitting})
+    return recipe
+
+
+def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
+    """The network as it will be trained, with `pretrained_cfg` saying what it takes from now on."""
+    name, given = settings["model"], network_arguments(settings, recipe)
+    rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.drop_rate}
+    given |= {key: value for key, value in rates.items() if value is not None and key not in given}
+    given |= dict(num_classes=classes, pretrained=recipe.pretrained)
+    edits = {key: settings[key] for key in EDITS if settings[key]}
+    try:
+        model: Any = edit(name, **edits, **given)
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        if recipe.pretrained:
+            raise RuntimeError(f"the pretrained weights of {name} cannot be had: {reason}") from None
+        raise RuntimeError(f"{name} cannot be created: {reason}") from None
+    return model

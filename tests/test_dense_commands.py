@@ -1,0 +1,169 @@
+"""eval, predict and report of dense runs, through the command line."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from broadsight.cli import main
+from broadsight.data.mask_folders import read_indices
+from broadsight.training import train
+
+from .dense_runs import ask_dense, write_coco
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+@pytest.fixture(scope="module")
+def detector(coco, tmp_path_factory):
+    """Trained until it finds the squares."""
+    folder = tmp_path_factory.mktemp("runs") / "detector"
+    changes = dict(epochs=1, epoch_updates=60, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
+    train(ask_dense("retinanet", folder, data=str(coco), val=str(coco), changes=changes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def segmenter(coco, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "segmenter"
+    train(ask_dense("semantic_fpn", folder, data=str(coco), val=str(coco)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pose(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "pose"
+    train(ask_dense("simple_baseline", folder))
+    return folder
+
+
+def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp_path, capsys):
+    out = tmp_path / "evaluation"
+    assert main(["eval", str(detector), str(coco), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
+    record = json.loads((out / "evaluation.json").read_text("utf-8"))
+    truth = COCO(str(coco))
+    oracle = COCOeval(truth, truth.loadRes(str(out / "results.json")), "bbox")
+    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    names = ("box_ap", "box_ap50", "box_ap75")
+    assert [record["figures"][name] for name in names] == pytest.approx(list(100 * oracle.stats[:3]), abs=1e-2)
+    assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
+    assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
+    page = (out / "report.html").read_text("utf-8")
+    assert "Found in pictures" in page and "000000000001.png" in page
+    assert "box ap %" in capsys.readouterr().out
+
+
+def test_eval__views_and_samples(detector, coco, capsys):
+    arguments = ["eval", str(detector), str(coco), "--flip", "--scales", "1,1.5", "--samples", "2"]
+    assert main([*arguments, "--threads", "1", "--workers", "0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
+    assert record["data"]["pictures"] == 2
+
+
+def test_eval__of_a_segmenter_without_data_is_what_it_validated_on(segmenter, tmp_path, capsys):
+    out = tmp_path / "evaluation"
+    assert main(["eval", str(segmenter), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
+    figures = json.loads((out / "evaluation.json").read_text("utf-8"))["figures"]
+    lines = [json.loads(line) for line in (segmenter / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert figures["miou"] == pytest.approx(lines[-1]["val_miou"], abs=1e-3)
+    assert not (out / "results.json").exists()
+
+
+def test_predict__draws_and_writes_results(detector, coco, tmp_path, capsys):
+    images, out = coco.parent / "images", tmp_path / "drawn"
+    arguments = ["predict", str(detector), str(images), "--out", str(out), "--csv", str(tmp_path / "boxes.csv")]
+    assert main([*arguments, "--threads", "1", "--threshold", "0.3"]) == 0
+    assert sorted(path.name for path in out.glob("*.png")) == [f"{n:012d}.png" for n in range(1, 5)]
+    results = json.loads((out / "results.json").read_text("utf-8"))
+    assert {entry["image_id"] for entry in results} == {1, 2, 3, 4}  # the numbers that the files are named by
+    assert {entry["category_id"] for entry in results} <= {3, 7}
+    truth = COCO(str(coco))
+    oracle = COCOeval(truth, truth.loadRes(results), "bbox")
+    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    assert oracle.stats[1] > 0.2
+    rows = list(csv.DictReader((tmp_path / "boxes.csv").open(encoding="utf-8")))
+    assert len(rows) == len(results) and rows[0].keys() >= {"file", "class", "score", "x", "width"}
+    assert json.loads((out / "results.json.settings.json").read_text("utf-8"))["model"]["task"] == "detect"
+    with Image.open(out / "000000000001.png") as drawn:
+        assert max(drawn.size) > 200  # small pictures are enlarged
+    assert "drawn:" in capsys.readouterr().out
+
+
+def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path):
+    out = tmp_path / "drawn"
+    images = coco.parent / "images"
+    assert main(["predict", str(segmenter), str(images), "--out", str(out), "--threads", "1", "--slide"]) == 0
+    classes = read_indices(out / "masks" / "000000000002.png")
+    assert classes.shape == (64, 80) and classes.max() <= 2
+    assert not (out / "results.json").exists()
+
+
+def test_predict__pose_of_boxes_that_are_given(pose, coco, tmp_path, capsys):
+    images, out = coco.parent / "images", tmp_path / "drawn"
+    picture = str(images / "000000000001.png")
+    assert main(["predict", str(pose), picture, "--out", str(out), "--threads", "1"]) == 0
+    assert "each picture is taken for one object" in capsys.readouterr().err
+    (whole,) = json.loads((out / "results.json").read_text("utf-8"))
+    assert whole["bbox"] == [0, 0, 80, 64]
+    assert main(["predict", str(pose), picture, "--boxes", str(coco), "--json", str(tmp_path / "r.json")]) == 0
+    (one,) = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert one["bbox"] == [8, 6, 28, 28]
+    assert len(one["keypoints"]) == len(whole["keypoints"])
+
+
+def test_predict__a_broken_picture_is_named_and_the_others_are_done(detector, coco, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.png").write_bytes(b"not a picture")
+    Image.fromarray(np.zeros((40, 60), np.uint8)).save(tmp_path / "in" / "grey.png")
+    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+    assert "broken.png" in capsys.readouterr().err
+    assert (tmp_path / "out" / "grey.png").is_file() and not (tmp_path / "out" / "broken.png").exists()
+
+
+def test_report__of_a_dense_run(segmenter, capsys):
+    assert main(["report", str(segmenter), "--workers", "0", "--threads", "1"]) == 0
+    page = (segmenter / "report.html").read_text("utf-8")
+    assert "Training run" in page and "mIoU" in page and "Found in pictures" in page
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["eval", "RUN", "COCO", "--suite", "fgsm"], "--suite is for classifiers"),
+        (["eval", "RUN", "nowhere"], "no such data: nowhere"),
+        (["eval", "RUN", "COCO", "--size", "8"], "--size 8; expected 32 pixels or more"),
+        (["eval", "RUN", "COCO", "--scales", "0"], "expected one or more factors above 0"),
+        (["eval", "RUN", "COCO", "--samples", "0"], "--samples 0; expected 1 or more"),
+        (["predict", "RUN", "IMAGES", "--threshold", "2"], "--threshold 2.0; expected 0 to 1"),
+        (["predict", "RUN", "IMAGES", "--boxes", "COCO"], "--boxes is for pose models; retinanet finds objects"),
+        (["predict", "RUN", "IMAGES", "--out", "COCO"], "is a file; expected a folder"),
+        (["predict", "RUN"], "no images given"),
+        (["predict", "test_resnet", "IMAGES", "--out", "x"], "--out is for dense runs"),
+        (["eval", "test_resnet", "scenes", "--flip"], "--flip is for dense runs"),
+        (["train", "scenes:8", "--task", "detect", "--head", "mask_rcnn"], "--head mask_rcnn with --task detect"),
+        (["train", "scenes:8", "--head", "fcos"], "--head is for dense tasks"),
+    ],
+)
+def test_refusals__in_one_line(arguments, message, detector, coco, capsys):
+    places = {"RUN": str(detector), "COCO": str(coco), "IMAGES": str(coco.parent / "images")}
+    assert main([places.get(argument, argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("broadsight: ") and message in error
+
+
+def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
+    content = json.loads(coco.read_text("utf-8"))
+    content["categories"][0]["name"] = "blue"
+    other = tmp_path / "other.json"
+    (tmp_path / "images").symlink_to(coco.parent / "images")
+    other.write_text(json.dumps(content), "utf-8")
+    assert main(["eval", str(detector), str(other), "--workers", "0"]) == 2
+    assert "has classes that the model has not: blue" in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""Dense tasks through the one engine: folders, reloading, resuming, beginning from other weights, and refusals."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import broadsight
+from broadsight.dense_run import is_dense, open_dense
+from broadsight.run_request import Request
+from broadsight.train.engine import Interrupted
+from broadsight.training import train
+
+from .dense_runs import SMALL_HEADS, TASKS, ask_dense, write_coco
+
+GOALS = {"retinanet": "box_ap", "mask_rcnn": "mask_ap", "semantic_fpn": "miou", "simple_baseline": "keypoint_ap"}
+
+
+@pytest.fixture(scope="module", params=SMALL_HEADS)
+def run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dense") / request.param
+    outcome = train(ask_dense(request.param, folder))
+    return request.param, folder, outcome
+
+
+def lines_of(folder, kind):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_run__is_a_folder_with_everything(run):
+    head, folder, outcome = run
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    about = config["broadsight"]
+    assert (about["task"], about["goal"], about["settings"]["head"]) == (TASKS[head], GOALS[head], head)
+    assert config["label_names"][-1] == "rocket" or "rocket" in config["label_names"]
+    assert ("background" in config["label_names"]) == (head == "semantic_fpn")
+    (epoch,) = lines_of(folder, "epoch")
+    assert 0 <= epoch[f"val_{GOALS[head]}"] <= 100 and "train_top1" not in epoch
+    assert outcome.progress.best == epoch[f"val_{GOALS[head]}"]
+    assert outcome.goal in ("box AP", "mask AP", "mIoU", "keypoint AP")
+    assert {"model.safetensors", "metrics.jsonl", "curves.png", "last"} <= {path.name for path in folder.iterdir()}
+    assert is_dense(folder)
+
+
+def test_run__loads_with_timm_and_says_the_same(run):
+    head, folder, _ = run
+    opened = open_dense(folder)
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, opened.model.state_dict()[name])
+    image = torch.rand(3, 64, 64)
+    images = [image] if TASKS[head] in ("detect", "instances") else image[None]
+    with torch.no_grad():
+        one, other = model(images), opened.model(images)
+    if isinstance(one, list):
+        assert all(torch.equal(one[0][key], other[0][key]) for key in one[0])
+    else:
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("head", ["retinanet", "semantic_fpn"])
+def test_resume__as_if_it_had_never_stopped(head, tmp_path, monkeypatch):
+    """Stopped by a signal in the middle of an epoch; losses, weights and figures are the same to the last bit."""
+    request = ask_dense(head, tmp_path / "whole", changes=dict(epochs=2))
+    train(request)
+    from broadsight.train.dense import DenseWork
+
+    step, made = DenseWork.step, []
+
+    def interrupting(self, batch):
+        made.append(1)
+        if len(made) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch)
+
+    monkeypatch.setattr(DenseWork, "step", interrupting)
+    halved = replace(request, out=str(tmp_path / "halved"))
+    with pytest.raises(Interrupted, match="--resume"):
+        train(halved)
+    monkeypatch.setattr(DenseWork, "step", step)
+    train(halved, resume=True)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "halved"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for kind in ("updates", "epoch"):
+        assert lines_of(tmp_path / "whole", kind) == lines_of(tmp_path / "halved", kind)
+
+
+def test_learns__the_loss_of_a_few_pictures_falls(tmp_path):
+    file = write_coco(tmp_path / "data")
+    changes = dict(epochs=1, epoch_updates=30, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
+    train(ask_dense("retinanet", tmp_path / "run", data=str(file), val=str(file), changes=changes, log_every=5))
+    losses = [line["loss"] for line in lines_of(tmp_path / "run", "updates")]
+    assert len(losses) == 6 and losses[-1] < 0.7 * losses[0]
+
+
+def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_path, run):
+    head, folder, _ = run
+    if head != "retinanet":
+        pytest.skip("the same for every head")
+    torch.manual_seed(1)
+    classifier = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, num_classes=3)
+    torch.save(classifier.state_dict(), tmp_path / "classifier.pth")
+    request = ask_dense(
+        "retinanet", tmp_path / "run", init=str(tmp_path / "classifier.pth"), changes=dict(lr=1e-12, min_lr=0.0)
+    )
+    train(request)
+    opened = open_dense(tmp_path / "run")
+    kept = classifier.backbone.state_dict()
+    for name, value in opened.model.stages.network.named_parameters():
+        torch.testing.assert_close(value, kept[name], atol=1e-6, rtol=0)
+    again = ask_dense("retinanet", tmp_path / "again", init=str(folder), changes=dict(lr=1e-12, min_lr=0.0))
+    note = [note for note in train(again).notes if "begins from" in note]
+    assert note and "begin anew" not in note[0]
+    torch.save({"stem.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="holds weights of another network"):
+        train(ask_dense("retinanet", tmp_path / "no", init=str(tmp_path / "other.pth")))
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(pool="map"), "--pool map with --task detect, where nothing is pooled; --neck map"),
+        (dict(head="mask_rcnn"), "--head mask_rcnn with --task detect; expected retinanet, "),
+        (dict(changes=dict(mixup=0.5)), "mixup=0.5 is for --task classify, not detect"),
+        (dict(recipe="quick"), "recipe quick is for --task classify, not detect"),
+        (dict(head_args=dict(wings=2)), "retinanet cannot be built: .*wings"),
+        (dict(data="nowhere"), "no such data: nowhere"),
+        (dict(model="resnet1"), "unknown model 'resnet1'"),
+    ],
+)
+def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
+        train(replace(ask_dense("retinanet", tmp_path / "run", changes=options.pop("changes", {})), **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_classify__refuses_what_is_for_dense_tasks(tmp_path):
+    with pytest.raises(ValueError, match="--neck is for dense tasks; expected --task detect"):
+        train(Request(data="scenes:8", neck="map", out=str(tmp_path / "run")))
+
+
+def test_resume__another_task_or_head_is_refused(run, tmp_path):
+    head, folder, _ = run
+    if head != "retinanet":
+        pytest.skip("the same for every head")
+    with pytest.raises(ValueError, match="holds a run with head=retinanet, not head=fcos"):
+        train(replace(ask_dense("retinanet", folder), head="fcos"), resume=True)
+    with pytest.raises(ValueError, match="holds a run with task=detect, not task=segment"):
+        train(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True)
