@@ -1,18 +1,14 @@
 """The arithmetic and the manners of the benchmark. How fast anything is, no test may say."""
 
 import dataclasses
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from rich.console import Console
-from torch import nn
 
-from broadsight import benchmark, drawing
+from broadsight import benchmark
 from broadsight.benchmark import Report, Settings, Summary, measure
 from broadsight.contenders import Variant, build
 from broadsight.losses import MultiTokenLoss
@@ -38,43 +34,6 @@ def training() -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "GEMM_SIZES", (64,))
         return measure(["test_resnet", "test_vit"], dataclasses.replace(TINY, train=True))
-
-
-def test_summarize__median_minimum_and_quartiles():
-    assert benchmark.summarize([10, 1, 4, 3, 2]) == Summary(median=3, minimum=1, spread=pytest.approx((4 - 2) / 3))
-    assert benchmark.summarize([5.0]) == Summary(5.0, 5.0, 0.0)
-
-
-def test_median_interval__by_counting():
-    """Of 20 values the sixth and the fifteenth, as tables of the sign test have it; few values say little."""
-    assert benchmark.median_interval(range(20, 0, -1)) == (6, 15)
-    assert benchmark.median_interval(range(1, 101)) == (40, 61)
-    assert benchmark.median_interval(range(1, 6)) == (1, 5)
-    assert benchmark.median_interval([7.0]) == (7.0, 7.0)
-    assert benchmark.median_interval(range(1, 21), confidence=0.5) == (8, 13)
-
-
-def test_paired_ratio__is_taken_within_rounds():
-    # the machine was ten times slower in the second round; a ratio of medians would say 3 / 3 = 1
-    assert benchmark.paired_ratio([2, 20, 3], [1, 10, 3]) == Summary(median=2, minimum=1, spread=0.25)
-
-
-def test_interleave__every_round_starts_one_further():
-    order = []
-    samples = benchmark.interleave("abc", lambda who, round_: order.append(f"{who}{round_}") or order[-1], rounds=4)
-    assert " ".join(order) == "a0 b0 c0 b1 c1 a1 c2 a2 b2 a3 b3 c3"
-    assert samples == [["a0", "a1", "a2", "a3"], ["b0", "b1", "b2", "b3"], ["c0", "c1", "c2", "c3"]]
-
-
-def test_interleave__interrupt_keeps_the_complete_rounds():
-    def timed(who, round_):
-        if (who, round_) == ("a", 2):
-            raise KeyboardInterrupt
-        return f"{who}{round_}"
-
-    assert benchmark.interleave("ab", timed, rounds=5) == [["a0", "a1"], ["b0", "b1"]]
-    with pytest.raises(KeyboardInterrupt):  # before any round is complete there is nothing to keep
-        benchmark.interleave("ba", lambda who, round_: timed(who, round_ + 2), rounds=5)
 
 
 def test_expand__wildcards_add_what_is_missing_and_names_may_repeat():
@@ -117,10 +76,6 @@ def test_measure__leaves_threads_and_random_state_alone():
     measure(["test_resnet"], dataclasses.replace(TINY, threads=threads + 1, rounds=1))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(ZeroDivisionError), benchmark.fixed_threads(threads + 1):
-        assert torch.get_num_threads() == threads + 1
-        raise ZeroDivisionError
-    assert torch.get_num_threads() == threads
 
 
 def test_measure__reports_every_step():
@@ -202,91 +157,6 @@ def test_settings__one_number_is_a_square():
 def test_report__survives_json(inference, training):
     for report in (inference, training):
         assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
-
-
-def linear_gelu() -> tuple[nn.Module, torch.Tensor]:
-    return nn.Sequential(nn.Linear(16, 32), nn.GELU()), torch.randn(8, 16)
-
-
-def test_saved_for_backward__linear_and_gelu():
-    model, x = linear_gelu()
-    # the linear layer keeps its input for the weights' gradient, GELU keeps its own input; weights do not count
-    assert benchmark.saved_for_backward(model, lambda: model(x)) == 4 * (8 * 16 + 8 * 32)
-    # with a gradient wanted for x the linear layer saves its weight too, which is the model's own
-    assert benchmark.saved_for_backward(model, lambda: model(x.clone().requires_grad_())) == 4 * (8 * 16 + 8 * 32)
-
-
-def test_saved_for_backward__a_storage_counts_once_and_whole():
-    x = torch.randn(8, 16, requires_grad=True)
-    assert benchmark.saved_for_backward(nn.Identity(), lambda: x * x) == 4 * 8 * 16
-    assert benchmark.saved_for_backward(nn.Identity(), lambda: x[:2] * x[2:4]) == 4 * 8 * 16
-    assert benchmark.saved_for_backward(nn.Identity(), lambda: x + x) == 0
-
-
-def test_peak_memory__linear_and_gelu():
-    model, x = linear_gelu()
-
-    @torch.inference_mode()
-    def infer() -> None:
-        model(x)
-
-    assert benchmark.peak_memory(infer) == 4 * (8 * 32 + 8 * 32)  # what goes into GELU and what comes out
-    assert benchmark.peak_memory(lambda: None) == 0
-
-
-def test_peak_memory__the_worst_moment_not_the_sum():
-    def one_after_the_other() -> None:
-        for _ in range(5):
-            torch.zeros(1000)
-
-    assert benchmark.peak_memory(one_after_the_other) == 4 * 1000
-
-
-def test_gemm_peak__stops_when_time_is_up(monkeypatch):
-    monkeypatch.setattr(benchmark, "GEMM_SIZES", (8, 10**9))  # nobody could allocate the second
-    assert benchmark.gemm_peak(TINY, seconds=0) > 0
-
-
-@pytest.mark.parametrize("name", ["inference", "training"])
-def test_render__shows_every_row(name, request):
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(benchmark.render(request.getfixturevalue(name)))
-    text = console.export_text()
-    assert "test_resnet" in text and "test_vit" in text and "64x64" in text and "eager" in text
-    assert ("saved" in text) == (name == "training")
-
-
-@pytest.mark.parametrize("suffix", drawing.PLOT_FORMATS)
-def test_plot__writes_what_the_name_says(suffix, inference, tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"latency.{suffix}"
-    benchmark.plot(inference, path)
-    assert path.read_bytes()[:5] == {"png": b"\x89PNG\r", "svg": b"<?xml", "pdf": b"%PDF-"}[suffix]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_plot__failing_leaves_no_file_and_spares_an_old_one(inference, tmp_path, monkeypatch):
-    figure = pytest.importorskip("matplotlib.figure")
-
-    def fails(self, path: Path, **options) -> None:
-        path.write_text("half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(figure.Figure, "savefig", fails)
-    (tmp_path / "old.png").write_text("old")
-    for name in ("new.png", "old.png"):
-        with pytest.raises(OSError, match="disk full"):
-            benchmark.plot(inference, tmp_path / name)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("old.png", "old")]
-
-
-def test_plot__refuses_other_formats_and_a_missing_matplotlib(inference, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
-        benchmark.plot(inference, tmp_path / "latency.jpg")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
-        benchmark.plot(inference, tmp_path / "latency.png")
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- pools
@@ -401,12 +271,6 @@ def test_light__refuses_what_has_no_light_form():
     for pools in ((), ("gap",), ("ga",)):
         with pytest.raises(ValueError, match="light form"):
             measure(["test_resnet"], dataclasses.replace(ONCE, pools=pools, light=True))
-
-
-def test_kernel_launches__views_are_free():
-    x = torch.randn(4, 4)
-    assert benchmark.kernel_launches(lambda: x.view(2, 8).t()[0]) == 0
-    assert benchmark.kernel_launches(lambda: (x + 1).t().contiguous() @ x) == 3
 
 
 def test_write_json__whole_or_not_at_all(tmp_path):

@@ -8,6 +8,10 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import symbolic
+from .slices import image_slices, runs_eagerly
+
+# The mixed attention maps of one slice of queries should stay in the processor's cache.
+SLICE_BYTES = 2 << 20
 
 
 @register_notrace_module
@@ -141,11 +145,27 @@ class PartialAttention(nn.Module):
         h = self.heads
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         qkv = F.linear(x, self.qkv.weight, bias).view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4)  # 3 B h F d
-        logits = qkv[0] @ qkv[1].transpose(-2, -1)  # B h F F
+        keys, values = qkv[1].transpose(-2, -1), qkv[2]
+        if not torch.jit.is_scripting() and self._runs_in_slices(x):
+            # Queries do not see each other. Whole, the maps of a large image would leave the cache at every step.
+            row = B * self.head_expansion * h * F_ * x.element_size()
+            parts = [self._mixed(qkv[0][:, :, part], keys, values) for part in image_slices(F_, row, SLICE_BYTES)]
+            mixed = torch.cat(parts, 2)
+        else:
+            mixed = self._mixed(qkv[0], keys, values)
+        return mixed.transpose(1, 2).reshape(B, F_, C)
+
+    def _mixed(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of some queries with mixed heads. (B, h, R, d), (B, h, d, F), (B, h, F, d) -> (B, h, R, d)."""
         # As 1x1 convolutions the mixings read the maps once; the scale rides on the first one's weights.
-        logits = F.conv2d(logits, (self.head_up * self.scale)[:, :, None, None])  # B e*h F F
-        weights = F.conv2d(logits.softmax(-1), self.head_down[:, :, None, None])  # B h F F
-        return (weights @ qkv[2]).transpose(1, 2).reshape(B, F_, C)
+        logits = F.conv2d(queries @ keys, (self.head_up * self.scale)[:, :, None, None])  # B e*h R F
+        weights = F.conv2d(logits.softmax(-1), self.head_down[:, :, None, None])  # B h R F
+        return weights @ values
+
+    @torch.jit.unused
+    def _runs_in_slices(self, x: Tensor) -> bool:
+        """In training every map is kept for the backward pass, and slices would save nothing."""
+        return x.device.type == "cpu" and not torch.is_grad_enabled() and runs_eagerly()
 
     def query_background(self, query: Tensor, x: Tensor, foreground: Tensor) -> Tensor:
         """One query (B, C) over all rows of x (B, N, C) but the foreground's. -> (B, 1, C)."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from broadsight.layers import PartialAttention
+from broadsight.layers import PartialAttention, partial_attention
 from broadsight.layers.partial_attention import select_foreground
 from broadsight.macs import PRODUCTS, count
 from tests.compare import assert_close, assert_same_function, randomize
@@ -202,3 +202,19 @@ def test_reset_parameters__starts_as_ordinary_attention():
 def test_wrong_arguments__are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         PartialAttention(**arguments)
+
+
+@pytest.mark.parametrize("budget", [1, 2 * 12 * 13 * 8 * 5])  # bytes: a query at a time; five, the last slice shorter
+def test_attend__slices_of_queries_give_what_the_whole_gives(budget, monkeypatch):
+    ours, slow = pair(foreground=(12, 40))
+    x, scores = torch.randn(2, 40, 12).double(), torch.randn(2, 40).double()
+    whole = ours(x, scores)
+    seen = []
+    mixed = ours._mixed
+    monkeypatch.setattr(partial_attention, "SLICE_BYTES", budget)
+    monkeypatch.setattr(ours, "_mixed", lambda q, k, v: seen.append(q.shape[2]) or mixed(q, k, v))
+    with torch.no_grad():
+        assert_close(ours(x, scores), whole.detach())
+    assert seen == ([1] * 13 if budget == 1 else [5, 5, 3])
+    ours(x, scores)  # with gradients the maps are kept anyway
+    assert seen[-1] == 13
