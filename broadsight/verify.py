@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from fnmatch import fnmatch
 from importlib.resources import files
+from types import ModuleType
 from typing import Any
 
 import timm
@@ -13,7 +14,7 @@ import yaml
 from rich.table import Table
 from torch import nn
 
-from . import broadcast_tables, map_tables
+from . import broadcast_tables, dense_tables, map_tables
 from .layers import PartialAttention
 from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, blank_model, count, executed_macs
 from .map_tables import Row
@@ -33,8 +34,9 @@ SOURCES = {
     "context_broadcast": "Hyeon-Woo et al., ICCV 2023, supplement, Tables S1, S3, S5, S6",
 }
 
-# Families whose tables have a file of their own.
-TABLES = {"map": map_tables, "context_broadcast": broadcast_tables}
+# What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
+TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
+SUBJECTS = (*FAMILIES, "dense")  # what can be verified
 
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = {
@@ -86,7 +88,7 @@ class Check:
 
     Args:
         family, row, figure: Which number of which table; figure is "params", "macs", either "over" another network or
-            "at" another image size, one of SIZES, or the operations that context broadcasting adds.
+            "at" another image size (height x width), one of SIZES, or the operations that context broadcasting adds.
         convention: How operations are counted.
         paper: The figure as printed.
         ours: The same figure of our model, in the paper's formulation; None if there is no model to run.
@@ -113,16 +115,16 @@ def published() -> dict[str, Any]:
 
 
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
-    """Recompute every static classification figure of the given families, or of all.
+    """Recompute every static figure of the given families' classifiers, of all dense tables, or of all.
 
     Args:
-        families: Some of FAMILIES; none means all.
+        families: Some of SUBJECTS; none means all.
         progress: Called before each row is computed: rows done, rows in all, the row's name.
     """
     for family in families:
-        if family not in FAMILIES:
-            raise ValueError(f"unknown family {family!r}; choose among {', '.join(FAMILIES)}")
-    rows = [(family, *row) for family in families or FAMILIES for row in _rows(family)]
+        if family not in SUBJECTS:
+            raise ValueError(f"unknown family {family!r}; choose among {', '.join(SUBJECTS)}")
+    rows = [(family, *row) for family in families or SUBJECTS for row in _rows(family)]
     checks = []
     for done, (family, row, printed, build) in enumerate(rows):
         if progress:
@@ -135,7 +137,7 @@ def render(checks: Sequence[Check]) -> Table:
     """The checks as a table for the terminal."""
     table = Table(
         title="Published figures, recomputed",
-        caption="params in M, macs in G (M where marked), at 224x224 unless marked",
+        caption="params in M, macs in G (M where marked), at 224x224 unless marked (height x width)",
     )
     for column in ("family", "row", "figure", "counted as"):
         table.add_column(column, overflow="fold")
@@ -190,7 +192,7 @@ def catalogue(
 
 
 def _rows(family: str) -> Iterator[Row]:
-    tables = published()[family]
+    tables = published() if family == "dense" else published()[family]
     if family in TABLES:
         yield from TABLES[family].rows(tables)
         return
@@ -264,7 +266,7 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
     checks = []
     for figure, paper in figures.items():
         (ours, run, counted), note = measured[figure], ""
-        if any(_prints(ours, paper, rounding) for rounding in ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))):
+        if any(_prints(ours, paper, rounding) for rounding in _roundings(family, row, figure)):
             status = "match"
         else:
             note = CONTRADICTIONS.get((family, name, figure), "")
@@ -285,7 +287,7 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
         return broadcast_tables.added_operations(model), None, "sums, products, in M"
     if figure == "params":
         return sum(p.numel() for p in model.parameters()) / 1e6, None, ""
-    height, width = (int(size), int(size)) if size else SIZE
+    height, width = (int(side) for side in (size.split("x") * 2)[:2]) if size else SIZE
     executed, extra = count(model, (1, 3, height, width), convention)
     return (executed + extra) / 1e9, executed / 1e9, convention.name
 
@@ -294,7 +296,15 @@ def _difference(ours: Measured, its: Measured) -> Measured:
     return ours[0] - its[0], None if ours[1] is None or its[1] is None else ours[1] - its[1], ours[2]
 
 
+def _roundings(family: str, row: str, figure: str) -> Sequence[str]:
+    if family == "dense":
+        return dense_tables.roundings(row, figure)
+    return ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
+
+
 def _convention(family: str, name: str) -> Convention:
+    if family == "dense":
+        return dense_tables.convention(name)
     # The isotropic rows fit when norms are left out (4.34 prints 4.3; with norms 4.35 would print 4.4). DaViT's figure
     # is quoted from its own paper.
     return PRODUCTS if name.startswith(("isotropic", "davit")) else CONVENTIONS[family]
