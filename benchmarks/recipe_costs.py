@@ -47,9 +47,12 @@ def main() -> int:
 
 
 def cost(entry: Entry) -> str | None:
-    """In words, such as 5.0 EMAC; None for a recipe without a network or data."""
+    """In words, such as 5.0 EMAC; None for a recipe without a network or data, and for dense tasks.
+
+    What detectors compute depends on what they find, and pictures differ in size.
+    """
     recipe = entry.recipe
-    if entry.model is None or entry.data is None or recipe.image_size is None:
+    if entry.task != "classify" or entry.model is None or entry.data is None or recipe.image_size is None:
         return None
     classes, size = CLASSES[entry.data], recipe.image_size
     one = 3 * macs(entry.model, entry.pool, yaml.safe_dump(dict(entry.model_args)), classes, size)

@@ -127,7 +127,12 @@ def bench(
     runtime: Annotated[str, Arg("comma-separated runtimes: eager, compile")] = "eager",
     batch: Annotated[int, Arg("images per call")] = 8,
     threads: Annotated[int, Arg("threads of torch's operators")] = 1,
-    size: Annotated[int | str, Arg("image side in pixels, or HEIGHTxWIDTH")] = 224,
+    size: Annotated[
+        int | str, Arg("image side in pixels, or HEIGHTxWIDTH; several joined by commas show how costs grow")
+    ] = 224,
+    growth_from: Annotated[
+        int, Arg("with several sizes: growth exponents are of those with at least the pixels of this side squared")
+    ] = 512,
     rounds: Annotated[int, Arg("timed calls of each contender")] = 9,
     warmup: Annotated[int, Arg("calls of each contender before those")] = 2,
     train: Annotated[bool, Arg("time forward and backward in train mode")] = False,
@@ -142,20 +147,21 @@ def bench(
     plot: Annotated[str | None, Arg("draw the result into a png, svg or pdf file", metavar="FILE")] = None,
 ) -> int:
     """Time models side by side: latency, throughput, memory, share of the machine's peak."""
-    pixels = re.fullmatch(r"(\d+)(?:x(\d+))?", str(size))
-    if not pixels:
-        raise UsageError(f"--size {size}; expected pixels such as 224 or, height first, 224x320")
+    found = [re.fullmatch(r"(\d+)(?:x(\d+))?", one.strip()) for one in str(size).split(",")]
+    sizes = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
+    if len(sizes) < len(found):
+        raise UsageError(f"--size {size}; expected pixels such as 224 or, height first, 224x320; several by commas")
     for path in (json if json != "-" else None, plot):
         check_writable(path)
     register_models()
-    from . import benchmark
+    from . import benchmark, benchmark_report, growth
     from .drawing import plot_format
 
     if plot:
         plot_format(plot)
     settings = benchmark.Settings(
         batch=batch,
-        size=(int(pixels[1]), int(pixels[2] or pixels[1])),
+        size=sizes[0],
         threads=threads,
         rounds=rounds,
         warmup=warmup,
@@ -172,17 +178,22 @@ def bench(
         light=light,
         against=against,
     )
+    report: Any
+    view: Any = benchmark_report if len(sizes) == 1 else growth
     with progress_bar() as progress:
-        report = benchmark.measure(models, settings, progress)
+        if len(sizes) == 1:
+            report = benchmark.measure(models, settings, progress)
+        else:
+            report = growth.measure(models, settings, sizes, growth_from, progress)
     record = {"command": typed(), **asdict(report)}
     if json and json != "-":  # files first: whoever reads our output may leave at any time
         benchmark.write_json(record, json)
     if plot:
-        benchmark.plot(report, plot)
+        view.plot(report, plot)
     if json == "-":
         print(json_.dumps(record, indent=2))
     else:
-        show(benchmark.render(report), whole=True)
+        show(view.render(report), whole=True)
     return DONE
 
 
@@ -190,7 +201,7 @@ def train(
     data: Annotated[
         str | None,
         Arg(
-            "folder, tar or shards of images, COCO .json, timm dataset such as torch/cifar10; none: built-in scenes",
+            "images in a folder, tar or shards, COCO .json, images/ and masks/, timm dataset; none: built-in scenes",
             True,
             "DATA",
         ),
@@ -199,8 +210,19 @@ def train(
     pool: Annotated[str | None, Arg("another pooling: gap, cap, ga, map, vgg, dft")] = None,
     broadcast: Annotated[str | None, Arg("context broadcasting: cb, scaled, gate, hybrid")] = None,
     task: Annotated[
-        Literal["classify", "detect", "instances", "segment", "keypoints"], Arg("what is learned")
-    ] = "classify",
+        Literal["classify", "detect", "instances", "segment", "keypoints"] | None,
+        Arg("what is learned: classify, detect, instances, segment or keypoints; the recipe's, or classify"),
+    ] = None,
+    head: Annotated[
+        str | None,
+        Arg(
+            "of dense tasks: retinanet, fcos, ssdlite, faster_rcnn, rtdetr (detect); mask_rcnn, cascade_mask_rcnn "
+            "(instances); semantic_fpn, upernet (segment); keypoint_rcnn, simple_baseline (keypoints)"
+        ),
+    ] = None,
+    neck: Annotated[
+        Literal["fpn", "map"] | None, Arg("of dense tasks: maps as they are, or through multi-token attention first")
+    ] = None,
     recipe: Annotated[
         str | None, Arg("named settings, see docs/recipes.md; without it quick, or finetune if weights are given")
     ] = None,
@@ -230,6 +252,12 @@ def train(
     broadcast_args: Annotated[
         list[str] | None, Arg("arguments of the broadcasting, such as branch=both", metavar="KEY=VALUE", pairs=True)
     ] = None,
+    head_args: Annotated[
+        list[str] | None, Arg("options of the head, such as assigner=atss", metavar="KEY=VALUE", pairs=True)
+    ] = None,
+    neck_args: Annotated[
+        list[str] | None, Arg("arguments of the neck map, such as dim=256 tokens=8", metavar="KEY=VALUE", pairs=True)
+    ] = None,
     twin: Annotated[
         str | None, Arg("train the same network with this pooling too, in DIR/twin-POOL, and compare", metavar="POOL")
     ] = None,
@@ -243,9 +271,7 @@ def train(
     report: Annotated[bool, Arg("evaluate the best network at the end and write report.html")] = True,
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
-    """Train a classifier on images of your own or on drawn ones; the folder of the run holds everything."""
-    if task != "classify":
-        raise UsageError(f"--task {task} cannot be trained yet; expected classify")
+    """Train a classifier, detector, segmenter or pose model on images of your own or on drawn ones."""
     from .train.recipes import assignments
 
     changes: dict[str, Any] = assignments(set or [])
@@ -265,7 +291,13 @@ def train(
 
     arguments: dict[str, dict[str, Any]] = {
         name: {key: value_of(text) for key, text in assignments(given or [], flag(name)).items()}
-        for name, given in (("model_args", model_args), ("pool_args", pool_args), ("broadcast_args", broadcast_args))
+        for name, given in (
+            ("model_args", model_args),
+            ("pool_args", pool_args),
+            ("broadcast_args", broadcast_args),
+            ("head_args", head_args),
+            ("neck_args", neck_args),
+        )
     }
     request = Request(
         data=data,
@@ -273,12 +305,13 @@ def train(
         split=split,
         root=root,
         download=download,
+        task=task,
+        head=head,
+        neck=neck,
         model=model,
-        model_args=arguments["model_args"],
         pool=pool,
-        pool_args=arguments["pool_args"],
         broadcast=broadcast,
-        broadcast_args=arguments["broadcast_args"],
+        **arguments,
         recipe=recipe,
         changes=changes,
         init=init,
@@ -319,7 +352,7 @@ def _conclude(outcomes: list[Any]) -> None:
 
         table = Table()
         table.add_column("network")
-        for name in ("top-1 %", "best epoch", "parameters M", "minutes", "run"):
+        for name in (f"{outcomes[0].goal} %", "best epoch", "parameters M", "minutes", "run"):
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
         for outcome in outcomes:
             progress = outcome.progress
@@ -329,10 +362,13 @@ def _conclude(outcomes: list[Any]) -> None:
     first = outcomes[0]
     progress = first.progress
     skipped = f"; {len(progress.skipped)} pictures could not be read, see skipped.json" if progress.skipped else ""
-    print(f"best top-1 {number(progress.best)} % in epoch {progress.best_epoch}{skipped}")
+    print(f"best {first.goal} {number(progress.best)} % in epoch {progress.best_epoch}{skipped}")
     print(f"run: {first.folder} (model.safetensors, metrics.jsonl, curves.png)")
     print(f'load it: import broadsight, timm; timm.create_model("local-dir:{first.folder}", pretrained=True)')
-    print("next: broadsight train PATH/TO/YOUR/IMAGES    # one folder per class; --help lists what can be changed")
+    if first.goal == "top-1":
+        print("next: broadsight train PATH/TO/YOUR/IMAGES    # one folder per class; --help lists what can be changed")
+    else:
+        print(f"next: broadsight predict {first.folder} PATH/TO/YOUR/IMAGES --out DIR    # draws what it finds")
     for note in first.notes:
         if note.startswith("no report"):
             print(f"note: {note}", file=sys.stderr)
@@ -360,19 +396,19 @@ def recipes(
     table = Table()
     for name in ("recipe", "model", "data"):
         table.add_column(name, no_wrap=True)
-    for name in ("epochs", "pixels", "cost", "paper top-1 %"):
+    for name in ("epochs", "pixels", "cost", "paper"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("about")
     for entry in chosen:
         recipe = entry.recipe
-        model = " + ".join(filter(None, [entry.model, entry.pool])) or "any"
+        model = " + ".join(filter(None, [entry.model or "any", entry.pool, entry.neck, entry.head]))
         figures = [str(recipe.epochs + recipe.cooldown_epochs), str(recipe.image_size or "-"), entry.cost or "-"]
         table.add_row(
             entry.name,
             model,
             entry.data or "any",
             *figures,
-            number(entry.published.get("top1"), digits=1),
+            entry.reported() or "-",
             entry.about,
         )
     show(table)

@@ -32,13 +32,16 @@ def main() -> int:
 
 
 def left_out(what: str) -> bool:
-    return "--fast" in sys.argv and what.split()[0] == "sizes"
+    return "--fast" in sys.argv and what.split()[0] in ("sizes", "dense-tables")
 
 
 def table(kind: str, *arguments: str) -> str:
     kinds = {"sizes": sizes, "bench": bench, "reference": reference, "pools": pools, "map-head": map_head}
     kinds |= {"broadcast": broadcast, "density": density, "recipes": recipes, "training-speed": training_speed}
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
+    kinds |= {"growth": growth, "growth-families": growth_families, "growth-sizes": growth_sizes}
+    kinds |= {"growth-cells": growth_cells}
+    kinds |= {"dense-tables": dense_tables}
     return kinds[kind](*arguments)
 
 
@@ -59,6 +62,29 @@ def sizes(*families: str) -> str:
             top1 = "not printed here" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"
             lines.append(f"| `{row['model']}` | {row['params']:,} | {row['macs'] / 1e9:.3f} G | {paper} | {top1} |")
     return "\n".join(lines)
+
+
+def dense_tables() -> str:
+    """Every figure of the papers' dense tables beside ours, and below it why some differ."""
+    from broadsight.verify import verify
+
+    rows: dict[str, list] = {}
+    for check in verify(["dense"]):
+        rows.setdefault(check.row, []).append(check)
+    lines = ["| table | model | parameters: paper, ours | MACs: paper, ours | match |", "|---|---|---|---|---|"]
+    notes: dict[str, int] = {}
+    for row, checks in rows.items():
+        where, _, model = row.rpartition(": ")
+        name, _, backbone = model.partition(" on ")
+        figures = zip(checks, "MG", strict=True)
+        cells = [f"{c.paper} {unit}, " + ("-" if c.ours is None else f"{c.ours:.3f} {unit}") for c, unit in figures]
+        marks = []
+        for check in checks:
+            note = f" ({notes.setdefault(check.note, len(notes) + 1)})" if check.note else ""
+            marks.append({"match": "yes", "explained": "no", "miss": "**no**"}.get(check.status, check.status) + note)
+        mark = marks[0] if marks[0] == marks[1] else ", ".join(marks)
+        lines.append(f"| {where} | {name}, `{backbone}` | " + " | ".join(cells) + f" | {mark} |")
+    return "\n".join([*lines, "", *(f"{number}. {note}." for note, number in notes.items())])
 
 
 def bench(file: str) -> str:
@@ -203,17 +229,20 @@ def setting(report: dict) -> str:
 def recipes() -> str:
     from broadsight.train.recipes import find, names
 
-    heads = ("recipe", "model", "data", "epochs, batch, optimiser, lr", "image size", "cost", "paper: top-1", "ours")
+    heads = ("recipe", "model", "data", "epochs, batch, optimiser, lr", "image size", "cost", "paper", "ours")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for entry in map(find, names()):
         recipe = entry.recipe
-        model = f"`{entry.model}`" + (f" with `{entry.pool}`" if entry.pool else "") if entry.model else "any"
+        model = f"`{entry.model}`" if entry.model else "any"
+        model += "".join(f" with `{part}`" for part in (entry.pool, entry.neck) if part)
+        model = f"`{entry.head}` on {model}" if entry.head else model
         epochs = f"{recipe.epochs} + {recipe.cooldown_epochs}" if recipe.cooldown_epochs else f"{recipe.epochs}"
+        if recipe.epoch_updates:
+            epochs = f"{recipe.epochs * recipe.epoch_updates:,} updates"
         size = "by the data" if recipe.image_size is None else f"{recipe.image_size}"
         if recipe.eval_size not in (None, recipe.image_size):
             size += f", evaluated at {recipe.eval_size}"
-        top1 = entry.published.get("top1", entry.published.get("top1_320"))
-        paper = "-" if entry.model is None else "not printed" if top1 is None else f"{top1} %"
+        paper = "-" if entry.model is None or entry.data is None else entry.reported() or "not in our sources"
         how = f"{epochs}, {recipe.batch_size}, {recipe.optimizer}, {recipe.lr:g}"
         cells = (f"`{entry.name}`", model, entry.data or "yours", how, size, entry.cost or "-", paper, "not run")
         lines.append(f"| {' | '.join(cells)} |")
@@ -281,6 +310,70 @@ def transfer(file: str) -> str:
             f"{mean_spread(row, 'accuracy', 2)} | {over} |"
         )
     lines += ["", f"Whoever calls every cell sound is right for {report['majority']:.1f} % of them."]
+    return "\n".join(lines)
+
+
+GROWTH = {"cpu_time": "CPU time", "time": "wall time", "memory": "peak memory", "macs": "MACs"}
+
+
+def growth(file: str) -> str:
+    """Exponents in pixels of every model of a study."""
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    lines = ["| model | " + " | ".join(GROWTH.values()) + " | rounds |", "|---" * (len(GROWTH) + 2) + "|"]
+    for row in report["models"]:
+        cells = []
+        for key in GROWTH:
+            value, low, high = (f"{row[key][name]:.2f}" for name in ("value", "low", "high"))
+            cells.append(value if low == high else f"{value} ({low} to {high})")
+        lines.append(f"| `{row['model']}` | " + " | ".join(cells) + f" | {row['rounds']} |")
+    machine, settings, side = report["machine"], report["settings"], report["growth_from"]
+    loads = [row["load_before"][0] for row in report["models"]]
+    note = (
+        f"Exponents in pixels from {side}x{side} up: the median of the rounds' own; in brackets, rounds being few, the "
+        f"smallest and the largest. Inference, batch {settings['batch']}, {settings['dtype']}, "
+        f"{settings['threads']} thread, default allocator; {machine['cpu']}, {machine['cores']} cores under a load of "
+        f"{min(loads):.1f} to {max(loads):.1f}; torch {machine['versions']['torch']}, "
+        f"timm {machine['versions']['timm']}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def growth_families(file: str) -> str:
+    """The range of the exponents of each family, the yardsticks one by one."""
+    models = json.loads((ROOT / file).read_text("utf-8"))["models"]
+    groups: dict[str, list[dict]] = {}
+    for row in models:
+        one_by_one = row["family"] in ("yardsticks", "map", "broadcast")
+        groups.setdefault(f"`{row['model']}`" if one_by_one else f"`{row['family']}_*`", []).append(row)
+    kept = {key: name for key, name in GROWTH.items() if key != "time"}
+    lines = ["| | " + " | ".join(kept.values()) + " | CPU time below 1.25 |", "|---" * (len(kept) + 2) + "|"]
+    for name, rows in groups.items():
+        cells = []
+        for key in kept:
+            low, high = (f"{pick(row[key]['value'] for row in rows):.2f}" for pick in (min, max))
+            cells.append(low if low == high else f"{low} to {high}")
+        below = sum(row["cpu_time"]["value"] < 1.25 for row in rows)
+        answer = "yes" if below == len(rows) else "**no**" if below == 0 else f"{below} of {len(rows)}"
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {answer} |")
+    return "\n".join(lines)
+
+
+def growth_sizes(file: str) -> str:
+    """CPU time and peak memory of every model at every size."""
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    sizes = ["{}x{}".format(*size) for size in report["sizes"]]
+    lines = ["| model | parameters | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 2) + "|"]
+    for row in report["models"]:
+        cells = [f"{at['cpu_ms']['median']:,.0f} ms, {at['peak_bytes'] / 2**20:.0f} MB" for at in row["at"]]
+        lines.append(f"| `{row['model']}` | {row['params'] / 1e6:.1f} M | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def growth_cells(file: str) -> str:
+    """Exponents of multiply-accumulates of STViT with other cells."""
+    found = json.loads((ROOT / file).read_text("utf-8"))["stvit_cells"]
+    lines = ["| `stvit_small` with `cells=` | exponent of MACs |", "|---|---|"]
+    lines += [f"| `({', '.join(map(str, row['cells']))})` | {row['macs']:.2f} |" for row in found]
     return "\n".join(lines)
 
 
