@@ -473,6 +473,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         return _complain(str(error), WRONG_USAGE, debug)
     except Exception as error:
+        if isinstance(error, ImportError) and "pip install" in str(error):  # an extra that is not there
+            return _complain(str(error), WRONG_USAGE, debug)
         where = "" if debug else "; --debug shows where"
         return _complain(f"{str(error) or type(error).__name__}{where}", FAILED, debug)
 

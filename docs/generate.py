@@ -40,7 +40,7 @@ def table(kind: str, *arguments: str) -> str:
     kinds |= {"broadcast": broadcast, "density": density, "recipes": recipes, "training-speed": training_speed}
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
     kinds |= {"growth": growth, "growth-families": growth_families, "growth-sizes": growth_sizes}
-    kinds |= {"growth-cells": growth_cells}
+    kinds |= {"growth-cells": growth_cells, "by-heart": by_heart, "unseen-scenes": unseen_scenes}
     kinds |= {"dense-tables": dense_tables}
     return kinds[kind](*arguments)
 
@@ -314,6 +314,40 @@ def transfer(file: str) -> str:
 
 
 GROWTH = {"cpu_time": "CPU time", "time": "wall time", "memory": "peak memory", "macs": "MACs"}
+
+
+def by_heart(file: str) -> str:
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    lines = ["| task | head | pictures, objects | pixels | updates of | figure | of these pictures, % | minutes |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for name, row in report["rows"].items():
+        if name == "scenes":
+            continue
+        figure = row["figure"].replace("_ap50", " AP50").replace("miou", "mIoU")
+        more = {"mask_ap50": "box_ap50", "miou": "aacc", "keypoint_ap50": "keypoint_ap", "box_ap50": "box_ap"}
+        other = more[row["figure"]]
+        words = other.replace("_ap", " AP").replace("aacc", "aAcc")
+        value = f"**{row['figures'][row['figure']]:.1f}** ({words} {row['figures'][other]:.1f})"
+        held = f"{row['pictures']}" + (f", {row['objects']}" if row["objects"] else "")
+        lines.append(
+            f"| {row['task']} | `{row['head']}` | {held} | {row['pixels']} | {row['updates']} of {row['batch']} "
+            f"| {figure} | {value} | {row['minutes']:.0f} |"
+        )
+    versions = report["versions"]
+    lines += ["", f"`{report['model']}`, {report['threads']} thread, torch {versions['torch'].partition('+')[0]}."]
+    return "\n".join(lines)
+
+
+def unseen_scenes(file: str) -> str:
+    row = json.loads((ROOT / file).read_text("utf-8"))["rows"]["scenes"]
+    lines = ["| | AP | AP50 | AP75 |", "|---|---|---|---|"]
+    for name, figures in (("untrained", row["untrained"]), (f"after {row['updates']} updates", row["figures"])):
+        lines.append(
+            f"| {name} | " + " | ".join(f"{figures[f'box_{key}']:.1f}" for key in ("ap", "ap50", "ap75")) + " |"
+        )
+    lines += ["", f"`{row['head']}`, {row['pictures']} scenes of {row['pixels']} pixels to learn from, "]
+    lines[-1] += f"a quarter as many others to judge by; {row['minutes']:.0f} minutes."
+    return "\n".join(lines)
 
 
 def growth(file: str) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -167,3 +168,11 @@ def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
     other.write_text(json.dumps(content), "utf-8")
     assert main(["eval", str(detector), str(other), "--workers", "0"]) == 2
     assert "has classes that the model has not: blue" in capsys.readouterr().err
+
+
+def test_missing_extra__is_named_before_anything_is_done(coco, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    out = tmp_path / "run"
+    arguments = ["train", str(coco), "--task", "detect", "--model", "test_resnet", "--size", "64", "--out", str(out)]
+    assert main([*arguments, "--head-args", "width=32", "--workers", "0"]) == 2
+    assert 'pip install "broadsight[det]"' in capsys.readouterr().err and not out.exists()

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.pyramid import Pyramid, find_pyramid
+from broadsight.pyramid import Pyramid, find_pyramid, takes
 from tests.compare import randomize
 from tests.timm_networks import SHRUNK, created, images
 
@@ -338,3 +338,11 @@ def test_refused__stem_that_is_not_there():
 def test_refused__index_that_is_not_there():
     with pytest.raises((ValueError, AssertionError), match="out of range"):
         find_pyramid(created("test_resnet"), indices=(1, 7))
+
+
+@pytest.mark.parametrize("name, other", [("test_resnet", True), ("levit_128s", False), ("emsnet_xxtiny", True)])
+def test_takes__another_image_size_or_not(name, other):
+    network, pyramid = find_pyramid(timm.create_model(name))
+    height, width = pyramid.image_size
+    assert takes(network, pyramid, (height, width))
+    assert takes(network, pyramid, (height + 32, width + 64)) == other

@@ -39,7 +39,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 def make_scheduler(optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> Scheduler:
     """Warm-up, then as the recipe says; set by the number of updates made, so it has no memory of its own."""
-    milestones = [part * recipe.epochs for part in recipe.milestones]
+    # timm looks one update ahead; a half in between leaves no doubt about which update is meant
+    updates = [round(part * recipe.epochs * updates_per_epoch) + 0.5 for part in recipe.milestones]
+    milestones = [update / updates_per_epoch for update in updates]
     options: dict[str, Any] = {
         "cosine": dict(sched="cosine"),
         "constant": dict(sched="step", decay_epochs=10**9),

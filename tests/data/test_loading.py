@@ -309,3 +309,22 @@ def test_workers__leave_a_core_to_training(monkeypatch):
     assert (default_workers(), default_workers(2), default_workers(6)) == (5, 2, 1)
     monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(64)))
     assert default_workers() == 8
+
+
+def test_train_order__epochs_of_so_many_updates_go_through_pass_after_pass():
+    """Three updates of four out of seven pictures: epochs begin where the last one ended, in orders of their own."""
+    order = TrainOrder(Numbered(7), 4, seed=3, updates=3)
+    passes = [TrainOrder(Numbered(7), 7, seed=3) for _ in range(4)]
+    for number, one in enumerate(passes):
+        one.start(number)
+    whole = torch.cat([one.order() for one in passes]).tolist()
+    seen = []
+    for epoch in range(2):
+        order.start(epoch)
+        assert len(order) == order.updates == 3
+        seen += [index for keys in order for _, _, index in keys]
+    assert seen == whole[:24]
+    order.start(1, first=2)
+    assert [index for keys in order for _, _, index in keys] == whole[20:24]
+    few = TrainOrder(Numbered(2), 4, updates=1)  # more than there are: they come again
+    assert sorted(index for keys in few for _, _, index in keys) == [0, 0, 1, 1]

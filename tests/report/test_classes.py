@@ -2,7 +2,8 @@
 
 import pytest
 
-from broadsight.report.classes import MATRIX, confusions, per_class
+from broadsight.report.classes import MATRIX, class_figures, confusions, per_class
+from broadsight.report.words import NOTHING
 
 from .reading import of_class, read, tables, text
 
@@ -63,3 +64,16 @@ def test_matrix__too_large_to_read():
 @pytest.mark.parametrize("record", [{}, dict(confusion=[], confused=[]), dict(classes=["a"])])
 def test_nothing(record):
     assert confusions(record) == per_class(record) == ""
+
+
+def test_class_figures__counts_first_and_the_weakest_on_top():
+    rows = [
+        {"name": "cat", "box_ap": 40.0, "objects": 7, "box_ap50": 60.0},
+        {"name": "<dog>", "box_ap": 10.0, "objects": 3, "box_ap50": float("nan")},
+        {"name": "cow", "objects": 0},
+    ]
+    (table,) = tables(class_figures({"class_figures": rows}))
+    assert table[0] == ["class", "objects", "box AP", "box AP50"]
+    assert [row[0] for row in table[1:]] == ["<dog>", "cat", "cow"]
+    assert table[1][1:3] == ["3", "10.0\u00a0%"] and table[3][2:] == [NOTHING] * 2
+    assert class_figures({}) == ""

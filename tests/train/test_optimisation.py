@@ -172,3 +172,24 @@ def test_average__by_hand(warmup, decays):
         expected = now if expected is None else decay * expected + (1 - decay) * now
         torch.testing.assert_close(torch.stack([average.module.weight, average.module.running_mean]), expected)
     assert not average.module.training
+
+
+def rates_of(recipe: Recipe, updates_per_epoch: int) -> list[float]:
+    optimizer = make_optimizer(nn.Linear(2, 2), recipe)
+    scheduler = make_scheduler(optimizer, recipe, updates_per_epoch)
+    rates = []
+    for update in range(recipe.epochs * updates_per_epoch):
+        scheduler.step_update(update)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_scheduler__steps_at_the_milestones():
+    rates = rates_of(Recipe(epochs=12, warmup_epochs=0.5, lr=1e-4, schedule="step", warmup_lr=1e-7), 10)
+    assert rates[0] == 1e-7 and rates[5:80] == [1e-4] * 75  # 8 and 11 of 12 epochs
+    assert rates[80:110] == pytest.approx([1e-5] * 30) and rates[110:] == pytest.approx([1e-6] * 10)
+
+
+def test_scheduler__polynomial():
+    rates = rates_of(Recipe(epochs=4, warmup_epochs=0, lr=1.0, schedule="poly", power=0.5, min_lr=0.0), 25)
+    assert rates == pytest.approx([(1 - update / 100) ** 0.5 for update in range(100)])
