@@ -36,6 +36,9 @@ from .command_line import (
 from .evaluation_commands import eval, predict, report
 from .terminal import check_writable, number, progress_bar, show
 
+TASKS = ("classify", "detect", "instances", "segment", "keypoints")
+NECKS = ("fpn", "map")
+
 
 def models(
     pattern: Annotated[str | None, Arg("name or wildcard such as 'stvit_*'", True, "PATTERN")] = None,
@@ -210,8 +213,7 @@ def train(
     pool: Annotated[str | None, Arg("another pooling: gap, cap, ga, map, vgg, dft")] = None,
     broadcast: Annotated[str | None, Arg("context broadcasting: cb, scaled, gate, hybrid")] = None,
     task: Annotated[
-        Literal["classify", "detect", "instances", "segment", "keypoints"] | None,
-        Arg("what is learned: classify, detect, instances, segment or keypoints; the recipe's, or classify"),
+        str | None, Arg("what is learned: classify, detect, instances, segment or keypoints; without it the recipe's")
     ] = None,
     head: Annotated[
         str | None,
@@ -221,7 +223,7 @@ def train(
         ),
     ] = None,
     neck: Annotated[
-        Literal["fpn", "map"] | None, Arg("of dense tasks: maps as they are, or through multi-token attention first")
+        str | None, Arg("of dense tasks: fpn, the maps as they are, or map, through multi-token attention first")
     ] = None,
     recipe: Annotated[
         str | None, Arg("named settings, see docs/recipes.md; without it quick, or finetune if weights are given")
@@ -272,6 +274,9 @@ def train(
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
     """Train a classifier, detector, segmenter or pose model on images of your own or on drawn ones."""
+    for name, value, known in (("task", task, TASKS), ("neck", neck, NECKS)):
+        if value not in (None, *known):
+            raise UsageError(f"--{name}: expected one of {', '.join(map(repr, known))}, not {value!r}")
     from .train.recipes import assignments
 
     changes: dict[str, Any] = assignments(set or [])

@@ -271,7 +271,7 @@ MISTAKES = [
     ("DATA --device cuda", 2, "device cuda asked for, but torch sees no GPU here; use --device cpu or auto"),
     ("DATA --device tpu", 2, "--device: expected one of 'auto', 'cpu', 'cuda', got tpu"),
     ("DATA --processes 2", 2, "2 processes asked for, 1 running; start them with: torchrun --standalone"),
-    ("DATA --task detect", 2, "--task detect cannot be trained yet; expected classify"),
+    ("DATA --task detect", 2, "holds no labelled images; expected a COCO JSON file beside its images"),
     ("DATA --task paint", 2, "--task: expected one of 'classify'"),
     ("DATA --workers -1", 2, "--workers -1; expected"),
     ("DATA --threads -1", 2, "--threads -1; expected"),

@@ -44,7 +44,7 @@ def test_run__is_a_folder_with_everything(run):
     assert 0 <= epoch[f"val_{GOALS[head]}"] <= 100 and "train_top1" not in epoch
     assert outcome.progress.best == epoch[f"val_{GOALS[head]}"]
     assert outcome.goal in ("box AP", "mask AP", "mIoU", "keypoint AP")
-    assert {"model.safetensors", "metrics.jsonl", "curves.png", "last"} <= {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "metrics.jsonl", "last"} <= {path.name for path in folder.iterdir()}
     assert is_dense(folder)
 
 

@@ -168,7 +168,7 @@ class CocoDataset(Dataset):
         if missing:
             raise FileNotFoundError(
                 f"{self.images / missing[0]}, image {self._ids[list(names).index(missing[0])]} of "
-                f"{self.annotations.name}, is missing ({len(missing)} of {len(names)} are); restore it or leave it out there"
+                f"{self.annotations.name}, is missing ({len(missing)} of {len(names)} are); restore it or take it out"
             )
 
     def _read_annotations(self, annotations: Any, places: dict[Any, int]) -> None:

@@ -21,6 +21,7 @@ DATA = {
     "figures": dict(figures={"top1": 50.0}),
     "twins": dict(twins=[{"title": "twin", "top1": 50.0}]),
     "beside": dict(beside=[{"title": "resnet18", "figures": {"top1": 40.0}}]),
+    "class_figures": dict(class_figures=[{"name": "cat", "objects": 2, "box_ap": 50.0}]),
     "per_class": dict(per_class=[{"class": "cat", "pictures": 2, "recall": 50.0}]),
     "confusion": dict(confusion=[[1, 1], [0, 2]], classes=["cat", "dog"]),
     "calibration": dict(calibration={"ece": 10.0, "bins": [BIN]}),
@@ -32,6 +33,7 @@ ARGUMENTS = {
     "curves": dict(curves=[{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, "val_loss": 1.0}]),
     "mistakes": dict(mistakes=[PICTURE]),
     "samples": dict(samples=[PICTURE]),
+    "findings": dict(findings=[PICTURE]),
 }
 
 
@@ -48,6 +50,7 @@ def whole_record(name: str = "cat") -> dict:
         figures={"top1": 50.0, name: 1.0, "text": name},
         absent={"auroc": name, f"{name}2": "why", "samples": name},
         classes=[name, "dog"],
+        class_figures=[{"name": name, "objects": 2, "box_ap": 50.0}],
         per_class=[
             {"class": name, "pictures": 2, "recall": 50.0, "precision": 1.0, "most_confused_with": name, "confused": 1}
         ],
@@ -72,7 +75,7 @@ def whole_record(name: str = "cat") -> dict:
 def whole(name: str = "cat") -> str:
     pictures = [Picture(Image.new("RGB", (8, 8)), f"{name}\n{name}", name)]
     lines = [{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, f"val_{name}": 1.0}]
-    return render(whole_record(name), curves=lines, mistakes=pictures, samples=pictures)
+    return render(whole_record(name), curves=lines, mistakes=pictures, samples=pictures, findings=pictures)
 
 
 def sections(html: str) -> list[str]:

@@ -289,7 +289,7 @@ COCO, PERSONS = 117_266, 149_813  # pictures of train2017 with objects, persons 
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_entry__fits_its_head(name):
     entry, recipe = DENSE[name], DENSE[name].recipe
-    assert MODELS[entry.head or USUAL[entry.task]][0] == entry.task
+    assert MODELS[entry.head or USUAL[entry.task]] == entry.task
     assert entry.neck in (None, "map") and not (entry.pool or entry.cost)
     if entry.source.startswith("Ours"):
         assert (recipe.pretrained, recipe.image_size, recipe.fit_batch) == (False, None, True)
@@ -370,7 +370,7 @@ def test_dense_recipes__are_as_the_papers_print_them():
     decays = [ENTRIES[f"{name}-semantic-fpn"].recipe.weight_decay for name in ("mat-5", "partialformer-b3")]
     assert decays == [1e-4, 0.01]  # sections 4.6.2, 5.4.3
     neck = ENTRIES["map-resnet50-mask-rcnn-1x"]  # supplement, section 2.2
-    assert (neck.recipe.batch_size, neck.recipe.weight_decay, dict(neck.neck_args)) == (32, 0.1, {"dim": 1024})
+    assert (neck.recipe.batch_size, neck.recipe.weight_decay, neck.neck_args["dim"]) == (32, 0.1, 1024)
     many = ENTRIES["stvit-small-mask-rcnn-3x"].recipe  # supplement, section C
     sides = [factor * (many.image_size or 0) for factor in many.resize]
     assert (many.epochs, many.drop_path, sides) == (36, 0.1, [480.0, 800.0])

@@ -345,3 +345,13 @@ def test_without_extras(drawn, tmp_path, monkeypatch):
     folder.draw()
     folder.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "last", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("goal", ["val_box_ap", "val_mask_ap", "val_keypoint_ap", "val_miou"])
+def test_draw_curves__of_dense_runs(goal, drawn, tmp_path):
+    """Without a loss on the validation pictures, and with what the task is after instead of accuracy."""
+    figures = {goal: 12.0, "val_box_ap": 10.0, "val_box_ap50": 30.0}
+    lines = [dict(kind="updates", updates=1, epoch=1, loss=3.0, lr=0.1)]
+    lines += [dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, **figures)]
+    run_folder.draw_curves(lines, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
