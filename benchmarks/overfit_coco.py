@@ -69,7 +69,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         head_args=dict(dropout=0.0),
         data="semantic",
         figure="miou",
-        changes=dict(image_size=192, batch_size=3, lr=2e-3, epochs=6, epoch_updates=40),
+        changes=dict(image_size=224, batch_size=3, lr=3e-3, epochs=7, epoch_updates=40),
     ),
     "keypoints": dict(
         task="keypoints",
@@ -205,13 +205,19 @@ def few_of_coco(place: Path, target: Path, count: int) -> None:
 
 
 def few_of_masks(place: Path, target: Path, count: int) -> None:
-    """Copy the first pictures with their masks, and the names of the classes."""
+    """Copy pictures of which the smallest class is largest, with their masks, and the names of the classes."""
     folder = MaskFolder(place / "images", place / "masks")
+    shares = []
+    for index in range(len(folder)):
+        classes = folder.target(index)
+        found, counts = classes[classes != folder.ignore].unique(return_counts=True)
+        shares.append(float(counts.min()) / classes.numel() if len(found) > 1 else 0.0)  # one class is too easy
+    chosen = sorted(range(len(folder)), key=lambda index: -shares[index])[:count]
     unfinished = target.with_name(f".{target.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     for kind in ("images", "masks"):
         (unfinished / kind).mkdir(parents=True)
-    for index in range(min(count, len(folder))):
+    for index in chosen:
         picture = folder.images / folder.name(index)
         shutil.copy(picture, unfinished / "images" / picture.name)
         shutil.copy(next(folder.masks.glob(f"{picture.stem}.*")), unfinished / "masks")

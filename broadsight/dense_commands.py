@@ -65,6 +65,7 @@ def _tables(record: dict[str, Any]) -> list[Any]:
     from rich.table import Table
 
     from .dense_evaluating import HEADLINE
+    from .report.words import meaning
 
     table = Table()
     table.add_column("network")
@@ -73,7 +74,7 @@ def _tables(record: dict[str, Any]) -> list[Any]:
     order = [name for name in HEADLINE[record["task"]] if name in figures]
     order += [name for name in figures if name not in order and ("_ap_" in name or name.endswith("_ap"))]
     for name in order:
-        table.add_column(f"{name.replace('_', ' ')} %", justify="right")
+        table.add_column(f"{meaning(name).label} %", justify="right")
     table.add_column("ms a picture", justify="right")
     cells = [number(figures[name]) for name in order]
     title, pictures = record["model"]["title"], f"{record['data']['pictures']:,}"
@@ -86,7 +87,7 @@ def _tables(record: dict[str, Any]) -> list[Any]:
     worst.add_column("class")
     amount = "pixels" if record["task"] == "segment" else "objects"
     for name in (amount, *columns):
-        worst.add_column(name.replace("_", " ") + ("" if name == amount else " %"), justify="right")
+        worst.add_column(name if name == amount else f"{meaning(name).label} %", justify="right")
     for row in sorted(rows, key=lambda row: row[columns[0]])[:WORST]:
         worst.add_row(row["name"], f"{row[amount]:,}", *(number(row.get(name), digits=1) for name in columns))
     return [table, worst]

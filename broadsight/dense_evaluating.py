@@ -25,6 +25,7 @@ from .dense_run import DenseRun, open_dense
 from .dense_training import LARGEST, SCENES, crop_size
 from .provenance import commit, versions
 from .report import Picture, render
+from .report.words import meaning
 from .train.run_folder import GOAL_NAMES, REPORT, SKIPPED, RunFolder
 from .train.state import write_text
 
@@ -289,7 +290,7 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "title": record["model"]["title"],
         "kind": "evaluation",
         "subtitle": "; ".join(asked),
-        "headline": [{"label": name.replace("_", " "), "value": f"{figures[name]:.1f} %"} for name in names],
+        "headline": [{"label": meaning(name).label, "value": f"{figures[name]:.1f} %"} for name in names],
         "figures": figures,
         "absent": {} if goal in figures else {"figures": "nothing was there to be found"},
         "class_figures": record["per_class"],

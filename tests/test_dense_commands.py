@@ -58,7 +58,7 @@ def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp
     assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
     page = (out / "report.html").read_text("utf-8")
     assert "Found in pictures" in page and "000000000001.png" in page
-    assert "box ap %" in capsys.readouterr().out
+    assert "box AP %" in capsys.readouterr().out
 
 
 def test_eval__views_and_samples(detector, coco, capsys):

@@ -72,6 +72,7 @@ INSIDE = {
         "dense_run",
         "evaluation_commands",
         "predicting",
+        "report",
         "terminal",
         "train",
     },
