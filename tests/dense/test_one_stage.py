@@ -43,6 +43,7 @@ RETINANETS = {
 }
 
 
+@pytest.mark.slow  # test_dense_tables counts two of them
 def test_retinanet__has_the_papers_parameters():
     assert parameters(build("retinanet", "emsnet_xxtiny", 80)) == pytest.approx(11.74, abs=0.006)
 
@@ -53,6 +54,7 @@ def test_retinanet__has_the_papers_parameters_of_all(backbone):
     assert parameters(build("retinanet", backbone, 80)) == pytest.approx(RETINANETS[backbone], abs=0.006)
 
 
+@pytest.mark.slow
 def test_ssdlite__has_the_papers_parameters():
     assert round(parameters(build("ssdlite", "mat_1", 80)), 1) == 6.4
 

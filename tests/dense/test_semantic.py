@@ -38,10 +38,8 @@ def small(name: str, num_classes: int = 3, in_chans: int = 3, **options) -> Segm
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "backbone"),
-    [pytest.param(*row, marks=[] if row[1].endswith("b1") else pytest.mark.slow) for row in PAPER],
-)
+@pytest.mark.slow  # test_dense_tables counts one of each
+@pytest.mark.parametrize(("name", "backbone"), PAPER)
 def test_size__is_that_of_the_papers(name, backbone):
     with torch.device("meta"):
         model = build(name, backbone, 150)
@@ -50,9 +48,8 @@ def test_size__is_that_of_the_papers(name, backbone):
     assert published_macs(model, (2048, 512), PRODUCTS) / 1e9 == pytest.approx(macs, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "parameters"), [("mat_2", 13.28), pytest.param("mat_3", 19.50, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "parameters"), [("mat_2", 13.28), ("mat_3", 19.50)])
 def test_size__of_mat_is_that_of_the_paper(backbone, parameters):
     with torch.device("meta"):
         model = build("semantic_fpn", backbone, 150)

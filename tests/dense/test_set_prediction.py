@@ -173,7 +173,8 @@ def test_errors__say_what_to_do(monkeypatch):
     with pytest.raises(ValueError, match=r"image_size=640x600 of rtdetr is no multiple of 32"):
         RTDETR(stages, 2, image_size=(640, 600))
     with pytest.raises(ValueError, match=r"queries=300 is more than image_size=64x64 has positions: 84"):
-        RTDETR(stages, 2, image_size=(64, 64))
+        RTDETR(stages, 2, queries=300, image_size=(64, 64))
+    assert RTDETR(stages, 2, image_size=(64, 64), decoder_layers=1).detector.config.num_queries == 84
     with pytest.raises(ValueError, match=r"channels=20 is no multiple of heads=8"):
         RTDETR(stages, 2, channels=20)
     monkeypatch.setitem(sys.modules, "transformers", None)

@@ -47,11 +47,10 @@ def test_stages__are_the_features_that_timm_gives():
 
 
 def test_stages__norms_where_maps_are_bare_sums():
-    """PartialFormer's specification: a LayerNorm for each stage's output, in all 6,625,944 parameters for B1."""
-    with torch.device("meta"):
-        stages = open_stages("partialformer_b1")
-    assert sum(p.numel() for p in stages.parameters()) == 6_625_944
-    maps = open_stages("partialformer_b0").eval()(torch.randn(1, 3, 64, 64))
+    """PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0."""
+    stages = open_stages("partialformer_b0").eval()
+    assert sum(p.numel() for p in stages.parameters()) == 3_765_968
+    maps = stages(torch.randn(1, 3, 64, 64))
     for x in maps:
         torch.testing.assert_close(x.mean(1), torch.zeros_like(x.mean(1)), atol=1e-4, rtol=0)
     assert isinstance(open_stages("emsnet_xxtiny").norms[0], nn.Identity)

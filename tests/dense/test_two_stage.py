@@ -49,6 +49,7 @@ def test_mask_rcnn__has_the_papers_parameters(backbone, millions):
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
+@pytest.mark.slow
 def test_mask_rcnn__has_the_papers_parameters_emsnet():
     model = build("mask_rcnn", "emsnet_tiny", 80)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == 25.3
