@@ -61,12 +61,14 @@ def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp
     assert "box AP %" in capsys.readouterr().out
 
 
-def test_eval__views_and_samples(detector, coco, capsys):
+def test_eval__views_and_samples(detector, coco, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     arguments = ["eval", str(detector), str(coco), "--flip", "--scales", "1,1.5", "--samples", "2"]
     assert main([*arguments, "--threads", "1", "--workers", "0", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
     assert record["data"]["pictures"] == 2
+    assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
 
 
 def test_eval__of_a_segmenter_without_data_is_what_it_validated_on(segmenter, tmp_path, capsys):
