@@ -1,12 +1,14 @@
 """What dense tasks bring to a run: pictures with objects, a model on any network, its description and its work."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
 
+from .data.decoding import UnreadableImage
 from .data.dense_loading import DensePictures
 from .data.dense_source import DenseSplits, resolve_dense
 from .data.dense_transforms import DenseTransforms
@@ -25,6 +27,7 @@ from .training_parts import Begun, Parts, fit_batch, image_channels, size_of
 SCENES = 128  # pixels of scenes that nobody has asked a size for
 LARGEST = 320  # pixels that are chosen for pictures of unknown size
 ASPECT = 1333 / 800  # of the longest picture that detectors see whole
+LOOKED_AT = 32  # pictures of each part, before a run begins
 FIXED = ("ssdlite", "rtdetr")  # heads that take squares of one size
 # Fields of a recipe that mean nothing here: they are refused rather than forgotten.
 CLASSIFIERS_OWN = ("mixup", "cutmix", "smoothing", "erasing", "auto_augment", "distill", "repeated_aug", "layer_decay")
@@ -47,6 +50,8 @@ def dense_parts(
         channels=channels,
         scenes_size=recipe.image_size or SCENES,
     )
+    if not scenes:
+        look_at_some(splits)
     notes = list(splits.notes)
     size = recipe.image_size or (SCENES if scenes else size_of(splits.train, settings["data"], LARGEST))
     recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
@@ -106,6 +111,14 @@ def dense_parts(
         notes=tuple(notes),
         splits=splits,
     )
+
+
+def look_at_some(splits: DenseSplits) -> None:
+    """Read some pictures and labels of both parts, so that what cannot be meant is refused before a run is begun."""
+    for view in (splits.train, splits.val):
+        for index in range(0, len(view), max(1, len(view) // LOOKED_AT)):
+            with suppress(UnreadableImage):  # which training skips
+                view[index]
 
 
 def _compile(model: Any) -> None:

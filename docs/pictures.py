@@ -1,6 +1,6 @@
 """Makes the pictures of the pages on dense tasks: unseen scenes, the truth beside what a run finds.
 
-    python docs/pictures.py RUN docs/images/detection.png [--first 3] [--count 3]
+python docs/pictures.py RUN docs/images/detection.png [--first 3] [--count 3]
 """
 
 import argparse

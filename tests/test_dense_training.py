@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import broadsight
@@ -154,3 +155,21 @@ def test_resume__another_task_or_head_is_refused(run, tmp_path):
         train(replace(ask_dense("retinanet", folder), head="fcos"), resume=True)
     with pytest.raises(ValueError, match="holds a run with task=detect, not task=segment"):
         train(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True)
+
+
+def test_labels__that_cannot_be_meant_are_refused_before_a_run_begins(tmp_path):
+    (tmp_path / "images").mkdir(), (tmp_path / "masks").mkdir()
+    for number in range(3):
+        Image.new("RGB", (40, 40)).save(tmp_path / "images" / f"{number}.png")
+        Image.new("L", (40, 40), 9 if number == 2 else 1).save(tmp_path / "masks" / f"{number}.png")
+    (tmp_path / "classes.txt").write_text("ground\nthing\n")
+    with pytest.raises(ValueError, match=r"2\.png holds 9, which is none of the 2 classes"):
+        train(ask_dense("semantic_fpn", tmp_path / "run", data=str(tmp_path)))
+    assert not (tmp_path / "run").exists()
+    file = write_coco(tmp_path / "coco")
+    content = json.loads(file.read_text("utf-8"))
+    content["images"][1]["width"] = 500
+    file.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(ValueError, match=r"000000000002\.png has 80x64 pixels but annotations.json says 500x64"):
+        train(ask_dense("retinanet", tmp_path / "run", data=str(file)))
+    assert not (tmp_path / "run").exists()

@@ -116,8 +116,8 @@ class DenseWork:
 
 
 def _readable(batch: DenseBatch) -> DenseBatch:
-    if batch.failure:
-        raise Failed(batch.failure)
+    if batch.failure:  # of the user's files, not of the run
+        raise ValueError(batch.failure)
     return batch
 
 

@@ -118,7 +118,7 @@ def test_evaluate__in_eval_mode_and_only_figures_that_are_defined():
 def test_batches__a_failure_ends_the_run_with_its_own_words():
     work, _ = work_for(train=[DenseBatch([], [], (), (), "a.png holds 9, which is none of the 2 classes")])
     work.begin_epoch(1, 0)
-    with pytest.raises(Failed, match=r"^a.png holds 9"):
+    with pytest.raises(ValueError, match=r"^a.png holds 9"):
         work.next_batch()
     assert work.order.started == (1, 0)
     empty, _ = work_for(val=[DenseBatch([], [], (), (("a.png", "torn"),))])
