@@ -30,6 +30,9 @@ LONGEST = (
     "test_released_map",
     "test_recipes",
     "test_run_folder",
+    "test_dense_training",
+    "test_dense_commands",
+    "test_stages",
     "test_training",
 )
 

@@ -26,7 +26,7 @@ def coco(tmp_path_factory):
 def detector(coco, tmp_path_factory):
     """Trained until it finds the squares."""
     folder = tmp_path_factory.mktemp("runs") / "detector"
-    changes = dict(epochs=1, epoch_updates=60, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
+    changes = dict(epochs=1, epoch_updates=50, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
     train(ask_dense("retinanet", folder, data=str(coco), val=str(coco), changes=changes))
     return folder
 

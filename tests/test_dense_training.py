@@ -92,14 +92,6 @@ def test_resume__as_if_it_had_never_stopped(head, tmp_path, monkeypatch):
         assert lines_of(tmp_path / "whole", kind) == lines_of(tmp_path / "halved", kind)
 
 
-def test_learns__the_loss_of_a_few_pictures_falls(tmp_path):
-    file = write_coco(tmp_path / "data")
-    changes = dict(epochs=1, epoch_updates=30, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
-    train(ask_dense("retinanet", tmp_path / "run", data=str(file), val=str(file), changes=changes, log_every=5))
-    losses = [line["loss"] for line in lines_of(tmp_path / "run", "updates")]
-    assert len(losses) == 6 and losses[-1] < 0.7 * losses[0]
-
-
 def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_path, run):
     head, folder, _ = run
     if head != "retinanet":
