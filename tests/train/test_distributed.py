@@ -390,3 +390,32 @@ def test_a_twin_is_trained_by_two_processes_as_well(data, tmp_path):
     code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt")
     assert code == 0, log[-3000:]
     assert len(lines_of(tmp_path / "run" / "twin-gap", "epoch")) == 2
+
+
+DENSE = {
+    "detect": ("--head-args", "width=32"),
+    "segment": ("--head-args", "pyramid_channels=32", "channels=16", "dropout=0"),
+    "keypoints": ("--head", "simple_baseline", "--head-args", "channels=16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", DENSE)
+def test_dense__two_processes_have_the_curve_and_the_figures_of_one(task, tmp_path):
+    """Of pictures that are all of one size: where they differ, each process pads its own."""
+    asked = ("scenes:8", "--task", task, *DENSE[task], "--model", "test_vit", "--size", "64", "--batch", "4")
+    asked += ("--epochs", "2", "--workers", "0", "--log-every", "1", "--no-report", "--no-strict", "--device", "cpu")
+    asked += ("--set", "resize=1,1", "warmup_epochs=0", "sync_bn=true")
+    code, log = finished(
+        *TORCHRUN, *TWO, "-m", "broadsight", "train", *asked, "--out", "two", cwd=tmp_path, log=tmp_path / "log.txt"
+    )
+    assert code == 0, log[-3000:]
+    assert main(["train", *asked, "--out", str(tmp_path / "one"), "--threads", "1"]) == 0
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text("utf-8").splitlines()]
+        for name in ("one", "two")
+    ]
+    assert len(lines[0]) == len(lines[1])
+    for one, two in zip(*lines, strict=True):
+        assert one.pop("kind") == two.pop("kind")
+        assert one == pytest.approx(two, rel=2e-3, abs=1e-3)
