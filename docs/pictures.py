@@ -1,4 +1,4 @@
-"""Makes the pictures of the pages on dense tasks: unseen scenes, the truth beside what a run finds.
+"""Makes the pictures of the pages on dense tasks: scenes with the truth beside what a run finds.
 
 python docs/pictures.py RUN docs/images/detection.png [--first 3] [--count 3]
 """
@@ -22,12 +22,13 @@ def main() -> None:
     parser.add_argument("picture", metavar="FILE")
     parser.add_argument("--first", type=int, default=0, help="number of the first scene")
     parser.add_argument("--count", type=int, default=3)
+    parser.add_argument("--part", default="test", help="of the scenes: test ones were neither trained on nor judged on")
     given = parser.parse_args()
     run = open_dense(given.run)
     part = open_dense_part(
         "scenes:400",
         run.task,
-        "test",  # neither trained on nor validated on
+        given.part,
         classes=run.classes,
         category_ids=run.category_ids,
         keypoint_names=run.keypoint_names,
