@@ -70,7 +70,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         head_args=dict(pyramid_channels=96, channels=48, dropout=0.0),
         data="semantic",
         figure="miou",
-        changes=dict(image_size=320, batch_size=6, lr=3e-3, epochs=5, epoch_updates=40),
+        changes=dict(image_size=224, batch_size=6, lr=3e-3, epochs=6, epoch_updates=40),
     ),
     "keypoints": dict(
         task="keypoints",
@@ -88,7 +88,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         changes=dict(image_size=256, batch_size=6, lr=2e-3, epochs=2, epoch_updates=40, rotation=0.0),
     ),
 }
-SCENES: dict[str, Any] = dict(image_size=96, batch_size=8, epochs=5, lr=1e-3)
+SCENES: dict[str, Any] = dict(image_size=96, batch_size=8, epochs=4, lr=2e-3)
 SCENE_COUNT = 600
 
 
@@ -173,7 +173,7 @@ def run_of(request: Request, figure: str) -> dict[str, Any]:
 def on_scenes(out: Path, threads: int) -> dict[str, Any]:
     """A detector on scenes that it never saw, after a short training, and beside that the same one untrained."""
     common: dict[str, Any] = dict(data=f"scenes:{SCENE_COUNT}", task="detect", head="retinanet", model=MODEL)
-    common["head_args"] = dict(width=128)
+    common["head_args"] = dict(width=128, assigner="atss")
     row = run_of(Request(**common, changes=SCENES, out=str(out / "scenes"), threads=threads), "box_ap50")
     still = {**SCENES, "epochs": 1, "epoch_updates": 1, "lr": 1e-12, "min_lr": 0.0, "warmup_epochs": 0}
     untrained = Request(**common, changes=still, out=str(out / "scenes-untrained"), threads=threads)

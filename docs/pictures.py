@@ -50,8 +50,8 @@ def main() -> None:
     for row in rows:
         canvas.paste(row, (0, top))
         top += row.height + GAP
-    canvas.thumbnail((1100, 1600), Image.Resampling.LANCZOS)
-    canvas.save(given.picture, optimize=True)
+    canvas.thumbnail((900, 1400), Image.Resampling.LANCZOS)
+    canvas.quantize(256).save(given.picture, optimize=True)
 
 
 if __name__ == "__main__":
