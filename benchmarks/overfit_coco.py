@@ -67,10 +67,10 @@ STUDIES: dict[str, dict[str, Any]] = {
     "segment": dict(
         task="segment",
         head="semantic_fpn",
-        head_args=dict(pyramid_channels=96, channels=48, dropout=0.0),
+        head_args=dict(dropout=0.0),
         data="semantic",
         figure="miou",
-        changes=dict(image_size=224, batch_size=6, lr=3e-3, epochs=6, epoch_updates=40),
+        changes=dict(image_size=224, batch_size=6, lr=3e-3, epochs=4, epoch_updates=40),
     ),
     "keypoints": dict(
         task="keypoints",
