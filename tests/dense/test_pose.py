@@ -79,6 +79,7 @@ def test_loss__without_labelled_points_is_zero_and_has_gradients():
     assert loss == 0 and all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 def test_training__finds_the_bright_spot():
     model = small(num_keypoints=1, channels=16).train()
     places = torch.tensor([[[10.0, 14.0, 1.0]], [[38.0, 50.0, 1.0]], [[42.0, 10.0, 1.0]]])

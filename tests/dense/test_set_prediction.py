@@ -110,7 +110,7 @@ def test_pictures__are_resized_only_if_of_another_size():
     torch.testing.assert_close(halved[0, 0, 5:90], torch.arange(5.0, 90.0) * 2 + 0.5)
 
 
-@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("num_classes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_classes__any_number(num_classes):
     model = build("rtdetr", "test_convnext", num_classes, **SMALL).train()
     objects = dict(boxes=OBJECTS["boxes"], labels=torch.tensor([1, num_classes]))
@@ -157,6 +157,7 @@ def test_bfloat16__boxes_stay_in_float32():
     assert kept["pred_boxes"].dtype == found[0]["boxes"].dtype == found[0]["scores"].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_size__is_that_of_the_paper():
     with torch.device("meta"):
         model = build("rtdetr", "resnet50", 80)

@@ -50,7 +50,11 @@ def whole(pictures, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ("mixing", "average", "accumulate", "bfloat")
+REPEATED = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else []) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", REPEATED)
 def test_killed_three_times__same_result(kind, pictures, whole, tmp_path):
     passes = KINDS[kind].get("changes", {}).get("accumulate", 1)
     begun = small(pictures, tmp_path / "begun", checkpoint_minutes=0, **KINDS[kind])
