@@ -65,7 +65,7 @@ def test_run__loads_with_timm_and_says_the_same(run):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("head", ["retinanet", "semantic_fpn"])
+@pytest.mark.parametrize("head", ["retinanet", pytest.param("semantic_fpn", marks=pytest.mark.slow)])
 def test_resume__as_if_it_had_never_stopped(head, tmp_path, monkeypatch):
     """Stopped by a signal in the middle of an epoch; losses, weights and figures are the same to the last bit."""
     request = ask_dense(head, tmp_path / "whole", changes=dict(epochs=2))

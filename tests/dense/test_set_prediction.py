@@ -37,7 +37,7 @@ def pictures() -> list[torch.Tensor]:
     return [torch.rand(1, 50, 40), torch.rand(1, 33, 97)]
 
 
-@pytest.mark.parametrize("neck", ["fpn", "map"])
+@pytest.mark.parametrize("neck", ["fpn", pytest.param("map", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("targets", [(OBJECTS, NOTHING), (NOTHING, NOTHING)])
 def test_training__gradients_reach_everything(neck, targets):
     model = small(neck).train()
@@ -50,6 +50,7 @@ def test_training__gradients_reach_everything(neck, targets):
         assert not model.stages.neck.to_stages[0].weight.requires_grad
 
 
+@pytest.mark.slow
 def test_losses__sum_up_to_that_of_transformers():
     model = small().train()
     kept = {}
@@ -100,6 +101,7 @@ def test_eval__every_picture_by_itself_and_in_its_own_pixels():
     torch.testing.assert_close(alone[0]["boxes"], found[1]["boxes"], atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_pictures__are_resized_only_if_of_another_size():
     model, picture = small(), torch.rand(1, 64, 96)
     assert model.resized(picture) is picture
@@ -118,6 +120,7 @@ def test_classes__any_number(num_classes):
     assert set(model.eval()(pictures())[0]["labels"].tolist()) <= set(range(1, num_classes + 1))
 
 
+@pytest.mark.slow
 def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors():
     model = small()
     norms = [layer for layer in model.detector.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
@@ -145,6 +148,7 @@ def test_state_dict__backbone_once_under_its_name():
     model.load_state_dict(model.state_dict())
 
 
+@pytest.mark.slow
 def test_bfloat16__boxes_stay_in_float32():
     model = small()
     with torch.autocast("cpu", torch.bfloat16):

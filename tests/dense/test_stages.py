@@ -23,7 +23,9 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith(("levit", "pvt")) else []) for name in NAMES]
+)
 def test_stages__four_maps_of_any_image_and_gradients_everywhere(name):
     torch.manual_seed(0)
     stages = open_stages(name)
