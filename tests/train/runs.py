@@ -1,6 +1,7 @@
 """Small runs for the tests of training: pictures, requests, what a run leaves behind, and ways to kill one."""
 
 import hashlib
+import multiprocessing
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,13 @@ from broadsight.training import Request, train
 
 # Three updates an epoch, so that a line of the metrics covers two or one of them.
 QUICK = dict(epochs=2, batch_size=8, fit_batch=False, image_size=32, warmup_epochs=1)
+
+
+def new_processes() -> multiprocessing.context.BaseContext:
+    """Starts processes that have torch imported, without forking this one and whatever its threads hold."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["broadsight.models", "broadsight.train.processes"])
+    return context
 
 
 class Killed(BaseException):

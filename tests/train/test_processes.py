@@ -1,8 +1,9 @@
 """Who trains what: shares of the data without overlap, and commands that would train in fewer processes than asked."""
 
+import faulthandler
 import io
 import json
-import multiprocessing
+import os
 import tarfile
 from collections import Counter
 from dataclasses import replace
@@ -24,7 +25,7 @@ from broadsight.train import processes
 from broadsight.train.run_folder import is_run
 from broadsight.training import Request, prepare, train
 
-from .runs import again
+from .runs import again, new_processes
 from .runs import small as small_run
 
 
@@ -246,8 +247,7 @@ def test_a_resumed_run_keeps_the_batch_that_was_asked_for(pictures, tmp_path):
 
 def join(rank: int, port: int, restarts: int, results: Any) -> None:
     """Join a group of two as a process of torchrun would, twice, as a run and its twin do."""
-    import os
-
+    faulthandler.dump_traceback_later(50)  # where it hangs, if it does
     os.environ |= dict(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=str(restarts))
     torch.set_num_threads(1)
@@ -266,18 +266,18 @@ def join(rank: int, port: int, restarts: int, results: Any) -> None:
 )
 def test_processes_meet_whatever_earlier_ones_left_in_the_store(attempts):
     """torchrun keeps its store over restarts, and counts those on the node alone whose process has failed."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    fork = multiprocessing.get_context("fork")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    new = new_processes()
     for restarts in attempts:
-        results = fork.Queue()
+        results = new.Queue()
         children = [
-            fork.Process(target=join, args=(rank, store.port, count, results), daemon=True)
+            new.Process(target=join, args=(rank, store.port, count, results), daemon=True)
             for rank, count in enumerate(restarts)
         ]
         try:
             for child in children:
                 child.start()
-            found = [results.get(timeout=20) for _ in range(4)]
+            found = [results.get(timeout=60) for _ in range(4)]
         finally:
             for child in children:
                 child.kill()

@@ -1,6 +1,5 @@
 """BatchNorm over two processes is BatchNorm over both their batches: values, statistics and gradients."""
 
-import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from broadsight.models.edited import edit
 from broadsight.train.synchronise import SharedBatchNorm, synchronise
 
 from .. import zoo
+from .runs import new_processes
 
 RANKS = 2
 EXACT = dict(rtol=1e-12, atol=1e-12)  # of float64
@@ -124,10 +124,10 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict[str, Any]]:
-    """What two processes found, forked so that nothing is imported anew."""
+    """What two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
-    fork = multiprocessing.get_context("fork")
-    children = [fork.Process(target=rank_main, args=(rank, folder), daemon=True) for rank in range(RANKS)]
+    new = new_processes()
+    children = [new.Process(target=rank_main, args=(rank, folder), daemon=True) for rank in range(RANKS)]
     try:
         for child in children:
             child.start()
