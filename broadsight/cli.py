@@ -36,9 +36,6 @@ from .command_line import (
 from .evaluation_commands import eval, predict, report
 from .terminal import check_writable, number, progress_bar, show
 
-TASKS = ("classify", "detect", "instances", "segment", "keypoints")
-NECKS = ("fpn", "map")
-
 
 def models(
     pattern: Annotated[str | None, Arg("name or wildcard such as 'stvit_*'", True, "PATTERN")] = None,
@@ -274,9 +271,6 @@ def train(
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
     """Train a classifier, detector, segmenter or pose model on images of your own or on drawn ones."""
-    for name, value, known in (("task", task, TASKS), ("neck", neck, NECKS)):
-        if value not in (None, *known):
-            raise UsageError(f"--{name}: expected one of {', '.join(map(repr, known))}, not {value!r}")
     from .train.recipes import assignments
 
     changes: dict[str, Any] = assignments(set or [])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .command_line import DONE, FAILED, INTERRUPTED, UsageError, typed
-from .terminal import check_creatable, check_writable, number, progress_bar, show
+from .terminal import check_creatable, number, progress_bar, show
 
 WORST = 5  # classes that the terminal shows
 FEW = 50  # pictures that are all shown
@@ -26,18 +26,16 @@ def eval_dense(
 ) -> int:
     """Evaluate a dense run, write evaluation.json, results.json and report.html, and show the figures."""
     from .dense_evaluating import DenseAsked, evaluate_dense, write_dense_evaluation
+    from .evaluation_commands import new_folder, next_folder
     from .train.state import write_text
 
-    folder = Path(out) if out else None
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
-    check_creatable(folder or Path("evaluations"))
+    folder = new_folder(out)
     asked = DenseAsked(run, data, batch=batch or BATCH, **options)
     with progress_bar() as progress:
         evaluation = evaluate_dense(asked, progress)
     for note in evaluation.part.notes:
         print(f"note: {note}", file=sys.stderr)
-    folder = folder or _next_folder(evaluation)
+    folder = folder or next_folder(evaluation.run.title, evaluation.part.description)
     record = write_dense_evaluation(evaluation, folder, typed())
     code = INTERRUPTED if evaluation.interrupted else DONE
     if json and json != "-":
@@ -52,12 +50,6 @@ def eval_dense(
     also = "evaluation.json and results.json" if evaluation.results else "evaluation.json"
     print(f"report: {folder / 'report.html'} (with {also})")
     return code
-
-
-def _next_folder(evaluation: Any) -> Path:
-    from .evaluation_commands import next_folder
-
-    return next_folder(evaluation.run.title, evaluation.part.description)
 
 
 def _tables(record: dict[str, Any]) -> list[Any]:
@@ -118,8 +110,6 @@ def predict_dense(
     from .dense_run import open_dense
     from .predicting import printable
 
-    for path in (json if json != "-" else None, csv if csv != "-" else None):
-        check_writable(path)
     if csv == "-":
         raise UsageError("--csv of a dense run goes to a file; expected --csv FILE")
     folder = Path(out) if out else None

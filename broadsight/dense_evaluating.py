@@ -20,8 +20,8 @@ from .data.loading import EvalOrder, close, default_workers, load
 from .data.pose_crops import PoseCrops
 from .dense.coco_results import to_results, write_results
 from .dense.drawing import draw_objects, draw_semantic, side_by_side
-from .dense.scoring import GOALS, ObjectScorer, PixelScorer, PoseScorer, Scorer, Views, defined, moved_keypoints
-from .dense_run import DenseRun, open_dense
+from .dense.scoring import GOALS, Views, defined, make_scorer, moved_keypoints
+from .dense_run import DenseRun, open_dense, pixels_of
 from .dense_training import LARGEST, SCENES, crop_size
 from .provenance import commit, versions
 from .report import Picture, render
@@ -132,22 +132,22 @@ def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
     return DensePart(pictures, part.notes, {**part.description, "pictures": len(pictures), "samples": asked.samples})
 
 
-def scorer_for(run: DenseRun, pictures: DenseView, views: Views) -> Scorer:
-    if run.task == "segment":
-        return PixelScorer(run.classes, views=views, device=run.device)
-    common: dict[str, Any] = dict(flip_pairs=run.flip_pairs, views=views, device=run.device)
-    common["keypoint_offset"] = run.keypoint_offset
-    if run.top_down:
-        return PoseScorer(pictures, pictures.category_ids, run.classes, **common)
-    return ObjectScorer(run.task, pictures.category_ids, run.classes, keep=True, **common)
-
-
 def score(
     run: DenseRun, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
 ) -> DenseEvaluation:
     """Figures of a run on pictures; an interruption leaves those of what was seen until then."""
     evaluation = DenseEvaluation(run, part, views)
-    scorer = scorer_for(run, part.pictures, views)
+    scorer = make_scorer(
+        run.task,
+        part.pictures,
+        run.classes,
+        top_down=run.top_down,
+        flip_pairs=run.flip_pairs,
+        keypoint_offset=run.keypoint_offset,
+        views=views,
+        device=run.device,
+        keep=True,
+    )
     if run.top_down:
         source: Any = PoseCrops(part.pictures, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
         transform = None
@@ -204,7 +204,7 @@ def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
     """What a model says of a picture of the evaluated ones."""
     if run.top_down:
         return scorer.predictions(index)
-    pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
+    pixels = pixels_of(image)
     if run.task == "segment":
         return scorer.find(run.model, pixels).argmax(0).cpu()
     return {key: value.cpu() for key, value in scorer.find(run.model, [pixels])[0].items()}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -20,7 +19,7 @@ from .data.unlabelled import Unlabelled
 from .dense.coco_results import to_results, write_results
 from .dense.drawing import draw_objects, draw_semantic, palette_png
 from .dense.scoring import ObjectScorer, PixelScorer, PoseScorer, moved_keypoints
-from .dense_run import DenseRun
+from .dense_run import DenseRun, pixels_of
 from .dense_training import crop_size
 from .drawing import whole_file
 from .provenance import commit, versions
@@ -96,13 +95,13 @@ def finder(run: DenseRun, **views: Any) -> Callable[[Image.Image, Tensor | None]
     options: dict[str, Any] = dict(views=shown, device=run.device)
     if run.task == "segment":
         pixels = PixelScorer(run.classes, **options)
-        return lambda image, _: pixels.find(run.model, _bytes(image)).argmax(0).cpu()
+        return lambda image, _: pixels.find(run.model, pixels_of(image)).argmax(0).cpu()
     options["flip_pairs"] = run.flip_pairs
     if run.top_down:
         pose = PoseScorer(None, run.category_ids, run.classes, **options)
         return lambda image, boxes: _pose(run, pose, image, boxes)
     objects = ObjectScorer(run.task, run.category_ids, run.classes, **options)
-    return lambda image, _: {key: value.cpu() for key, value in objects.find(run.model, [_bytes(image)])[0].items()}
+    return lambda image, _: {key: value.cpu() for key, value in objects.find(run.model, [pixels_of(image)])[0].items()}
 
 
 def _pose(run: DenseRun, scorer: PoseScorer, image: Image.Image, boxes: Tensor | None) -> dict[str, Tensor]:
@@ -125,11 +124,6 @@ def _pose(run: DenseRun, scorer: PoseScorer, image: Image.Image, boxes: Tensor |
         keypoints=points,
         keypoints_scores=points[..., 2],
     )
-
-
-def _bytes(image: Image.Image) -> Tensor:
-    """(C, H, W)."""
-    return torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
 
 
 def _draw(run: DenseRun, image: Image.Image, found: Any, out: Path, name: str, threshold: float) -> None:

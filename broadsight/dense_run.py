@@ -5,17 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
-from .data.dense_source import DenseSplits, resolve_dense
+from .data.dense_source import DenseSplits
 from .dense.scoring import Views
-from .dense_training import LARGEST, SCENES, views_of
+from .dense_training import LARGEST, data_of, views_of
 from .given_weights import load_given
 from .models.dense_model import dense_network
 from .run_request import title
 from .train.processes import has_gpu
 from .train.recipes import Recipe
-from .train.run_folder import RunFolder, is_run
+from .train.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -71,24 +74,7 @@ class DenseRun:
 
     def own_data(self) -> DenseSplits:
         """The pictures that it was trained and validated on."""
-        settings = self.settings
-        return resolve_dense(
-            settings["data"],
-            self.task,  # ty: ignore[invalid-argument-type]
-            val=settings["val"],
-            split=settings["split"],
-            seed=settings["seed"],
-            channels=self.channels,
-            scenes_size=self.recipe.image_size or SCENES,
-        )
-
-
-def is_dense(source: str | Path) -> bool:
-    """Whether a folder holds a run of a dense task."""
-    path = Path(source)
-    if not is_run(path):
-        return False
-    return RunFolder(path).config().get("broadsight", {}).get("task", "classify") != "classify"
+        return data_of(self.settings, self.recipe, self.channels)
 
 
 def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseRun:
@@ -126,6 +112,11 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         parameters=about["parameters"],
         device=chosen,
     )
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """Bytes (C, H, W) of a picture in mode RGB or L."""
+    return torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
 
 
 def _resized(recipe: Recipe, arguments: dict[str, Any], size: int) -> tuple[Recipe, dict[str, Any]]:

@@ -14,7 +14,7 @@ from .data.dense_source import DenseSplits, resolve_dense
 from .data.dense_transforms import DenseTransforms
 from .data.loading import EvalOrder, TrainOrder, default_workers, load
 from .data.pose_crops import PoseCrops
-from .dense.scoring import GOALS, ObjectScorer, PixelScorer, PoseScorer, Scorer, Views
+from .dense.scoring import GOALS, Views, make_scorer
 from .dry_run import first_line
 from .given_weights import begin_dense
 from .models.dense_model import dense_network
@@ -41,15 +41,7 @@ def dense_parts(
     _check_recipe(recipe, task)
     seed, channels = settings["seed"], image_channels(settings)
     scenes = settings["data"].partition(":")[0] == "scenes"
-    splits = resolve_dense(
-        settings["data"],
-        task,
-        val=settings["val"],
-        split=settings["split"],
-        seed=seed,
-        channels=channels,
-        scenes_size=recipe.image_size or SCENES,
-    )
+    splits = data_of(settings, recipe, channels)
     if not scenes:
         look_at_some(splits)
     notes = list(splits.notes)
@@ -90,7 +82,16 @@ def dense_parts(
             load(learned, order, **common),
             order,
             load(judged, EvalOrder(shown, per_pass, rank=rank, processes=count), **common),
-            scorer_of(settings["head"], task, splits, views_of(task, recipe), accelerator.device),
+            make_scorer(
+                task,
+                splits.val,
+                splits.classes,
+                top_down=top_down,
+                flip_pairs=splits.flip_pairs,
+                keypoint_offset=splits.keypoint_offset,
+                views=views_of(task, recipe),
+                device=accelerator.device,
+            ),
             stacked=task == "segment" or top_down,
         )
 
@@ -110,6 +111,19 @@ def dense_parts(
         ),
         notes=tuple(notes),
         splits=splits,
+    )
+
+
+def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> DenseSplits:
+    """The pictures of a run."""
+    return resolve_dense(
+        settings["data"],
+        settings["task"],
+        val=settings["val"],
+        split=settings["split"],
+        seed=settings["seed"],
+        channels=channels,
+        scenes_size=recipe.image_size or SCENES,
     )
 
 
@@ -216,16 +230,6 @@ def views_of(task: str, recipe: Recipe) -> Views:
         return Views(flip=False)
     side = recipe.eval_size or recipe.image_size or LARGEST
     return Views(short_side=side, long_side=recipe.long_side or 4 * side)
-
-
-def scorer_of(head: str, task: str, splits: DenseSplits, views: Views, device: Any) -> Scorer:
-    if task == "segment":
-        return PixelScorer(splits.classes, views=views, device=device)
-    common: dict[str, Any] = dict(flip_pairs=splits.flip_pairs, views=views, device=device)
-    common["keypoint_offset"] = splits.keypoint_offset
-    if head == "simple_baseline":
-        return PoseScorer(splits.val, splits.val.category_ids, splits.classes, **common)
-    return ObjectScorer(task, splits.val.category_ids, splits.classes, **common)
 
 
 def describe(

@@ -108,9 +108,9 @@ def eval(
     """Evaluate a run: accuracy, calibration and robustness, or AP and mIoU of a dense one; with a report."""
     check_writable(json if json != "-" else None)
     register_models()
-    from .dense_run import is_dense
+    from .train.run_folder import task_of
 
-    if is_dense(run):
+    if task_of(Path(run)) not in (None, "classify"):
         from .dense_commands import eval_dense, refuse
 
         refuse(
@@ -146,10 +146,7 @@ def eval(
     from .train.recipes import assignments
     from .train.state import write_text
 
-    folder = Path(out) if out else None
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
-    check_creatable(folder or Path("evaluations"))  # hours of work should not end in this
+    folder = new_folder(out)
     choices = Choices(
         **_given(
             sides=_numbers("--occluded", occluded, float),
@@ -204,6 +201,15 @@ def eval(
         print(f"{len(record['skipped'])} pictures could not be read; the report names them", file=sys.stderr)
     print(f"report: {folder / 'report.html'} (with evaluation.json and predictions.csv)")
     return INTERRUPTED if evaluation.how["interrupted"] else DONE
+
+
+def new_folder(out: str | None) -> Path | None:
+    """The folder for a result, after a check that it can be made: hours of work should not end in this."""
+    folder = Path(out) if out else None
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
+    check_creatable(folder or Path("evaluations"))
+    return folder
 
 
 def _only_dense(**given: Any) -> None:
@@ -299,22 +305,14 @@ def report(
     register_models()
     import torch
 
-    from .dense_run import is_dense
+    from .reporting import report_run
     from .train.run_folder import is_run
 
     if not is_run(Path(run)):
         raise FileNotFoundError(f"there is no run in {run}; give the folder that train wrote")
     if threads is not None:
         torch.set_num_threads(threads)
-    options: dict[str, Any] = dict(workers=workers, device=device)
-    if is_dense(run):
-        from .dense_evaluating import report_dense_run
-
-        print(f"report: {report_dense_run(Path(run), **options)}")
-    else:
-        from .reporting import report_run
-
-        print(f"report: {report_run(Path(run), **options)}")
+    print(f"report: {report_run(Path(run), workers=workers, device=device)}")
     return DONE
 
 
@@ -354,10 +352,16 @@ def predict(
     device: Device = "auto",
 ) -> int:
     """Say what images show, as a table, CSV or JSON; a dense run draws what it finds and writes COCO results."""
+    outputs = {form: path for form, path in (("csv", csv), ("json", json)) if path is not None}
+    if csv is not None and csv == json:
+        where = "the terminal" if csv == "-" else csv
+        raise UsageError(f"--csv and --json both to {where}; expected different files")
+    for path in outputs.values():
+        check_writable(path if path != "-" else None)
     register_models()
-    from .dense_run import is_dense
+    from .train.run_folder import task_of
 
-    if is_dense(run):
+    if task_of(Path(run)) not in (None, "classify"):
         from .dense_commands import predict_dense, refuse
 
         refuse("detect or another", dict(checkpoint=checkpoint, model_args=model_args, light=light))
@@ -378,13 +382,6 @@ def predict(
             slide=slide,
         )
     _only_dense(out=out, boxes=boxes, flip=flip, scales=scales, slide=slide)
-    outputs = {form: path for form, path in (("csv", csv), ("json", json)) if path is not None}
-    if csv is not None and csv == json:
-        where = "the terminal" if csv == "-" else csv
-        raise UsageError(f"--csv and --json both to {where}; expected different files")
-    for path in outputs.values():
-        check_writable(path if path != "-" else None)
-    register_models()
     import torch
 
     from . import predicting

@@ -24,7 +24,7 @@ from .run_request import title
 from .seeds import seed_everything
 from .train.augmentation import BatchAugmentation, transforms_of
 from .train.recipes import Recipe
-from .train.run_folder import REPORT, SKIPPED, WEIGHTS, RunFolder, is_run
+from .train.run_folder import REPORT, SKIPPED, WEIGHTS, RunFolder, is_run, task_of
 from .train.state import write_text
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
@@ -84,6 +84,10 @@ def report_run(
         seconds: How long it took, if somebody knows.
         evaluated: Whether to ask the network; without that, curves and settings alone.
     """
+    if task_of(path) not in (None, "classify"):
+        from .dense_evaluating import report_dense_run
+
+        return report_dense_run(path, workers=workers, device=device, seconds=seconds, evaluated=evaluated)
     folder = RunFolder(path)
     config, lines = folder.config(), folder.metrics()
     run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]

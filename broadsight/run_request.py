@@ -107,6 +107,9 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
                     "leave that out to continue it, or choose another --out"
                 )
         return settings, recipe
+    if request.task not in (None, "classify", *USUAL):
+        known = ", ".join(map(repr, ("classify", *USUAL)))
+        raise ValueError(f"--task: expected one of {known}, not {request.task!r}")
     entry = recipes.find(request.recipe or _usual_recipe(request))
     if request.task not in (None, entry.task):
         raise ValueError(f"recipe {entry.name} is for --task {entry.task}, not {request.task}; name another of them")

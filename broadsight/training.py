@@ -102,15 +102,10 @@ def write_report(outcome: Outcome, request: Request, splits: Any = None) -> Outc
         splits: The run's data, if it is open.
     """
     try:
-        # Not before a run is done: it needs much that training does not
-        options: dict[str, Any] = dict(workers=request.workers, device=request.device, seconds=outcome.seconds)
-        if outcome.goal != "top-1":
-            from .dense_evaluating import report_dense_run
+        from .reporting import report_run  # not before a run is done: it needs much that training does not
 
-            return replace(outcome, report=report_dense_run(outcome.folder, **options))
-        from .reporting import report_run
-
-        return replace(outcome, report=report_run(outcome.folder, splits=splits, **options))
+        options: dict[str, Any] = dict(workers=request.workers, device=request.device)
+        return replace(outcome, report=report_run(outcome.folder, splits=splits, seconds=outcome.seconds, **options))
     except Exception as error:
         return replace(outcome, notes=(*outcome.notes, f"no report.html: {first_line(error)}"))
 
@@ -238,12 +233,7 @@ def _run(prepared: Prepared, request: Request, resume: bool) -> Progress:
         except Interrupted:
             if request.report and folder.writing:
                 with suppress(Exception):  # what was computed is saved already; this is a courtesy
-                    if prepared.engine.work.goal == "val_top1":
-                        from .reporting import report_run
+                    from .reporting import report_run
 
-                        report_run(folder.path, evaluated=False)
-                    else:
-                        from .dense_evaluating import report_dense_run
-
-                        report_dense_run(folder.path, evaluated=False)
+                    report_run(folder.path, evaluated=False)
             raise

@@ -12,9 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import broadsight
-from broadsight.dense_run import is_dense, open_dense
+from broadsight.dense_run import open_dense
 from broadsight.run_request import Request
 from broadsight.train.engine import Interrupted
+from broadsight.train.run_folder import task_of
 from broadsight.training import train
 
 from .dense_runs import SMALL_HEADS, TASKS, ask_dense, write_coco
@@ -46,7 +47,7 @@ def test_run__is_a_folder_with_everything(run):
     assert outcome.progress.best == epoch[f"val_{GOALS[head]}"]
     assert outcome.goal in ("box AP", "mask AP", "mIoU", "keypoint AP")
     assert {"model.safetensors", "metrics.jsonl", "last"} <= {path.name for path in folder.iterdir()}
-    assert is_dense(folder)
+    assert task_of(folder) == TASKS[head]
 
 
 def test_run__loads_with_timm_and_says_the_same(run):

@@ -4,13 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from ..seeds import seed_transforms
 from .decoding import UnreadableImage
-from .loading import IN_A_ROW, Key
+from .loading import Key, Pictures
 
 ALIGNED = 16  # bytes; what numbers of any kind may begin at
 
@@ -89,7 +86,7 @@ def _received(
     return DenseBatch(images, targets, keys, skipped, failure)
 
 
-class DensePictures(Dataset):
+class DensePictures(Pictures):
     """Pictures with targets, transformed. Each is a function of its key alone, whoever asks for it and when.
 
     A picture that cannot be read is skipped: in training the next that can be read takes its place, so that batches
@@ -103,21 +100,6 @@ class DensePictures(Dataset):
         training: Seed by the key, and replace what cannot be read.
         strict: An unreadable picture is an error.
     """
-
-    def __init__(
-        self,
-        source: Any,
-        transform: Callable[[Image.Image, Any], tuple[Tensor, Any]] | None = None,
-        *,
-        seed: int = 0,
-        training: bool = False,
-        strict: bool = False,
-    ):
-        self.source, self.transform = source, transform
-        self.seed, self.training, self.strict = seed, training, strict
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitems__(self, keys: Sequence[Key]) -> DenseBatch:
         images, targets, kept, skipped = [], [], [], []
@@ -133,32 +115,13 @@ class DensePictures(Dataset):
                 kept.append((*key[:2], index))  # which may be that of another
         return DenseBatch(images, targets, tuple(kept), tuple(skipped))
 
-    def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, Any, int] | None:
-        """Pixels, target and index of the picture."""
-        epoch, place, index = key
-        attempts = min(IN_A_ROW, len(self.source)) if self.training else 1
-        for attempt in range(attempts):
-            at = (index + attempt) % len(self.source)
-            name = self.source.name(at)
-            if self.training:
-                seed_transforms(self.seed, epoch, place)
-            try:
-                image, target = self.source[at]
-            except UnreadableImage as error:
-                reason = str(error).removeprefix(f"{name}: ")
-                if self.strict:
-                    raise UnreadableImage(
-                        f"{name} cannot be read ({reason}); without --strict it would be skipped"
-                    ) from None
-                skipped.append((name, reason))
-                continue
-            except (ValueError, OSError) as error:
-                raise ValueError(str(error) if name in str(error) else f"{name}: {error}") from None
-            if self.transform is not None:
-                image, target = self.transform(image, target)
-            return image, target, at
-        if self.training:
-            raise UnreadableImage(
-                f"{attempts} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"
-            )
-        return None
+    def _item(self, index: int) -> tuple[Tensor, Any]:
+        """Pixels and target."""
+        try:
+            image, target = self.source[index]
+        except UnreadableImage:
+            raise
+        except (ValueError, OSError) as error:
+            name = self.source.name(index)
+            raise ValueError(str(error) if name in str(error) else f"{name}: {error}") from None
+        return (image, target) if self.transform is None else self.transform(image, target)

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..seeds import mixed, seed_transforms
 from .decoding import UnreadableImage
-from .sources import Source
 
 IN_A_ROW = 50  # unreadable pictures one after the other, after which something else must be wrong
 
@@ -108,6 +107,7 @@ class Pictures(Dataset):
     keep their size; in evaluation the batch is so much smaller. Either way it is reported.
 
     Args:
+        source: A `Source`.
         transform: PIL image -> (C, H, W) of bytes.
         training: Seed the transform by the key.
         strict: An unreadable picture is an error.
@@ -115,8 +115,8 @@ class Pictures(Dataset):
 
     def __init__(
         self,
-        source: Source,
-        transform: Callable[[Image.Image], Any],
+        source: Any,
+        transform: Any = None,
         *,
         seed: int = 0,
         training: bool = False,
@@ -128,7 +128,7 @@ class Pictures(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
         images: Tensor | None = None
         labels, kept, skipped = [], [], []
         for key in keys:
@@ -147,14 +147,16 @@ class Pictures(Dataset):
         images = torch.empty((0, 0, 0, 0), dtype=torch.uint8) if images is None else images[: len(kept)]
         return Batch(images, torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
 
-    def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, int, int] | None:
-        """Pixels, label and index of the picture."""
+    def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, Any, int] | None:
+        """What `_item` gives of the picture, or of the next that can be read, and its index."""
         epoch, place, index = key
         attempts = min(IN_A_ROW, len(self.source)) if self.training else 1
         for attempt in range(attempts):
             at = (index + attempt) % len(self.source)
+            if self.training:
+                seed_transforms(self.seed, epoch, place)
             try:
-                image = self.source.open(at)
+                return *self._item(at), at
             except UnreadableImage as error:
                 name = self.source.name(at)
                 reason = str(error).removeprefix(f"{name}: ")
@@ -163,15 +165,15 @@ class Pictures(Dataset):
                         f"{name} cannot be read ({reason}); without --strict it would be skipped"
                     ) from None
                 skipped.append((name, reason))
-                continue
-            if self.training:
-                seed_transforms(self.seed, epoch, place)
-            return torch.as_tensor(self.transform(image)), self.source.label(at), at
         if self.training:
             raise UnreadableImage(
                 f"{attempts} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"
             )
         return None
+
+    def _item(self, index: int) -> tuple[Tensor, Any]:
+        """Pixels and label."""
+        return torch.as_tensor(self.transform(self.source.open(index))), self.source.label(index)
 
 
 class TrainOrder:

@@ -245,6 +245,27 @@ class PoseScorer(Scorer):
         return self.metric.compute()
 
 
+def make_scorer(
+    task: str,
+    pictures: Any,
+    class_names: Sequence[str],
+    *,
+    top_down: bool,
+    flip_pairs: Sequence[tuple[int, int]],
+    keypoint_offset: float,
+    views: Views,
+    device: torch.device | str,
+    keep: bool = False,
+) -> Scorer:
+    """The scorer of a task on labelled pictures; `top_down` for models that see crops of single objects."""
+    if task == "segment":
+        return PixelScorer(class_names, views=views, device=device)
+    common: dict[str, Any] = dict(flip_pairs=flip_pairs, keypoint_offset=keypoint_offset, views=views, device=device)
+    if top_down:
+        return PoseScorer(pictures, pictures.category_ids, class_names, **common)
+    return ObjectScorer(task, pictures.category_ids, class_names, keep=keep, **common)
+
+
 def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
     """The same objects with x and y of their keypoints so much larger, if they have any."""
     if "keypoints" not in found:

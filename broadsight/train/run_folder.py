@@ -191,6 +191,11 @@ def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[st
             axes.legend(frameon=False)
 
 
+def task_of(path: Path) -> str | None:
+    """What the run in a folder learned; None if there is no run."""
+    return RunFolder(path).config().get("broadsight", {}).get("task", "classify") if is_run(path) else None
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run."""
     return (path / CONFIG).is_file()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from broadsight.data import dense_loading
+from broadsight.data import loading
 from broadsight.data.decoding import UnreadableImage
 from broadsight.data.dense_loading import DenseBatch, DensePictures
 from broadsight.data.dense_transforms import DenseTransforms
@@ -70,7 +70,7 @@ def test_unreadable__strict(training):
 
 
 def test_unreadable__all_of_them(monkeypatch):
-    monkeypatch.setattr(dense_loading, "IN_A_ROW", 3)
+    monkeypatch.setattr(loading, "IN_A_ROW", 3)
     batch = DensePictures(Numbered(9, tuple(range(9))), numbers, training=True).__getitems__([(0, 0, 7)])
     assert batch.failure == "3 pictures in a row cannot be read, last 0.png: not an image"
 
