@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow test-browser lint clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,11 @@ test: lint
 
 test-slow: $(VENV)/.installed-dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+
+# Needs Chromium on the machine, from the system's packages.
+test-browser: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev,browser]"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m browser
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

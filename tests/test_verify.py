@@ -32,6 +32,9 @@ EXPLAINED = {  # of EMSNet, the only one of the first four families, and of cont
 WITH_NETWORKS_OF_OTHERS = ("map", "context_broadcast")  # families in whose tables the published figures leave these out
 
 
+OTHERS = tuple(family for family in FAMILIES if family != "map")
+
+
 @pytest.fixture(scope="module")
 def steps() -> list[tuple[int, int, str]]:
     return []
@@ -39,8 +42,24 @@ def steps() -> list[tuple[int, int, str]]:
 
 @pytest.fixture(scope="module")
 def checks(steps) -> list[Check]:
-    """Of all but the dense tables, for which see test_dense_tables.py."""
-    return verify(FAMILIES, progress=lambda done, total, row: steps.append((done, total, row)))
+    """Of all but MAP's tables, whose networks of others take as long again, and the dense ones (test_dense_tables)."""
+    return verify(OTHERS, progress=lambda done, total, row: steps.append((done, total, row)))
+
+
+@pytest.fixture(scope="module")
+def map_checks() -> list[Check]:
+    return verify(["map"])
+
+
+def of_both(test):
+    """The same test of either, that of MAP's tables in the slow set."""
+    names = [pytest.param("checks", id="others"), pytest.param("map_checks", id="map", marks=pytest.mark.slow)]
+    return pytest.mark.parametrize("some", names, indirect=True)(test)
+
+
+@pytest.fixture
+def some(request) -> list[Check]:
+    return request.getfixturevalue(request.param)
 
 
 def printed_figures(family: str) -> list[str]:
@@ -57,38 +76,41 @@ def network(check: Check) -> str:
     return check.row.rpartition(": ")[2]
 
 
+@pytest.mark.slow
+def test_verify__no_figure_of_map_is_missed(map_checks):
+    assert Counter(check.status for check in map_checks) == {"match": 131, "explained": 37, "not run": 26}
+
+
 def test_verify__no_figure_is_missed(checks):
-    assert [check for check in checks if check.status == "miss"] == []
-    assert Counter(check.status for check in checks if check.family == "map") == {
-        "match": 131,
-        "explained": 37,
-        "not run": 26,
-    }
     context = Counter(check.status for check in checks if check.family == "context_broadcast")
     assert context == {"match": 30, "explained": 4}
-    assert {check.status for check in checks if check.family != "map"} == {"match", "explained"}
+    assert {check.status for check in checks} == {"match", "explained"}
+    assert {(network(c), c.figure) for c in checks if c.status == "explained"} == EXPLAINED
 
 
-def test_verify__only_the_contradictory_rows_are_explained(checks):
-    explained = {(c.family, network(c), c.figure): c for c in checks if c.status == "explained"}
-    assert {(row, figure) for family, row, figure in explained if family != "map"} == EXPLAINED
+@of_both
+def test_verify__only_the_contradictory_rows_are_explained(some):
+    explained = {(c.family, network(c), c.figure): c for c in some if c.status == "explained"}
     families = ("emsnet", *WITH_NETWORKS_OF_OTHERS)
     assert all(family in families and check.note for (family, *_), check in explained.items())
-    assert all(not check.note for check in checks if check.status == "match")
-    excuses = {place for place in verification.CONTRADICTIONS if place[0] != "dense"}
+    assert all(not check.note for check in some if check.status == "match")
+    looked_at = {check.family for check in some}
+    excuses = {place for place in verification.CONTRADICTIONS if place[0] in looked_at}
     assert excuses == explained.keys()  # none unused
 
 
-def test_verify__what_no_package_offers_is_not_run(checks):
-    left_out = [check for check in checks if check.status == "not run"]
+@pytest.mark.slow
+def test_verify__what_no_package_offers_is_not_run(map_checks):
+    left_out = [check for check in map_checks if check.status == "not run"]
     assert all(check.ours is None and check.executed is None and check.note for check in left_out)
     families = {network(check).split("-")[0].split("_")[0].lower() for check in left_out}
     assert families == {"fastervit", "faster", "biformer", "nat", "moganet", "internimage"}
-    assert all(check.ours is not None for check in checks if check.status != "not run")
+    assert all(check.ours is not None for check in map_checks if check.status != "not run")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_verify__covers_every_printed_figure(checks, family):
+@pytest.mark.parametrize("family", [*OTHERS, pytest.param("map", marks=pytest.mark.slow)])
+def test_verify__covers_every_printed_figure(request, family):
+    checks = request.getfixturevalue("map_checks" if family == "map" else "checks")
     mine = [check for check in checks if check.family == family]
     figures = printed_figures(family)
     covered = Counter(check.paper for check in mine)
@@ -100,12 +122,13 @@ def test_verify__covers_every_printed_figure(checks, family):
 
 
 # Table: how many rows of it are in the supplement's or the paper's text, networks of others included.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "rows"),
     [("1", 5), ("2", 10), ("3", 31), ("6", 9), ("8", 4), ("9", 16), ("S1", 4), ("S4", 26), ("S6", 3), ("S7", 3)],
 )
-def test_verify__covers_every_row_of_the_tables_of_map(checks, table, rows):
-    mine = {check.row for check in checks if check.family == "map"}
+def test_verify__covers_every_row_of_the_tables_of_map(map_checks, table, rows):
+    mine = {check.row for check in map_checks}
     named = [
         row for row in mine if table in row.partition(": ")[0].replace("Tables ", "").replace("Table ", "").split(", ")
     ]
@@ -131,8 +154,9 @@ def test_catalogue__two_names_are_listed_once():
     assert listed == []
 
 
-def test_verify__a_match_is_within_one_unit_of_the_last_digit(checks):
-    for check in checks:
+@of_both
+def test_verify__a_match_is_within_one_unit_of_the_last_digit(some):
+    for check in some:
         if check.ours is None:
             continue
         unit = 10.0 ** Decimal(check.paper).as_tuple().exponent
@@ -141,8 +165,9 @@ def test_verify__a_match_is_within_one_unit_of_the_last_digit(checks):
         assert (-unit / 2 <= off < above) == (check.status == "match"), check
 
 
-def test_verify__executed_is_given_for_operations_alone(checks):
-    for check in checks:
+@of_both
+def test_verify__executed_is_given_for_operations_alone(some):
+    for check in some:
         counted = check.figure.startswith("macs") and check.status != "not run"
         assert (check.executed is not None) == counted
         assert bool(check.convention) == (counted or check.figure == "added operations")
@@ -190,14 +215,15 @@ def test_prints__at_the_printed_precision(ours, paper, rounding, expected):
     assert verification._prints(ours, paper, rounding) == expected
 
 
-def test_render__shows_every_check(checks):
+@of_both
+def test_render__shows_every_check(some):
     output = io.StringIO()
-    Console(width=240, file=output).print(verification.render(checks))
+    Console(width=240, file=output).print(verification.render(some))
     text = output.getvalue()
-    statuses = Counter(check.status for check in checks)
+    statuses = Counter(check.status for check in some)
     assert text.count("no, explained") == statuses["explained"] and " NO " not in text
     assert text.count(" not run ") == statuses["not run"]
-    for check in checks:
+    for check in some:
         assert check.row in text
         whole = check.figure in map_tables.SIZES
         assert check.ours is None or (f"{check.ours:.0f}" if whole else f"{check.ours:.3f}") in text
