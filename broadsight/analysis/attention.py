@@ -1,36 +1,25 @@
 """How densely a network attends: the entropy of its attention weights, layer by layer.
 
 The measure of the context broadcasting paper: a row of weights that reaches all tokens alike has the largest entropy, a
-row that picks one token has none. The network runs as it is, with fused attention too. What its attentions are called
-with is watched, and their weights are computed a second time, a few rows at once.
+row that picks one token has none.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from ..branch_structure import QUERIES, is_attention
 from ..drawing import PALETTE, need_matplotlib, plot_format, save
-from ..dry_run import in_eval_mode
+from .attention_rows import Rows
+from .attention_weights import pass_attention
+from .passing import Seen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Of logits, weights and entropies together that are there at once beside what the network computes itself.
-WEIGHTS_BYTES = 16 << 20
-# Names of the children by which a block is known that attends by itself, without a module for it.
-ATTENDING_BLOCKS = (("in_proj", "attn_out_proj"), ("local_in", "global_in"))
-SOFTMAXES = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, F.softmax)
-_multi_head = inspect.signature(F.multi_head_attention_forward)
 
 
 class LayerEntropy(float):
@@ -64,9 +53,19 @@ class LayerEntropy(float):
         """The entropy as a share of the largest one. 1 is uniform attention, also where there is but one key."""
         return float(self) / self.uniform if self.keys > 1 else 1.0
 
+    def record(self) -> dict[str, Any]:
+        """Everything as plain numbers."""
+        return {
+            "entropy": float(self),
+            "uniform": self.uniform,
+            "density": self.density,
+            "keys": self.keys,
+            "heads": list(self.heads),
+        }
+
 
 def attention_entropy(
-    model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8
+    model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8, seen: Seen | None = None
 ) -> dict[str, LayerEntropy]:
     """Entropy of the attention weights of every layer of a network, by the layer's name, in the order of execution.
 
@@ -91,28 +90,21 @@ def attention_entropy(
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is. All
             of one size. They are moved to the model's device and dtype.
         batch_size: How many images pass the network at a time, at most.
+        seen: Told after every pass how many images have passed; for a progress bar.
 
     Raises:
         ValueError: The network has no attention, or there are no images, or their sizes differ.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}; expected a network, as timm.create_model gives")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
-    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
-    network: Any = model
-    while "_orig_mod" in network._modules:
-        network = network._orig_mod
-    names = {module: name for name, module in network.named_modules() if _attends(module)}
-    if not names:
-        raise ValueError(_no_attention(network))
-    watch = _Watch({module: name.replace("_orig_mod.", "") or "attention" for module, name in names.items()})
-    # Nothing can be watched in what a compiler made of a network.
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), in_eval_mode(network):
-        _run(network, images, batch_size, watch)
-    if not watch.layers:
-        raise ValueError(_no_attention(network))
-    return {name: layer.entropy() for name, layer in watch.layers.items()}
+    layers: dict[str, _Layer] = {}
+
+    def see(name: str, rows: Rows, _: nn.Module) -> None:
+        found = _Layer.of(rows)
+        layer = layers.setdefault(name, found)
+        if layer is not found:
+            layer.add(name, found)
+
+    pass_attention(model, images, see, batch_size=batch_size, seen=seen)
+    return {name: layer.entropy() for name, layer in layers.items()}
 
 
 def plot_attention_entropy(
@@ -157,50 +149,6 @@ def plot_attention_entropy(
     return figure
 
 
-def _attends(module: nn.Module) -> bool:
-    return is_attention(module) or any(all(name in module._modules for name in names) for names in ATTENDING_BLOCKS)
-
-
-def _no_attention(model: nn.Module) -> str:
-    return (
-        f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis, or "
-        f"scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}; pass a vision transformer or "
-        "a hybrid, such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
-    )
-
-
-def _run(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int, watch: "_Watch") -> None:
-    like = next((x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()), None)
-    passed = 0
-    handles = watch.listen()
-    try:
-        for batch in _batches(images):
-            for part in batch.split(batch_size):
-                part = part if like is None else part.to(like.device, like.dtype)
-                with watch:
-                    model(part)
-                passed += len(part)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not passed:
-        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
-
-
-def _batches(images: Tensor | Iterable[Any]) -> Iterator[Tensor]:
-    if not isinstance(images, Tensor | Iterable):
-        raise ValueError(f"images are a {type(images).__name__}; expected (B, C, H, W) or an iterable of such batches")
-    for item in [images] if isinstance(images, Tensor) else images:
-        batch = item[0] if isinstance(item, tuple | list) and item else item
-        if not isinstance(batch, Tensor):
-            raise ValueError(f"a batch of images is a {type(batch).__name__}; expected a tensor (B, C, H, W)")
-        if batch.ndim != 4:
-            hint = "; pass images[None] for a single one" if batch.ndim == 3 else ""
-            raise ValueError(f"a batch of images has shape {tuple(batch.shape)}; expected (B, C, H, W){hint}")
-        if len(batch):
-            yield batch
-
-
 @dataclass
 class _Layer:
     """What has been seen of one soft-max.
@@ -215,172 +163,50 @@ class _Layer:
     rows: Tensor
     keys: int
 
+    @classmethod
+    def of(cls, rows: Rows) -> "_Layer":
+        heads = 1 if rows.head_axis is None else rows.shape[rows.head_axis]
+        layer = cls(torch.zeros(heads, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64), rows.shape[-1])
+        others = [i for i in range(len(rows.shape) - 1) if i != rows.head_axis]
+        for _, _, logits, weights in rows.pieces():
+            entropies, hidden = _entropies(logits, ours=weights is None)
+            layer.sums += entropies.cpu().double().sum(others)
+            layer.rows += entropies.numel() // heads
+            if hidden is not None:
+                layer.rows -= hidden.cpu().double().sum(others)
+        return layer
+
+    def add(self, name: str, other: "_Layer") -> None:
+        if (self.keys, len(self.rows)) != (other.keys, len(other.rows)):
+            raise ValueError(
+                f"{name} attends to {other.keys} keys now and to {self.keys} before; pass images of one size"
+            )
+        self.sums += other.sums
+        self.rows += other.rows
+
     def entropy(self) -> LayerEntropy:
-        def mean(total: Tensor, rows: Tensor) -> float:
-            return (total / rows).clamp(max=math.log(self.keys)).item()  # rounding may carry it past the largest
-
-        heads = [mean(*head) for head in zip(self.sums, self.rows, strict=True)]
-        return LayerEntropy(mean(self.sums.sum(), self.rows.sum()), heads, self.keys)
+        largest = math.log(self.keys)  # which rounding may carry a mean past
+        heads = (self.sums / self.rows).clamp(max=largest).tolist()
+        return LayerEntropy((self.sums.sum() / self.rows.sum()).clamp(max=largest).item(), heads, self.keys)
 
 
-class _Watch(TorchFunctionMode):
-    """Adds up the entropy of every row of attention weights while an attention runs.
+def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
+    """Of the soft-max of logits (..., M), each (...), which the weights need not be there for; 0 where all is masked.
 
-    Args:
-        names: Of the modules in which a soft-max is one of attention weights.
+    With z the logits less the largest, and s the sum of exp(z): log(s) - sum(exp(z) z) / s. Nothing cancels in it.
+
+    Returns:
+        The entropies, and which rows are masked as a whole, or None if none is.
     """
-
-    def __init__(self, names: dict[nn.Module, str]):
-        super().__init__()
-        self.names = names
-        self.layers: dict[str, _Layer] = {}
-        self.running: list[nn.Module] = []  # outermost first, whose name counts
-        self.seen = 0  # soft-maxes in the present call of that
-
-    def listen(self) -> list[Any]:
-        def begins(module: nn.Module, inputs: tuple) -> None:
-            self.seen = self.seen if self.running else 0
-            self.running.append(module)
-
-        def ends(module: nn.Module, inputs: tuple, output: Any) -> None:
-            self.running.pop()
-
-        for hook in (begins, ends):
-            hook.__dict__["image_by_image"] = True
-        handles: list[Any] = [module.register_forward_pre_hook(begins) for module in self.names]
-        return handles + [module.register_forward_hook(ends, always_call=True) for module in self.names]
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not self.running:
-            return result
-        if func is F.scaled_dot_product_attention:
-            self.add(_weights_of_product(*args, **kwargs))
-        elif func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
-            self.add(_weights_of_multi_head(_multi_head.bind(*args, **kwargs).arguments))
-        elif func in SOFTMAXES and _over_last_axis(*args, **kwargs):
-            self.add(_weights_of_softmax(result, *args, **kwargs))
-        return result
-
-    def add(self, parts: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Adds one soft-max, given as logits and weights of some of its rows at a time."""
-        self.seen += 1
-        name = self.names[self.running[0]] + (f"#{self.seen}" if self.seen > 1 else "")
-        for logits, weights in parts:
-            entropies = torch.special.entr(weights).sum(-1)
-            rows = torch.ones_like(entropies)
-            if entropies.isnan().any():  # masked as a whole, or else the network computes nonsense and should show it
-                rows = (~logits.isneginf().all(-1)).to(entropies.dtype)
-                entropies = torch.where(rows > 0, entropies, 0)
-            axis = _head_axis(weights.shape, self.running[-1])
-            others = [i for i in range(entropies.ndim) if i != axis]
-            sums = [x.cpu().double().sum(others).view(-1) for x in (entropies, rows)]
-            found = _Layer(*sums, keys=weights.shape[-1])
-            layer = self.layers.setdefault(name, found)
-            if layer is found:
-                continue
-            if (layer.keys, len(layer.rows)) != (found.keys, len(found.rows)):
-                raise ValueError(
-                    f"{name} attends to {found.keys} keys now and to {layer.keys} before; pass images of one size"
-                )
-            layer.sums += found.sums
-            layer.rows += found.rows
-
-
-def _head_axis(shape: torch.Size, module: Any) -> int | None:
-    """Where the heads are among the axes of weights (..., N, M), or None if they are not apart."""
-    recorded = next((x for x in (getattr(module, name, None) for name in ("num_heads", "heads")) if x), None)
-    if len(shape) == 4 and not isinstance(recorded, int):
-        return 1
-    if len(shape) < 4 or not isinstance(recorded, int):
-        return None
-    heads = recorded * getattr(module, "head_expansion", 1)
-    return next((axis for axis in (1, len(shape) - 3) if shape[axis] == heads), None)
-
-
-def _parts(shape: torch.Size, bytes_per_weight: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of the first axis and of the queries of weights (B, ..., N, M), each small enough to be computed aside."""
-    most = WEIGHTS_BYTES // (3 * bytes_per_weight)  # logits, weights, and the terms of their entropy
-    query = max(1, math.prod(shape[1:-2]) * shape[-1])
-    queries = min(max(1, most // query), shape[-2])
-    images = max(1, most // (query * shape[-2])) if queries == shape[-2] else 1
-    for i in range(0, shape[0], images):
-        for j in range(0, shape[-2], queries):
-            yield slice(i, i + images), slice(j, j + queries)
-
-
-def _precise(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def _over_last_axis(input: Tensor, dim: Any = None, *_: Any, **__: Any) -> bool:
-    return input.ndim > 2 and input.is_floating_point() and dim in (-1, input.ndim - 1)
-
-
-def _weights_of_softmax(result: Tensor, input: Tensor, *_: Any, **__: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    rounded = result.dtype not in (torch.float32, torch.float64)
-    for images, queries in _parts(result.shape, 8 if result.dtype == torch.float64 else 4):
-        logits = input[images, ..., queries, :]
-        yield logits, logits.float().softmax(-1) if rounded else result[images, ..., queries, :]
-
-
-def _weights_of_product(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of torch's scaled dot product attention, with its arguments: (..., N, d), (..., M, d) -> parts of (..., N, M)."""
-    if enable_gqa:  # several heads of queries share one of keys
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    (N, d), M = query.shape[-2:], key.shape[-2]
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]) or (1,)
-    query = (_precise(query) * (d**-0.5 if scale is None else scale)).expand(*batch, N, d)
-    key = _precise(key).expand(*batch, M, d)
-    mask = None if attn_mask is None else attn_mask.expand(*batch, N, M)
-    for images, queries in _parts(torch.Size((*batch, N, M)), query.element_size()):
-        with torch.autocast(query.device.type, enabled=False):
-            logits = query[images, ..., queries, :] @ key[images].mT
-        if is_causal:
-            places = torch.arange(N, device=query.device)[queries, None]
-            logits.masked_fill_(torch.arange(M, device=query.device) > places, float("-inf"))
-        if mask is not None:
-            part = mask[images, ..., queries, :]
-            logits = logits.masked_fill_(~part, float("-inf")) if part.dtype == torch.bool else logits.add_(part)
-        yield logits, logits.softmax(-1)
-
-
-def _weights_of_multi_head(given: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of the function behind nn.MultiheadAttention, with its arguments: (N, B, C), (M, B, C) -> of (B, heads, N, M)."""
-    inputs = [x if x.ndim == 3 else x[:, None] for x in (given["query"], given["key"])]
-    if given.get("use_separate_proj_weight"):
-        weights = given["q_proj_weight"], given["k_proj_weight"]
-    else:
-        weights = given["in_proj_weight"].chunk(3)[:2]
-    biases = (None, None) if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)[:2]
-    query, key = (F.linear(*layer) for layer in zip(inputs, weights, biases, strict=True))
-    images, heads, extra = query.shape[1], given["num_heads"], []
-    if given["bias_k"] is not None:
-        extra.append(given["bias_k"].to(key.dtype).expand(1, images, -1))
-    if given["add_zero_attn"]:
-        extra.append(torch.zeros_like(key[:1]))
-    mask: Tensor | None = None
-    for name in ("attn_mask", "key_padding_mask"):
-        one = given.get(name)
-        if one is None:
-            continue
-        if one.dtype == torch.bool:  # here, true is what is hidden
-            one = torch.zeros_like(one, dtype=query.dtype).masked_fill_(one, float("-inf"))
-        if name == "key_padding_mask":
-            one = one.view(images, 1, 1, -1)
-        elif one.ndim == 3:
-            one = one.unflatten(0, (images, heads))
-        one = F.pad(one, (0, len(extra)))
-        mask = one if mask is None else mask + one
-    query, key = (x.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for x in (query, torch.cat([key, *extra])))
-    return _weights_of_product(query, key, attn_mask=mask)
+    largest = logits.amax(-1, keepdim=True)
+    z = logits.sub_(largest) if ours else logits - largest
+    terms = z.exp()
+    total = terms.sum(-1)
+    entropies = total.log() - terms.mul_(z).sum(-1) / total
+    if not entropies.isnan().any():
+        return entropies, None
+    # Zero times infinity where something is masked; or else the network computes nonsense, and should show it.
+    terms = z.clamp_(min=-800).exp()  # zero, also in float64
+    total = terms.sum(-1)
+    hidden = largest.squeeze(-1).isneginf()
+    return (total.log() - terms.mul_(z).sum(-1) / total).masked_fill_(hidden, 0), hidden

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import LayerEntropy, attention, attention_entropy, plot_attention_entropy
+from broadsight.analysis import LayerEntropy, attention_entropy, attention_rows, plot_attention_entropy
 from broadsight.layers import PartialAttention, SuperTokenAttention
 from broadsight.models import _backbone
 from tests.compare import randomize
@@ -199,7 +199,7 @@ BOOLEAN[..., 0] = True
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("limit", [1 << 20, 1])
 def test_product__of_every_kind(options, dtype, limit, monkeypatch):
-    monkeypatch.setattr(attention, "WEIGHTS_BYTES", limit)
+    monkeypatch.setattr(attention_rows, "WEIGHTS_BYTES", limit)
     heads = 4 if "enable_gqa" in options else 2
     q = torch.randn(2, heads, 5, 8, dtype=torch.float64).to(dtype)
     k = torch.randn(2, 2, 6, 8, dtype=torch.float64).to(dtype)
@@ -254,7 +254,7 @@ def test_autocast__does_not_reach_the_measurement():
 def test_parts__add_up_to_the_whole(attend, limit, monkeypatch):
     x = torch.randn(4, 5, 31, 8)
     whole = measured(attend, x)
-    monkeypatch.setattr(attention, "WEIGHTS_BYTES", limit)
+    monkeypatch.setattr(attention_rows, "WEIGHTS_BYTES", limit)
     found = measured(attend, x)
     assert found == pytest.approx(whole, abs=1e-6) and found.heads == pytest.approx(whole.heads, abs=1e-6)
 
@@ -262,10 +262,10 @@ def test_parts__add_up_to_the_whole(attend, limit, monkeypatch):
 @pytest.mark.parametrize("shape", [(64, 6, 197, 197), (2, 12, 3136, 3136), (7, 9, 9), (1, 1, 1, 1), (3, 2, 5, 100_000)])
 def test_parts__cover_all_rows_and_stay_small(shape):
     rows = torch.zeros(shape[0], shape[-2], dtype=torch.int)
-    for images_, queries in attention._parts(torch.Size(shape), 4):
+    for images_, queries in attention_rows._parts(torch.Size(shape), 4):
         rows[images_, queries] += 1
         taken = rows[images_, queries].numel() * math.prod(shape[1:-2]) * shape[-1]
-        assert 3 * 4 * taken <= attention.WEIGHTS_BYTES <= 64 << 20
+        assert 3 * 4 * taken <= attention_rows.WEIGHTS_BYTES <= 64 << 20
     assert (rows == 1).all()
 
 

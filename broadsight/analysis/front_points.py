@@ -1,0 +1,201 @@
+"""What networks cost and how well they do, read from the files that other commands left: points of a front."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+AXES = ("latency_ms", "macs", "parameters")
+IMAGENET = "ImageNet-1K"  # what all published accuracies are of
+# A run folder -> its "title", "parameters", "macs" and "latency_ms", as far as they are known.
+Measured = Callable[[Path], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network: what it costs and how often it is right.
+
+    Args:
+        label: What the picture calls it.
+        x: Its cost: milliseconds for an image, MACs, or parameters; None if not known.
+        accuracy: Top-1 in per cent; None if nobody has run it.
+        source: "ours", or "paper" for a published accuracy.
+        data: What the accuracy is of.
+        low, high: Where the cost's quartiles are, if known.
+        conditions: How the cost was measured.
+        network: What other files call the same network; the label if empty.
+    """
+
+    label: str
+    x: float | None
+    accuracy: float | None
+    source: str = "ours"
+    data: str = ""
+    low: float | None = None
+    high: float | None = None
+    conditions: str = ""
+    network: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source not in ("ours", "paper"):
+            raise ValueError(f"source={self.source!r} of {self.label}; expected 'ours' or 'paper'")
+
+    @property
+    def name(self) -> str:
+        return self.network or self.label
+
+    @property
+    def complete(self) -> bool:
+        return all(value is not None and math.isfinite(value) for value in (self.x, self.accuracy))
+
+
+def check_axis(x: str) -> str:
+    if x not in AXES:
+        raise ValueError(f"x={x!r} is not known; choose {', '.join(AXES)}")
+    return x
+
+
+def read_points(path: str | Path, x: str = "latency_ms", measured: Measured | None = None) -> list[Point]:
+    """The networks that a file or folder tells of.
+
+    Args:
+        path: What `broadsight eval` wrote (evaluation.json or its folder), what `broadsight bench --json` or `list
+            --json` wrote, or the folder of a run, whose accuracy is its best on the validation pictures.
+        x: One of AXES.
+        measured: Asked for the costs of a run, which its folder does not hold; without it only its parameters are
+            known.
+
+    Raises:
+        FileNotFoundError, ValueError: There is no such file, or it tells of nothing like that.
+    """
+    check_axis(x)
+    path = Path(path)
+    if path.is_dir():
+        if (path / "evaluation.json").is_file():
+            return read_points(path / "evaluation.json", x, measured)
+        return [_of_run(path, x, measured)]
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; give an evaluation.json, a bench --json file or a run's folder")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); give an evaluation.json or a bench --json file") from None
+    try:
+        if isinstance(record, list) and record and all(isinstance(row, dict) and "paper_top1" in row for row in record):
+            return paper_points(record, x)
+        if isinstance(record, dict) and "figures" in record and "model" in record:
+            return list(_of_evaluation(record, x, path))
+        if isinstance(record, dict) and isinstance(record.get("reports"), list):
+            return [point for report in record["reports"] for point in _of_bench(report, x, path, sized=True)]
+        if isinstance(record, dict) and "rows" in record and "settings" in record:
+            return list(_of_bench(record, x, path))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged or of another version ({type(error).__name__}: {error})") from None
+    raise ValueError(f"{path} tells of no accuracy or cost; give an evaluation.json or a bench --json file")
+
+
+def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> list[Point]:
+    """Published accuracies; the cost is the published one too, which no paper gives in milliseconds of this machine.
+
+    Args:
+        rows: Of `broadsight.verify.catalogue`.
+    """
+    column, unit = {"macs": ("paper_macs_g", 1e9), "parameters": ("paper_params_m", 1e6)}.get(check_axis(x), ("", 1.0))
+    points = []
+    for row in rows:
+        cost = row.get(column)
+        cost = None if cost is None else unit * float(cost)
+        accuracy = row.get("paper_top1")
+        points.append(Point(row["model"], cost, accuracy, "paper", IMAGENET, conditions="as published"))
+    return points
+
+
+def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterable[Point]:
+    figures = record["figures"]
+    if record.get("kind", "evaluation") != "evaluation" or not ({"title", "parameters"} <= set(record["model"])):
+        raise ValueError(f"{path} is no evaluation of a classifier")
+    if record["data"].get("task", "classify") != "classify":
+        raise ValueError(f"{path} is of a network for {record['data']['task']}; expected one that classifies")
+    data, how = _data_of(record), record.get("how", {})
+    for model in ({**record["model"], "figures": figures}, *record.get("beside", ())):
+        size = "x".join(map(str, (model.get("input_size") or ())[1:]))
+        words = [how.get("device", ""), f"{how['threads']} threads" if "threads" in how else "", "batch 1", size]
+        costs = {name: model.get(name) for name in AXES}
+        yield _point(model["title"], costs, x, model["figures"].get("top1"), data, ", ".join(filter(None, words)))
+
+
+def _data_of(record: Mapping[str, Any]) -> str:
+    """Which pictures: evaluations of others are not to be compared."""
+    asked, found = record.get("asked", {}), record["data"]
+    words = [str(asked.get("data") or found.get("data") or found.get("kind") or "")]
+    words += [str(found[key]) for key in ("part",) if found.get(key)]
+    words += [f"{asked['samples']} pictures"] if asked.get("samples") else []
+    return ", ".join(filter(None, words))
+
+
+def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False) -> Iterable[Point]:
+    settings, rows = record["settings"], record["rows"]
+    if settings.get("head_only"):
+        raise ValueError(f"{path} holds times of pools alone; run bench without --head-only")
+    if settings.get("train") and x == "latency_ms":
+        raise ValueError(f"{path} holds times of training steps; run bench without --train")
+    size, batch, several = (
+        "x".join(map(str, settings["size"])),
+        settings["batch"],
+        len({r["runtime"] for r in rows}) > 1,
+    )
+    words = [settings["device"], f"{settings['threads']} threads", f"batch {batch}", size, settings["dtype"]]
+    for row in rows:
+        network = row["model"].replace(" + ", "-")  # as runs are called
+        label = network + (f", {row['runtime']}" if several else "") + (f" at {size}" if sized else "")
+        samples = [one / batch for one in row.get("wall_samples_ms", ())]
+        latency = {"median": row["wall_ms"]["median"] / batch, "minimum": 0.0, "spread": row["wall_ms"]["spread"]}
+        costs = {"latency_ms": latency, "macs": row["macs"], "parameters": row["params"]}
+        point = _point(label, costs, x, None, "", ", ".join(words))
+        if x == "latency_ms" and len(samples) > 1:
+            low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+            point = replace(point, low=low, high=high)
+        yield replace(point, network=network)
+
+
+def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} holds neither an evaluation nor a run; give what eval or train wrote")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if _has_metrics(path) else []
+        found = [json.loads(line).get("val_top1") for line in lines]
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} holds a damaged run ({error})") from None
+    run = config.get("broadsight", {})
+    task = run.get("task", "classify")
+    if task != "classify":
+        raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
+    best = max((value for value in found if value is not None), default=None)
+    costs: dict[str, Any] = {"parameters": run.get("parameters")}
+    if measured is not None:
+        costs |= {name: value for name, value in measured(path).items() if value is not None}
+    data = run.get("settings", {}).get("data")
+    data = ", ".join(filter(None, [data, "val"]))
+    return _point(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
+
+
+def _has_metrics(path: Path) -> bool:
+    return (path / "metrics.jsonl").is_file()
+
+
+def _point(label: str, costs: Mapping[str, Any], x: str, accuracy: float | None, data: str, conditions: str) -> Point:
+    """Of latencies with a spread, half of the inter-quartile range to either side, but none below the fastest."""
+    cost = costs.get(x)
+    conditions = conditions if x == "latency_ms" else ""
+    if cost is None or isinstance(cost, int | float):
+        return Point(label, None if cost is None else float(cost), accuracy, "ours", data, conditions=conditions)
+    median, minimum, spread = (
+        (cost[name] if isinstance(cost, Mapping) else getattr(cost, name)) for name in ("median", "minimum", "spread")
+    )
+    half = median * spread / 2
+    low = min(median, max(median - half, minimum))
+    return Point(label, median, accuracy, "ours", data, low, median + half, conditions)

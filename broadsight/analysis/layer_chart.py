@@ -1,0 +1,57 @@
+"""Lines over the layers of networks: how every measure of single layers is drawn."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..drawing import PALETTE, need_matplotlib, plot_format
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^vPX"  # one more than there are colours: many lines go without the same pair
+INSIDE = 4  # lines that a legend inside the panel has room for
+
+
+def check_results(path: str | Path | None, results: Mapping[str, Any], kind: type) -> None:
+    """Make sure that a figure can be drawn and written.
+
+    Raises:
+        ValueError: The results are not of that kind, or there are none, or the file has no name for a picture.
+    """
+    if path is not None:
+        plot_format(path)
+    if not isinstance(results, Mapping) or not results or not all(isinstance(x, kind) for x in results.values()):
+        raise ValueError(f"these are no results to plot; expected {{label: {kind.__name__}}}, one at least")
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def style_of(number: int) -> dict[str, Any]:
+    """Colour and marker of a line, different from those of its neighbours."""
+    return dict(color=PALETTE[number % len(PALETTE)], marker=MARKERS[number % len(MARKERS)], markersize=5)
+
+
+def draw_lines(panel: "Axes", lines: Mapping[str, Sequence[float]], quantity: str) -> None:
+    """One line for each network; layers are numbered from 1."""
+    from matplotlib.ticker import MaxNLocator
+
+    for number, (label, values) in enumerate(lines.items()):
+        panel.plot(range(1, len(values) + 1), values, **style_of(number), label=label)
+    panel.set_xlabel("layer")
+    panel.set_ylabel(quantity)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def draw_legend(panel: "Axes") -> None:
+    """Inside the panel if it is short, beside it if not."""
+    many = len(panel.get_legend_handles_labels()[1]) > INSIDE
+    beside: dict[str, Any] = dict(loc="upper left", bbox_to_anchor=(1.0, 1.0)) if many else {}
+    panel.legend(frameon=False, **beside)

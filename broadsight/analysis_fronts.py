@@ -1,0 +1,144 @@
+"""Fronts of accuracy over cost: of networks that are asked and timed here, and of what other commands have written."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .analysis.fronts import Point, paper_points, read_points
+from .analysis.measures import find_measure
+from .analysis_pictures import pictures_for
+from .analysis_subjects import Asked, Subject, open_subjects
+from .analyzing import Analysis, Progress, random_notes, skip_notes
+from .benchmark import fixed_threads
+from .classifier import Classifier
+from .data.evaluation_source import Found
+from .evaluate.classification import figures
+from .evaluating import ask, measure
+from .evaluation_tasks import Task
+from .predicting import useful_workers
+
+WRITTEN = "evaluation.json"
+
+
+def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: None) -> Analysis:
+    """Accuracy over latency, MACs and parameters.
+
+    Args:
+        asked: Its networks may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
+            that their training found; with data, or beside timm names, all are asked about the same pictures.
+    """
+    started = time.monotonic()
+    entry = find_measure("front")
+    settings = entry.settings(asked.options)
+    if not asked.networks and not settings["paper"]:
+        raise ValueError(
+            "analyze front needs MODEL|RUN: runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
+        )
+    read = [name for name in asked.networks if _is_written(name)]
+    names = [name for name in asked.networks if name not in read]
+    threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    skipped: dict[str, str] = {}
+    found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
+    with fixed_threads(threads):
+        subjects = open_subjects(replace(asked, networks=tuple(names)))
+        classifiers = [_classifier(subject) for subject in subjects]
+        accuracies: dict[str, float] = {}
+        if asked.data is not None or any(one.weights != "run" for one in subjects):
+            if asked.data is None and not any(one.own_data for one in subjects):
+                raise ValueError(
+                    f"front of {subjects[0].source} needs --data, labelled pictures to find its accuracy with; or give "
+                    "runs, folders that eval wrote and files of bench --json"
+                )
+            found, accuracies = _accuracies(asked, subjects, classifiers, progress, skipped)
+        figures_of = measure(classifiers) if classifiers else []
+    costs = {
+        subject.label: dict(parameters=classifier.parameters, macs=one["macs"], latency_ms=one["latency"])
+        for subject, classifier, one in zip(subjects, classifiers, figures_of, strict=True)
+    }
+    published = _published(settings["paper"], progress)
+    device = classifiers[0].device.type if classifiers else None
+    how: dict[str, Any] = dict(threads=threads, device=device, interrupted=False)
+
+    def points(axis: str) -> list[Point]:
+        known = [point for name in read for point in read_points(name, axis)]
+        for subject in subjects:
+            about = costs[subject.label] | dict(title=subject.label, conditions=f"{device}, {threads} threads, batch 1")
+            if subject.label in accuracies:
+                known.append(_point(axis, about, accuracies[subject.label], _called(found)))
+            else:
+                known += read_points(subject.source, axis, lambda _, about=about: about)
+        return known + paper_points(published, axis)
+
+    results = entry.run(points, **entry.of_run(settings))
+    notes = [*found.notes, *skip_notes(skipped), *random_notes(subjects)]
+    notes += [note for one in results.values() for note in one.notes]
+    found = replace(found, notes=tuple(dict.fromkeys(notes)))
+    how["seconds"] = time.monotonic() - started
+    return Analysis(asked, entry, tuple(subjects), results, {}, settings, found, skipped, how)
+
+
+def _is_written(name: str) -> bool:
+    """Whether it is what another command wrote, and not a network."""
+    path = Path(name)
+    return path.is_file() or (path / WRITTEN).is_file()
+
+
+def _classifier(subject: Subject) -> Classifier:
+    if subject.classifier is None:
+        raise ValueError(f"{subject.source} is a dense run; fronts are of classifiers, by their top-1")
+    return subject.classifier
+
+
+def _accuracies(
+    asked: Asked,
+    subjects: Sequence[Subject],
+    classifiers: Sequence[Classifier],
+    progress: Progress,
+    skipped: dict[str, str],
+) -> tuple[Found, dict[str, float]]:
+    """Top-1 of each network, in per cent, on the same pictures."""
+    entry = find_measure("front")
+    found, sources = pictures_for(asked, entry, subjects, {})
+    count, batch = len(sources[0][0]), asked.batch or entry.batch
+    workers = useful_workers(count, batch) if asked.workers is None else asked.workers
+    accuracies, done = {}, 0
+    for subject, classifier, (source, _) in zip(subjects, classifiers, sources, strict=True):
+
+        def seen(pictures: int, doing: str) -> None:
+            nonlocal done
+            done += pictures
+            progress(done, count * len(subjects), doing)
+
+        said = ask(Task(classifier, source, tuple(source.classes)), batch, workers, asked.strict, seen)
+        skipped.update(said.skipped)
+        accuracies[subject.label] = figures(said, ("top1",))[0]["top1"]
+    return found, accuracies
+
+
+def _point(axis: str, about: Mapping[str, Any], accuracy: float, data: str) -> Point:
+    cost, timed = about[axis], axis == "latency_ms"
+    low = high = None
+    if timed and cost is not None:
+        half = cost.median * cost.spread / 2
+        cost, low, high = cost.median, max(cost.median - half, cost.minimum), cost.median + half
+    return Point(about["title"], cost, accuracy, "ours", data, low, high, about["conditions"] if timed else "")
+
+
+def _called(found: Found) -> str:
+    about = found.description
+    return ", ".join(str(about[key]) for key in ("data", "part") if about.get(key))
+
+
+def _published(pattern: str, progress: Progress) -> list[dict[str, Any]]:
+    """What papers report of our models whose names match."""
+    if not pattern:
+        return []
+    from .verify import catalogue
+
+    rows = catalogue(pattern, progress)
+    if not rows:
+        raise ValueError(f"paper={pattern}: none of our models has such a name; try 'mat_*'")
+    return rows
