@@ -1,0 +1,63 @@
+"""A gallery: a sheet for every network and picture, a page that shows them all, nothing lost when it fails."""
+
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from broadsight.cli import main
+
+TINY = ("test_resnet", "--no-pretrained", "--size", "64", "--kinds", "gradcam")
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name, colour in (("red", "#c00000"), ("blue", "#0000c0")):
+        Image.new("RGB", (90, 70), colour).save(tmp_path / "photos" / f"{name}.png")
+    return tmp_path
+
+
+def test_page__shows_a_sheet_of_every_network_and_picture(photos, capsys):
+    assert main(["gallery", TINY[0], *TINY, "--images", "photos", "--out", "docs/seen.md"]) == 0
+    assert "2 networks" in capsys.readouterr().out
+    page = (photos / "docs" / "seen.md").read_text("utf-8")
+    shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
+    names = ["test_resnet/blue.png", "test_resnet/red.png", "test_resnet-2/blue.png", "test_resnet-2/red.png"]
+    assert shown == [f"seen/{name}" for name in names]
+    for path in shown:
+        with Image.open(photos / "docs" / path) as sheet:
+            assert sheet.width > 600 and len(sheet.convert("RGB").getcolors(1 << 20)) > 20
+    assert page.count("untrained: the weights are random") == 2  # a line for each network
+    record = json.loads((photos / "docs" / "seen" / "gallery.json").read_text("utf-8"))
+    assert [one["name"] for one in record["networks"]] == ["test_resnet", "test_resnet-2"]
+    assert f"broadsight gallery {TINY[0]}" in record["command"] and record["data"] == "photos"
+
+
+def test_page__is_replaced_by_the_next_one(photos):
+    assert main(["gallery", *TINY, "--images", "photos"]) == 0
+    assert main(["gallery", *TINY, "--images", "photos/red.png"]) == 0
+    assert [path.name for path in sorted((photos / "gallery" / "test_resnet").iterdir())] == ["red.png"]
+    assert not list(photos.glob(".*part*"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "no RUN or MODEL is named"),
+        (["test_resnet", "--no-pretrained", "--out", "page.html"], "expected a Markdown file"),
+        (["test_resnet", "--no-pretrained", "--images", "nowhere"], "no such file or folder"),
+        (["test_resnet", "--no-pretrained", "--kinds", "super-tokens"], "stvit_small"),
+        (["test_resnet", "--no-pretrained", "--out", "photos.md"], "is no gallery's"),
+        (["test_resnet", "--no-pretrained", "--images", "bad.png"], "none of the pictures can be read"),
+    ],
+)
+def test_bad_input__one_line_and_nothing_changed(photos, capsys, argv, said):
+    (photos / "bad.png").write_bytes(b"no picture")
+    before = sorted(photos.rglob("*"))
+    assert main(["gallery", *argv]) == 2
+    words = capsys.readouterr().err.strip().splitlines()[-1]
+    assert words.startswith("broadsight: ") and said in words
+    assert sorted(photos.rglob("*")) == before
