@@ -21,6 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
+
 import broadsight  # noqa: F401
 from broadsight.benchmark import write_json
 from broadsight.data.coco import CocoDataset
@@ -67,10 +70,10 @@ STUDIES: dict[str, dict[str, Any]] = {
     "segment": dict(
         task="segment",
         head="semantic_fpn",
-        head_args=dict(dropout=0.0),
+        head_args=dict(dropout=0.0, pyramid_channels=128, channels=64),
         data="semantic",
         figure="miou",
-        changes=dict(image_size=224, batch_size=6, lr=3e-3, epochs=4, epoch_updates=40),
+        changes=dict(image_size=384, batch_size=6, lr=3e-3, epochs=3, epoch_updates=75),
     ),
     "keypoints": dict(
         task="keypoints",
@@ -88,8 +91,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         changes=dict(image_size=256, batch_size=6, lr=2e-3, epochs=2, epoch_updates=40, rotation=0.0),
     ),
 }
-SCENES: dict[str, Any] = dict(image_size=96, batch_size=8, epochs=4, lr=2e-3)
-SCENE_COUNT = 600
+SCENES: dict[str, Any] = dict(image_size=96, batch_size=16, epochs=8, lr=3e-3)
+SCENE_COUNT = 2000
 
 
 def main() -> None:
@@ -206,7 +209,7 @@ def few_of_coco(place: Path, target: Path, count: int) -> None:
 
 
 def few_of_masks(place: Path, target: Path, count: int) -> None:
-    """Copy pictures of which the smallest class is largest, with their masks, and the names of the classes."""
+    """Copy pictures of which the smallest class is largest, with masks and names of the classes that are in them."""
     folder = MaskFolder(place / "images", place / "masks")
     shares = []
     for index in range(len(folder)):
@@ -214,15 +217,21 @@ def few_of_masks(place: Path, target: Path, count: int) -> None:
         found, counts = classes[classes != folder.ignore].unique(return_counts=True)
         shares.append(float(counts.min()) / classes.numel() if len(found) > 1 else 0.0)  # one class is too easy
     chosen = sorted(range(len(folder)), key=lambda index: -shares[index])[:count]
+    masks = {index: folder.target(index) for index in chosen}
+    # All of COCO's classes would cost most of the time, and none but these can occur.
+    kept = sorted({int(value) for mask in masks.values() for value in mask.unique()} - {folder.ignore})
+    number = torch.full((256,), folder.ignore or 255)
+    number[kept] = torch.arange(len(kept))
     unfinished = target.with_name(f".{target.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     for kind in ("images", "masks"):
         (unfinished / kind).mkdir(parents=True)
-    for index in chosen:
+    for index, mask in masks.items():
         picture = folder.images / folder.name(index)
         shutil.copy(picture, unfinished / "images" / picture.name)
-        shutil.copy(next(folder.masks.glob(f"{picture.stem}.*")), unfinished / "masks")
-    (unfinished / "classes.txt").write_text("\n".join(folder.classes) + "\n", encoding="utf-8")
+        Image.fromarray(number[mask].byte().numpy()).save(unfinished / "masks" / f"{picture.stem}.png")
+    names = [folder.classes[value] for value in kept]
+    (unfinished / "classes.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
     unfinished.rename(target)
 
 

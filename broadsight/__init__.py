@@ -6,7 +6,8 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-_PARTS = ("analysis", "data", "evaluate", "evaluating", "layers", "losses", "models", "report", "train", "training")
+_PARTS = ("analysis", "data", "dense", "evaluate", "evaluating", "explain", "layers", "losses", "models", "report")
+_PARTS += ("train", "training")
 _EXPORTS = {
     "add_context_broadcast": "broadcasting",
     "convert_release": "release",

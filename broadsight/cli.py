@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 from jsonargparse import Namespace
 
 from . import __version__
+from .analysis_commands import analyze
+from .app_commands import app
 from .command_line import (
     DONE,
     FAILED,
@@ -34,6 +36,8 @@ from .command_line import (
     value_of,
 )
 from .evaluation_commands import eval, predict, report
+from .explain_commands import explain
+from .gallery_commands import gallery
 from .terminal import check_writable, number, progress_bar, show
 
 
@@ -441,10 +445,14 @@ COMMANDS: dict[str, Command] = {
     "eval": eval,
     "predict": predict,
     "report": report,
+    "analyze": analyze,
+    "explain": explain,
+    "gallery": gallery,
     "recipes": recipes,
     "convert": convert,
+    "app": app,
 }
-CONFIGURED = {bench, train, eval}  # take their options from a YAML file as well
+CONFIGURED = {bench, train, eval, analyze}  # take their options from a YAML file as well
 
 
 def main(argv: list[str] | None = None) -> int:

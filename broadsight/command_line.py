@@ -125,7 +125,7 @@ def _subparser(function: Command, configured: bool) -> Parser:
         elif arg.bare is not None:
             parser.add_argument(flag(name), type=kind, nargs="?", const=arg.bare, **options)
         else:
-            parser.add_argument(flag(name), type=kind, **options)
+            parser.add_argument(flag(name), dest=name, type=kind, **options)
     return parser
 
 
@@ -193,7 +193,8 @@ def arguments_of(function: Command) -> dict[str, Arg]:
 
 
 def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    """The option of a parameter; `class_` is --class, which Python keeps for itself."""
+    return "--" + name.removesuffix("_").replace("_", "-")
 
 
 _typed = "broadsight"

@@ -63,7 +63,7 @@ def test_help__describes_command_and_options(command, run):
     assert inspect.getdoc(COMMANDS[command]) in words
     for name, arg in command_line.arguments_of(COMMANDS[command]).items():
         assert arg.help in words
-        assert arg.positional or "--" + name.replace("_", "-") in out
+        assert arg.positional or command_line.flag(name) in out
     assert inspect.getdoc(COMMANDS[command]) in " ".join(run("--help")[1].split())
 
 

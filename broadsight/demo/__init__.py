@@ -1,0 +1,1 @@
+"""The local web page of `broadsight app`: predict, look inside, compare. Needs the extra `demo`."""

@@ -1,0 +1,26 @@
+"""Pictures to try: scenes that no run was trained on, one of every class."""
+
+from functools import cache
+
+from PIL import Image
+
+from ..data.scenes import CLASSES, draw_scene
+
+SIZE = 288
+
+
+@cache
+def samples() -> tuple[tuple[str, Image.Image], ...]:
+    """Name and picture of each; they are of the test part, which training never draws."""
+    found: dict[int, Image.Image] = {}
+    for index in range(len(CLASSES)):  # every so many scenes in a row show each class once
+        scene = draw_scene(index, size=SIZE, split="test")
+        found[scene.label] = Image.fromarray(scene.image)
+    return tuple((CLASSES[label], found[label]) for label in sorted(found))
+
+
+def sample(index: object) -> Image.Image:
+    """The sample of this number; a ValueError for whatever else somebody has sent."""
+    if not isinstance(index, int) or not 0 <= index < len(samples()):
+        raise ValueError("there is no such sample; pick one of those shown")
+    return samples()[index][1]
