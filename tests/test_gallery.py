@@ -25,7 +25,7 @@ def test_page__shows_a_sheet_of_every_network_and_picture(photos, capsys):
     assert "2 networks" in capsys.readouterr().out
     page = (photos / "docs" / "seen.md").read_text("utf-8")
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
-    names = ["test_resnet/blue.png", "test_resnet/red.png", "test_resnet-2/blue.png", "test_resnet-2/red.png"]
+    names = ["test_resnet/blue.webp", "test_resnet/red.webp", "test_resnet-2/blue.webp", "test_resnet-2/red.webp"]
     assert shown == [f"seen/{name}" for name in names]
     for path in shown:
         with Image.open(photos / "docs" / path) as sheet:
@@ -39,7 +39,7 @@ def test_page__shows_a_sheet_of_every_network_and_picture(photos, capsys):
 def test_page__is_replaced_by_the_next_one(photos):
     assert main(["gallery", *TINY, "--images", "photos"]) == 0
     assert main(["gallery", *TINY, "--images", "photos/red.png"]) == 0
-    assert [path.name for path in sorted((photos / "gallery" / "test_resnet").iterdir())] == ["red.png"]
+    assert [path.name for path in sorted((photos / "gallery" / "test_resnet").iterdir())] == ["red.webp"]
     assert not list(photos.glob(".*part*"))
 
 

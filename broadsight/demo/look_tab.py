@@ -1,6 +1,7 @@
 """The tab "Look inside": maps of one network over the picture, with a slider through its depth."""
 
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -70,13 +71,17 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return choice, looking.drawn(found.view, one), looking.described(one, found.depths)
 
     @in_one_line
-    def look(picture: Any, network: Any, kind: Any, target: Any, wanted: Any) -> tuple[Any, ...]:
+    def look(picture: Any, network: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
         if picture is None:
             return None, gr.Slider(), gr.Dropdown(), None, EMPTY
         one = contestants.of(network)
         image, which = page.read(picture), looking.kind_called(kind)
+        asked_for = (picture["path"], network, kind, target)
+        if before is not None and before.asked_for == asked_for:  # Gradio calls it input to pass a list by Tab
+            return tuple(gr.skip() for _ in range(5))
         with contestants.computing:
             found = looking.look(one, image, which, looking.class_called(one, target))
+        found = replace(found, asked_for=asked_for)
         slider = gr.Slider(maximum=max(2, found.depths), value=found.depths, visible=found.depths > 1)
         return found, slider, *picked(found, found.depths, wanted)
 
@@ -89,13 +94,13 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return (gr.Dropdown(), None, EMPTY) if found is None else picked(found, place, wanted)
 
     @in_one_line
-    def other_network(network: Any) -> tuple[Any, ...]:
+    def other_network(network: Any, kind: Any, target: Any) -> tuple[Any, ...]:
+        """Choices that this network has; what was chosen stays if it can."""
         one = contestants.of(network)
-        there = looking.names_of(looking.kinds(one))
-        return (
-            gr.Radio(there, value=_first_kind(there)),
-            gr.Dropdown(looking.classes_of(one), value=looking.LIKELY, visible=_explains(_first_kind(there))),
-        )
+        there, classes = looking.names_of(looking.kinds(one)), looking.classes_of(one)
+        chosen = kind if kind in there else _first_kind(there)
+        explained = target if target in classes else looking.LIKELY
+        return gr.Radio(there, value=chosen), gr.Dropdown(classes, value=explained, visible=_explains(chosen))
 
     @in_one_line
     def draw_sheet(picture: Any, network: Any, target: Any) -> tuple[Any, ...]:
@@ -107,7 +112,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             drawn.save(file, "PNG")
         return gr.Image(drawn, visible=True), gr.DownloadButton(value=file.name, visible=True)
 
-    asked = [page.picture, network, kind, target, title]
+    asked = [page.picture, network, kind, target, title, seen]
     answered = [seen, depth, title, shown, caption]
     quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=shown, **RAW)
     private: dict[str, Any] = dict(api_visibility="private")
@@ -117,7 +122,8 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     )
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
     page.picture.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
-    network.input(other_network, network, [kind, target], **quiet, **private).success(
+    # not input, which comes also when somebody passes the list by Tab, and would undo what is chosen next meanwhile
+    network.change(other_network, [network, kind, target], [kind, target], **quiet, **private).success(
         look, asked, answered, **quiet, **COMPUTE, **private
     )
     gr.on(

@@ -37,12 +37,14 @@ class Looked:
     Args:
         view: The part of the picture that the network sees, square.
         looks: At least one, by depth.
+        asked_for: The choices in the page that led here; the same choices need no second look.
     """
 
     name: str
     kind: str
     view: Image.Image
     looks: tuple[Look, ...]
+    asked_for: tuple[Any, ...] = ()
 
     @property
     def depths(self) -> int:

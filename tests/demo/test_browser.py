@@ -21,7 +21,7 @@ LACKING = [name for name in ("gradio", "playwright") if find_spec(name) is None]
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(LACKING), reason=f"there is no {', '.join(LACKING)}")]
 
 WIDTHS = (390, 1440)
-PATIENCE = 15_000  # milliseconds, on a busy machine
+PATIENCE = 60_000  # milliseconds, on a busy machine
 MAP = "resnet10t-map (untrained)"
 
 
