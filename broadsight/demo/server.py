@@ -1,5 +1,6 @@
 """Serves the page on this computer until somebody stops it."""
 
+import atexit
 import os
 import shutil
 import signal
@@ -83,7 +84,9 @@ def serving(
             os.environ.pop("GRADIO_TEMP_DIR", None)
         else:
             os.environ["GRADIO_TEMP_DIR"] = before
-        shutil.rmtree(folder, ignore_errors=True)
+        with contestants.computing:  # whoever was waiting for an answer gets none, and it must not be written
+            shutil.rmtree(folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
 
 
 def free_port(host: str, port: int | None) -> int:

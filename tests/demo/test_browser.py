@@ -164,6 +164,16 @@ def test_whole_way__upload_predict_inside_compare(page, contestants):
     wait_for(page, lambda: "parameters, M" in page.inner_text("#compare-plot"), "the other axis")
 
 
+def test_look__another_network_has_other_maps(page):
+    page.click("#tab-look-button")
+    page.wait_for_selector("#look-map img")
+    assert page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM", "MAP tokens"]
+    page.click("#look-network input")
+    page.click("[role=option] >> text=mine")
+    wait_for(page, lambda: page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM"], "the other's kinds")
+    wait_for(page, lambda: "class" in page.inner_text("#look-caption"), "the other's map")
+
+
 def test_compare__any_network_of_timm(page):
     page.click("#tab-compare-button")
     page.wait_for_selector("#compare-table table")
