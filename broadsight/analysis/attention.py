@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import save
 from .attention_rows import Rows
 from .attention_weights import pass_attention
+from .layer_chart import check_results, draw_legend, draw_lines, new_figure
 from .passing import Seen
 
 if TYPE_CHECKING:
@@ -116,34 +117,14 @@ def plot_attention_entropy(
         entropies: What `attention_entropy` gave, by the name that the legend shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    if path is not None:
-        plot_format(path)
-    if not entropies:
-        raise ValueError("entropies are empty; expected {label: result of attention_entropy}")
-    for label, layers in entropies.items():
-        if not isinstance(layers, Mapping) or not all(isinstance(x, LayerEntropy) for x in layers.values()):
-            raise ValueError(
-                f"entropies[{label!r}] is no result of attention_entropy but a {type(layers).__name__}; pass "
-                "{label: result}"
-            )
-    need_matplotlib()
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    markers = "osD^vPX"  # one more than there are colours: many lines go without the same pair
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    check_results(path, entropies, LayerEntropy, "attention_entropy", by_layer=True)
+    figure = new_figure(7, 4.2)
     panel = figure.subplots()
-    for i, (label, layers) in enumerate(entropies.items()):
-        places = range(1, len(layers) + 1)
-        colour, marker = PALETTE[i % len(PALETTE)], markers[i % len(markers)]
-        panel.plot(places, [float(x) for x in layers.values()], color=colour, marker=marker, markersize=5, label=label)
+    lines = {label: [float(x) for x in layers.values()] for label, layers in entropies.items()}
+    draw_lines(panel, lines, "attention entropy, nats")
     uniform = [x.uniform for x in next(iter(entropies.values())).values()]
     panel.plot(range(1, len(uniform) + 1), uniform, color="black", linestyle="--", linewidth=0.8, label="uniform")
-    panel.set_xlabel("layer")
-    panel.set_ylabel("attention entropy, nats")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False)
+    draw_legend(panel)
     if path is not None:
         save(figure, path)
     return figure

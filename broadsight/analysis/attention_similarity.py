@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import save
 from ..layers import GroupClassAttention, PartialAttention
 from .attention_rows import Rows
 from .attention_weights import pass_attention
+from .layer_chart import check_results, draw_lines, new_figure
 from .passing import Seen
 
 if TYPE_CHECKING:
@@ -107,35 +108,15 @@ def plot_attention_similarity(
             a gap.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    if path is not None:
-        plot_format(path)
-    if not similarities:
-        raise ValueError("similarities are empty; expected {label: result of attention_similarity}")
-    for label, layers in similarities.items():
-        if not isinstance(layers, Mapping) or not all(isinstance(x, LayerSimilarity) for x in layers.values()):
-            raise ValueError(
-                f"similarities[{label!r}] is no result of attention_similarity but a {type(layers).__name__}; pass "
-                "{label: result}"
-            )
-    need_matplotlib()
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    markers = "osD^vPX"  # one more than there are colours: many lines go without the same pair
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    check_results(path, similarities, LayerSimilarity, "attention_similarity", by_layer=True)
+    figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, what in zip(panels, ("queries", "heads"), strict=True):
-        for i, (label, layers) in enumerate(similarities.items()):
-            places = range(1, len(layers) + 1)
-            values = [math.nan if (x := getattr(layer, what)) is None else x for layer in layers.values()]
-            colour, marker = PALETTE[i % len(PALETTE)], markers[i % len(markers)]
-            panel.plot(places, values, color=colour, marker=marker, markersize=5, label=label)
-        panel.set_xlabel("layer")
+        found = {label: [getattr(layer, what) for layer in layers.values()] for label, layers in similarities.items()}
+        lines = {label: [math.nan if x is None else x for x in values] for label, values in found.items()}
+        draw_lines(panel, lines, "mean cosine similarity of attention" if what == "queries" else "")
         panel.set_title(f"between {what}")
         panel.set_ylim(-0.02, 1.02)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("mean cosine similarity of attention")
     if len(similarities) > 4:
         figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
     else:

@@ -128,7 +128,7 @@ def plot_dead_neurons(dead: Mapping[str, DeadNeurons], path: str | Path | None =
         dead: What `dead_neurons` gave, by the name that the legend shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    check_results(path, dead, DeadNeurons)
+    check_results(path, dead, DeadNeurons, "dead_neurons")
     figure = new_figure(10.5, 4.2)
     from matplotlib.ticker import MaxNLocator
 

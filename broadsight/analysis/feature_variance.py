@@ -116,7 +116,7 @@ def plot_feature_variance(
         path: A png, svg or pdf file to write, which appears complete or not at all.
         relative: Divided by the mean square, as suits networks of different backbones.
     """
-    check_results(path, variances, FeatureVariance)
+    check_results(path, variances, FeatureVariance, "feature_variance")
     figure = new_figure(10.5, 4.2)
     panels = figure.subplots(1, 2)
     start, unit = ("relative_", " / mean square") if relative else ("", "")

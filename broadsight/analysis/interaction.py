@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import save
+from .layer_chart import check_results, draw_legend, new_figure, style_of
 from .passing import Seen, batches, check_model, pass_images
 from .patch_subsets import designed, masked
 
@@ -191,25 +192,13 @@ def plot_interaction_strength(results: Mapping[str, InteractionStrength], path: 
         results: What `interaction_strength` gave, by the name that the legend shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    if path is not None:
-        plot_format(path)
-    if not results:
-        raise ValueError("results are empty; expected {label: result of interaction_strength}")
-    for label, result in results.items():
-        if not isinstance(result, InteractionStrength):
-            raise ValueError(
-                f"results[{label!r}] is no result of interaction_strength but a {type(result).__name__}; pass "
-                "{label: result}"
-            )
-    need_matplotlib()
-    from matplotlib.figure import Figure
-
-    markers = "osD^vPX"  # one more than there are colours: many lines go without the same pair
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    check_results(path, results, InteractionStrength, "interaction_strength")
+    figure = new_figure(7, 4.2)
     panel = figure.subplots()
     for i, (label, result) in enumerate(results.items()):
-        colour, marker, places = PALETTE[i % len(PALETTE)], markers[i % len(markers)], result.fractions
-        panel.plot(places, result.strength, color=colour, marker=marker, markersize=5, label=label)
+        style, places = style_of(i), result.fractions
+        colour = style["color"]
+        panel.plot(places, result.strength, **style, label=label)
         lower, upper = (
             [s + sign * 2 * e for s, e in zip(result.strength, result.error, strict=True)] for sign in (-1, 1)
         )
@@ -220,10 +209,7 @@ def plot_interaction_strength(results: Mapping[str, InteractionStrength], path: 
     panel.set_ylabel("relative interaction strength J, ± 2 standard errors")
     panel.set_ylim(bottom=0)
     panel.spines[["top", "right"]].set_visible(False)
-    if len(results) > 6:
-        panel.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    else:
-        panel.legend(frameon=False)
+    draw_legend(panel)
     if path is not None:
         save(figure, path)
     return figure

@@ -1,4 +1,4 @@
-"""Lines over the layers of networks: how every measure of single layers is drawn."""
+"""How results are drawn: checks, colours and markers, and lines over the layers of networks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,16 +14,28 @@ MARKERS = "osD^vPX"  # one more than there are colours: many lines go without th
 INSIDE = 4  # lines that a legend inside the panel has room for
 
 
-def check_results(path: str | Path | None, results: Mapping[str, Any], kind: type) -> None:
+def check_results(
+    path: str | Path | None, results: Mapping[str, Any], kind: type, measure: str, *, by_layer: bool = False
+) -> None:
     """Make sure that a figure can be drawn and written.
+
+    Args:
+        results: By the name that the figure shows.
+        kind: Of each result; of its values if it is one `by_layer`.
+        measure: What gives such results.
 
     Raises:
         ValueError: The results are not of that kind, or there are none, or the file has no name for a picture.
     """
     if path is not None:
         plot_format(path)
-    if not isinstance(results, Mapping) or not results or not all(isinstance(x, kind) for x in results.values()):
-        raise ValueError(f"these are no results to plot; expected {{label: {kind.__name__}}}, one at least")
+    if not isinstance(results, Mapping) or not results:
+        raise ValueError(f"there is nothing to draw; expected {{label: result of {measure}}}, one at least")
+    for label, result in results.items():
+        layers = isinstance(result, Mapping) and all(isinstance(x, kind) for x in result.values())
+        if not (layers if by_layer else isinstance(result, kind)):
+            came = type(result).__name__
+            raise ValueError(f"{label!r} is no result of {measure} but a {came}; pass {{label: result}}")
 
 
 def new_figure(width: float, height: float) -> "Figure":

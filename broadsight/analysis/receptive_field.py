@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import PALETTE, need_matplotlib, save
 from ..dry_run import in_eval_mode
 from .blocks import peek
+from .layer_chart import check_results, new_figure
 from .layer_maps import LayerMaps
 from .passing import Seen, batches, check_model
 
@@ -195,24 +196,14 @@ def plot_receptive_field(
         path: A png, svg or pdf file to write, which appears complete or not at all.
         log: Whether colours and profiles have a logarithmic scale; most fields are too sharp for another.
     """
-    if path is not None:
-        plot_format(path)
-    if not results:
-        raise ValueError("results are empty; expected {label: result of effective_receptive_field}")
-    for label, result in results.items():
-        if not isinstance(result, ReceptiveField):
-            raise ValueError(
-                f"results[{label!r}] is no result of effective_receptive_field but a {type(result).__name__}; pass "
-                "{label: result}"
-            )
+    check_results(path, results, ReceptiveField, "effective_receptive_field")
     need_matplotlib()
     from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     columns = min(len(results) + 1, 4)
     rows = math.ceil((len(results) + 1) / columns)
-    figure = Figure(figsize=(3.2 * columns + 0.8, 3.4 * rows), layout="constrained")
+    figure = new_figure(3.2 * columns + 0.8, 3.4 * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     norm, profile = LogNorm(DARKEST, 1) if log else Normalize(0, 1), panels[len(results)]
     for i, (label, result) in enumerate(results.items()):

@@ -12,10 +12,11 @@ import numpy as np
 from torch import nn
 
 from ..data.sources import Source
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import PALETTE, need_matplotlib, save
 from ..evaluate.removal import ORDERS
 from ..evaluate.robustness import Choices, Suite, Tested, passes_of, run_suite
 from ..evaluate.saliency import Saliency, about, from_name
+from .layer_chart import check_results, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,15 +162,11 @@ def plot_salient_removal(curves: Mapping[str, RemovalCurves], path: str | Path |
         curves: What `salient_removal` gave, by the name that the legend shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    if path is not None:
-        plot_format(path)
-    if not curves or not all(isinstance(one, RemovalCurves) for one in curves.values()):
-        raise ValueError("curves are no results of salient_removal; expected {label: result}, one at least")
+    check_results(path, curves, RemovalCurves, "salient_removal")
     need_matplotlib()
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    figure = new_figure(9, 4.4)
     panel = figure.subplots()
     handles = []
     for place, (label, one) in enumerate(curves.items()):

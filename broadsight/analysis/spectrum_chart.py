@@ -24,7 +24,7 @@ def plot_spectrum(
     spectra: Mapping[str, Spectra], path: str | Path | None = None, *, layers: Sequence[int] | None = None
 ) -> "Figure":
     """Draw what `plot_log_amplitude` does, and below that what `plot_amplitude_spectrum` does."""
-    check_results(path, spectra, Spectra)
+    check_results(path, spectra, Spectra, "log_amplitude")
     (width, above), (wide, below) = _size_of_curves(spectra), _size_of_panels(spectra, layers)
     figure = new_figure(max(width, wide), above + below)
     parts: Any = figure.subfigures(2, 1, height_ratios=[above, below])
@@ -46,7 +46,7 @@ def plot_log_amplitude(
         path: A png, svg or pdf file to write, which appears complete or not at all.
         layers: Numbers of those to draw, from 0; all by default.
     """
-    check_results(path, spectra, Spectra)
+    check_results(path, spectra, Spectra, "log_amplitude")
     figure = new_figure(*_size_of_curves(spectra))
     _draw_curves(figure, spectra, layers)
     if path is not None:
@@ -66,7 +66,7 @@ def plot_amplitude_spectrum(
         path: A png, svg or pdf file to write, which appears complete or not at all.
         layers: Numbers of those to draw, from 0; by default up to eight, evenly spaced.
     """
-    check_results(path, spectra, Spectra)
+    check_results(path, spectra, Spectra, "log_amplitude")
     figure = new_figure(*_size_of_panels(spectra, layers))
     _draw_panels(figure, spectra, layers)
     if path is not None:

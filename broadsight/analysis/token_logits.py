@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import PALETTE, need_matplotlib, save
+from .layer_chart import check_results, new_figure
 from .passing import Seen, batches
 from .token_groups import Answers, hear_tokens, with_labels
 
@@ -142,17 +143,13 @@ def plot_token_logits(
         path: A png, svg or pdf file to write, which appears complete or not at all.
         names: What the classes are called, by number.
     """
-    if path is not None:
-        plot_format(path)
-    if not points or not all(isinstance(one, TokenLogits) for one in points.values()):
-        raise ValueError("points are no results of token_logits; expected {label: result}, one at least")
+    check_results(path, points, TokenLogits, "token_logits")
     need_matplotlib()
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     columns = min(3, len(points))
     rows = -(-len(points) // columns)
-    figure = Figure(figsize=(1.6 + 4.2 * columns, 0.6 + 4.2 * rows), layout="constrained")
+    figure = new_figure(1.6 + 4.2 * columns, 0.6 + 4.2 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     most = max(one.tokens.shape[1] for one in points.values())
     for panel, (label, one) in zip(panels, points.items(), strict=False):

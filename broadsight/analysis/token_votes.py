@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..drawing import PALETTE, need_matplotlib, plot_format, save
+from ..drawing import PALETTE, need_matplotlib, save
+from .layer_chart import check_results, new_figure, style_of
 from .passing import Seen
 from .token_groups import Answers, hear_tokens, with_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MARKERS = "osD^vPX"  # one more than there are colours: many lines go without the same pair
 
 
 @dataclass(frozen=True)
@@ -155,15 +154,11 @@ def plot_token_votes(votes: Mapping[str, TokenVotes], path: str | Path | None = 
         votes: What `token_votes` gave, by the name that the axis shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    if path is not None:
-        plot_format(path)
-    if not votes or not all(isinstance(one, TokenVotes) for one in votes.values()):
-        raise ValueError("votes are no results of token_votes; expected {label: result}, one at least")
+    check_results(path, votes, TokenVotes, "token_votes")
     need_matplotlib()
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(max(9, 5 + 1.1 * len(votes)), 4.2), layout="constrained")
+    figure = new_figure(max(9, 5 + 1.1 * len(votes)), 4.2)
     whole, by_group = figure.subplots(1, 2)
     for part, (name, hatch) in enumerate({"bias": "", "variance": "//"}.items()):
         bars = [(place, getattr(one, name), getattr(one, f"{name}_error")) for place, one in enumerate(votes.values())]
@@ -184,7 +179,7 @@ def plot_token_votes(votes: Mapping[str, TokenVotes], path: str | Path | None = 
     whole.set_ylabel("of images or tokens, %")
     whole.set_title("all tokens together")
     for place, (label, one) in enumerate(votes.items()):
-        style: dict[str, Any] = dict(color=PALETTE[place % len(PALETTE)], marker=MARKERS[place % len(MARKERS)])
+        style: dict[str, Any] = style_of(place)
         numbers = [
             number + 0.5 * (place + 0.5) / len(votes) - 0.25 for number in range(1, one.groups + 1)
         ]  # side by side

@@ -724,10 +724,10 @@ def test_plot__writes_a_file(tmp_path):
 def test_plot__refuses_what_it_cannot_draw(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
         plot_attention_entropy(SERIES, tmp_path / "entropy.jpg")
-    with pytest.raises(ValueError, match="entropies are empty"):
+    with pytest.raises(ValueError, match=r"nothing to draw; expected {label: result of attention_entropy}"):
         plot_attention_entropy({})
     with pytest.raises(
-        ValueError, match=r"entropies\['blocks.0.attn'\] is no result .* but a LayerEntropy; pass {label"
+        ValueError, match=r"'blocks.0.attn' is no result of attention_entropy but a LayerEntropy; pass {label"
     ):
         plot_attention_entropy(SERIES["one"])  # ty: ignore
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

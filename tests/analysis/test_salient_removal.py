@@ -91,4 +91,4 @@ def test_plot(tmp_path):
     (panel,) = figure.axes
     assert len(panel.lines) == 6
     assert np.allclose(panel.lines[0].get_xydata(), [[0, 100], [10, 0], [50, 0]])
-    assert "results of salient_removal" in refusal(lambda: plot_salient_removal({}))
+    assert "result of salient_removal" in refusal(lambda: plot_salient_removal({}))
