@@ -1,7 +1,7 @@
 """What looking inside costs: each capture against a plain pass of the same images.
 
     python benchmarks/capture_cost.py [--models mat_2,deit_small_patch16_224] [--captures entropy,variance] [--size 224]
-        [--batch 8] [--rounds 7] [--json results/capture_cost.json]
+        [--batch 16] [--rounds 7] [--json results/capture_cost.json]
 
 One thread, process CPU time, interleaved with the plain pass, the same weights and images. Printed are the plain pass
 and, for every capture, the median over the rounds of its time divided by that round's plain one. Captures that look at
@@ -17,9 +17,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import broadsight.analysis as analysis
+from broadsight import analysis, explain
 from broadsight.analysis.passing import pass_images
 from broadsight.benchmark import fixed_threads, write_json
+from broadsight.provenance import versions
 from broadsight.rounds import interleave, paired_ratio, summarize
 
 MODELS = (
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--captures", default=",".join([*MEASURES, "look-inside"]))
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -60,7 +61,8 @@ def main() -> None:
                 rows.append(dict(model=name, capture=capture, plain_ms=plain_ms, ratio=ratio, size=args.size))
                 print(f"{name:30} {capture:12} plain {plain_ms:8.1f} ms   {ratio:.3f} x", flush=True)
     if args.json:
-        write_json({"batch": args.batch, "rounds": args.rounds, "torch": torch.__version__, "rows": rows}, args.json)
+        about = dict(batch=args.batch, rounds=args.rounds, threads=1, versions=versions())
+        write_json({**about, "rows": rows}, args.json)
 
 
 def cost(model: nn.Module, images: Tensor, captures: list[str], rounds: int) -> Iterator[tuple[str, float, float]]:
@@ -89,10 +91,7 @@ def cost(model: nn.Module, images: Tensor, captures: list[str], rounds: int) -> 
 
 
 def measure(capture: str, model: nn.Module, images: Tensor) -> Callable[[], Any] | None:
-    function = getattr(analysis, MEASURES[capture], None)
-    if function is None:
-        print(f"{capture} is not there yet")
-        return None
+    function = getattr(analysis, MEASURES[capture])
     try:
         function(model, images, batch_size=len(images))
     except ValueError as error:
@@ -101,14 +100,8 @@ def measure(capture: str, model: nn.Module, images: Tensor) -> Callable[[], Any]
     return lambda: function(model, images, batch_size=len(images))
 
 
-def look_inside(model: nn.Module, image: Tensor) -> Callable[[], Any] | None:
-    try:
-        from broadsight import explain
-
-        kinds = [kind for kind in explain.kinds_of(model) if kind != "gradcam"]  # which has passes of its own
-    except (ImportError, AttributeError) as error:
-        print(f"look-inside is not there yet: {error}")
-        return None
+def look_inside(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    kinds = [kind for kind in explain.kinds_of(model) if kind != "gradcam"]  # which has passes of its own
     return lambda: explain.look_inside(model, image, kinds=kinds)
 
 

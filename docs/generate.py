@@ -41,7 +41,7 @@ def table(kind: str, *arguments: str) -> str:
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
     kinds |= {"growth": growth, "growth-families": growth_families, "growth-sizes": growth_sizes}
     kinds |= {"growth-cells": growth_cells, "by-heart": by_heart, "unseen-scenes": unseen_scenes}
-    kinds |= {"dense-tables": dense_tables}
+    kinds |= {"dense-tables": dense_tables, "captures": captures}
     return kinds[kind](*arguments)
 
 
@@ -347,6 +347,24 @@ def unseen_scenes(file: str) -> str:
         )
     lines += ["", f"`{row['head']}`, {row['pictures']} scenes of {row['pixels']} pixels to learn from, "]
     lines[-1] += f"a quarter as many others to judge by; {row['minutes']:.0f} minutes."
+    return "\n".join(lines)
+
+
+def captures(file: str) -> str:
+    """What looking costs, as multiples of a plain pass: networks down, captures across."""
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    names = list(dict.fromkeys(row["capture"] for row in report["rows"]))
+    lines = ["| network | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for model in dict.fromkeys(row["model"] for row in report["rows"]):
+        found = {row["capture"]: row["ratio"] for row in report["rows"] if row["model"] == model}
+        cells = [f"{found[name]:.2f}" if name in found else "-" for name in names]
+        lines.append(f"| `{model}` | " + " | ".join(cells) + " |")
+    size, torch = report["rows"][0]["size"], report["versions"]["torch"].partition("+")[0]
+    about = f"{size} pixels, {report['batch']} images at once (one for look-inside), {report['threads']} thread"
+    lines += [
+        "",
+        f"CPU time over that of a plain pass, median of {report['rounds']} interleaved rounds; {about}, torch {torch}.",
+    ]
     return "\n".join(lines)
 
 

@@ -225,7 +225,15 @@ def test_head_only__no_pool_no_backbone_in_the_figures():
     assert alone.launches > 10 and whole.launches is None
 
 
-@pytest.mark.parametrize("options", [{"runtimes": ("eager",) * 2}, {"fuse": True}, {"light": True}, {"train": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runtimes": ("eager",) * 2},
+        {"fuse": True},
+        pytest.param({"light": True}, marks=pytest.mark.slow),
+        pytest.param({"train": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_against__same_weights_first_and_the_yardstick_of_its_pool(options):
     settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=PER_GROUP, rounds=2, **options)
     report = measure(["test_resnet", "test_vit"], settings)

@@ -155,7 +155,9 @@ def test_errors__one_line_and_their_exit_code(error, code, line, run, monkeypatc
     assert (got, out) == (code, "") and err.startswith("Traceback") and "in fails" in err
 
 
-@pytest.mark.parametrize("argv", [["bench", "x", "--print_config"], ["models", "mat_1"]])
+@pytest.mark.parametrize(
+    "argv", [["bench", "x", "--print_config"], pytest.param(["models", "mat_1"], marks=pytest.mark.slow)]
+)
 def test_broken_pipe__exits_quietly(argv):
     read, write = os.pipe()
     os.close(read)

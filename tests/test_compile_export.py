@@ -118,6 +118,7 @@ def test_export__any_batch_and_size_when_stored(model):
     assert_same_at_any_size(stored(export_for_any_size(model)).module(), model)
 
 
+@pytest.mark.slow
 def test_export__small_sizes(model):
     """The last stage of an image below 33 pixels is one cell: a size of its own to an exporter, but no error."""
     x = images(1, 3, 32, 32)

@@ -34,9 +34,9 @@ def measured(task: str, backbone: str) -> tuple[float, float]:
     [
         ("retinanet", "partialformer_b1", 16.155, 167.494),
         ("semantic_fpn", "partialformer_b1", 10.753, 101.832),
-        ("upernet", "partialformer_b1", 34.820, 856.327),
+        pytest.param("upernet", "partialformer_b1", 34.820, 856.327, marks=pytest.mark.slow),
         ("mask_rcnn", "partialformer_b1", 26.658, 185.702),
-        ("mask_rcnn", "resnet50", 44.401, 259.794),
+        pytest.param("mask_rcnn", "resnet50", 44.401, 259.794, marks=pytest.mark.slow),
         ("mask_rcnn", "map_resnet50", 60.689, 283.982),
     ],
 )

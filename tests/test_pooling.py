@@ -53,7 +53,14 @@ def without_gradient(model: nn.Module) -> list[str]:
 # ---- any architecture
 
 
-@pytest.fixture(scope="module", params=SHRUNK)
+# Of these the same is known of a relative above, and they take the longest.
+LONG = ("mvitv2_tiny", "hiera_tiny_224", "coatnet_pico_rw_224", "maxvit_tiny_tf_224", "efficientformerv2_s0")
+LONG += ("resmlp_12_224", "fastvit_t8", "tiny_vit_5m_224")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SHRUNK]
+)
 def name(request) -> str:
     return request.param
 
@@ -397,7 +404,12 @@ def test_threads__do_not_see_each_other(name, met):
 
 
 @pytest.mark.parametrize(
-    ("name", "groups"), [("convnext_atto", False), ("test_convnext", True), ("densenet121", False)]
+    ("name", "groups"),
+    [
+        pytest.param("convnext_atto", False, marks=pytest.mark.slow),
+        ("test_convnext", True),
+        pytest.param("densenet121", False, marks=pytest.mark.slow),
+    ],
 )
 def test_compile__is_one_graph(name, groups):
     model, x = pooled(name), images(name)

@@ -453,8 +453,8 @@ def test_dense_recipe__trains_a_tiny_network(teacher, name):
         "partialformer-b0",
         "stvit-small",
         "vit-tiny-cb",
-        "pvt-v2-b0-cb",
-        "deit-tiny-distilled-cb",
+        pytest.param("pvt-v2-b0-cb", marks=pytest.mark.slow),
+        pytest.param("deit-tiny-distilled-cb", marks=pytest.mark.slow),
         "map-mobilenetv1-release",
     ],
 )
