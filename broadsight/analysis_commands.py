@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .command_line import DONE, INTERRUPTED, Arg, UsageError, register_models, typed, value_of
 from .evaluation_commands import Checkpoint, Device, ModelArgs, Pretrained, Size, Threads, Workers, new_folder
-from .terminal import check_creatable, check_writable, progress_bar, show
+from .terminal import check_writable, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,8 +88,7 @@ def analyze(
     if plot is not None:
         check_writable(plot)
         plot_format(plot)
-    folder = new_folder(out) if out else None
-    check_creatable(folder or Path(FOLDER))
+    folder = new_folder(out, FOLDER)
     asked = Asked(
         measure,
         tuple(networks or ()),

@@ -203,12 +203,16 @@ def eval(
     return INTERRUPTED if evaluation.how["interrupted"] else DONE
 
 
-def new_folder(out: str | None) -> Path | None:
-    """The folder for a result, after a check that it can be made: hours of work should not end in this."""
+def new_folder(out: str | None, usual: str = "evaluations") -> Path | None:
+    """The folder for a result, after a check that it can be made: hours of work should not end in this.
+
+    Args:
+        usual: Where a new one is made if none is named.
+    """
     folder = Path(out) if out else None
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
-    check_creatable(folder or Path("evaluations"))
+    check_creatable(folder or Path(usual))
     return folder
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from .command_line import DONE, INTERRUPTED, WRONG_USAGE, Arg, UsageError, register_models, typed, value_of
-from .evaluation_commands import Checkpoint, Device, Light, ModelArgs, Pretrained, Run, Size, Threads
-from .terminal import check_creatable, check_writable, progress_bar, show
+from .evaluation_commands import Checkpoint, Device, Light, ModelArgs, Pretrained, Run, Size, Threads, new_folder
+from .terminal import check_writable, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,10 +57,7 @@ def explain(
     device: Device = "auto",
 ) -> int:
     """Show what a network looks at: a sheet for every image with Grad-CAM, attention and the maps of its tokens."""
-    folder = Path(out) if out else None
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
-    check_creatable(folder or Path("explanations"))
+    folder = new_folder(out, "explanations")
     check_writable(json if json != "-" else None)
     register_models()
     from .predicting import check_counts, check_output, printable

@@ -14,20 +14,7 @@ from broadsight.explain.gradcam_looks import gradcam_looks
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from broadsight.pooling import swap_pool
 
-
-class Plain(nn.Module):
-    """Says nothing of its maps."""
-
-    num_classes = 4
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 8, 3, 2, 1)
-        self.act, self.fc = nn.ReLU(), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.fc(self.act(self.last(self.act(self.first(x)))).mean((2, 3)))
-
+from ..evaluate.test_saliency import Plain
 
 MADE = {
     "resnet18": lambda: timm.create_model("resnet18", num_classes=7, zero_init_last=False),
