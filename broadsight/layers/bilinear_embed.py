@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .exported import exporting
 from .folding import fold_norm_after
 from .memory_format import channels_last
 
@@ -43,9 +44,16 @@ class BilinearPatchEmbed(nn.Module):
         wide = offsets if offsets.dtype == torch.float64 else offsets.float()
         column = torch.arange(wide.shape[2], device=x.device, dtype=wide.dtype)
         row = torch.arange(wide.shape[1], device=x.device, dtype=wide.dtype)[:, None]
-        grid_x = (4 * column + 2 * wide[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
-        grid_y = (4 * row + 2 * wide[..., 1] + 2) / H - 1
-        grid = torch.stack([grid_x, grid_y], -1)
+        if not torch.jit.is_scripting() and exporting():  # two operations on the offsets; all else is constant
+            centre_x, centre_y = (4 * column + 2) / W - 1, (4 * row + 2) / H - 1
+            shape = wide.shape[1:3]
+            centres = torch.stack([centre_x.expand(shape), centre_y.expand(shape)], -1)
+            pixel = torch.stack([torch.full((), 2 / W), torch.full((), 2 / H)]).to(wide)
+            grid = wide * pixel + centres
+        else:
+            grid_x = (4 * column + 2 * wide[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
+            grid_y = (4 * row + 2 * wide[..., 1] + 2) / H - 1
+            grid = torch.stack([grid_x, grid_y], -1)
         sampled = F.grid_sample(x.to(wide.dtype), grid, "bilinear", "border", align_corners=False)
         return sampled.to(x.dtype)
 

@@ -10,6 +10,7 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .exported import exporting
 from .slices import runs_eagerly
 
 # Operations for each element of the tokens, as the paper counts them: sums and products there, the average is free.
@@ -67,6 +68,8 @@ def context_broadcast(
 def _uniform(x: Tensor, mean: Tensor, scale: Tensor | None, channel_axis: int, inplace: bool) -> Tensor:
     """(x + mean) / 2, or x + scale * mean."""
     if scale is None:
+        if exporting():  # a lerp is translated into seven operations
+            return (x + mean) * 0.5
         return x.lerp_(mean, 0.5) if inplace else torch.lerp(x, mean, 0.5)
     shape = [1] * x.ndim
     shape[channel_axis] = -1

@@ -9,6 +9,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import crop_to, symbolic
+from .exported import attention, exporting, split_heads
 
 VARIANTS = ("full", "baseline", "whiten", "patch2", "patch4", "gated", "c_mhsa", "no_split", "no_fusion")
 
@@ -221,12 +222,20 @@ class PooledBranch(nn.Module):
         self.expand = nn.Linear(dim, width, bias=False)
         # The coordinate depth-wise convolution: along the rows, then along the columns.
         self.conv_h = ChannelConv(width, (1, 3))
-        self.conv_v = ChannelConv(width, (3, 1))
+        self.conv_v: nn.Module = ChannelConv(width, (3, 1))
         self.prop = Propagate(width, patch)
 
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
         return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """One 3x3 convolution for both, for inference. Without biases, zeros beyond the border stay zeros."""
+        if isinstance(self.conv_v, ChannelConv):
+            both = ChannelConv(self.expand.out_features, (3, 3))
+            both.weight = nn.Parameter((self.conv_v.weight * self.conv_h.weight).detach(), requires_grad=False)
+            self.conv_h, self.conv_v = both, nn.Identity()
 
 
 class DynamicBranch(nn.Module):
@@ -302,6 +311,8 @@ class CMHSA(nn.Module):
 
     def attend(self, x: Tensor, value: Tensor, spare: int) -> Tensor:
         """Windows of the values (B, h, w, C), mixed as x (B, h, w, C) predicts. -> (B, h, w, C)."""
+        if exporting():
+            return self.attend_in_few_nodes(x, value, spare)
         B, h, w, C = value.shape
         rows, columns = (h + 1) // 2, (w + 1) // 2
         weights = self.mix(self.dw(x)).view(B, rows, columns, self.heads, 9, 9).permute(3, 0, 1, 2, 4, 5).softmax(-1)
@@ -316,6 +327,23 @@ class CMHSA(nn.Module):
         # Overlapping windows are summed on a map padded by one, along the rows and then along the columns.
         mixed = overlap_add(mixed, 1)  # B 2*rows+2 columns 3 C
         return crop_to(overlap_add(mixed, 2), h, w, start=1)
+
+    @torch.jit.unused
+    def attend_in_few_nodes(self, x: Tensor, value: Tensor, spare: int) -> Tensor:
+        """The same for exported programs: unfolding, which runtimes do not know, becomes slices of pairs of cells."""
+        B, h, w, C = value.shape
+        rows, columns = (h + 1) // 2, (w + 1) // 2
+        weights = self.mix(self.dw(x)).view(B, rows, columns, self.heads, 9, 9).softmax(-1)
+        padded = F.pad(value, [0, 0, 1, 2 * columns + 1 - w, 1, 2 * rows + 1 - h])
+        windows = threes(threes(padded, 1, rows), 3, columns)  # B rows 3 columns 3 C
+        windows = windows.view(B, rows, 3, columns, 3, self.heads, C // self.heads).permute(0, 1, 3, 5, 2, 4, 6)
+        mixed = weights @ windows.reshape(B, rows, columns, self.heads, 9, C // self.heads)
+        if spare:  # windows around spare cells would reach back into the map
+            inside = real_cells(rows, columns, (h - spare + 1) // 2, (w - spare + 1) // 2, x)
+            mixed = mixed * inside[:, :, None, None, None].to(mixed.dtype)
+        mixed = mixed.view(B, rows, columns, self.heads, 3, 3, C // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
+        mixed = add_threes(add_threes(mixed.reshape(B, rows, 3, columns, 3, C), 3), 1)
+        return crop_to(mixed, h, w, start=1)
 
 
 class GMHSA(nn.Module):
@@ -338,9 +366,21 @@ class GMHSA(nn.Module):
     def attend(self, qkv: Tensor, spare: int) -> Tensor:
         """Projected cells (B, h, w, 3C) -> (B, h, w, C)."""
         B, h, w, C = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+        if exporting():
+            return self.attend_in_few_nodes(qkv, spare)
         parts = qkv.view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
-        mask = real_cells(h, w, h - spare, w - spare, qkv).view(1, 1, 1, h * w) if spare else None
-        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=mask)
+        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        return y.transpose(1, 2).reshape(B, h, w, C)
+
+    @torch.jit.unused
+    def attend_in_few_nodes(self, qkv: Tensor, spare: int) -> Tensor:
+        """The same for exported programs; these alone have spare cells."""
+        B, h, w, C = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+        hidden = None
+        if spare:
+            real = real_cells(h, w, h - spare, w - spare, qkv).view(1, 1, 1, h * w)
+            hidden = torch.zeros_like(real, dtype=qkv.dtype).masked_fill(~real, float("-inf"))
+        y = attention(*split_heads(qkv.view(B, h * w, 3 * C), 3, self.heads), hidden)
         return y.transpose(1, 2).reshape(B, h, w, C)
 
 
@@ -371,7 +411,7 @@ class Propagate(nn.Module):
 
     def __init__(self, dim: int, patch: int):
         super().__init__()
-        self.patch = patch
+        self.patch, self.tiled = patch, False
         self.weight = nn.Parameter(torch.ones(dim, 1, patch, patch))
 
     def reset_parameters(self) -> None:
@@ -380,8 +420,22 @@ class Propagate(nn.Module):
     def forward(self, x: Tensor, H: int, W: int) -> Tensor:
         B, h, w, C = x.shape
         p = self.patch
-        tile = self.weight[:, 0].permute(1, 2, 0).reshape(p, 1, p, C)
-        return crop_to((x[:, :, None, :, None] * tile).reshape(B, h * p, w * p, C), H, W)
+        tile = self.weight if self.tiled else self.tile()
+        whole = (x.reshape(B, h, 1, w, 1, C) * tile).reshape(B, h * p, w * p, C)
+        if not symbolic(H, W) and h * p == H and w * p == W:
+            return whole
+        else:
+            return crop_to(whole, H, W)
+
+    def tile(self) -> Tensor:
+        """The weights in the order of pixels. (patch, 1, patch, C)."""
+        return self.weight[:, 0].permute(1, 2, 0).reshape(self.patch, 1, self.patch, -1)
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """Keep the weights in the order in which they are used, for inference."""
+        if not self.tiled:
+            self.weight, self.tiled = nn.Parameter(self.tile().detach().contiguous(), requires_grad=False), True
 
     @torch.jit.ignore
     def extra_macs(self, convention, inputs, output) -> int:
@@ -394,8 +448,9 @@ def average_pool(x: Tensor, patch: int) -> Tensor:
     """Means of the valid pixels of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
     H, W = x.shape[1], x.shape[2]
     if spare_cells(H, W):
-        sums = patches(x, patch, 0.0).sum((4, 5))
-        return sums / patches(torch.ones_like(x[:1, :, :, :1]), patch, 0.0).sum((4, 5)).clamp(min=1)
+        means = F.avg_pool2d(whole_patches(x, patch, 0.0), patch)
+        valid = F.avg_pool2d(whole_patches(torch.ones_like(x[:1, :, :, :1]), patch, 0.0), patch)  # shares of the patches
+        return (means / valid.clamp(min=patch**-2)).permute(0, 2, 3, 1)
     x = F.avg_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True, count_include_pad=False)
     return x.permute(0, 2, 3, 1)
 
@@ -404,8 +459,9 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
     """The largest valid pixel of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
     H, W = x.shape[1], x.shape[2]
     if spare_cells(H, W):
-        largest = patches(x, patch, float("-inf")).amax((4, 5))
-        return torch.where(largest.isinf(), 0, largest)
+        lowest = -3.4e38  # some runtimes begin with the lowest number, and never come to minus infinity
+        largest = F.max_pool2d(whole_patches(x, patch, lowest), patch).permute(0, 2, 3, 1)
+        return torch.where(largest <= lowest, 0, largest)
     return F.max_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True).permute(0, 2, 3, 1)
 
 
@@ -418,12 +474,11 @@ def spare_cells(H: int, W: int) -> int:
     return 2 if symbolic(H, W) else 0
 
 
-def patches(x: Tensor, patch: int, fill: float) -> Tensor:
-    """(B, H, W, C) -> (B, h, w, C, patch, patch), spare cells included; pixels beyond the map are `fill`."""
+def whole_patches(x: Tensor, patch: int, fill: float) -> Tensor:
+    """(B, H, W, C) -> (B, C, h*patch, w*patch), spare cells included; pixels beyond the map are `fill`."""
     H, W = x.shape[1], x.shape[2]
     h, w = (H + patch - 1) // patch + spare_cells(H, W), (W + patch - 1) // patch + spare_cells(H, W)
-    x = F.pad(x, [0, 0, 0, w * patch - W, 0, h * patch - H], value=fill)
-    return x.unfold(1, patch, patch).unfold(2, patch, patch)
+    return F.pad(x.permute(0, 3, 1, 2), [0, w * patch - W, 0, h * patch - H], value=fill)
 
 
 def real_cells(h: int, w: int, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -442,6 +497,23 @@ def overlap_add(parts: Tensor, axis: int) -> Tensor:
     before = [0, 0] * (first.ndim - axis - 1) + [1, 0]
     even = F.pad(first, after) + F.pad(last, before)
     return torch.stack([even, F.pad(middle, after)], axis + 1).flatten(axis, axis + 1)
+
+
+def threes(x: Tensor, axis: int, count: int) -> Tensor:
+    """Windows of three at stride two along an axis: (..., 2n + 2, ...) -> (..., n, 3, ...), with n = count."""
+    if not isinstance(count, int):  # a symbol: torch cannot prove that such a size splits into pairs
+        before = [slice(None)] * axis
+        return torch.stack([x[(*before, slice(i, i + 2 * count, 2))] for i in range(3)], axis + 1)
+    pairs = x.unflatten(axis, (count + 1, 2))
+    return torch.cat([pairs.narrow(axis, 0, count), pairs.narrow(axis, 1, count).narrow(axis + 1, 0, 1)], axis + 1)
+
+
+def add_threes(parts: Tensor, axis: int) -> Tensor:
+    """As overlap_add, with the pairs of places that it fills taken together."""
+    behind = [0, 0] * (parts.ndim - axis - 2)
+    pairs = F.pad(parts.narrow(axis + 1, 0, 2), [*behind, 0, 0, 0, 1])
+    last = F.pad(parts.narrow(axis + 1, 2, 1), [*behind, 0, 1, 1, 0])
+    return (pairs + last).flatten(axis, axis + 1)
 
 
 def heads_of_32(width: int) -> int:

@@ -8,6 +8,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import symbolic
+from .exported import exporting
 from .folding import Shift, inference_form
 from .products import MiddleSample, map_product
 
@@ -52,6 +53,8 @@ class MergeMaps(nn.Module):
         maps = list(features) if self.level > 0 else [features[-1]]
         grid = features[self.level if self.level > 0 else -1].shape[-2:]
         folded = inference_form(self.weight, self.norm)
+        if exporting() and folded is not None and self.resize == "release" and not symbolic(*grid):
+            return self._exported(maps, grid, *folded)
         weight, merged = (self.weight, None) if folded is None else folded
         growing = []
         for x, part in zip(maps, weight.split(self.used, 1), strict=True):
@@ -66,6 +69,29 @@ class MergeMaps(nn.Module):
         if folded is None:
             merged = self.run_norm(merged)
         return self.act(merged).permute(0, 3, 1, 2)
+
+    def _exported(self, maps: list[Tensor], grid: Sequence[int], weight: Tensor, shift: Tensor) -> Tensor:
+        """The same as convolutions, which leave the maps in the layout that runtimes have chosen for those before."""
+        merged: Tensor | None = None
+        for x, part in zip(maps, weight.split(self.used, 1), strict=True):
+            bias = shift.flatten() if merged is None else None
+            if grows(x.shape[-2:], grid):
+                x = enlarge(F.conv2d(x, part[:, :, None, None], bias), grid)
+            else:
+                x = F.conv2d(self._shrink_exported(x, grid), part[:, :, None, None], bias)
+            merged = x if merged is None else merged + x
+        assert merged is not None
+        return self.act(merged)
+
+    def _shrink_exported(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        ratio, size = x.shape[-2] // grid[0], tuple(x.shape[-2:])
+        if size == tuple(grid) or ratio % 2 or size != (grid[0] * ratio, grid[1] * ratio):
+            return self.shrink(x, grid)
+        if ratio == 2:
+            return F.avg_pool2d(x, 2)
+        # The four pixels in the middle of every cell: neither slices nor a pooling of which most is thrown away
+        kernel = F.pad(x.new_full((1, 1, 2, 2), 0.25), [ratio // 2 - 1] * 4)
+        return F.conv2d(x, kernel.expand(x.shape[1], -1, -1, -1), stride=ratio, groups=x.shape[1])
 
     def run_norm(self, x: Tensor) -> Tensor:
         """(B, h, w, dim) -> (B, h, w, dim)."""
@@ -103,6 +129,14 @@ class MergeMaps(nn.Module):
         if folded is not None:
             self.weight = nn.Parameter(folded[0].detach(), requires_grad=False)
             self.norm = Shift(folded[1])
+
+
+def enlarge(x: Tensor, grid: Sequence[int]) -> Tensor:
+    """(B, C, H, W) -> (B, C, h, w): every pixel repeated, or where that does not come out averages."""
+    (H, W), (h, w) = x.shape[-2:], grid
+    if h % H == 0 and w % W == 0:
+        return F.interpolate(x, scale_factor=(h // H, w // W), mode="nearest")
+    return F.adaptive_avg_pool2d(x, (h, w))
 
 
 def grows(size: Sequence[int], grid: Sequence[int]) -> bool:

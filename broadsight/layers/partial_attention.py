@@ -8,6 +8,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import symbolic
+from .exported import exporting, rank_foreground, split_heads
 from .slices import image_slices, runs_eagerly
 
 # The mixed attention maps of one slice of queries should stay in the processor's cache.
@@ -89,29 +90,65 @@ class PartialAttention(nn.Module):
             self.head_down += identity.repeat(1, self.head_expansion) / self.head_expansion
 
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
+        if not torch.jit.is_scripting() and exporting():
+            return self._exported(x, scores)
         B, N, C = x.shape
         n = self.foreground_count(N)
         token = self.token.expand(B, -1, -1).to(x.dtype)
-        # Torch takes a size of 1 for a constant. So where sizes are symbols the abstract token joins the others, as the
-        # one with the highest score: then there are two foreground tokens at least.
-        joined = symbolic(N, N)
-        if joined:
-            x, scores, n = torch.cat([token, x], 1), F.pad(scores, [1, 0], value=float("inf")), n + 1
         index = select_foreground(scores, n)  # B*n rows of the flattened tokens
         chosen = x.flatten(0, 1).index_select(0, index).unflatten(0, (B, n))
-        attended = self.attend(chosen if joined else torch.cat([token, chosen], 1))  # B 1+n C
+        attended = self.attend(torch.cat([token, chosen], 1))  # B 1+n C
         if not self.project_all:
             attended = self.proj(attended)
-        rows = (attended if joined else attended[:, 1:]).flatten(0, 1)
-        if not joined and (N == 1 or (not self.background_required and n == N)):
+        rows = attended[:, 1:].flatten(0, 1)
+        if self.all_foreground(N, n):
             out = torch.zeros_like(rows).index_copy(0, index, rows)
         else:
-            update = self.channel_mlp(self.query_background(attended[:, 0], x, index))  # B 1 C
+            hidden = torch.zeros(B * N, dtype=attended.dtype, device=x.device)
+            hidden = hidden.index_fill(0, index, float("-inf")).view(B, 1, N)
+            update = self.channel_mlp(self.query_background(attended[:, 0], x, hidden))  # B 1 C
             out = x + update if self.background_identity else update.expand(-1, x.shape[1], -1)
             out = out.flatten(0, 1).index_copy(0, index, rows.to(out.dtype))
         out = out.unflatten(0, (B, -1))
-        out = out[:, 1:] if joined else out
         return self.proj(out) if self.project_all else out
+
+    @torch.jit.unused
+    def _exported(self, x: Tensor, scores: Tensor) -> Tensor:
+        """The same without a stable sort and without writes by index, which other runtimes lack or are slow at."""
+        B, N, C = x.shape
+        n = self.foreground_count(N)
+        first = N * torch.arange(B, device=x.device)[:, None]  # of each image, among the rows of all
+        # Torch takes a size of 1 for a constant. So where sizes are symbols the abstract token joins the others, as the
+        # one with the highest score: then there are two foreground tokens at least.
+        if symbolic(N, N):
+            index, rank = rank_foreground(F.pad(scores, [1, 0], value=float("inf")), n + 1)
+            chosen = F.embedding((index - 1).clamp(min=0) + first, x.flatten(0, 1))  # B 1+n C
+            chosen = torch.where(index[..., None] == 0, self.token, chosen)
+            rank = (rank[:, 1:] - 1).clamp(min=0)
+        else:
+            index, rank = rank_foreground(scores, n)
+            token = self.token.expand(B, -1, -1).to(x.dtype)
+            chosen = torch.cat([token, F.embedding(index + first, x.flatten(0, 1))], 1)
+        attended = self.attend(chosen)  # B 1+n C: what ranks 1 to n become
+        if not self.project_all:
+            attended = self.proj(attended)
+        table, background = attended, rank == 0  # B N
+        if not self.all_foreground(N, n):
+            hidden = torch.where(background, 0.0, float("-inf"))[:, None]  # B 1 N
+            update = self.channel_mlp(self.query_background(attended[:, 0], x, hidden.to(x.dtype)))  # B 1 C
+            place = torch.arange(table.shape[1], device=x.device)[:, None]
+            table = torch.where(place == 0, update, attended)  # what rank 0 becomes is the same for all
+        first = table.shape[1] * torch.arange(B, device=x.device)[:, None]
+        out = F.embedding(rank + first, table.flatten(0, 1))  # B N C
+        if self.background_identity and not self.all_foreground(N, n):
+            out = x * background.to(x.dtype)[..., None] + out
+        return self.proj(out) if self.project_all else out
+
+    def all_foreground(self, N: int, n: int) -> bool:
+        """Whether no token is left to be background."""
+        if not torch.jit.is_scripting() and symbolic(N, N):
+            return False
+        return N == 1 or (not self.background_required and n == N)
 
     def foreground_count(self, N: int) -> int:
         """How many of N tokens are foreground."""
@@ -144,7 +181,11 @@ class PartialAttention(nn.Module):
         B, F_, C = x.shape
         h = self.heads
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-        qkv = F.linear(x, self.qkv.weight, bias).view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4)  # 3 B h F d
+        qkv = F.linear(x, self.qkv.weight, bias)
+        if not torch.jit.is_scripting() and exporting():
+            queries, keys, values = split_heads(qkv, 3, h)
+            return self._mixed(queries, keys.transpose(-2, -1), values).transpose(1, 2).reshape(B, F_, C)
+        qkv = qkv.view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4)  # 3 B h F d
         keys, values = qkv[1].transpose(-2, -1), qkv[2]
         if not torch.jit.is_scripting() and self._runs_in_slices(x):
             # Queries do not see each other. Whole, the maps of a large image would leave the cache at every step.
@@ -167,17 +208,19 @@ class PartialAttention(nn.Module):
         """In training every map is kept for the backward pass, and slices would save nothing."""
         return x.device.type == "cpu" and not torch.is_grad_enabled() and runs_eagerly()
 
-    def query_background(self, query: Tensor, x: Tensor, foreground: Tensor) -> Tensor:
-        """One query (B, C) over all rows of x (B, N, C) but the foreground's. -> (B, 1, C)."""
+    def query_background(self, query: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """One query (B, C) over the rows of x (B, N, C), to whose logits hidden (B, 1, N) is added. -> (B, 1, C)."""
         B, N, C = x.shape
         h = self.heads
         _, key, value = self.qkv.weight.view(3, h, C // h, C).unbind(0)  # each h d C
+        if not torch.jit.is_scripting() and exporting():
+            probes = (query.view(B, h, 1, C // h) @ (key * self.scale)).view(B, h, C)
+            means = (probes @ x.transpose(1, 2) + hidden).softmax(-1) @ x  # B h C
+            return (means[:, :, None] @ value.transpose(1, 2)).view(B, 1, C) + self.v_bias
         heads = (query * self.scale).view(B, h, C // h).transpose(0, 1)  # h B d
         probes = (heads @ key.to(heads.dtype)).transpose(0, 1)  # B h C: each head's query in the space of the tokens
         logits = probes @ x.transpose(1, 2).to(probes.dtype)  # B h N
-        hidden = torch.zeros(B * N, dtype=logits.dtype, device=x.device)
-        hidden = hidden.index_fill(0, foreground, float("-inf")).view(B, 1, N)
-        means = (logits + hidden).softmax(-1).to(x.dtype) @ x  # B h C
+        means = (logits + hidden.to(logits.dtype)).softmax(-1).to(x.dtype) @ x  # B h C
         found = means.transpose(0, 1) @ value.transpose(1, 2).to(means.dtype)  # h B d
         return found.transpose(0, 1).reshape(B, 1, C) + self.v_bias
 
@@ -199,15 +242,5 @@ class ChannelGate(nn.Module):
 def select_foreground(scores: Tensor, n: int) -> Tensor:
     """Flat indices b*N + i of the n highest scores of each row; of equals the lower index wins. (B, N) -> (B*n,)."""
     B, N = scores.shape
-    if _exports_to_onnx():
-        chosen = scores.topk(n, dim=1).indices  # ONNX has no stable sort, but promises the lower index in its TopK
-    else:
-        chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
+    chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
     return (chosen + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)
-
-
-def _exports_to_onnx() -> bool:
-    if torch.jit.is_scripting():
-        return False
-    else:
-        return torch.onnx.is_in_onnx_export()

@@ -6,8 +6,11 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import crop_to, join_cells, pad_to, split_cells
+from .exported import attention, exporting, split_heads
 from .relative_position import RelativePositionBias
 from .slices import image_slices, runs_eagerly
+from .super_token_exported import sample_exported, spread_exported
+from .untouched import untouched
 
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
 
@@ -51,6 +54,7 @@ class SuperTokenAttention(nn.Module):
             raise ValueError(f"iterations={iterations} leaves no association; choose 1 or more")
         self.cell: tuple[int, int] = cell
         self.heads, self.iterations = heads, iterations
+        self.by_head = True  # rows of the projection are ordered per head as [q | k | v], as in the release
         self.scale = dim**-0.5  # of the association, which is not split into heads: all channels count
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
@@ -58,6 +62,8 @@ class SuperTokenAttention(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + attention(x); the sum is fused with the way back to the pixels."""
+        if not torch.jit.is_scripting() and exporting():
+            return self._exported(x, residual)
         if self.cell == (1, 1):
             y = _formatted_like(x, self.attend(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
             return y if residual is None else residual + y
@@ -82,6 +88,42 @@ class SuperTokenAttention(nn.Module):
         y = _formatted_like(x, crop_to(join_cells(y), x.shape[2], x.shape[3]).permute(0, 3, 1, 2))
         return y if residual is None else residual + y
 
+    @torch.jit.unused
+    def _exported(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """What other runtimes run well: few nodes, and no shape that depends on the batch."""
+        _, C, H, W = x.shape
+        x = x.permute(0, 2, 3, 1)
+        if self.cell == (1, 1):
+            y = self._attend_exported(x.reshape(-1, H * W, C), H, W).transpose(2, 3).reshape(-1, C, H, W)
+            if untouched(self.proj, nn.Linear):  # as a convolution, the layout of those around it
+                y = F.conv2d(y, self.proj.weight[:, :, None, None], self.proj.bias)
+            else:
+                y = self.proj(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:
+            tokens, share, around = sample_exported(x, self.cell, self.iterations, self.scale)
+            _, p, q, _ = tokens.shape
+            tokens = self._attend_exported(tokens.flatten(1, 2), p, q).transpose(1, 2).reshape(-1, p, q, C)
+            y = spread_exported(self.proj(tokens), share, around, self.cell, H, W).permute(0, 3, 1, 2)
+        return y if residual is None else residual + y
+
+    def _attend_exported(self, x: Tensor, p: int, q: int) -> Tensor:
+        """Attention among the tokens of a p x q grid, by head and not yet projected. (B, N, C) -> (B, heads, N, d)."""
+        qkv = self.qkv(x)
+        if self.by_head:
+            C = x.shape[2]
+            qkv = qkv.view(-1, p * q, self.heads, 3, C // self.heads).transpose(2, 3).reshape(-1, p * q, 3 * C)
+        queries, keys, values = split_heads(qkv, 3, self.heads)
+        return attention(queries, keys, values, None if self.position is None else self.position(p, q))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """For inference: the rows of the projection ordered as [q | k | v], each by head, which is one split."""
+        if self.by_head and untouched(self.qkv, nn.Linear):
+            for name, value in self.qkv.named_parameters():
+                by_kind = value.detach().unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+                setattr(self.qkv, name, nn.Parameter(by_kind.contiguous(), requires_grad=False))
+            self.by_head = False
+
     @torch.jit.ignore
     def extra_macs(self, convention, inputs, output) -> int:
         """What the authors' formulation spends beyond ours: unfold and fold as convolutions, and the first pooling."""
@@ -96,8 +138,11 @@ class SuperTokenAttention(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Multi-head self-attention among all cells of a map. (B, p, q, C) -> (B, p, q, C)."""
         B, p, q, C = x.shape
-        # Rows of the projection are ordered per head as [q | k | v], as in the release.
-        qkv = self.qkv(x).reshape(B, p * q, self.heads, 3, C // self.heads).permute(3, 0, 2, 1, 4)
+        qkv = self.qkv(x)
+        if self.by_head:
+            qkv = qkv.reshape(B, p * q, self.heads, 3, C // self.heads).permute(3, 0, 2, 1, 4)
+        else:
+            qkv = qkv.reshape(B, p * q, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
         bias = None if self.position is None else self.position(p, q)
         y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=bias)  # B heads N d
         return self.proj(y.transpose(1, 2).reshape(B, p, q, C))

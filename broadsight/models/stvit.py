@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm2d, LayerScale
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
+from ..layers.exported import exporting
 from ..layers.folding import fold_norm_before
-from ..layers.untouched import listened_to
+from ..layers.untouched import listened_to, untouched
 from ._backbone import (
     ConvNorm,
     ProjectedHead,
@@ -170,6 +172,8 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.jit.is_scripting() and exporting() and self._runs_on_maps():
+            return self._exported(x)
         x = self.cpe(x)
         normed = self.norm1(x).permute(0, 3, 1, 2)
         if self.apart or (self.dropped and self.training):
@@ -179,6 +183,24 @@ class Block(nn.Module):
         x = self.attn(normed, x.permute(0, 3, 1, 2))
         normed = self.norm2(x).permute(0, 2, 3, 1)
         return self.mlp(normed, x.permute(0, 2, 3, 1))
+
+    @torch.jit.unused
+    def _runs_on_maps(self) -> bool:
+        """Whether all that works on pixels alone is as it was built, but for norms and scales that were folded."""
+        plain = (self.mlp, ChannelMlp), (self.mlp.fc1, nn.Linear), (self.mlp.fc2, nn.Linear), (self.mlp.act, nn.GELU)
+        dw = isinstance(self.mlp.dw, nn.Identity) or untouched(self.mlp.dw, DepthwiseConv)
+        return not (self.apart or self.training) and dw and all(untouched(*pair) for pair in plain)
+
+    @torch.jit.unused
+    def _exported(self, x: Tensor) -> Tensor:
+        """The same on channels-first maps: runtimes lay out convolutions as they like best, if all is convolutions."""
+        x = self.cpe(x)
+        x = self.attn(self.norm1(x).permute(0, 3, 1, 2), x.permute(0, 3, 1, 2))
+        mlp = self.mlp
+        y = mlp.act(F.conv2d(self.norm2(x), mlp.fc1.weight[:, :, None, None], mlp.fc1.bias))
+        if isinstance(mlp.dw, DepthwiseConv):
+            y = mlp.dw(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return (x + F.conv2d(y, mlp.fc2.weight[:, :, None, None], mlp.fc2.bias)).permute(0, 2, 3, 1)
 
     @torch.jit.ignore
     def reparameterize(self) -> None:

@@ -1,0 +1,59 @@
+"""Super-token attention for other runtimes: the same function in few, plain operations.
+
+Tokens are handed to their neighbours, and collected from them, by one gather each with indices that depend on the grid
+alone; images of a batch are told apart by no shape that would have to be computed.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .any_size import crop_to, pad_to
+
+
+def sample_exported(x: Tensor, cell: tuple[int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, H, W, C) -> tokens (B, p, q, C), the share (B*p*q, P, 9) of each pixel in its nine, where these are (p*q*9)."""
+    (h, w), (_, H, W, C) = cell, x.shape
+    p, q = (H + h - 1) // h, (W + w - 1) // w
+    x = pad_to(x, p * h, q * w)
+    pixels = x.unflatten(2, (q, w)).unflatten(1, (p, h)).transpose(2, 3).reshape(-1, h * w, C)  # B*p*q P C
+    around = neighbour_index(p, q, x.device)
+    back = fold_index(around)
+    tokens, share = pixels.mean(1).view(-1, p, q, C), pixels
+    for _ in range(iterations):
+        nine = gather_neighbours(tokens * scale, around)  # B*p*q 9 C
+        share = torch.bmm(pixels, nine.transpose(1, 2)).softmax(2)  # B*p*q P 9
+        held = torch.cat([torch.bmm(share.transpose(1, 2), pixels), share.sum(1)[:, :, None]], 2)  # B*p*q 9 C+1
+        # Every cell's nine parts, with empty cells around them; each token collects what nine cells hold for it.
+        held = F.pad(held.view(-1, p, q, 9 * (C + 1)), [0, 0, 1, 1, 1, 1]).view(-1, (p + 2) * (q + 2) * 9, C + 1)
+        folded = held.index_select(1, back).view(-1, 9, C + 1).sum(1)  # B*p*q C+1
+        tokens = (folded[:, :C] / (folded[:, C:] + 1e-12)).view(-1, p, q, C)
+    return tokens, share, around
+
+
+def spread_exported(tokens: Tensor, share: Tensor, around: Tensor, cell: tuple[int, int], H: int, W: int) -> Tensor:
+    """Every pixel gets the mixture of its nine tokens. (B, p, q, C), (B*p*q, P, 9), (p*q*9) -> (B, H, W, C)."""
+    _, p, q, C = tokens.shape
+    h, w = cell
+    y = torch.bmm(share, gather_neighbours(tokens, around)).view(-1, p, q, h, w, C)
+    y = y.transpose(2, 3).reshape(-1, p * h, q * w, C)
+    return y if isinstance(H, int) and isinstance(W, int) and (p * h, q * w) == (H, W) else crop_to(y, H, W)
+
+
+def gather_neighbours(tokens: Tensor, around: Tensor) -> Tensor:
+    """The 3 x 3 tokens around each, zero beyond the border. (B, p, q, C) -> (B*p*q, 9, C)."""
+    C = tokens.shape[3]
+    return F.pad(tokens, [0, 0, 1, 1, 1, 1]).flatten(1, 2).index_select(1, around).view(-1, 9, C)
+
+
+def neighbour_index(p: int, q: int, device: torch.device) -> Tensor:
+    """Where the 3 x 3 places around each of p x q are, in raster order of a grid with a border. -> (p*q*9)."""
+    near = torch.arange(3, device=device)
+    rows = torch.arange(p, device=device)[:, None] + near  # p 3
+    columns = torch.arange(q, device=device)[:, None] + near  # q 3
+    return (rows[:, None, :, None] * (q + 2) + columns[:, None]).reshape(-1)
+
+
+def fold_index(around: Tensor) -> Tensor:
+    """Where those nine keep what is meant for the one in their middle, which is to them the opposite neighbour."""
+    return (around.view(-1, 9) * 9 + torch.arange(8, -1, -1, device=around.device)).reshape(-1)
