@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import timm
 import torch
 from torch import nn
 
+from .benchmark_settings import DTYPES, EXPORTED, RUNTIMES, Settings
 from .call_cost import kernel_launches, peak_memory, saved_for_backward
-from .contenders import DTYPES, RUNTIMES, Contender, Settings, blame, build, load_rival, variants
+from .contenders import Contender, blame, build, load_rival, name_and_size, variants
 from .drawing import whole_file
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .rounds import Summary, interleave, median_interval, paired_ratio, summarize
@@ -72,12 +73,16 @@ class Row:
         peak_fraction: 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best
             against best, since both are what the machine can do when left alone. A training step counts as 3 forwards.
             Above 1 means that the dtype is emulated and large products, of all things, are what it is slowest at.
-        peak_bytes: See `peak_memory`.
+        peak_bytes: See `peak_memory`; None in an exported runtime, whose allocations torch does not see.
         saved_bytes: See `saved_for_backward`; None in inference, like
         saved_ratio: these over the yardstick's.
         launches: See `kernel_launches`; None unless a pool is run alone and eagerly.
         page_faults: Median of the minor page faults per call: memory handed back to the system and fetched anew.
         wall_samples_ms, cpu_samples_ms: Every round, in order.
+        size: Height and width of the images; None in reports that are older than it, like
+        artefact_bytes: what lies on the disk: the exported files, or the weights as safetensors;
+        start_up_s, import_s, resident_bytes: what a fresh process takes, see `start_up.StartUp`;
+        difference: how far an exported runtime's outputs are from the network's, relative to the largest.
     """
 
     model: str
@@ -91,13 +96,19 @@ class Row:
     cpu_ratio: Summary
     speedup: Summary
     peak_fraction: float
-    peak_bytes: int
+    peak_bytes: int | None
     saved_bytes: int | None
     saved_ratio: float | None
     launches: int | None
     page_faults: float | None
     wall_samples_ms: list[float]
     cpu_samples_ms: list[float]
+    size: list[int] | None = None
+    artefact_bytes: int | None = None
+    start_up_s: float | None = None
+    import_s: float | None = None
+    resident_bytes: int | None = None
+    difference: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +121,15 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
+        """Takes reports of earlier versions as well: what these did not measure is None."""
         summaries = {field.name for field in fields(Row) if field.type is Summary}
+        unknown: dict[str, Any] = {"saved_ratio": None, "launches": None}
 
         def revive(row: dict[str, Any]) -> Row:
+            if "speedup" not in row:
+                row = row | {"speedup": asdict(paired_ratio(data["rows"][0]["cpu_samples_ms"], row["cpu_samples_ms"]))}
             values: dict[str, Any] = {name: Summary(**row[name]) for name in summaries}
-            return Row(**(row | values))
+            return Row(**(unknown | row | values))
 
         return cls(data["machine"], Settings(**data["settings"]), [revive(row) for row in data["rows"]])
 
@@ -134,20 +149,30 @@ class _Entry:
     place: int  # of its size among the sizes
 
 
-def measure(names: Sequence[str], settings: Settings | None = None, progress: Progress | None = None) -> Report:
+def measure(
+    names: Sequence[str],
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    artefacts: str | Path | None = None,
+) -> Report:
     """Time models against each other; all of them are held in memory at once.
 
     Args:
         names: timm model names or wildcards such as `stvit_*`. The first is what the others are compared with; naming
-            a model twice shows the noise of the measurement.
+            a model twice shows the noise of the measurement. `NAME@256` is timed at a size of its own.
         progress: Called before every step with steps done, steps in all, and a few words on what comes.
+        artefacts: Folder that keeps what is exported, to be used again; without one it is gone afterwards.
     """
     settings = settings or Settings()
-    return measure_sizes(names, settings, [settings.size], progress)[0]
+    return measure_sizes(names, settings, [settings.size], progress, artefacts)[0]
 
 
 def measure_sizes(
-    names: Sequence[str], settings: Settings, sizes: Sequence[tuple[int, int]], progress: Progress | None = None
+    names: Sequence[str],
+    settings: Settings,
+    sizes: Sequence[tuple[int, int]],
+    progress: Progress | None = None,
+    artefacts: str | Path | None = None,
 ) -> list[Report]:
     """Time models against each other at several image sizes in place of the settings' own; a report for each.
 
@@ -157,11 +182,21 @@ def measure_sizes(
     """
     each = [replace(settings, size=size) for size in sizes]
     models = variants(expand(names), settings)
+    if len(sizes) > 1 and (own := next((model for model in models if model.size), None)):
+        raise ValueError(f"{own} has a size of its own beside several sizes; drop its @, or name one size")
+    keeping: Any = nullcontext()
+    if settings.exported:
+        from .exported_runtimes import check_installed, keep
+
+        check_installed(settings.exported)
+        keeping = keep(artefacts, settings.threads)
+    fresh = settings.start_up and bool(settings.exported)
     rival = None if settings.against is None else load_rival(settings.against)
     per_size = len(models) * len(settings.runtimes) * (1 if rival is None else 2)
     smallest = min(height * width for height, width in sizes)
     weights = [round(height * width / smallest) for height, width in sizes]
     total = 1 + len(models) * len(sizes) + per_size * sum(weights) * (1 + settings.warmup + settings.rounds)
+    total += per_size * len(sizes) if fresh else 0
     done = 0
 
     def step(doing: str, weight: int = 1) -> None:
@@ -172,16 +207,16 @@ def measure_sizes(
 
     at = (lambda place: "") if len(sizes) == 1 else (lambda place: " at {}x{}".format(*sizes[place]))
     compiling = _room_for_compilations(per_size * len(sizes)) if "compile" in settings.runtimes else nullcontext()
-    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling:
+    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as files:
         machine = describe_machine(settings)
         entries: list[_Entry] = []
         for place, here in enumerate(each):
             first = len(entries)
             for variant in models:
                 step(f"building {variant}{at(place)}")
-                made = build(variant, here, rival)
+                made = build(variant, here, rival, files)
                 yardstick = first if rival is None else len(entries)
-                entries += [_Entry(contender, here, yardstick, place) for contender in made]
+                entries += [_Entry(one, replace(here, size=one.size), yardstick, place) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
                 _share_weights(before.contender.model, entry.contender.model)
         step("matrix-product peak of this machine")
@@ -206,6 +241,9 @@ def measure_sizes(
             if row.saved_bytes is not None:
                 base = (rows[entry.yardstick] if entry.yardstick < len(rows) else row).saved_bytes or 1
                 row = replace(row, saved_ratio=row.saved_bytes / base)
+            if fresh:
+                step(f"a fresh process with {entry.contender}{at(entry.place)}")
+                row = _started(row, entry)
             rows.append(row)
     if progress:
         progress(total, total, "done")
@@ -213,16 +251,21 @@ def measure_sizes(
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """timm names as given, wildcards replaced by what they match and is not listed yet; unknown names are refused."""
+    """timm names as given, wildcards replaced by what they match and is not listed yet; unknown names are refused.
+
+    A size behind an @ stays where it is.
+    """
     found: list[str] = []
     for name in names:
+        given, name = name, name_and_size(name)[0]
+        at = given[len(name) :]
         if any(c in name for c in "*?["):
             matches = timm.list_models(name)
             if not matches:
                 raise ValueError(f"no timm model matches {name!r}; `broadsight models` lists those of broadsight")
-            found += [match for match in matches if match not in found]
+            found += [match + at for match in matches if match + at not in found]
         elif timm.is_model(name):
-            found.append(name)
+            found.append(given)
         else:
             near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
             hint = f"nearest: {', '.join(near)}" if near else "`broadsight models` lists those of broadsight"
@@ -272,7 +315,7 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
     flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
     contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
     with blame(str(contender), "measuring memory"):
-        peak_bytes = peak_memory(contender.call, settings.device)
+        peak_bytes = None if contender.runtime in EXPORTED else peak_memory(contender.call, settings.device)
         saved_bytes = saved_for_backward(contender.model, contender.forward) if settings.train else None
         counted = settings.head_only and contender.runtime == "eager"
         # Not the call itself: inference mode does not show what operations are made of.
@@ -297,7 +340,28 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
         page_faults=float(statistics.median(s.faults for s in mine)) if resource else None,
         wall_samples_ms=wall_ms,
         cpu_samples_ms=cpu_ms,
+        size=list(contender.size),
+        artefact_bytes=_artefact_bytes(contender),
+        difference=contender.difference,
     )
+
+
+def _artefact_bytes(contender: Contender) -> int | None:
+    if contender.artefact is None:
+        return None
+    from .exported_runtimes import file_bytes
+
+    return file_bytes(contender.artefact)
+
+
+def _started(row: Row, entry: _Entry) -> Row:
+    """A row with what the contender takes in a fresh process."""
+    from . import start_up
+
+    assert entry.contender.artefact is not None
+    with blame(str(entry.contender), "starting elsewhere"):
+        found = start_up.measure(entry.contender, entry.settings, entry.contender.artefact)
+    return replace(row, start_up_s=found.seconds, import_s=found.import_s, resident_bytes=found.resident_bytes)
 
 
 def _page_faults() -> int:

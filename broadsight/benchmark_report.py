@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .benchmark import Report, Summary
-from .contenders import Settings
+from .benchmark import Report, Row, Summary
+from .benchmark_settings import EXPORTED, Settings
 from .drawing import PALETTE, plot_format, save
 
 
@@ -23,7 +23,7 @@ def render(report: Report) -> Table:
     )
     table = Table(
         title=headline(settings) + (f", {runtimes.pop()}" if len(runtimes) == 1 else ""),
-        caption=f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds",
+        caption=f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds{_exported(report)}",
         box=SIMPLE_HEAD,  # the fewest columns lost to decoration: the table has to fit a terminal
         pad_edge=False,
         collapse_padding=True,
@@ -31,19 +31,26 @@ def render(report: Report) -> Table:
     table.add_column("model", no_wrap=True)
     if runtimes:
         table.add_column("runtime")
+    started = any(row.start_up_s is not None for row in report.rows)
     numbers = ["params\nM", "MACs\nG", "wall\nms", "min\nms", "CPU\nms", "images\n/s"]
     numbers += ["speed-up"] if against else ["wall\nratio", "CPU\nratio"]
-    numbers += ["of\npeak", "memory\nMB", *(["saved\nMB", "saved\nratio"] if settings.train else []), "page\nfaults"]
+    numbers += ["of\npeak", "memory\nMB", *(["saved\nMB", "saved\nratio"] if settings.train else [])]
+    numbers += ["start-up\ns", "resident\nMB"] if started else ["page\nfaults"]
+    numbers += ["file\nMB"] if settings.exported else []
     for name in [*numbers, *(["kernels"] if settings.head_only else [])]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in report.rows:
         cells = [f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.2f}", plus_minus(row.wall_ms, digits)]
         cells += [f"{row.wall_ms.minimum:.{digits}f}", plus_minus(row.cpu_ms, digits), f"{row.throughput:.1f}"]
         cells += [_times(row.speedup)] if against else [plus_minus(row.ratio, 2), plus_minus(row.cpu_ratio, 2)]
-        cells += [f"{row.peak_fraction:.0%}", f"{row.peak_bytes / 1e6:.1f}"]
+        cells += [f"{row.peak_fraction:.0%}", _number(row.peak_bytes, 1e6, 1)]
         if row.saved_bytes is not None:
             cells += [f"{row.saved_bytes / 1e6:.1f}", f"{row.saved_ratio:.2f}"]
-        cells += ["-" if row.page_faults is None else f"{row.page_faults:.0f}"]
+        if started:
+            cells += [_number(row.start_up_s, 1, 2), _number(row.resident_bytes, 1e6, 1)]
+        else:
+            cells += [_number(row.page_faults, 1, 0)]
+        cells += [_number(row.artefact_bytes, 1e6, 1)] if settings.exported else []
         cells += [] if not settings.head_only else ["-" if row.launches is None else str(row.launches)]
         table.add_row(row.model, *([row.runtime] if runtimes else []), *cells)
     return table
@@ -115,8 +122,28 @@ def headline(settings: Settings, sizes: str | None = None) -> str:
     )
 
 
+def _exported(report: Report) -> str:
+    """What a reader has to know of exported runtimes."""
+    if not report.settings.exported:
+        return ""
+    text = "\nwhat is exported is folded first; memory: what torch allocates in a call"
+    if any(row.start_up_s is not None for row in report.rows):
+        text += "; start-up, resident: a fresh process that loads the file and answers once, imports apart"
+    if any(_int8(row) for row in report.rows):
+        text += "\nint8 is calibrated on noise: for its speed alone"
+    return text
+
+
+def _int8(row: Row) -> bool:
+    return EXPORTED.get(row.runtime, ("", False))[1]
+
+
 def _times(speedup: Summary) -> str:
     return "1 (yardstick)" if speedup == Summary(1.0, 1.0, 0.0) else f"{speedup.median:.2f}x ±{speedup.spread:.0%}"
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
 def plus_minus(summary: Summary, digits: int) -> str:

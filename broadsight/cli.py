@@ -37,6 +37,7 @@ from .command_line import (
 )
 from .evaluation_commands import eval, predict, report
 from .explain_commands import explain
+from .export_commands import export
 from .gallery_commands import gallery
 from .terminal import check_writable, number, progress_bar, show
 
@@ -108,7 +109,10 @@ def verify(
 
 
 def bench(
-    models: Annotated[list[str], Arg("timm models, names or wildcards; the first is the yardstick", True, "MODEL")],
+    models: Annotated[
+        list[str],
+        Arg("timm models, names or wildcards, NAME@256 for another size; the first is the yardstick", True, "MODEL"),
+    ],
     pool: Annotated[
         str | None, Arg("run every model under each of these, comma-separated: gap, cap, ga, map, map-light, vgg, dft")
     ] = None,
@@ -128,9 +132,18 @@ def bench(
             "FILE",
         ),
     ] = None,
-    runtime: Annotated[str, Arg("comma-separated runtimes: eager, compile")] = "eager",
+    runtime: Annotated[
+        str,
+        Arg("by commas: eager, compile, onnx, int8 (of onnx), openvino, openvino-int8, pt2, executorch"),
+    ] = "eager",
+    start_up: Annotated[
+        bool, Arg("with an exported runtime: also time the start of every contender in a process of its own")
+    ] = True,
+    artefacts: Annotated[
+        str | None, Arg("keep what is exported in this folder, and use it again", metavar="FOLDER")
+    ] = None,
     batch: Annotated[int, Arg("images per call")] = 8,
-    threads: Annotated[int, Arg("threads of torch's operators")] = 1,
+    threads: Annotated[int, Arg("threads of operators, in every runtime")] = 1,
     size: Annotated[
         int | str, Arg("image side in pixels, or HEIGHTxWIDTH; several joined by commas show how costs grow")
     ] = 224,
@@ -149,20 +162,23 @@ def bench(
         str | None, Arg("print JSON, not a table, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
     plot: Annotated[str | None, Arg("draw the result into a png, svg or pdf file", metavar="FILE")] = None,
+    scatter: Annotated[str | None, Arg("draw published top-1 against latency into such a file", metavar="FILE")] = None,
 ) -> int:
-    """Time models side by side: latency, throughput, memory, share of the machine's peak."""
+    """Time models side by side: latency, throughput, memory, share of the machine's peak; start-up and file size."""
     found = [re.fullmatch(r"(\d+)(?:x(\d+))?", one.strip()) for one in str(size).split(",")]
     sizes = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
     if len(sizes) < len(found):
         raise UsageError(f"--size {size}; expected pixels such as 224 or, height first, 224x320; several by commas")
-    for path in (json if json != "-" else None, plot):
+    if scatter and len(sizes) > 1:
+        raise UsageError("--scatter with several sizes; accuracy is published for one: drop one of the two")
+    for path in (json if json != "-" else None, plot, scatter):
         check_writable(path)
     register_models()
-    from . import benchmark, benchmark_report, growth
+    from . import accuracy_plot, benchmark, benchmark_report, growth
     from .drawing import plot_format
 
-    if plot:
-        plot_format(plot)
+    for path in filter(None, (plot, scatter)):
+        plot_format(path)
     settings = benchmark.Settings(
         batch=batch,
         size=sizes[0],
@@ -181,19 +197,26 @@ def bench(
         head_only=head_only,
         light=light,
         against=against,
+        start_up=start_up,
     )
+    if scatter:
+        accuracy_plot.check(benchmark.expand(models), settings.size)
+    kept = {} if artefacts is None else {"artefacts": artefacts}
     report: Any
     view: Any = benchmark_report if len(sizes) == 1 else growth
     with progress_bar() as progress:
         if len(sizes) == 1:
-            report = benchmark.measure(models, settings, progress)
+            report = benchmark.measure(models, settings, progress, **kept)
         else:
-            report = growth.measure(models, settings, sizes, growth_from, progress)
+            report = growth.measure(models, settings, sizes, growth_from, progress, **kept)
     record = {"command": typed(), **asdict(report)}
     if json and json != "-":  # files first: whoever reads our output may leave at any time
         benchmark.write_json(record, json)
     if plot:
         view.plot(report, plot)
+    if scatter:
+        drawn: list[Any] = [report]  # of one size, see above
+        accuracy_plot.plot(drawn, scatter)
     if json == "-":
         print(json_.dumps(record, indent=2))
     else:
@@ -441,6 +464,7 @@ COMMANDS: dict[str, Command] = {
     "models": models,
     "verify": verify,
     "bench": bench,
+    "export": export,
     "train": train,
     "eval": eval,
     "predict": predict,

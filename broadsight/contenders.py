@@ -1,120 +1,28 @@
 """What a benchmark runs: models, under another pooling or with context broadcast, or pools alone, ready to call."""
 
 import importlib.util
+import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .benchmark_settings import DTYPES, EXPORTED, Settings
 from .broadcasting import add_context_broadcast
 from .layers import GroupLogits, MultiTokenPool
-from .layers.context_broadcast import KINDS
-from .pooling import POOLS, PooledModel, create_backbone, swap_pool
+from .pooling import PooledModel, create_backbone, swap_pool
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+if TYPE_CHECKING:
+    from .exported_runtimes import Artefacts
+
 AGREEMENT = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}  # of outputs, relative to the largest
 CLASSES = 1000
-
-
-def _eager(model: nn.Module, example: tuple[Tensor, ...]) -> Callable[..., Any]:
-    return model
-
-
-def _compile(model: nn.Module, example: tuple[Tensor, ...]) -> Callable[..., Any]:
-    # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
-    return torch.compile(model, dynamic=False)
-
-
-# name -> function(model, its arguments) returning what is called with such arguments in place of the model
-RUNTIMES: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Callable[..., Any]]] = {
-    "eager": _eager,
-    "compile": _compile,
-}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured, and how often.
-
-    Args:
-        batch: Images per call.
-        size: Height and width of an image in pixels; a single number is a square.
-        threads: Threads of torch's operators; the previous number is restored afterwards.
-        rounds: Calls of each contender that count.
-        warmup: Calls of each contender beforehand that do not.
-        runtimes: Keys of RUNTIMES; every model becomes one contender per runtime.
-        train: Time zero_grad + forward + loss + backward in train mode, not a forward pass in eval mode. The loss is
-            cross-entropy, or where a pool has groups of tokens MultiTokenLoss("bce") of these.
-        device: `cpu` or `cuda` (also `cuda:1`).
-        dtype: Key of DTYPES; weights and images are cast to it, no autocast.
-        channels_last: Keep weights and images in channels-last memory format.
-        fuse: Run `broadsight.fuse` on every model first; inference only.
-        seed: Of weights, images and labels.
-        pools: Of `swap_pool`; every model becomes one contender per pool.
-        broadcasts: Kinds of `add_context_broadcast`, or "none"; every model becomes one contender per kind.
-        head_only: Time the pool alone, on random feature maps of the shapes and memory formats that the backbone gives;
-            a training step then ends with the maps' gradients. Needs `pools`, or models that come with a pool of ours.
-        light: Run `lighten` on every model first; inference only.
-        against: Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of
-            parameters. Every pool is then compared with that class on the same weights, and must agree with it.
-    """
-
-    batch: int = 8
-    size: tuple[int, int] = (224, 224)
-    threads: int = 1
-    rounds: int = 9
-    warmup: int = 2
-    runtimes: tuple[str, ...] = ("eager",)
-    train: bool = False
-    device: str = "cpu"
-    dtype: str = "float32"
-    channels_last: bool = False
-    fuse: bool = False
-    seed: int = 0
-    pools: tuple[str, ...] = ()
-    broadcasts: tuple[str, ...] = ()
-    head_only: bool = False
-    light: bool = False
-    against: str | None = None
-
-    def __post_init__(self) -> None:
-        size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
-        object.__setattr__(self, "size", size)
-        object.__setattr__(self, "runtimes", tuple(self.runtimes))
-        object.__setattr__(self, "pools", tuple(self.pools))
-        object.__setattr__(self, "broadcasts", tuple(self.broadcasts))
-        for name, least in {"batch": 1, "threads": 1, "rounds": 1, "warmup": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}; expected {least} or more")
-        if len(size) != 2 or min(size) < 1:
-            raise ValueError(f"size={size}; expected two positive numbers, height and width in pixels")
-        for runtime in self.runtimes:
-            _choose("runtime", runtime, RUNTIMES)
-        if not self.runtimes:
-            raise ValueError(f"runtimes is empty; expected some of {', '.join(RUNTIMES)}")
-        for pool in self.pools:
-            _choose("pool", pool, POOLS)
-        for kind in self.broadcasts:
-            _choose("broadcast", kind, ("none", *KINDS))
-        _choose("dtype", self.dtype, DTYPES)
-        kind = _choose("device", self.device.partition(":")[0], ("cpu", "cuda"))
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device={self.device!r}, but torch finds no CUDA device here; use device='cpu'")
-        if self.fuse and self.train:
-            raise ValueError("fuse=True with train=True; fusing is for inference, drop one of the two")
-        if self.train and (self.light or "map-light" in self.pools):
-            raise ValueError("a light pool with train=True; its classifiers are trained in the full one: drop one")
-        if self.against is not None and not self.head_only:
-            raise ValueError(
-                "against a file without head_only; only pools are compared so: add head_only (--head-only)"
-            )
 
 
 @dataclass(frozen=True)
@@ -125,6 +33,11 @@ class Contender:
         macs: Multiply-accumulates that one image's forward pass executes.
         forward: A forward pass, in training with its loss.
         call: What is timed.
+        variant: What it was built of,
+        size: for images of this height and width.
+        artefact: The file that it starts from: what an exported runtime runs, or the weights; None where no exported
+            runtime is among the contenders.
+        difference: How far an exported runtime's outputs are from the network's, relative to the largest.
     """
 
     name: str
@@ -133,6 +46,10 @@ class Contender:
     macs: int
     forward: Callable[[], Tensor]
     call: Callable[[], None]
+    variant: "Variant"
+    size: tuple[int, int]
+    artefact: Path | None = None
+    difference: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name} ({self.runtime})"
@@ -151,31 +68,53 @@ class PoolOfMaps(nn.Module):
 
 @dataclass(frozen=True)
 class Variant:
-    """A timm model, and what is changed in it."""
+    """A timm model, what is changed in it, and the size of images if it has one of its own."""
 
     name: str
     pool: str | None = None
     broadcast: str = "none"
+    size: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         changes = [self.pool, None if self.broadcast == "none" else f"{self.broadcast} broadcast"]
-        return " + ".join([self.name, *(change for change in changes if change)])
+        at = (
+            ""
+            if self.size is None
+            else "@" + (f"{self.size[0]}" if len(set(self.size)) == 1 else "{}x{}".format(*self.size))
+        )
+        return " + ".join([self.name + at, *(change for change in changes if change)])
 
 
 def variants(names: Sequence[str], settings: Settings) -> list[Variant]:
-    """Every model with every pool and every broadcast of the settings."""
+    """Every model with every pool and every broadcast of the settings; `NAME@256` has a size of its own."""
     return [
-        Variant(name, pool, broadcast)
-        for name in names
+        Variant(name, pool, broadcast, size)
+        for name, size in map(name_and_size, names)
         for pool in settings.pools or (None,)
         for broadcast in settings.broadcasts or ("none",)
     ]
 
 
-def build(variant: Variant, settings: Settings, rival: type[nn.Module] | None = None) -> list[Contender]:
-    """A model under every runtime; after the rival's form of its pool, with the same weights, if there is one."""
+def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
+    """`NAME`, `NAME@256` or, height first, `NAME@224x320` in its parts."""
+    name, at, size = given.partition("@")
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", size)
+    if at and (found is None or not all(int(side or 1) for side in found.groups())):
+        raise ValueError(f"{given!r} has no size behind its @; expected pixels, such as {name}@256 or {name}@224x320")
+    return name, None if found is None else (int(found[1]), int(found[2] or found[1]))
+
+
+def build(
+    variant: Variant, settings: Settings, rival: type[nn.Module] | None = None, artefacts: "Artefacts | None" = None
+) -> list[Contender]:
+    """A model under every runtime; after the rival's form of its pool, with the same weights, if there is one.
+
+    Args:
+        artefacts: Where exported runtimes find or leave their files.
+    """
     title = str(variant)
-    model = _create(variant, settings)
+    settings = settings if variant.size is None else replace(settings, size=variant.size)
+    model = create(variant, settings)
     place: dict[str, Any] = {"device": settings.device, "dtype": DTYPES[settings.dtype]}
     memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
     with blame(title, "being prepared"):
@@ -183,6 +122,7 @@ def build(variant: Variant, settings: Settings, rival: type[nn.Module] | None = 
         shape = settings.batch, model.pretrained_cfg["input_size"][0], *settings.size
         inputs = [torch.randn(shape).to(memory_format=memory_format)]
         labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
+        weights = None if artefacts is None else artefacts.weights(model, title, inputs[0])
         grouped = isinstance(model, PooledModel) and model.has_groups
         forms: dict[str, nn.Module] = {title: model.eval()}
         if settings.head_only:
@@ -203,7 +143,11 @@ def build(variant: Variant, settings: Settings, rival: type[nn.Module] | None = 
         for x in inputs:
             x.requires_grad_(settings.head_only and settings.train)
         return [
-            _contender(form_name, runtime, form.train(settings.train), work, inputs, labels, grouped)
+            _exported(form_name, runtime, model, work, inputs[0], variant, settings, artefacts)
+            if runtime in EXPORTED
+            else _contender(
+                form_name, runtime, form.train(settings.train), work, inputs, labels, grouped, variant, weights
+            )
             for (form_name, form), work in zip(forms.items(), macs, strict=True)
             for runtime in settings.runtimes
         ]
@@ -235,10 +179,12 @@ def _contender(
     inputs: tuple[Tensor, ...],
     labels: Tensor,
     grouped: bool,
+    variant: Variant,
+    weights: Path | None,
 ) -> Contender:
     from .losses import MultiTokenLoss
 
-    run = RUNTIMES[runtime](model, inputs)
+    run = _compiled(model) if runtime == "compile" else model
     loss = MultiTokenLoss("bce")
 
     def forward() -> Tensor:
@@ -256,10 +202,40 @@ def _contender(
     def infer() -> None:
         forward()
 
-    return Contender(name, runtime, model, macs, forward, train if model.training else infer)
+    height, width = inputs[0].shape[-2:]
+    call = train if model.training else infer
+    return Contender(name, runtime, model, macs, forward, call, variant, (height, width), weights)
 
 
-def _create(variant: Variant, settings: Settings) -> Any:
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
+    return torch.compile(model, dynamic=False)
+
+
+def _exported(
+    name: str,
+    runtime: str,
+    model: nn.Module,
+    macs: int,
+    images: Tensor,
+    variant: Variant,
+    settings: Settings,
+    artefacts: "Artefacts | None",
+) -> Contender:
+    if artefacts is None:
+        raise ValueError(f"runtime {runtime!r} without a folder for its files; pass artefacts")
+    opened = artefacts.open(runtime, model, name, images)
+
+    def forward() -> Tensor:
+        return torch.from_numpy(opened.run())
+
+    def call() -> None:
+        opened.run()
+
+    return Contender(name, runtime, model, macs, forward, call, variant, settings.size, opened.path, opened.difference)
+
+
+def create(variant: Variant, settings: Settings) -> Any:
     """The model with seeded random weights, built for the size if it is tied to one; refuses what the settings cannot
     be applied to."""
     name, pool = variant.name, variant.pool
@@ -365,14 +341,6 @@ def _check_agreement(theirs: nn.Module, ours: nn.Module, inputs: tuple[Tensor, .
                 raise ValueError(
                     f"outputs differ by up to {error:.2g} (the largest is {largest:.2g}) from {settings.against}"
                 )
-
-
-def _choose(what: str, value: str, allowed: Any) -> str:
-    if value not in allowed:
-        near = get_close_matches(value, allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(allowed)}{hint}")
-    return value
 
 
 @contextmanager

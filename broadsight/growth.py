@@ -81,6 +81,7 @@ def measure(
     sizes: Sequence[tuple[int, int]],
     growth_from: int = 512,
     progress: Progress | None = None,
+    artefacts: str | Path | None = None,
 ) -> Growth:
     """Time models at several image sizes and say how their costs grow.
 
@@ -94,7 +95,7 @@ def measure(
     for place, size in enumerate(sizes):
         if size in sizes[:place]:
             raise ValueError(f"size {size[0]}x{size[1]} is given twice; expected different sizes")
-    reports = measure_sizes(names, settings, sizes, progress)
+    reports = measure_sizes(names, settings, sizes, progress, artefacts)
     return Growth(growth_from, exponents(reports, growth_from), reports)
 
 
@@ -107,8 +108,9 @@ def exponents(reports: Sequence[Report], growth_from: int) -> list[GrowthRow]:
         slopes = [found for times in zip(*samples, strict=True) if (found := slope(pixels, times)) is not None]
         return Exponent(statistics.median(slopes), *median_interval(slopes)) if slopes else None
 
-    def exact(values: list[int]) -> Exponent | None:
-        found = slope(pixels, values)
+    def exact(values: list[int | None]) -> Exponent | None:
+        known = [value for value in values if value is not None]
+        found = slope(pixels, known) if len(known) == len(values) else None
         return None if found is None else Exponent(found, found, found)
 
     rows = []
@@ -161,7 +163,10 @@ def render(growth: Growth) -> Table:
     for place, row in enumerate(growth.rows):
         cells = [f"{row.params / 1e6:.2f}"]
         for found in (report.rows[place] for report in growth.reports):
-            cells += [plus_minus(found.wall_ms, 1), f"{found.peak_bytes / 1e6:.1f}"]
+            cells += [
+                plus_minus(found.wall_ms, 1),
+                "-" if found.peak_bytes is None else f"{found.peak_bytes / 1e6:.1f}",
+            ]
         cells += [_exponent(one) for one in (row.time, row.cpu_time, row.memory, row.macs)]
         table.add_row(row.model, *([row.runtime] if runtimes else []), *cells)
     return table
@@ -188,7 +193,7 @@ def plot(growth: Growth, path: str | Path) -> None:
         found = [report.rows[place] for report in growth.reports]
         for panel, values, exponent in (
             (panels[0], [one.wall_ms.median for one in found], row.time),
-            (panels[1], [one.peak_bytes / 1e6 for one in found], row.memory),
+            (panels[1], [math.nan if one.peak_bytes is None else one.peak_bytes / 1e6 for one in found], row.memory),
         ):
             name = f"{row.model} ({row.runtime})" if several else row.model
             panel.plot(

@@ -1,12 +1,14 @@
 """Writes the generated tables of the README and the docs: `python docs/generate.py`; `--check` only compares.
 
-`--fast` leaves out those of the networks' sizes, for which every network is counted.
+`--fast` leaves out those of the networks' sizes, for which every network is counted. `--plots` draws, from the same
+files, the pictures that are plots as well.
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
 import json
 import re
+import runpy
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,8 @@ MARKED = re.compile(r"(<!-- generated: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOT
 
 def main() -> int:
     stale = []
+    if "--plots" in sys.argv:
+        draw_performance()
     for name in FILES:
         path = ROOT / name
         text = path.read_text("utf-8")
@@ -42,7 +46,21 @@ def table(kind: str, *arguments: str) -> str:
     kinds |= {"growth": growth, "growth-families": growth_families, "growth-sizes": growth_sizes}
     kinds |= {"growth-cells": growth_cells, "by-heart": by_heart, "unseen-scenes": unseen_scenes}
     kinds |= {"dense-tables": dense_tables, "captures": captures}
+    if kind.startswith("performance-"):
+        return performance()[kind.removeprefix("performance-")](*arguments)
     return kinds[kind](*arguments)
+
+
+@cache
+def performance() -> dict:
+    """What the file beside this one defines."""
+    return runpy.run_path(str(ROOT / "docs" / "performance_tables.py"))
+
+
+def draw_performance(file: str = "results/performance.json", picture: str = "docs/images/accuracy-latency.svg") -> None:
+    from broadsight.accuracy_plot import plot
+
+    plot([performance()["opened"](file)[0]], ROOT / picture)
 
 
 @cache

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 
-from broadsight import benchmark
+from broadsight import benchmark, contenders
 from broadsight.benchmark import Report, Settings, Summary, measure
 from broadsight.contenders import Variant, build
 from broadsight.losses import MultiTokenLoss
@@ -39,6 +39,26 @@ def training() -> Report:
 def test_expand__wildcards_add_what_is_missing_and_names_may_repeat():
     every = timm.list_models("test_resnet*")
     assert benchmark.expand(["test_resnet", "test_resnet*", "test_resnet"]) == [*every, "test_resnet"]
+
+
+def test_expand__keeps_sizes():
+    assert benchmark.expand(["test_resnet@64", "test_vit?@64x96"]) == [
+        "test_resnet@64",
+        "test_vit2@64x96",
+        "test_vit3@64x96",
+        "test_vit4@64x96",
+    ]
+
+
+def test_measure__a_model_at_a_size_of_its_own():
+    first, second, third = measure(
+        ["test_resnet", "test_resnet@96x64", "test_resnet"], dataclasses.replace(TINY, rounds=1)
+    ).rows
+    assert (first.model, second.model) == ("test_resnet", "test_resnet@96x64")
+    assert (first.size, second.size, third.size) == ([64, 64], [96, 64], [64, 64])
+    assert first.macs == third.macs < second.macs
+    with pytest.raises(ValueError, match="test_resnet@96x64 has a size of its own beside several sizes"):
+        benchmark.measure_sizes(["test_resnet@96x64"], TINY, [(32, 32), (64, 64)])
 
 
 def test_measure__rows_agree_with_their_samples(inference):
@@ -110,6 +130,9 @@ def test_measure__says_which_contender_failed():
         (["test_resne"], "unknown model 'test_resne'; nearest: test_resnet"),
         (["no_such_family_*"], "no timm model matches 'no_such_family_*'"),
         ([], "no model named; expected at least one"),
+        (["test_resnet@"], "'test_resnet@' has no size behind its @; expected pixels, such as test_resnet@256 or"),
+        (["test_resnet@0"], "'test_resnet@0' has no size behind its @"),
+        (["test_resne@64"], "unknown model 'test_resne'; nearest: test_resnet"),
     ],
 )
 def test_expand__refuses(names, message):
@@ -136,6 +159,18 @@ def test_expand__refuses(names, message):
         ({"broadcasts": ("none", "gat")}, "unknown broadcast 'gat'; expected one of none, cb, scaled, gate, hybrid"),
         ({"against": "x.py"}, "against a file without head_only"),
         ({"train": True, "fuse": True}, "fuse=True with train=True; fusing is for inference"),
+        (
+            {"runtimes": ("onxn",)},
+            "unknown runtime 'onxn'; expected one of eager, compile, onnx, openvino, pt2, executorch",
+        ),
+        (
+            {"runtimes": ("eager", "onnx"), "train": True},
+            "train with runtime 'onnx'; exported networks are timed whole",
+        ),
+        ({"runtimes": ("int8",), "head_only": True, "against": "x.py"}, "head_only with runtime 'int8'"),
+        ({"runtimes": ("openvino",), "device": "cuda"}, "device='cuda' with runtime 'openvino'"),
+        ({"runtimes": ("executorch",), "dtype": "bfloat16"}, "dtype='bfloat16' with runtime 'executorch'"),
+        ({"runtimes": ("pt2",), "channels_last": True}, "channels_last with runtime 'pt2'"),
     ],
 )
 def test_settings__refuse(wrong, message):
@@ -157,6 +192,20 @@ def test_settings__one_number_is_a_square():
 def test_report__survives_json(inference, training):
     for report in (inference, training):
         assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+
+
+RESULTS = [Path(__file__).parents[1] / "results" / name for name in ("bench-inference.json", "pools.json")]
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=[file.stem for file in RESULTS])
+def test_report__older_files_are_read(file):
+    data = json.loads(file.read_text("utf-8"))
+    data.pop("command", None)
+    report = Report.from_dict(data)
+    first, *others = report.rows
+    assert first.start_up_s is None and first.wall_ms.median > 0 and first.speedup.median == 1
+    for row in others:
+        assert 1 / row.speedup.median == pytest.approx(row.cpu_ratio.median, rel=0.1)
 
 
 # ---- pools
@@ -305,7 +354,7 @@ def test_measure__many_models_of_one_class_are_all_compiled(monkeypatch):
         compiled.append(graph)
         return graph.forward
 
-    monkeypatch.setitem(benchmark.RUNTIMES, "compile", lambda model, example: torch.compile(model, backend=backend))
+    monkeypatch.setattr(contenders, "_compiled", lambda model: torch.compile(model, backend=backend))
     names = ["test_resnet", *(f"resnet{n}" for n in ("10t", "14t", "18", "18d", "26", "26d", "26t", "34", "34d"))]
     measure(names, dataclasses.replace(TINY, size=(32, 32), runtimes=("compile",), rounds=1))
     assert len(compiled) == len(names)  # torch's own limit is 8, past which it would quietly run in eager mode

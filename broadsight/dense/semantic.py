@@ -11,7 +11,7 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 
 from .detector import SteadyBatchNorm2d
 from .normalise import Normalise
-from .stages import Stages
+from .stages import Stages, cropped
 
 IGNORED = 255  # in masks: pixels of no class
 
@@ -228,7 +228,7 @@ def pixel_classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequ
 def enlarged(x: Tensor, factor: int, like: Tensor) -> Tensor:
     """A map with `factor` times as many positions per side, without those beyond `like`: cells stay where they are."""
     x = F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
-    return x[..., : like.shape[-2], : like.shape[-1]]
+    return cropped(x, like.shape[-2], like.shape[-1])
 
 
 def chosen_norm(name: str) -> Callable[..., nn.Module]:

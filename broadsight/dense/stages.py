@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
@@ -74,8 +75,8 @@ class Stages(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         check_images(images, self.in_chans)
         height, width = images.shape[-2:]
-        right, below = -width % STRIDES[-1], -height % STRIDES[-1]
-        if right or below:
+        right, below = (cells(side, STRIDES[-1]) * STRIDES[-1] - side for side in (width, height))
+        if isinstance(right + below, torch.SymInt) or right or below:  # a program for any size cannot ask
             images = F.pad(images, (0, right, 0, below))
         seen = images
         if self.fixed_size and tuple(images.shape[-2:]) != self.fixed_size:
@@ -87,8 +88,22 @@ class Stages(nn.Module):
             whole = images.shape[-2] // stride, images.shape[-1] // stride
             if x.shape[-2:] != whole:  # of a patch of 14 pixels, for one
                 x = F.interpolate(x, whole, mode="bilinear", align_corners=False)
-            levels.append(x[..., : math.ceil(height / stride), : math.ceil(width / stride)])
+            levels.append(cropped(x, cells(height, stride), cells(width, stride)))
         return levels if self.neck is None else self.neck(levels)
+
+
+def cells(side: int, stride: int) -> int:
+    """How many whole or begun cells of a stride a side has."""
+    return (side + stride - 1) // stride
+
+
+def cropped(x: Tensor, height: int, width: int) -> Tensor:
+    """The upper left of a map (B, C, H, W)."""
+    if isinstance(height, int) and isinstance(width, int):
+        return x[..., :height, :width]
+    # In a program for any size: of a slice, torch.export wants to know whether it is all of the map
+    rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
+    return x.index_select(-2, rows).index_select(-1, columns)
 
 
 def open_stages(

@@ -449,9 +449,12 @@ def average_pool(x: Tensor, patch: int) -> Tensor:
     H, W = x.shape[1], x.shape[2]
     if spare_cells(H, W):
         means = F.avg_pool2d(whole_patches(x, patch, 0.0), patch)
-        valid = F.avg_pool2d(whole_patches(torch.ones_like(x[:1, :, :, :1]), patch, 0.0), patch)  # shares of the patches
+        valid = F.avg_pool2d(
+            whole_patches(torch.ones_like(x[:1, :, :, :1]), patch, 0.0), patch
+        )  # shares of the patches
         return (means / valid.clamp(min=patch**-2)).permute(0, 2, 3, 1)
-    x = F.avg_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True, count_include_pad=False)
+    # A map that is smaller than a patch: some runtimes refuse a kernel that is larger than what it sees.
+    x = F.avg_pool2d(x.permute(0, 3, 1, 2), [min(patch, H), min(patch, W)], ceil_mode=True, count_include_pad=False)
     return x.permute(0, 2, 3, 1)
 
 
@@ -462,7 +465,7 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
         lowest = -3.4e38  # some runtimes begin with the lowest number, and never come to minus infinity
         largest = F.max_pool2d(whole_patches(x, patch, lowest), patch).permute(0, 2, 3, 1)
         return torch.where(largest <= lowest, 0, largest)
-    return F.max_pool2d(x.permute(0, 3, 1, 2), patch, ceil_mode=True).permute(0, 2, 3, 1)
+    return F.max_pool2d(x.permute(0, 3, 1, 2), [min(patch, H), min(patch, W)], ceil_mode=True).permute(0, 2, 3, 1)
 
 
 def spare_cells(H: int, W: int) -> int:

@@ -1,0 +1,18 @@
+"""Networks as files that other runtimes execute, with everything inside that is needed to use them."""
+
+from .agreement import Agreement, compare
+from .capture import capture
+from .description import Description
+from .formats import FORMATS, need, open_artefact
+from .session import Session
+
+__all__ = [
+    "FORMATS",
+    "Agreement",
+    "Description",
+    "Session",
+    "capture",
+    "compare",
+    "need",
+    "open_artefact",
+]

@@ -1,0 +1,72 @@
+"""How far an artefact is from the network that it was made of."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .session import Session
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What comparing some images showed.
+
+    Args:
+        images: How many.
+        largest: Of the differences between outputs, whatever the output.
+        relative: The same over the largest absolute value of that output; the largest of all outputs.
+        same_class: Part of the images with the same first class; None for other tasks than classification.
+    """
+
+    images: int
+    largest: float
+    relative: float
+    same_class: float | None
+
+    def within(self, tolerance: float) -> bool:
+        return self.relative <= tolerance  # false for NaN
+
+
+def compare(
+    session: Session,
+    reference: Callable[[np.ndarray], Sequence[np.ndarray]],
+    batches: Iterable[np.ndarray],
+    follow: Callable[[np.ndarray, dict[str, np.ndarray]], Sequence[np.ndarray]] | None = None,
+) -> Agreement:
+    """Run both on the same images.
+
+    Args:
+        reference: Images (B, C, H, W) -> the outputs of the network itself, in the artefact's order.
+        batches: Of images (B, C, H, W).
+        follow: In place of the reference for a network that chooses, where among near equals rounding decides: also
+            given what the artefact answered, and makes the same choice if it is as good as the network's own.
+    """
+    names = session.description.outputs
+    largest, scale = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    images = same = 0
+    for batch in batches:
+        found = session(batch)
+        answers = reference(batch) if follow is None else follow(batch, found)
+        expected = dict(zip(names, answers, strict=True))
+        images += len(batch)
+        for name in names:
+            if found[name].shape != expected[name].shape:
+                raise RuntimeError(
+                    f"{session.description.title} gives {name} of shape {found[name].shape} in its runtime, "
+                    f"{expected[name].shape} in torch"
+                )
+            difference = np.abs(found[name].astype(np.float64) - expected[name])
+            # np.maximum keeps NaN, which the built-in max may lose
+            largest[name] = float(np.maximum(largest[name], difference.max(initial=0)))
+            scale[name] = float(np.maximum(scale[name], np.abs(expected[name]).max(initial=0)))
+        if session.description.task == "classify":
+            same += int((found[names[0]].argmax(1) == expected[names[0]].argmax(1)).sum())
+    if not images:
+        raise ValueError("no images to compare on; expected at least one")
+    return Agreement(
+        images,
+        float(np.max([*largest.values()])),
+        float(np.max([largest[name] / max(scale[name], 1e-12) for name in names])),
+        same / images if session.description.task == "classify" else None,
+    )

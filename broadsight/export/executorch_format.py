@@ -1,0 +1,74 @@
+"""ExecuTorch: a .pte file for phones, lowered to XNNPACK, run here by the Python runtime."""
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from .description import Description
+from .session import Session
+
+METHOD = "broadsight"  # gives the description, as the bytes of its JSON
+
+
+def write(program: ExportedProgram, description: Description, path: Path) -> None:
+    """A program for one image of a fixed size at a time, as one file with its description."""
+    with _quietly():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
+        lowered = to_edge_transform_and_lower(
+            program, partitioner=[XnnpackPartitioner()], constant_methods={METHOD: text}
+        ).to_executorch()
+    path.write_bytes(lowered.buffer)
+
+
+def open(path: Path, threads: int | None = None) -> Session:
+    """A .pte file of ours in ExecuTorch's Python runtime.
+
+    Args:
+        threads: Not for this runtime to set: it takes those of the process, see `threads_of_runtime`.
+    """
+    with _quietly():
+        from executorch.runtime import Runtime
+
+        try:
+            program = Runtime.get().load_program(str(path))
+        except Exception as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise ValueError(f"{path} cannot be opened by ExecuTorch: {lines[0]}") from None
+        if METHOD not in program.method_names:
+            raise ValueError(f"{path} does not say what it is; expected a file that `broadsight export` wrote")
+        kept: Any = program.load_method(METHOD)
+        description = Description.from_json(bytes(kept.execute([])[0].tolist()).decode())
+        method: Any = program.load_method("forward")
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        # The runtime writes into memory of its own, which the next call uses again.
+        return [one.numpy().copy() for one in method.execute([torch.from_numpy(images)])]
+
+    return Session(description, run)
+
+
+@contextmanager
+def _quietly() -> Generator[None, None, None]:
+    """Its importers and lowering passes print and warn."""
+    os.environ.setdefault("FLATC_LOG", "0")
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

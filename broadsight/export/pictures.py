@@ -1,0 +1,77 @@
+"""What stands before and behind an exported classifier: pictures become its images, its logits become answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..data.decoding import decode
+from ..data.loading import Transforms
+from ..data.normalising import Normalise
+from .description import Description
+
+
+def picture_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
+    """PIL image of any size and mode -> (C, H, W) float32, resized, cropped and normalised.
+
+    Bit by bit what the network saw in Python; the artefact's own description is all that is needed. Stack several for
+    a session: `session(np.stack([prepare(picture), ...]))`. It may be called by several threads at once.
+
+    Raises:
+        ValueError: The artefact is no classifier, or says too little of its pictures.
+    """
+    _check_task(description)
+    channels, said = description.image["channels"], description.preprocessing
+    try:
+        side, mean, std = said["crop"], tuple(said["mean"]), tuple(said["std"])
+        transform = Transforms(side, channels, mean, std, said["interpolation"], said["crop_pct"]).build(training=False)
+    except KeyError as error:
+        raise ValueError(
+            f"{description.title} does not say the {error.args[0]!r} of its preprocessing; export it again"
+        ) from None
+    normalise = Normalise(mean, std)
+
+    def prepare(picture: Image.Image) -> np.ndarray:
+        pixels = torch.as_tensor(transform(decode(picture, channels)))  # C H W, bytes
+        return normalise(pixels[None])[0].numpy()
+
+    return prepare
+
+
+def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
+    """Logits (K,) of one picture -> the most probable classes, the best first; of equals the first.
+
+    Args:
+        top: How many; all if there are fewer.
+
+    Returns:
+        For each its name ("class", the number as a word where nobody has written names down), "index" and
+        "probability" between 0 and 1.
+
+    Raises:
+        ValueError: The logits are not those of one picture, or some are not finite: no order of them means anything.
+    """
+    _check_task(description)
+    names = description.classes
+    logits = np.asarray(logits, np.float64)
+    if top < 1:
+        raise ValueError(f"top={top}; expected 1 or more")
+    if logits.ndim != 1 or not len(logits) or (names is not None and len(names) != len(logits)):
+        expected = f"({len(names)},)" if names is not None else "one row"
+        raise ValueError(f"logits of shape {logits.shape}; expected {expected}: give those of one picture")
+    if not np.isfinite(logits).all():
+        raise ValueError(f"{description.title} answers with logits that are not finite; its weights are damaged")
+    raised = np.exp(logits - logits.max())
+    probabilities = raised / raised.sum()
+    order = np.argsort(-logits, kind="stable")[:top].tolist()
+    return [
+        {"class": names[place] if names else str(place), "index": place, "probability": float(probabilities[place])}
+        for place in order
+    ]
+
+
+def _check_task(description: Description) -> None:
+    if description.task != "classify":
+        raise ValueError(f"{description.title} was exported for the task {description.task}; expected a classifier")

@@ -1,0 +1,45 @@
+"""What a network goes through before it is captured: all that inference allows, and nothing that changes its answers."""
+
+from copy import deepcopy
+from typing import Any
+
+from torch import nn
+
+from ..fusion import fuse
+
+
+def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
+    """A copy for exporters, in eval mode, folded as far as it can be; outputs are equal up to rounding.
+
+    Args:
+        size: (height, width) of images if they all have the same. Positions that a network would resample for every
+            image are then resampled here, once; few runtimes know how.
+
+    timm's fused attention is taken apart into its products: exporters take it apart as well, but then choke on views of
+    what it gave, and runtimes know the plain form by sight.
+    """
+    try:
+        made = fuse(model)
+    except ValueError:  # it would lose its context broadcasting: slower is better than wrong
+        made = deepcopy(model).eval().requires_grad_(False)
+    module: Any
+    for module in made.modules():
+        if getattr(module, "fused_attn", False) is True:
+            module.fused_attn = False
+        if (
+            size is not None
+            and getattr(module, "dynamic_img_size", False) is True
+            and hasattr(module, "set_input_size")
+        ):
+            module.set_input_size(img_size=size)
+    return made
+
+
+def why_one_size(model: nn.Module) -> str:
+    """Why a network takes images of one size only; empty if it takes any."""
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    if not config.get("fixed_input_size"):
+        return ""
+    if any(getattr(module, "dynamic_img_size", False) is True for module in model.modules()):
+        return ""
+    return "its positions or windows are tied to it; --size builds it for another"
