@@ -1,0 +1,15 @@
+"""An example's files import one another as scripts do; without the packages that it needs there is nothing to test."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+SERVE = Path(__file__).parents[2] / "examples" / "serve"
+NEEDED = ("fastapi", "uvicorn", "httpx", "python_multipart")
+
+sys.path.append(str(SERVE))
+collect_ignore = [] if all(find_spec(package) for package in NEEDED) else ["test_serve.py"]
+
+
+def pytest_report_header() -> list[str]:
+    return ["tests of examples/serve are left out: it needs broadsight[serve]"] if collect_ignore else []

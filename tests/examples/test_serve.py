@@ -1,0 +1,467 @@
+"""The serving example: everybody gets his own answer, whatever others send, and limits hold."""
+
+import asyncio
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import httpx
+import load_test
+import numpy as np
+import pytest
+from clients import Known, Tally, storm
+from options import Options, parse
+from service import create_app
+
+from broadsight.export_commands import export
+from tests.examples.serving import (
+    COLOURS,
+    POISON,
+    Colours,
+    check,
+    expected,
+    inside,
+    listening,
+    picture,
+    png_header,
+    session_of,
+    until,
+)
+from tests.export.tiny import described
+from tests.small_runs import leave_run
+
+SERVE = Path(__file__).parents[2] / "examples" / "serve"
+
+
+async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
+    """An upload that does not say how long it is."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def test_classify__body_form_and_pieces():
+    async def ask():
+        colour = (200, 120, 40)
+        data = picture(*colour)
+        async with inside(Colours()) as (client, service):
+            check(await client.post("/classify", content=data), colour)
+            check(await client.post("/classify", content=pieces(data, 7)), colour)
+            check(await client.post("/classify", files={"file": ("x.png", data)}), colour)
+            check(await client.post("/classify", files={"any": ("x.png", data)}, data={"note": "x"}), colour)
+            check(await client.post("/classify", content=picture(*colour, form="BMP")), colour)
+            one = await client.post("/classify?top=1", content=data, headers={"X-Request-ID": "me-1"})
+            counted = (await client.get("/metrics")).json()
+        red = expected(colour)["red"]
+        assert one.json()["top"] == [{"class": "red", "index": 0, "probability": pytest.approx(red, abs=1e-5)}]
+        assert one.json()["id"] == one.headers["x-request-id"] == "me-1"
+        assert one.json()["batch"] == 1 and one.json()["milliseconds"].keys() == {"waited", "ran"}
+        assert counted["answers"] == {"200": 6} and counted["pictures"] == 6 and counted["here"] == 0
+
+    asyncio.run(ask())
+
+
+def test_classify__everybody_gets_his_own_answer_and_batches_form():
+    async def ask():
+        run = Colours()
+        async with inside(run, max_batch=16) as (client, service):
+            run.gate.clear()  # a slow network: all of them are here before the first is answered
+            asked = [
+                asyncio.create_task(
+                    client.post("/classify", content=picture(*colour), headers={"X-Request-ID": f"id-{place}"})
+                )
+                for place, colour in enumerate(COLOURS)
+            ]
+            await until(lambda: 48 <= service.metrics()["waiting"] == 64 - service.metrics()["pictures"])
+            run.gate.set()
+            answers = await asyncio.gather(*asked)
+            counted = (await client.get("/metrics")).json()
+        for place, (answer, colour) in enumerate(zip(answers, COLOURS, strict=True)):
+            check(answer, colour)
+            assert answer.json()["id"] == f"id-{place}"
+        assert sum(run.batches) == 64 and max(run.batches) == 16 and len(run.batches) <= 5
+        assert run.most_inside == 1 and len(run.threads) <= 2  # one loads, one runs
+        assert {int(size): count for size, count in counted["batch_sizes"].items()} == {
+            size: run.batches.count(size) for size in set(run.batches)
+        }
+
+    asyncio.run(ask())
+
+
+def test_classify__one_by_one_where_the_artefact_takes_no_more():
+    async def ask():
+        run = Colours()
+        async with inside(run, any_batch=False) as (client, service):
+            answers = await asyncio.gather(*(client.post("/classify", content=picture(*c)) for c in COLOURS[:8]))
+            limits = (await client.get("/model")).json()["limits"]
+        for answer, colour in zip(answers, COLOURS, strict=False):
+            check(answer, colour)
+            assert answer.json()["batch"] == 1
+        assert run.batches == [1] * 8 and limits["max_batch"] == 1
+
+    asyncio.run(ask())
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest undoes what the service asks for
+def test_limits__bytes_pixels_and_what_is_no_picture():
+    async def ask():
+        most = 2000
+        large = picture(1, 2, 3) + bytes(most)
+        exact = picture(9, 8, 7).ljust(most, b"\0")  # what follows the end of a PNG is nobody's business
+        options = dict(max_megabytes=most / 2**20, max_megapixels=0.01)
+        async with inside(Colours(), **options) as (client, service):
+
+            async def refused(status: int, reason: str, **upload):
+                answer = await client.post("/classify", **upload)
+                assert answer.status_code == status, answer.text
+                assert reason in answer.json()["error"] and "\n" not in answer.json()["error"]
+
+            await refused(413, "more than 0.0019", content=large)
+            await refused(413, "more than", content=pieces(large))
+            await refused(413, "more than", files={"file": ("x.png", large)})
+            await refused(413, "more than", files={"file": ("x.png", large * 20)})
+            await refused(413, "101 x 100 pixels; expected up to 0.01 million", content=png_header(101, 100))
+            await refused(413, "12,000 x 11,000 pixels", files={"file": ("x.png", png_header(12_000, 11_000))})
+            await refused(413, "far too large", content=png_header(60_000, 60_000))
+            await refused(400, "cannot be read", content=png_header(90, 100))
+            await refused(400, "cannot be read", content=picture(1, 2, 3, size=(90, 90))[:-30])
+            await refused(415, "not an image", content=b"GIF or not")
+            await refused(415, "not an image", content=b"%!PS-Adobe-3.0 EPSF-3.0\n")
+            await refused(415, "compressed", content=b"x", headers={"content-encoding": "gzip"})
+            await refused(400, "empty", content=b"")
+            await refused(400, "empty", files={"file": ("x.png", b"")})
+            await refused(400, "no file", files={"file": (None, "text")})
+            await refused(400, "form cannot be read", files={"a": ("a", b"1"), "b": ("b", b"2")})
+            await refused(400, "form cannot be read", content=b"x", headers={"content-type": "multipart/form-data"})
+            await refused(400, "top=0", content=exact, params={"top": 0})
+            await refused(400, "top=many", content=exact, params={"top": "many"})
+            await refused(400, "X-Request-ID", content=exact, headers={"X-Request-ID": "two words"})
+            check(await client.post("/classify", content=exact), (9, 8, 7))
+            check(await client.post("/classify", files={"file": ("x.png", exact)}), (9, 8, 7))
+            for answer in (await client.get("/nothing"), await client.get("/classify")):
+                assert answer.status_code in (404, 405) and answer.json().keys() == {"error"}
+            assert service.metrics()["here"] == 0
+
+    asyncio.run(ask())
+
+
+def test_limits__of_requests_that_are_here():
+    async def ask():
+        run = Colours()
+        async with inside(run, max_waiting=4, max_batch=2) as (client, service):
+            run.gate.clear()
+            asked = [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in COLOURS[:10]]
+            await until(lambda: service.metrics()["answers"] == {"503": 6})
+            run.gate.set()
+            answers = await asyncio.gather(*asked)
+            check(await client.post("/classify", content=picture(5, 6, 7)), (5, 6, 7))
+        assert sum(answer.status_code == 200 for answer in answers) == 4
+        for answer, colour in zip(answers, COLOURS, strict=False):
+            if answer.status_code == 200:
+                check(answer, colour)
+            else:
+                assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+                assert answer.json()["error"] == "4 requests are here already; try again"
+
+    asyncio.run(ask())
+
+
+def test_limits__of_time():
+    async def slowly():
+        yield picture(1, 2, 3)[:20]
+        await asyncio.sleep(9)
+
+    async def ask():
+        run = Colours()
+        async with inside(run, timeout=0.3) as (client, service):
+            run.gate.clear()
+            uploading, waiting = await asyncio.gather(
+                client.post("/classify", content=slowly()), client.post("/classify", content=picture(1, 2, 3))
+            )
+            run.gate.set()
+            service.options = replace(service.options, timeout=30)
+            check(await client.post("/classify", content=picture(4, 5, 6)), (4, 5, 6))
+        assert uploading.status_code == 408
+        assert waiting.status_code == 503 and waiting.headers["retry-after"] == "1"
+        assert waiting.json()["error"] == "there was no answer within 0.3 s"
+
+    asyncio.run(ask())
+
+
+def test_health__loading_ready_and_failed():
+    async def ask():
+        opening = threading.Event()
+
+        def slowly():
+            opening.wait(10)
+            return session_of(Colours())
+
+        def never():
+            raise ValueError("there is no x.onnx; `broadsight export` writes one")
+
+        ended = []
+        app = create_app(slowly, Options("x"))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+                health, early = await client.get("/health"), await client.post("/classify", content=b"x")
+                assert (health.status_code, health.json()) == (503, {"status": "loading"})
+                assert early.status_code == 503 and early.headers["retry-after"] == "1"
+                assert (await client.get("/model")).status_code == 503
+                opening.set()
+                while (health := await client.get("/health")).status_code != 200:
+                    await asyncio.sleep(0.002)
+                assert health.json() == {"status": "ready"}
+                model = (await client.get("/model")).json()
+                assert model["classes"] == ["red", "green", "blue"] and model["preprocessing"]["crop"] == 8
+                assert model["limits"]["max_megapixels"] == 40
+        assert app.state.service.status == "stopping"
+        app = create_app(never, Options("x"), ended.append)
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+                while (health := await client.get("/health")).json()["status"] == "loading":
+                    await asyncio.sleep(0.002)
+                assert health.status_code == 503 and health.json()["error"].startswith("there is no x.onnx")
+                assert (await client.post("/classify", content=b"x")).status_code == 503
+        assert [service.status for service in ended] == ["stopping"] and ended[0].failure
+
+    asyncio.run(ask())
+
+
+def test_failing_batch__fails_alone():
+    async def ask():
+        run = Colours()
+        async with inside(run, max_batch=4, max_wait_ms=0) as (client, service):
+            run.gate.clear()
+            asked = [asyncio.create_task(client.post("/classify", content=picture(9, 9, 9)))]
+            await until(lambda: run.inside == 1)
+            for number, colours in enumerate([COLOURS[:4], [POISON, *COLOURS[:3]], COLOURS[4:8]], 1):
+                asked += [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in colours]
+                await until(lambda number=number: service.metrics()["waiting"] == 4 * number)
+            run.gate.set()
+            first, *answers = await asyncio.gather(*asked)
+            black = await client.post("/classify", content=picture(0, 0, 0))
+            again = await client.post("/classify", content=picture(1, 2, 3))
+            counted = service.metrics()
+        check(first, (9, 9, 9))
+        check(again, (1, 2, 3))
+        for answer, colour in zip([*answers[:4], *answers[8:]], COLOURS[:8], strict=True):
+            check(answer, colour)
+        for answer in (*answers[4:8], black):
+            assert answer.status_code == 500 and "log says why" in answer.json()["error"]
+        assert run.batches == [1, 4, 4, 4, 1, 1]
+        assert counted["failed_batches"] == 1 and counted["status"] == "ready"
+
+    asyncio.run(ask())
+
+
+def test_wrong_number_of_answers__nobody_gets_another_ones():
+    async def ask():
+        run = Colours()
+        short = lambda images: [run(images)[0][: max(1, len(images) - 1)]]  # noqa: E731
+        short.batches = run.batches
+        async with inside(short, max_batch=4, max_wait_ms=50) as (client, service):
+            answers = await asyncio.gather(*(client.post("/classify", content=picture(*c)) for c in COLOURS[:4]))
+            assert {answer.status_code for answer in answers} == {500}
+            check(await client.post("/classify", content=picture(3, 2, 1)), (3, 2, 1))
+
+    asyncio.run(ask())
+
+
+def test_disconnected_clients__disturb_nobody():
+    """Half of the clients hang up while they wait, one in the middle of its upload."""
+
+    async def ask():
+        run = Colours()
+        async with listening(run, max_batch=4) as (url, server, service):
+            port = int(url.rpartition(":")[2])
+
+            async def send(body: bytes, said: int) -> asyncio.StreamWriter:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % said + body)
+                return writer
+
+            run.gate.clear()
+            async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
+                stay = [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in COLOURS[:12]]
+                await until(lambda: service.metrics()["waiting"] + service.metrics()["pictures"] == 12)
+                leave = [await send(picture(*colour), len(picture(*colour))) for colour in COLOURS[12:24]]
+                await until(lambda: service.metrics()["waiting"] + service.metrics()["pictures"] == 24)
+                leave.append(await send(b"\x89PNG", 1000))
+                await until(lambda: service.metrics()["here"] == 25)
+                for writer in leave:
+                    writer.close()
+                await until(lambda: service.metrics()["answers"] == {"499": 13})
+                run.gate.set()
+                answers = await asyncio.gather(*stay)
+            counted = service.metrics()
+        for answer, colour in zip(answers, COLOURS, strict=False):
+            check(answer, colour)
+        assert counted["withdrawn"] == 12 and counted["here"] == 0
+        assert sum(run.batches) == 12
+
+    asyncio.run(ask())
+
+
+def test_shutdown__answers_all_that_wait():
+    async def ask():
+        run = Colours()
+        async with listening(run, max_batch=4) as (url, server, service):
+            run.gate.clear()
+            async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
+                asked = [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in COLOURS[:24]]
+                await until(lambda: service.metrics()["here"] == 24)
+                server.should_exit = True
+                await asyncio.sleep(0.2)  # it has noticed
+                run.gate.set()
+                answers = await asyncio.gather(*asked)
+        for answer, colour in zip(answers, COLOURS, strict=False):
+            check(answer, colour)
+        assert service.status == "stopping" and sum(run.batches) == 24
+
+    asyncio.run(ask())
+
+
+def test_upload_too_long__is_told_so_over_the_wire():
+    async def ask():
+        async with (
+            listening(Colours(), max_megabytes=0.5) as (url, server, service),
+            httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client,
+        ):
+            whole = await client.post("/classify", content=bytes(5 * 2**20))
+            chunked = await client.post("/classify", content=pieces(bytes(5 * 2**20), 2**16))
+            check(await client.post("/classify", content=picture(1, 9, 3)), (1, 9, 3))
+        assert whole.status_code == chunked.status_code == 413
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("fault", [None, "mixed", "wrong", "failed"])
+def test_load_test__sees_what_goes_wrong(fault):
+    """The clients of the load test against a service that answers well, and against ones that do not."""
+    known = [Known(picture(*colour), np.array([*expected(colour).values()])) for colour in COLOURS[:16]]
+    if fault == "wrong":
+        known[3] = Known(known[3].data, known[3].probabilities + np.array([0.01, -0.005, -0.005]))
+    if fault == "failed":
+        known[3] = Known(b"no picture", known[3].probabilities)
+
+    async def ask():
+        tally = Tally()
+        run = Colours(shifted=fault == "mixed")
+        async with listening(run, max_batch=8, max_wait_ms=20) as (url, server, service):
+            await storm(url, known, tally, clients=16, requests=3, tolerance=1e-4)
+        return tally, run
+
+    tally, run = asyncio.run(ask())
+    assert tally.asked == 48 and tally.lost == 0
+    assert tally.answered + tally.failed["415"] == 48 and len(tally.seconds) == tally.answered
+    assert (tally.mixed > 0, tally.wrong > 0, bool(+tally.failed)) == tuple(
+        fault == kind for kind in ("mixed", "wrong", "failed")
+    )
+    assert tally.faultless == (fault is None)
+
+
+def test_options__command_line_before_environment(capsys):
+    environment = {"BROADSIGHT_SERVE_MAX_BATCH": "32", "BROADSIGHT_SERVE_PORT": "9000", "BROADSIGHT_SERVE_MODEL": "a"}
+    found = parse(["--port", "1234", "--max-wait-ms", "2.5"], environment)
+    assert found == Options("a", port=1234, max_batch=32, max_wait_ms=2.5)
+    assert parse(["b"], {}).host == "127.0.0.1"
+    for arguments, environment, said in [
+        ([], {}, "there is no model"),
+        (["m", "--max-batch", "0"], {}, "--max-batch 0; expected 1 to 4096"),
+        (["m", "--max-megapixels", "nan"], {}, "--max-megapixels nan; expected 0.0001 to 178"),
+        (["m", "--port", "x"], {}, "argument --port: invalid int value: 'x'"),
+        (["m", "--batch", "1"], {}, "unrecognized arguments: --batch 1"),
+        (["m"], {"BROADSIGHT_SERVE_THREADS": "two"}, "BROADSIGHT_SERVE_THREADS=two; expected int"),
+    ]:
+        with pytest.raises(SystemExit) as left:
+            parse(arguments, environment)
+        error = capsys.readouterr().err
+        assert left.value.code == 2 and said in error and error.count("\n") == 1
+
+
+def test_load_test__options_of_its_own_and_of_services(capsys):
+    args, others = load_test.parse(["m", "--clients", "8", "--max-batch", "1,16", "--decoders", "3"])
+    assert (args.clients, args.max_batch, others) == (8, "1,16", ["--decoders", "3"])
+    for wrong, said in [
+        (["--clients", "0"], "load_test.py: --clients 0; expected 1 or more"),
+        (["--max-batch", "1,0"], "service.py: --max-batch 0; expected 1 to 4096"),
+        (["--max-batch", "1,"], "service.py: argument --max-batch: invalid int value: ''"),
+        (["--decoder", "3"], "service.py: unrecognized arguments: --decoder 3"),
+        (["--url", "http://x", "--decoders", "3"], "load_test.py: --decoders is an option of a service"),
+    ]:
+        with pytest.raises(SystemExit) as left:
+            load_test.parse(["m", *wrong])
+        error = capsys.readouterr().err
+        assert left.value.code == 2 and said in error and error.count("\n") == 1
+
+
+def test_readme__commands_limits_and_routes_are_those_of_the_code():
+    text = (SERVE / "README.md").read_text("utf-8")
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    tried = set()
+    for program, *words in (shlex.split(line, comments=True) for line in lines):
+        if program == "pip":
+            (extras,) = re.findall(r"broadsight\[(.+)\]", words[-1])
+            project = (SERVE.parents[1] / "pyproject.toml").read_text("utf-8")
+            assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras.split(","))
+        elif program == "broadsight":
+            known = {"--" + name.replace("_", "-") for name in inspect.signature(export).parameters}
+            assert words[0] == "export" and {word for word in words if word.startswith("--")} <= known
+        elif program == "python":
+            script = words.pop(0)
+            assert script == f"examples/serve/{Path(script).name}" and (SERVE / Path(script).name).is_file()
+            program = {"service.py": parse, "load_test.py": load_test.parse}[Path(script).name]
+            program(words)  # leaves if there is no such option
+        tried.add(program)
+    assert tried == {"pip", "broadsight", parse, load_test.parse, "curl"}
+
+    limits = dict(re.findall(r"^\| (`--.*) \| (.*) \| .*\|$", text, re.MULTILINE))
+    said = {}
+    for options, defaults in limits.items():
+        names = [name.removeprefix("--").replace("-", "_") for name in re.findall(r"`(--[\w-]+)`", options)]
+        said |= zip(names, (default.removesuffix(" s") for default in defaults.split(", ")), strict=True)
+    assert said == {one.name: f"{one.default}".removesuffix(".0") for one in fields(Options) if one.name != "model"}
+
+    routes = set(re.findall(r"^\| `(\w+ /\w+)", text, re.MULTILINE))
+    app = create_app(lambda: session_of(Colours()), Options("colours"))
+    ours = {f"{way.upper()} {path}" for path, ways in app.openapi()["paths"].items() for way in ways}
+    assert routes == ours
+
+
+@pytest.mark.slow
+def test_load_test__64_clients(tmp_path):
+    """Everything as in the README: an exported network, services in processes of their own, real sockets."""
+    pytest.importorskip("onnxruntime")
+    from broadsight.export import onnx_format
+    from broadsight.export.capture import capture
+
+    file, report = tmp_path / "net.onnx", tmp_path / "load.json"
+    _, network = leave_run(tmp_path / "run", num_classes=4)
+    onnx_format.write(capture(network, (3, 32, 32)), described(), file)
+    command = [sys.executable, str(SERVE / "load_test.py"), str(file)]
+    options = ["--clients", "64", "--requests", "4", "--rounds", "1", "--json", str(report)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(report.read_text())["rows"]
+    assert row["asked"] == row["answered"] == 256 and row["lost"] == row["mixed_up"] == row["wrong"] == 0
+    assert sum(int(size) * count for size, count in row["batch_sizes"].items()) == 256 and row["mean_batch"] > 1
+
+
+@pytest.mark.slow
+def test_service__leaves_in_one_line(tmp_path):
+    damaged = tmp_path / "x.onnx"
+    damaged.write_bytes(b"no network")
+    for file, said in [(tmp_path / "y.onnx", "there is no"), (damaged, "cannot be opened"), (SERVE, "")]:
+        command = [sys.executable, str(SERVE / "service.py"), str(file), "--port", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1

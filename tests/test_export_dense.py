@@ -1,0 +1,214 @@
+"""Dense runs through the export command: what is written finds what the run finds, and what cannot be is refused."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broadsight import exporting
+from broadsight.cli import main
+from broadsight.dense_run import open_dense
+from broadsight.export import Session, open_artefact
+from broadsight.export.dense_session import apart, predict_pictures
+from broadsight.export.formats import FORMATS
+from broadsight.export_dense import of_dense, of_opened
+from broadsight.export_subjects import digest
+from broadsight.exporting import Disagreement, Wanted, export
+from broadsight.training import train
+
+from .dense_runs import ask_dense, write_coco
+from .export.dense_models import dense_run
+
+CHANGES = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory) -> Path:
+    """Four pictures, 80 pixels wide and 64 high."""
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+@pytest.fixture(scope="module")
+def detector(coco, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "detector"
+    small = dict(width=32, score_thresh=0.02)  # so early it is not sure of much
+    train(ask_dense("retinanet", folder, data=str(coco), val=str(coco), head_args=small, changes=CHANGES))
+    return folder
+
+
+def predicted(run: Path, folder: Path, *options: str) -> list[dict]:
+    """What `broadsight predict` finds, as COCO's results have it."""
+    file = folder / "results.json"
+    assert main(["predict", str(run), *options, "--threads", "1", "--json", str(file)]) == 0
+    return json.loads(file.read_text("utf-8"))
+
+
+def assert_same_boxes(session: Session, pictures: list[Path], expected: list[dict]) -> None:
+    """Every object of an artefact is in the results, and none is missing."""
+    found = predict_pictures(session, [Image.open(path) for path in pictures])
+    decoding = session.description.decoding
+    assert decoding is not None and sum(len(one["scores"]) for one in found) == len(expected) > 20
+    for path, one in zip(pictures, found, strict=True):
+        entries = [entry for entry in expected if entry["file_name"] == str(path)]
+        corners = np.array([entry["bbox"] for entry in entries]).reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]
+        labels = np.array([decoding["category_ids"].index(entry["category_id"]) + 1 for entry in entries])
+        scores = np.array([entry["score"] for entry in entries])
+        there = apart(one, {"boxes": corners, "labels": labels, "scores": scores})
+        assert there["differing"] == 0 and there["pixels"] < 0.02
+        np.testing.assert_allclose(np.sort(one["scores"]), np.sort(scores), atol=1e-4)
+
+
+def test_export__finds_what_predict_finds(detector, coco, tmp_path):
+    pictures = sorted((coco.parent / "images").glob("*.png"))
+    # 64 x 80 is what the run sees of them, padded to this
+    subject = of_dense(detector, "a test", [str(coco.parent / "images")], canvas=(64, 96))
+    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", rounds=0))
+    assert found.agreement.images == 4 and found.agreement.relative < 1e-5
+    assert found.findings is not None and found.findings["differing"] == 0 and found.findings["pixels"] < 1e-3
+    session = open_artefact(tmp_path / "net.pt2")
+    assert_same_boxes(session, pictures, predicted(detector, tmp_path, *map(str, pictures)))
+
+
+def test_of_dense__describes_the_run(detector):
+    subject = of_dense(detector, "broadsight export detector", count=2)
+    said = subject.description
+    assert (said.task, said.title, said.source) == ("detect", "retinanet-test_resnet", "detector")
+    assert said.classes == ("green", "red") and said.decoding is not None
+    assert said.decoding["category_ids"] == [3, 7] and said.decoding["head"] == "retinanet"
+    assert said.image == dict(channels=3, height=128, width=128, any_batch=True, any_size=False)
+    assert (said.preprocessing["short_side"], said.preprocessing["long_side"]) == (64, 107)
+    about = said.provenance
+    assert about["command"] == "broadsight export detector" and about["run"]["settings"]["head"] == "retinanet"
+    run = open_dense(detector, device="cpu")
+    assert about["weights_sha256"] == digest(run.model) and about["parameters"] == run.parameters
+    assert subject.shown.startswith("pictures that the run validated on")
+    assert [image.shape for image in subject.pictures(None)] == [(1, 3, 128, 128)] * 2
+    odd, own = subject.pictures(99)
+    assert odd.shape == (1, 3, 67, 89) and own.shape == (1, 3, 64, 96)
+    assert of_dense(detector, "", count=1, size=96).description.preprocessing["short_side"] == 96
+
+
+def test_export_command__says_how_far_apart_findings_are(detector, coco, tmp_path, capsys):
+    target = tmp_path / "net.pt2"
+    arguments = ["export", str(detector), "--format", "pt2", "--out", str(target), "--rounds", "0", "--compare", "2"]
+    assert main([*arguments, "--images", str(coco.parent / "images")]) == 0
+    shown = capsys.readouterr().out
+    assert "max error to torch" in shown and "decoded: 0.00% of the objects differ" in shown
+    record = json.loads((tmp_path / "net.pt2.export.json").read_text("utf-8"))
+    assert record["findings"]["differing"] == 0 and record["agreement"]["images"] == 2
+    assert record["compared_on"] == f"pictures of {coco.parent / 'images'}"
+
+
+def test_export__raw_outputs_that_differ_are_not_written(tmp_path, monkeypatch):
+    original = FORMATS["pt2"].open
+
+    def opened(self):
+        def session_of(path, threads=None):
+            session = original(path, threads)
+            return Session(session.description, lambda images: [x + np.float32(0.1) for x in session(images).values()])
+
+        return session_of
+
+    monkeypatch.setattr("broadsight.export.formats.Format.open", property(opened))
+    subject = of_opened(dense_run("semantic_fpn"), "a test", {}, count=2)
+    with pytest.raises(Disagreement, match="nothing was written"):
+        export(subject, tmp_path / "net.pt2", Wanted("pt2"))
+    assert not list(tmp_path.iterdir())
+
+
+# ---- What cannot be, in one line and at once
+
+
+def as_run_of(folder: Path, head: str, task: str) -> Path:
+    """No more than what a run's folder says of itself."""
+    folder.mkdir()
+    about = {"task": task, "settings": {"head": head, "model": "test_resnet"}, "recipe": {}, "labels": {}}
+    (folder / "config.json").write_text(json.dumps({"architecture": "dense_model", "broadsight": about}))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("head", "task", "instead"),
+    [
+        ("faster_rcnn", "detect", "train retinanet, fcos, ssdlite or rtdetr"),
+        ("mask_rcnn", "instances", "semantic_fpn"),
+        ("keypoint_rcnn", "keypoints", "train simple_baseline"),
+    ],
+)
+def test_export_command__refuses_heads_of_two_stages(head, task, instead, tmp_path, capsys):
+    run = as_run_of(tmp_path / "run", head, task)
+    assert main(["export", str(run), "--format", "pt2", "--out", str(tmp_path / "net.pt2")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert f"{head} looks into regions" in said and instead in said and "\n" not in said
+    assert not (tmp_path / "net.pt2").exists()
+
+
+def test_export_command__refuses_a_page_and_int8(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(exporting, "check_request", lambda wanted, int8=False: FORMATS[wanted.format])
+    run = as_run_of(tmp_path / "run", "fcos", "detect")
+    assert main(["export", str(run), "--format", "web", "--out", str(tmp_path / "page")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "--format web is a page for classifiers" in said and "expected onnx, openvino" in said and "\n" not in said
+    assert main(["export", str(run), "--format", "onnx", "--int8"]) == 2
+    assert "--int8 is for classifiers" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("ssdlite", "made for 96x80"), ("simple_baseline", "looks at crops of 96x64"), ("fcos", "")]
+)
+def test_of_opened__says_why_a_head_takes_one_size(kind, why):
+    subject = of_opened(dense_run(kind), "", {}, count=1)
+    assert why in subject.obstacle and bool(why) == bool(subject.obstacle)
+    assert (subject.example_size is None) == bool(why)
+
+
+# ---- Pictures to compare on
+
+
+def test_of_opened__draws_scenes_where_the_pictures_are_gone():
+    subject = of_opened(dense_run("semantic_fpn"), "", {}, count=3)
+    assert subject.shown == "drawn scenes" and len(subject.pictures(None)) == 3
+    assert any("not square are made to fit 64x64" in note for note in subject.notes)
+    assert not of_opened(dense_run("semantic_fpn"), "", {}, count=1, any_size=True).notes
+    crops = of_opened(dense_run("simple_baseline"), "", {}, count=4).pictures(None)
+    assert [crop.shape for crop in crops] == [(1, 3, 96, 64)] * 4
+
+
+def test_of_opened__leaves_out_what_cannot_be_read(tmp_path):
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "b.png")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    subject = of_opened(dense_run("fcos"), "", {}, [str(tmp_path)], count=5)
+    assert len(subject.pictures(None)) == 1
+    with pytest.raises(ValueError, match="none of the 1 pictures to compare on can be read; "):
+        of_opened(dense_run("fcos"), "", {}, [str(tmp_path / "a.png")])
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        of_opened(dense_run("fcos"), "", {}, [str(tmp_path / "c.png")])
+
+
+class TwoPictures:
+    """Each with three objects, the second without a width."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def open(self, place: int) -> Image.Image:
+        return Image.new("RGB", (50, 60))
+
+    def target(self, place: int) -> dict:
+        return {"boxes": [[1, 1, 30, 40], [5, 5, 5, 9], [2, 3, 20, 20]]}
+
+
+def test_of_opened__crops_of_the_objects_that_the_run_validated_on():
+    known = vars(dense_run("simple_baseline")) | dict(own_data=lambda: SimpleNamespace(val=TwoPictures()))
+    run: Any = SimpleNamespace(**known)
+    subject = of_opened(run, "", {}, count=9)
+    assert subject.shown == "pictures that the run validated on (elsewhere)"
+    assert len(subject.pictures(None)) == 4
+    assert len(of_opened(run, "", {}, count=3).pictures(None)) == 3
