@@ -23,7 +23,8 @@ def render(report: Report) -> Table:
     )
     table = Table(
         title=headline(settings) + (f", {runtimes.pop()}" if len(runtimes) == 1 else ""),
-        caption=f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds{_exported(report)}",
+        caption=f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds"
+        + _exported(report),
         box=SIMPLE_HEAD,  # the fewest columns lost to decoration: the table has to fit a terminal
         pad_edge=False,
         collapse_padding=True,

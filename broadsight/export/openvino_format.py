@@ -13,7 +13,7 @@ from .session import Session
 
 
 def write(program: ExportedProgram, description: Description, path: Path) -> None:
-    """A program as OpenVINO's .xml and .bin, weights in float32, with its description among the run-time information."""
+    """A program as OpenVINO's .xml and .bin, weights in float32, its description among the run-time information."""
     import openvino
 
     with warnings.catch_warnings():

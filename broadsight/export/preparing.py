@@ -1,4 +1,4 @@
-"""What a network goes through before it is captured: all that inference allows, and nothing that changes its answers."""
+"""What a network goes through before it is captured: all that inference allows, nothing that changes its answers."""
 
 from copy import deepcopy
 from typing import Any

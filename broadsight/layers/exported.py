@@ -39,7 +39,7 @@ def rank_foreground(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """
     N = scores.shape[1]
     least = scores.topk(n, 1).values.amin(1, keepdim=True)  # B 1
-    # Above the least, equal to it, below it, and within each by position: no two are equal, and whole numbers are exact.
+    # Above the least, equal to it, below it, each of them by position: no two are equal, and whole numbers are exact.
     order = torch.sign(scores - least) * N - torch.arange(N, dtype=scores.dtype, device=scores.device)  # B N
     highest = order.topk(n, 1)
     chosen = (order >= highest.values.amin(1, keepdim=True)).long()

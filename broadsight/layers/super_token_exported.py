@@ -12,7 +12,7 @@ from .any_size import crop_to, pad_to
 
 
 def sample_exported(x: Tensor, cell: tuple[int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, H, W, C) -> tokens (B, p, q, C), the share (B*p*q, P, 9) of each pixel in its nine, where these are (p*q*9)."""
+    """(B, H, W, C) -> tokens (B, p, q, C), each pixel's share (B*p*q, P, 9) in its nine, where these are (p*q*9)."""
     (h, w), (_, H, W, C) = cell, x.shape
     p, q = (H + h - 1) // h, (W + w - 1) // w
     x = pad_to(x, p * h, q * w)
