@@ -185,10 +185,10 @@ def _lines(found: "Exported", wanted: Any) -> list[str]:
     """What a user wants to know of an export."""
     agreement, image = found.agreement, found.description.image
     batch = "any number of images" if image["any_batch"] else "one image at a time"
-    sides = "any size" if image["any_size"] else f"{image['height']} x {image['width']}"
+    sides = "any size" if image["any_size"] else f"{image['height']} x {image['width']} pixels"
     same = "" if agreement.same_class is None else f"; the same class for {agreement.same_class:.0%}"
     lines = [
-        f"{found.path}: {found.bytes / 1e6:.1f} MB, {batch} of {sides} pixels, written in {found.seconds:.0f} s",
+        f"{found.path}: {found.bytes / 1e6:.1f} MB, {batch} of {sides}, written in {found.seconds:.0f} s",
         f"max error to torch {agreement.largest:.2e}, {agreement.relative:.2e} of the largest output (limit "
         f"{wanted.tolerance:g}), on {agreement.images} {found.shown}{same}",
     ]

@@ -185,13 +185,7 @@ def export(
             artefact = _write(program, description, artefact, wanted, quantise is not None)
         progress(3, steps, "comparing with torch on pictures")
         session = _open(artefact, wanted)
-        agreement = compare(session, subject.reference, _batches(subject, image), subject.follow)
-        if not agreement.within(wanted.tolerance):
-            raise Disagreement(
-                f"{description.title} in {wanted.format} differs from torch by {agreement.largest:.3g}, "
-                f"{agreement.relative:.3g} of the largest output, on {agreement.images} pictures; "
-                f"expected at most {wanted.tolerance:g}: nothing was written"
-            )
+        agreement = _agreed(subject, session, image, wanted, wanted.format)
         int8 = None
         if quantise is not None:
             progress(4, steps, "quantising")
@@ -205,12 +199,7 @@ def export(
         if int8 is not None or wanted.format == "web":
             session = form.open(artefact, wanted.threads)
             if int8 is None:  # in the browser's own runtime, and no longer in ONNX Runtime's
-                agreement = compare(session, subject.reference, _batches(subject, image))
-                if not agreement.within(wanted.tolerance):
-                    raise Disagreement(
-                        f"{description.title} in the browser's runtime differs from torch by {agreement.relative:.3g} "
-                        f"of the largest output; expected at most {wanted.tolerance:g}: nothing was written"
-                    )
+                agreement = _agreed(subject, session, image, wanted, "the browser's runtime")
         findings = subject.findings(session) if subject.findings is not None else None
         progress(steps - 1, steps, "taking times")
         times = _times(subject, session, wanted.rounds) if wanted.rounds else None
@@ -220,6 +209,25 @@ def export(
     found = Exported(target, size, description, agreement, times, int8, took, subject.shown, tuple(notes), findings)
     with whole_file(target.with_name(target.name + RECORD)) as unfinished:
         unfinished.write_text(json.dumps(found.record(), indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: Wanted, where: str) -> Agreement:
+    """How far an artefact is from its network, which is not too far."""
+    title = subject.description.title
+    try:
+        found = compare(session, subject.reference, _batches(subject, image), subject.follow)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # runtimes have errors of their own for what they cannot run
+        raise Disagreement(
+            f"{title} was exported but does not run in {where}: {first_line(error)}; nothing was written"
+        ) from error
+    if not found.within(wanted.tolerance):
+        raise Disagreement(
+            f"{title} in {where} differs from torch by {found.largest:.3g}, {found.relative:.3g} of the largest output, "
+            f"on {found.images} pictures; expected at most {wanted.tolerance:g}: nothing was written"
+        )
     return found
 
 

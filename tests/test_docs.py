@@ -70,7 +70,7 @@ def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
     lines = "\n".join(blocks("README.md", "bash")).splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("broadsight")]
-    assert {command[0] for command in commands} == {"models", "verify", "bench", "train", "recipes", "eval"}
+    assert {command[0] for command in commands} == {"models", "verify", "bench", "train", "recipes", "eval", "export"}
     for command in commands:
         if command[0] == "verify":
             command = [*command, "partialformer"]  # all families: tests/test_verify.py

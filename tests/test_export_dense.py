@@ -1,6 +1,7 @@
 """Dense runs through the export command: what is written finds what the run finds, and what cannot be is refused."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,12 @@ from PIL import Image
 
 from broadsight import exporting
 from broadsight.cli import main
+from broadsight.data.mask_folders import read_indices
+from broadsight.data.scenes import draw_scene
 from broadsight.dense_run import open_dense
 from broadsight.export import Session, open_artefact
-from broadsight.export.dense_session import apart, predict_pictures
+from broadsight.export.dense_raw import raw_network
+from broadsight.export.dense_session import apart, find, predict_pictures
 from broadsight.export.formats import FORMATS
 from broadsight.export_dense import of_dense, of_opened
 from broadsight.export_subjects import digest
@@ -21,7 +25,7 @@ from broadsight.exporting import Disagreement, Wanted, export
 from broadsight.training import train
 
 from .dense_runs import ask_dense, write_coco
-from .export.dense_models import dense_run
+from .export.dense_models import HEADS, dense_run, in_torch, picture
 
 CHANGES = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
 
@@ -212,3 +216,118 @@ def test_of_opened__crops_of_the_objects_that_the_run_validated_on():
     assert subject.shown == "pictures that the run validated on (elsewhere)"
     assert len(subject.pictures(None)) == 4
     assert len(of_opened(run, "", {}, count=3).pictures(None)) == 3
+
+
+# ---- All heads, backbones and runtimes
+
+
+def needed(format: str, kind: str = "") -> None:
+    for package in (*FORMATS[format].packages, *(("transformers",) if kind == "rtdetr" else ())):
+        pytest.importorskip(package)
+    if kind == "upernet":
+        pytest.importorskip("segmentation_models_pytorch")
+
+
+def exported(kind: str, format: str, folder: Path, *network: str) -> Session:
+    """Written, opened and compared, for any size where that can be."""
+    run = dense_run(kind, *network)
+    subject, form = of_opened(run, "a test", {}, count=3), FORMATS[format]
+    any_size = form.sizes and not subject.obstacle
+    target = folder / f"net{form.suffix}"
+    found = export(subject, target, Wanted(format, any_size=any_size, rounds=0))
+    assert found.findings is not None and found.findings["differing"] < 0.01
+    session = open_artefact(target)
+    assert session.description.image["any_size"] == any_size
+    return session
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "openvino", "pt2", "executorch"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_export__every_head(kind, format, tmp_path):
+    needed(format, kind)
+    session, raw = exported(kind, format, tmp_path), raw_network(dense_run(kind))
+    for one in (picture(), picture(64, 64, seed=1), picture(90, 133, seed=2), picture(300, 20, seed=3)):
+        there = apart(predict_pictures(session, [one])[0], find(in_torch(raw), session.description, one))
+        assert there["differing"] < 0.01 and there["pixels"] < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "openvino", "pt2", "executorch"])
+@pytest.mark.parametrize("kind", ["fcos", "semantic_fpn"])
+@pytest.mark.parametrize("backbone", ["test_resnet", "partialformer_b0", "emsnet_xxtiny", "mat_1", "stvit_small"])
+def test_export__every_backbone_with_a_multi_token_neck(backbone, kind, format, tmp_path):
+    needed(format)
+    exported(kind, format, tmp_path, backbone, "map")
+
+
+@pytest.mark.slow
+def test_export__queries_from_equal_scores(tmp_path):
+    needed("onnx", "rtdetr")
+    run = SimpleNamespace(**vars(dense_run("rtdetr")))
+    run.model = deepcopy(run.model)
+    run.model.detector.model.enc_score_head.weight.data.zero_()  # as good as untrained: any choice is right
+    opened: Any = run
+    found = export(of_opened(opened, "a test", {}, count=3), tmp_path / "net.onnx", Wanted("onnx", rounds=0))
+    assert found.agreement.relative < 1e-4
+
+
+# ---- The whole way, by commands alone
+
+SMALL = {
+    "fcos": ["--task", "detect", "--head-args", "width=64", "score_thresh=0.02"],
+    "ssdlite": ["--task", "detect", "--head-args", "extra_widths=[32,16,16,16]"],
+    "rtdetr": ["--task", "detect", "--head-args", "channels=32", "heads=2", "feed_forward=32", "decoder_layers=2"],
+    "semantic_fpn": ["--task", "segment", "--head-args", "pyramid_channels=32", "channels=16"],
+    "simple_baseline": ["--task", "keypoints", "--head-args", "channels=16"],
+}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> list[Path]:
+    """Three drawn pictures, one of them not square."""
+    folder = tmp_path_factory.mktemp("pictures")
+    sizes = [(96, 96), (96, 96), (80, 130)]
+    for number, size in enumerate(sizes):
+        Image.fromarray(draw_scene(number, size=size, split="test").image).save(folder / f"{number}.png")
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "formats"),
+    [
+        ("fcos", ["onnx", "openvino", "pt2"]),
+        ("ssdlite", ["onnx", "openvino", "pt2", "executorch"]),
+        ("rtdetr", ["onnx", "openvino", "pt2", "executorch"]),
+        ("semantic_fpn", ["onnx", "openvino", "pt2", "executorch"]),
+        ("simple_baseline", ["onnx", "openvino", "pt2", "executorch"]),
+    ],
+)
+def test_commands__train_export_predict(head, formats, scenes, tmp_path):
+    needed("onnx", head)
+    run = str(tmp_path / "run")
+    small = ["--epochs", "2", "--size", "96", "--batch", "4", "--threads", "1", "--workers", "0", "--no-report"]
+    arguments = ["train", "scenes:32", "--model", "test_resnet", "--head", head, *SMALL[head], *small, "--out", run]
+    assert main([*arguments, "--plain"]) == 0
+    for format in formats:
+        needed(format)
+        target, form = tmp_path / f"net{FORMATS[format].suffix}", FORMATS[format]
+        free = ["--any-size"] if head in ("fcos", "semantic_fpn") and form.sizes else []
+        assert main(["export", run, "--format", format, "--out", str(target), "--rounds", "0", *free]) == 0
+        session = open_artefact(target)
+        shown = scenes if free or head not in ("fcos", "semantic_fpn") else scenes[:2]  # a fixed canvas is square
+        if head == "semantic_fpn":
+            assert main(["predict", run, *map(str, shown), "--out", str(tmp_path / "drawn"), "--threads", "1"]) == 0
+            found = predict_pictures(session, [Image.open(path) for path in shown])
+            for path, one in zip(shown, found, strict=True):
+                expected = read_indices(tmp_path / "drawn" / "masks" / path.name)
+                assert (one["classes"] != expected).mean() < 1e-3
+        elif head == "simple_baseline":
+            found = predict_pictures(session, [Image.open(path) for path in shown])
+            entries = predicted(Path(run), tmp_path, *map(str, shown))
+            for entry, one in zip(entries, found, strict=True):
+                expected = np.array(entry["keypoints"]).reshape(-1, 3)[:, :2]
+                np.testing.assert_allclose(one["keypoints"][0, :, :2], expected, atol=0.02)
+        else:
+            assert_same_boxes(session, shown, predicted(Path(run), tmp_path, *map(str, shown)))

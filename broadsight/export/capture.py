@@ -43,13 +43,14 @@ def capture(
     example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape))
     try:
         with torch.no_grad(), _quietly(), _oblivious(any_size and single_cells):
+            # Torch may not see that a condition on the sides always holds. Asked when it runs it costs nothing.
+            later: dict[str, Any] = dict(prefer_deferred_runtime_asserts_over_guards=True)
             try:
-                return torch.export.export(model, (example,), dynamic_shapes=(free or None,))
+                given = later if any_size and single_cells else {}
+                return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **given)
             except UserError as error:
                 if "Constraints violated" not in str(error):
                     raise
-                # Torch does not see that a condition on the sides always holds. Asked when it runs it costs nothing.
-                later = dict(prefer_deferred_runtime_asserts_over_guards=True)
                 return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **later)
     except Exception as error:
         asked = [name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted]

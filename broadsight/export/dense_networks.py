@@ -13,8 +13,8 @@ NEARLY = 1e-4  # of scores, over the largest: what rounding makes of equals in a
 class Copying(TorchFunctionMode):
     """In programs for any size, what might do without a copy makes one.
 
-    Whether it could depends on whether a map has but one cell, or a batch one image: torch would answer for the example,
-    and have the program refuse all others.
+    Whether it could may depend on a map having but one cell, or a batch one image: torch would answer for the example
+    and have the program refuse what differs.
     """
 
     might = frozenset({Tensor.reshape, Tensor.contiguous, Tensor.flatten, torch.reshape, torch.flatten})

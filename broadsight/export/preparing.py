@@ -36,10 +36,9 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
 
 
 def why_one_size(model: nn.Module) -> str:
-    """Why a network takes images of one size only; empty if it takes any."""
+    """Why an exported network takes images of one size only; empty if it takes any."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
-    if not config.get("fixed_input_size"):
-        return ""
-    if any(getattr(module, "dynamic_img_size", False) is True for module in model.modules()):
-        return ""
-    return "its positions or windows are tied to it; --size builds it for another"
+    resamples = any(getattr(module, "dynamic_img_size", False) is True for module in model.modules())
+    if config.get("fixed_input_size") or resamples:
+        return "its positions or windows are made for it; --size exports it for another"
+    return ""

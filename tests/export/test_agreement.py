@@ -62,3 +62,17 @@ def test_compare__another_shape_is_an_error():
 def test_compare__nothing_to_compare():
     with pytest.raises(ValueError, match="at least one"):
         compare(session_of(lambda x: [x]), reference, [])
+
+
+def test_compare__follows_a_choice_among_equals():
+    def chosen(images: np.ndarray) -> list[np.ndarray]:
+        return [images.reshape(len(images), -1)[:, 4:8]]
+
+    def follow(images: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
+        seen.append(found["logits"].shape)
+        return chosen(images)
+
+    seen: list[tuple[int, ...]] = []
+    other = Session(described(2), chosen)
+    assert compare(other, reference, batches()).largest > 0.1
+    assert compare(other, reference, batches(), follow).largest == 0 and seen == [(1, 4), (4, 4)]

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from broadsight.export import capture
-from broadsight.export.dense_networks import PoolToCells
+from broadsight.export.dense_networks import PoolToCells, RawDetector, SingleChannel, as_good
 from broadsight.export.dense_pictures import crops, whole_picture
 from broadsight.export.dense_raw import NotExportable, raw_network
 from broadsight.export.dense_session import apart, find, predict_pictures
-from broadsight.export.formats import FORMATS, need
 from broadsight.export.session import Session
 from tests.export.dense_models import HEADS, dense_run, description_of, in_torch, picture
 
@@ -36,7 +35,7 @@ def test_raw_network__is_described_in_json_and_leaves_the_run_alone(kind):
     ("head", "task", "instead"),
     [
         ("faster_rcnn", "detect", "train retinanet, fcos, ssdlite or rtdetr"),
-        ("mask_rcnn", "instances", "no other for masks"),
+        ("mask_rcnn", "instances", "no head for masks does without"),
         ("keypoint_rcnn", "keypoints", "simple_baseline"),
     ],
 )
@@ -60,6 +59,49 @@ def test_raw_network__canvas():
 def test_pool_to_cells__is_adaptive_average_pooling(cells, size):
     x = torch.randn(2, 3, *size)
     torch.testing.assert_close(PoolToCells(cells)(x), nn.AdaptiveAvgPool2d(cells)(x))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "good"),
+    [
+        ([[2, 0], [1, 3]], True),
+        ([[2, 3], [1, 3]], True),  # 0 and 3 of the first are equal up to rounding
+        ([[0, 2], [1, 3]], False),  # the better one comes first
+        ([[2, 1], [1, 3]], False),
+        ([[2, 2], [1, 3]], False),
+        ([[2, 4], [1, 3]], False),
+        ([[2, -1], [1, 3]], False),
+        ([[2], [1]], False),
+    ],
+)
+def test_as_good__the_best_in_order_up_to_rounding(chosen, good):
+    scores = torch.tensor([[0.5, 0.1, 0.9, 0.5 - 1e-6], [-3.0, 2.0, -4.0, 1.0]])
+    assert as_good(scores, torch.tensor(chosen), 2) == good
+
+
+def test_raw_detector__a_program_for_any_size_takes_single_cells_and_images():
+    class Backbone(nn.Module):
+        def forward(self, images):
+            return {"0": nn.functional.avg_pool2d(images, 64, ceil_mode=True)}
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores, self.boxes = nn.Conv2d(3, 1, 3, padding=1), nn.Conv2d(3, 8, 3, padding=1)
+
+        def forward(self, maps):
+            B, _, H, W = maps[0].shape
+            boxes = self.boxes(maps[0]).view(B, -1, 4, H, W).permute(0, 3, 4, 1, 2).reshape(B, -1, 4)
+            return {"a": self.scores(maps[0]).flatten(2).mT, "b": boxes}
+
+    torch.manual_seed(0)
+    model = RawDetector(SimpleNamespace(backbone=Backbone(), head=Head()), ("a", "b")).eval()
+    assert isinstance(model.head.scores, SingleChannel)
+    module = capture(model, (3, 288, 544), any_size=True, single_cells=True).module()
+    for shape in ((1, 3, 64, 64), (1, 3, 65, 64), (3, 3, 200, 130)):
+        images = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(module(images), model(images))
 
 
 # ---- Pictures
@@ -127,35 +169,3 @@ def test_apart__counts_what_is_not_the_same():
     assert apart(nothing, one)["differing"] == apart({**one, "labels": np.array([2, 1])}, one)["differing"] == 1
     pixels = {"classes": np.zeros((4, 5))}
     assert apart({"classes": np.eye(4, 5)}, pixels)["differing"] == pytest.approx(0.2)
-
-
-# ---- Through the runtimes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "openvino", "pt2", "executorch"])
-@pytest.mark.parametrize("kind", HEADS)
-def test_artefact__finds_what_the_torch_model_finds(kind, format, tmp_path):
-    if kind == "rtdetr":
-        pytest.importorskip("transformers")
-    for package in FORMATS[format].packages:
-        pytest.importorskip(package)
-    run = dense_run(kind)
-    raw, form = raw_network(run), need(format)
-    any_size = raw.any_size and form.sizes
-    said = description_of(run, raw, any_size)
-    said.image["any_batch"] = form.batches
-    size = raw.example_size if any_size else raw.size
-    program = capture(raw.model, (3, *size), any_batch=form.batches, any_size=any_size)
-    path = tmp_path / f"model{form.suffix}"
-    form.write(program, said, path)
-    session = form.open(path, 1)
-    assert session.description == said
-    for one in (picture(), picture(64, 64, seed=1), picture(90, 133, seed=2)):
-        found, expected = find(session, said, one), find(in_torch(raw), said, one)
-        there = apart(found, expected)
-        assert there["differing"] < 0.01 and there["pixels"] < 1e-2
-    images = np.random.default_rng(0).standard_normal((3, 3, *raw.size)).astype(np.float32)
-    for name, values in in_torch(raw)(images).items():
-        scale = np.abs(values).max()
-        np.testing.assert_allclose(session(images)[name], values, atol=1e-4 * max(scale, 1e-3))
