@@ -225,7 +225,7 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: W
         ) from error
     if not found.within(wanted.tolerance):
         raise Disagreement(
-            f"{title} in {where} differs from torch by {found.largest:.3g}, {found.relative:.3g} of the largest output, "
+            f"{title} in {where} differs from torch by {found.largest:.3g}, {found.relative:.3g} of the largest output "
             f"on {found.images} pictures; expected at most {wanted.tolerance:g}: nothing was written"
         )
     return found
