@@ -18,6 +18,7 @@ from .export.dense_pictures import crops, whole_picture
 from .export.dense_raw import RawNetwork, check_exportable, raw_network
 from .export.dense_session import apart, find
 from .export_subjects import Subject, provenance
+from .layers import PartialAttention
 from .train.run_folder import RunFolder
 
 NO_SIZE = 224  # pixels of scenes for a network that takes pictures as they come
@@ -94,6 +95,11 @@ def of_opened(
         other = "" if not raw.any_size else "; --any-size sees them as the run does"
         notes = (*notes, f"pictures that are not square are made to fit {height}x{width} pixels{other}")
 
+    chooses = any(isinstance(module, PartialAttention) for module in raw.model.modules())
+    if chooses:
+        # Rounding decides which of equals are foreground, and all positions of a padding are equal
+        words = f"{words}, stretched to leave no padding"
+
     def network(batch: np.ndarray) -> dict[str, np.ndarray]:
         with torch.inference_mode():
             found = raw.model(torch.from_numpy(batch))
@@ -102,7 +108,7 @@ def of_opened(
     return Subject(
         model=raw.model,
         description=description,
-        pictures=lambda side: _images(description, shown, count, free=side is not None),
+        pictures=lambda side: _images(description, shown, count, free=side is not None, filled=chooses),
         shown=words,
         notes=notes,
         obstacle=_why_one_size(raw),
@@ -112,13 +118,16 @@ def of_opened(
     )
 
 
-def _images(description: Description, shown: Sequence[Shown], count: int, *, free: bool) -> list[np.ndarray]:
+def _images(
+    description: Description, shown: Sequence[Shown], count: int, *, free: bool, filled: bool
+) -> list[np.ndarray]:
     """The pictures as images (1, C, H, W).
 
     Args:
         free: Where sizes are open, the first in one that is a multiple of nothing, the others each in its own.
+        filled: Stretch pictures to where they would be padded.
     """
-    if description.preprocessing["way"] == "crops":
+    if description.preprocessing["way"] == "crops" and not filled:
         found: list[np.ndarray] = []
         for one in shown:
             whole = [[0, 0, one.picture.width, one.picture.height]]
@@ -126,7 +135,7 @@ def _images(description: Description, shown: Sequence[Shown], count: int, *, fre
             found += [image[None] for image in cut]
         return found[:count]
     if not free:
-        return [whole_picture(description, one.picture)[0][None] for one in shown]
+        return [_image(description, one.picture, filled) for one in shown]
     said, image = description.preprocessing, description.image
     side = (said["short_side"] or min(image["height"], image["width"]) // 2) // 2 * 2 + 3
     odd = replace(
@@ -135,7 +144,18 @@ def _images(description: Description, shown: Sequence[Shown], count: int, *, fre
         image={**image, "height": side, "width": side * 4 // 3 // 2 * 2 + 1},
     )
     own = replace(description, image={**image, "any_size": True})
-    return [whole_picture(odd if not place else own, one.picture)[0][None] for place, one in enumerate(shown)]
+    return [_image(odd if not place else own, one.picture, filled) for place, one in enumerate(shown)]
+
+
+def _image(description: Description, picture: Image.Image, filled: bool) -> np.ndarray:
+    if not filled:
+        return whole_picture(description, picture)[0][None]
+    image, said = description.image, description.preprocessing
+    if image["any_size"]:
+        height, width = whole_picture(description, picture)[1].canvas
+        image = {**image, "height": height, "width": width, "any_size": False}
+    exact = {"antialias": True, **said, "way": "exact"}
+    return whole_picture(replace(description, image=image, preprocessing=exact), picture)[0][None]
 
 
 def _findings(session: Session, network: Any, shown: Sequence[Shown]) -> dict[str, float]:

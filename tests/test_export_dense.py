@@ -218,6 +218,18 @@ def test_of_opened__crops_of_the_objects_that_the_run_validated_on():
     assert len(of_opened(run, "", {}, count=3).pictures(None)) == 3
 
 
+@pytest.mark.parametrize("kind", ["fcos", pytest.param("simple_baseline", marks=pytest.mark.slow)])
+def test_of_opened__no_padding_where_attention_chooses(kind):
+    subject = of_opened(dense_run(kind, "partialformer_b0"), "", {}, count=2)
+    assert subject.shown == "drawn scenes, stretched to leave no padding"
+    plain = of_opened(dense_run(kind), "", {}, count=2)
+    for one, other in zip(subject.pictures(None), plain.pictures(None), strict=True):
+        assert one.shape == other.shape and np.abs(one[..., -8:, -8:]).max() > 0
+    if kind == "fcos":
+        assert all(np.abs(one[..., -8:, -8:]).max() == 0 for one in plain.pictures(None))
+        assert [one.shape[2:] for one in subject.pictures(99)] == [one.shape[2:] for one in plain.pictures(99)]
+
+
 # ---- All heads, backbones and runtimes
 
 
