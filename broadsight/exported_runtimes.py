@@ -71,7 +71,7 @@ class Artefacts:
         """The file of a network for a runtime, written if it is not there."""
         name, int8 = EXPORTED[runtime]
         form = need(name, int8)
-        making = ("capture", "preparing", f"{name}_*", *((f"int8_{name}",) if int8 else ()))
+        making = ("capture", "preparing", f"{name}_*", *(("int8_layers", f"int8_{name}") if int8 else ()))
         key = _key(model, title, images, making)
         path = self.folder / f"{key}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():

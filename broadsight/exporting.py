@@ -238,6 +238,10 @@ def _write(program: Any, description: Description, artefact: Path, wanted: Wante
         FORMATS["onnx"].write(program, description, artefact)
     else:
         FORMATS[wanted.format].write(program, description, artefact)
+    if int8 and wanted.format == "openvino":  # which drops the names that layers are kept in float by
+        from .export.int8_openvino import name_layers
+
+        name_layers(artefact, program)
     return artefact
 
 

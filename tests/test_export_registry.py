@@ -73,7 +73,16 @@ class Made:
         return np.random.default_rng(count).standard_normal(shape, np.float32)
 
 
-@pytest.fixture(scope="module", params=SMALL)
+# The others differ from these in what is timm's own, or in one operation.
+LATER = {"stvit_base", "vit_tiny_cb_s", "deit_tiny_distilled_cb", "vit_small_cb_hybrid", "vit_small_cb_gate"}
+LATER |= {name for name in SMALL if name.startswith("map of")}
+
+
+def _unless_later(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.slow) if name in LATER else name
+
+
+@pytest.fixture(scope="module", params=map(_unless_later, SMALL))
 def made(request) -> Made:
     return Made(request.param)
 

@@ -10,8 +10,15 @@ import numpy as np
 
 FEW = 8  # input channels of each group of a convolution, below which 8 bits save neither time nor space worth having
 SHALLOW = "few input channels: as fast in float"
-COMPUTED = "both factors are computed: as fast in float"
+COMPUTED = "a product of activations: as fast in float"
 ENDLESS = "some of its values are not finite"
+
+
+class Images(Protocol):
+    """Normalised images, all of one size: an array (N, C, H, W), or what makes slices of one when asked."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
 class Calibrated(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .int8_layers import COMPUTED, ENDLESS, FEW, SHALLOW, unique_names
+from .int8_layers import COMPUTED, ENDLESS, FEW, SHALLOW, Images, unique_names
 from .onnx_format import INPUT
 
 PRODUCTS = ("Conv", "MatMul", "Gemm")
@@ -20,7 +20,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"  # under which torch's exporter keeps the 
 BATCH = 8  # images that are calibrated with at once
 
 
-def quantise(source: Path, target: Path, calibration: np.ndarray, keep_float: Sequence[str] = ()) -> None:
+def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequence[str] = ()) -> None:
     """Write a float ONNX file of ours in int8; it keeps its description.
 
     Args:
@@ -46,7 +46,7 @@ class CalibratedONNX:
     layers: tuple[str, ...]
     passed_over: Mapping[str, str]
 
-    def __init__(self, source: Path, calibration: np.ndarray, threads: int | None = None):
+    def __init__(self, source: Path, calibration: Images, threads: int | None = None):
         from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
 
         if not len(calibration):
@@ -90,7 +90,7 @@ class CalibratedONNX:
         if self.threads is not None:
             options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
         made = self._quantised([layer]).SerializeToString()
-        session = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+        session: Any = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
         return lambda images: session.run(None, {INPUT: images})[0]
 
     def _place(self, node: Any) -> tuple[str, str]:
@@ -172,7 +172,7 @@ class CalibratedONNX:
         return after[0] if node.op_type == "Conv" and len(after) == 1 and after[0].op_type in WITHIN else None
 
 
-def _ranges(source: Path, calibration: np.ndarray) -> Any:
+def _ranges(source: Path, calibration: Images) -> Any:
     """By name the smallest and largest value of every tensor around a product, over all images."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator

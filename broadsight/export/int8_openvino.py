@@ -16,7 +16,7 @@ import numpy as np
 from torch.export import ExportedProgram
 
 from .description import KEY, Description
-from .int8_layers import COMPUTED, ENDLESS, FEW, SHALLOW, unique_names
+from .int8_layers import COMPUTED, ENDLESS, FEW, SHALLOW, Images, unique_names
 from .openvino_format import save
 
 CONVOLUTIONS = ("Convolution", "GroupConvolution")
@@ -25,7 +25,7 @@ WITHIN = ("Relu", "Clamp")  # part of the convolution before them
 OPERATIONS = {"convolution": "conv2d", "bmm": "matmul", "mm": "matmul", "addmm": "linear"}  # by the names torch gives
 
 
-def quantise(source: Path, target: Path, calibration: np.ndarray, keep_float: Sequence[str] = ()) -> None:
+def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequence[str] = ()) -> None:
     """Write a float .xml of ours (and the .bin beside it) in int8; it keeps its description.
 
     Args:
@@ -50,7 +50,7 @@ class CalibratedOpenVINO:
     layers: tuple[str, ...]
     passed_over: Mapping[str, str]
 
-    def __init__(self, source: Path, calibration: np.ndarray, threads: int | None = None):
+    def __init__(self, source: Path, calibration: Images, threads: int | None = None):
         import openvino
 
         if not len(calibration):
@@ -141,8 +141,8 @@ class CalibratedOpenVINO:
         import openvino
         from openvino import opset13
 
-        model = openvino.Model([opset13.result(output)], [], "constant")
-        return np.array(self._compiled(model.clone()).create_infer_request().infer({})[0])
+        result: Any = opset13.result(output)
+        return np.array(self._compiled(openvino.Model([result], [], "constant")).create_infer_request().infer({})[0])
 
     def _compiled(self, model: Any) -> Any:
         hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -204,10 +204,10 @@ def _origins(program: ExportedProgram) -> dict[str, tuple[str, str]]:
 
 def _weights(program: ExportedProgram) -> dict[str, np.ndarray]:
     """By module the directions of its filters: each a row of length 1."""
-    weights = {name.removesuffix(".weight"): one for name, one in program.state_dict.items() if name.endswith(".weight")}
-    return {
-        name: _directions(one.detach().float().numpy(), len(one)) for name, one in weights.items() if one.ndim > 2
+    weights = {
+        name.removesuffix(".weight"): one for name, one in program.state_dict.items() if name.endswith(".weight")
     }
+    return {name: _directions(one.detach().float().numpy(), len(one)) for name, one in weights.items() if one.ndim > 2}
 
 
 def _owner(node: Any, weights: Mapping[str, np.ndarray]) -> str:
@@ -298,8 +298,10 @@ def _quietly() -> Generator[None, None, None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(
-            io.StringIO()
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")
             yield
