@@ -121,7 +121,7 @@ def export(
     bar: Any = nullcontext(lambda *_: None) if json == "-" and sys.stdout.isatty() else progress_bar()
     with bar as progress:
         quantise = None
-        if int8:
+        if int8 and classifier is not None:
             from .export_int8 import quantiser
 
             quantise = quantiser(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .classifier import Classifier
 from .data.evaluation_source import Found, open_part, same_data
+from .data.listing import some
 from .data.loading import Batch, EvalOrder, Pictures, load
 from .data.sources import Source
 from .data.unlabelled import find_images
@@ -445,19 +446,23 @@ def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -
             f"top-1 {where}: {top1['float']:.2f} % in float, {top1['int8']:.2f} % in int8, "
             f"{_points(top1['float'] - top1['int8'])} (limit {limit:g}); the same class for {same}"
         )
-    kept = found["kept_in_float"]
-    lines.append(f"kept in float: {'none of these layers' if not kept else f'{len(kept)} layers'}")
-    for one in kept[:SHOWN]:
-        moves = one.get("moves_logits_by")
-        why = one["reason"] if moves is None else f"{one['reason']}: alone it moves the logits by {moves:.1%}"
-        lines.append(f"  {one['layer']} ({why})")
-    if len(kept) > SHOWN:
-        lines.append(f"  and {len(kept) - SHOWN} more, named in what the artefact says of itself")
+    lost = [one for one in found["kept_in_float"] if one["reason"] != ASKED_FOR]
+    asked = [one["layer"] for one in found["kept_in_float"] if one["reason"] == ASKED_FOR]
+    lines.append(f"kept in float: {_counted(len(asked) + len(lost), 'layer')}")
+    lines += [f"  {one['layer']}: alone it moves the logits by {one['moves_logits_by']:.1%}" for one in lost[:SHOWN]]
+    if len(lost) > SHOWN:
+        lines.append(f"  and {len(lost) - SHOWN} more that move them less")
+    if asked:
+        lines.append(f"  {len(asked)} as asked for: {some(asked)}")
     if always := Counter(found["always_in_float"].values()):
-        reasons = "; ".join(f"{count} {reason}" for reason, count in always.items())
-        lines.append(f"always in float: {sum(always.values())} others ({reasons})")
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in always.items())
+        lines.append(f"always in float: {_counted(sum(always.values()), 'other')} ({reasons})")
     return [*lines, *(f"note: {note}" for note in notes)]
 
 
 def _points(lost: float) -> str:
     return f"{lost:.2f} points lost" if lost > 0 else f"{-lost:.2f} points gained" if lost < 0 else "nothing lost"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 
 FEW = 8  # input channels of each group of a convolution, below which 8 bits save neither time nor space worth having
-SHALLOW = "few input channels: as fast in float"
-COMPUTED = "a product of activations: as fast in float"
-ENDLESS = "some of its values are not finite"
+SHALLOW = "few input channels"
+COMPUTED = "product of activations"
+ENDLESS = "values that are not finite"
 
 
 class Images(Protocol):

@@ -141,8 +141,8 @@ class CalibratedOpenVINO:
         import openvino
         from openvino import opset13
 
-        result: Any = opset13.result(output)
-        return np.array(self._compiled(openvino.Model([result], [], "constant")).create_infer_request().infer({})[0])
+        results: Any = [opset13.result(output)]
+        return np.array(self._compiled(openvino.Model(results, [], "constant")).create_infer_request().infer({})[0])
 
     def _compiled(self, model: Any) -> Any:
         hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}

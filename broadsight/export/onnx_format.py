@@ -61,7 +61,7 @@ def open(path: Path, threads: int | None = None) -> Session:
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(f"{path} cannot be opened by ONNX Runtime: {lines[0]}") from None

@@ -1,5 +1,6 @@
 """What a network goes through before it is captured: all that inference allows, nothing that changes its answers."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -22,8 +23,8 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
         made = fuse(model)
     except ValueError:  # it would lose its context broadcasting: slower is better than wrong
         made = deepcopy(model).eval().requires_grad_(False)
-    module: Any
-    for module in made.modules():
+    modules: Iterator[Any] = made.modules()
+    for module in modules:
         if getattr(module, "fused_attn", False) is True:
             module.fused_attn = False
         if (

@@ -90,7 +90,7 @@ def open(path: str | Path, threads: int | None = None) -> Session:
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = onnxruntime.InferenceSession(model_bytes(path), options, providers=["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(model_bytes(path), options, providers=["CPUExecutionProvider"])
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         found: Any = session.run(list(description.outputs), {"images": images})
