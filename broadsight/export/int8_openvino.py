@@ -142,7 +142,8 @@ class CalibratedOpenVINO:
         from openvino import opset13
 
         results: Any = [opset13.result(output)]
-        return np.array(self._compiled(openvino.Model(results, [], "constant")).create_infer_request().infer({})[0])
+        kind: Any = openvino.Model  # its many constructors are more than a type checker follows
+        return np.array(self._compiled(kind(results, [], "constant")).create_infer_request().infer({})[0])
 
     def _compiled(self, model: Any) -> Any:
         hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
