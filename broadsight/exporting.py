@@ -175,7 +175,7 @@ def export(
         shape if example is None else (shape[0], *example),
         any_batch=image["any_batch"],
         any_size=any_size,
-        single_cells=example is not None,
+        single_cells=example is not None and form.guarded,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _scratch(target) as folder, fixed_threads(wanted.threads):

@@ -23,6 +23,7 @@ class Format:
         batches: Whether it can take any number of images at once,
         sizes: and any size.
         int8: Whether there is an int8 form.
+        guarded: Whether it keeps what torch assumed of sizes while capturing, and refuses images that differ.
     """
 
     suffix: str
@@ -33,6 +34,7 @@ class Format:
     batches: bool = True
     sizes: bool = True
     int8: bool = False
+    guarded: bool = False
 
     @property
     def write(self) -> Callable[..., None]:
@@ -53,7 +55,7 @@ ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 FORMATS = {
     "onnx": Format(".onnx", "onnx_format", ONNX_PACKAGES, "export", (".onnx",), int8=True),
     "openvino": Format(".xml", "openvino_format", ("openvino",), "openvino", (".xml", ".bin"), int8=True),
-    "pt2": Format(".pt2", "pt2_format", (), "", (".pt2",)),
+    "pt2": Format(".pt2", "pt2_format", (), "", (".pt2",), guarded=True),
     "executorch": Format(
         ".pte", "executorch_format", ("executorch",), "executorch", (".pte",), batches=False, sizes=False
     ),

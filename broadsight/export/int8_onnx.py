@@ -58,6 +58,7 @@ class CalibratedONNX:
             self._ranges = _ranges(inferred, calibration)
             self._float: Any = load_model_with_shape_infer(inferred)
         graph = self._float.graph
+        _own_biases(graph)
         self._constants = {one.name: tuple(one.dims) for one in graph.initializer}
         self._makers = {name: node for node in graph.node for name in node.output}
         self._readers: dict[str, list[Any]] = {one.name: [None] for one in graph.output}  # somebody outside reads them
@@ -194,6 +195,20 @@ def _ranges(source: Path, calibration: Images) -> Any:
     )
     calibrator.collect_data(Batches())
     return calibrator.compute_data()
+
+
+def _own_biases(graph: Any) -> None:
+    """Give every product a bias of its own: one that several share the quantiser copies under names that may be taken."""
+    constants = {one.name: one for one in graph.initializer}
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.op_type in PRODUCTS and len(node.input) > 2 and node.input[2] in constants:
+            name = node.input[2]
+            if name in seen:
+                node.input[2] = f"{node.name}_bias"
+                graph.initializer.add().CopyFrom(constants[name])
+                graph.initializer[-1].name = node.input[2]
+            seen.add(name)
 
 
 def _spare_others(model: Any, quantised: Mapping[str, str]) -> None:
