@@ -15,7 +15,7 @@ from .data.unlabelled import find_images
 from .dense_run import DenseRun, open_dense
 from .export import Description, Session
 from .export.dense_pictures import crops, whole_picture
-from .export.dense_raw import RawNetwork, check_exportable, raw_network
+from .export.dense_raw import CELL, RawNetwork, check_exportable, raw_network
 from .export.dense_session import apart, find
 from .export_subjects import Subject, provenance
 from .layers import PartialAttention
@@ -125,7 +125,7 @@ def _images(
 
     Args:
         free: Where sizes are open, the first in one that is a multiple of nothing, the others each in its own.
-        filled: Stretch pictures to where they would be padded.
+        filled: Stretch pictures to where they would be padded; then the first is in multiples of cells.
     """
     if description.preprocessing["way"] == "crops" and not filled:
         found: list[np.ndarray] = []
@@ -137,11 +137,14 @@ def _images(
     if not free:
         return [_image(description, one.picture, filled) for one in shown]
     said, image = description.preprocessing, description.image
-    side = (said["short_side"] or min(image["height"], image["width"]) // 2) // 2 * 2 + 3
+    side = said["short_side"] or min(image["height"], image["width"]) // 2
+    height, width = side // 2 * 2 + 3, side * 4 // 3 // 2 * 2 + 5
+    if filled:  # else the network pads
+        height, width = (-(-side // CELL) * CELL for side in (height, width))
     odd = replace(
         description,
-        preprocessing={**said, "short_side": side, "long_side": None},
-        image={**image, "height": side, "width": side * 4 // 3 // 2 * 2 + 1},
+        preprocessing={**said, "short_side": height, "long_side": None},
+        image={**image, "height": height, "width": width},
     )
     own = replace(description, image={**image, "any_size": True})
     return [_image(odd if not place else own, one.picture, filled) for place, one in enumerate(shown)]

@@ -93,7 +93,7 @@ def test_of_dense__describes_the_run(detector):
     assert subject.shown.startswith("pictures that the run validated on")
     assert [image.shape for image in subject.pictures(None)] == [(1, 3, 128, 128)] * 2
     odd, own = subject.pictures(99)
-    assert odd.shape == (1, 3, 67, 89) and own.shape == (1, 3, 64, 96)
+    assert odd.shape == (1, 3, 67, 89) and own.shape == (1, 3, 64, 96)  # the run's pictures are 64 x 80
     assert of_dense(detector, "", count=1, size=96).description.preprocessing["short_side"] == 96
 
 
@@ -227,7 +227,8 @@ def test_of_opened__no_padding_where_attention_chooses(kind):
         assert one.shape == other.shape and np.abs(one[..., -8:, -8:]).max() > 0
     if kind == "fcos":
         assert all(np.abs(one[..., -8:, -8:]).max() == 0 for one in plain.pictures(None))
-        assert [one.shape[2:] for one in subject.pictures(99)] == [one.shape[2:] for one in plain.pictures(99)]
+        assert [one.shape[2:] for one in plain.pictures(99)] == [(67, 89), (64, 96)]
+        assert [one.shape[2:] for one in subject.pictures(99)] == [(96, 96), (64, 96)]
 
 
 # ---- All heads, backbones and runtimes

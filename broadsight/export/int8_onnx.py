@@ -198,7 +198,7 @@ def _ranges(source: Path, calibration: Images) -> Any:
 
 
 def _own_biases(graph: Any) -> None:
-    """Give every product a bias of its own: one that several share the quantiser copies under names that may be taken."""
+    """Give every product a bias of its own: of one that several share the quantiser makes copies, by names in use."""
     constants = {one.name: one for one in graph.initializer}
     seen: set[str] = set()
     for node in graph.node:
