@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,10 @@ def export(
         raise ValueError(f"--any-size, but {subject.description.title} takes one size: {subject.obstacle}")
     image = {**subject.description.image, "any_batch": wanted.any_batch and form.batches, "any_size": any_size}
     description = replace(subject.description, image=image)
+    if wanted.format == "web":  # before minutes are spent on what cannot be
+        from .export.web_format import require
+
+        require(description, **dict(wanted.options))
     steps = 6 if quantise else 5
     progress(0, steps, "folding what inference allows")
     made = prepare(subject.model, None if any_size else description.shape[1:])
@@ -177,7 +181,6 @@ def export(
         any_size=any_size,
         single_cells=example is not None and form.guarded,
     )
-    target.parent.mkdir(parents=True, exist_ok=True)
     with _scratch(target) as folder, fixed_threads(wanted.threads):
         progress(2, steps, f"writing {wanted.format}")
         artefact = folder / target.name
@@ -275,12 +278,18 @@ def _times(subject: Subject, session: Session, rounds: int) -> Times:
 
 @contextmanager
 def _scratch(target: Path) -> Generator[Path, None, None]:
-    """A folder beside the target, so that moving from it is renaming; gone in the end, whatever happens."""
+    """A folder beside the target, so that moving from it is renaming; gone in the end, whatever happens, as are the
+    folders above that were made for nothing."""
+    above = [parent for parent in target.absolute().parents if not parent.exists()]  # the nearest first
+    target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for parent in above:
+            with suppress(OSError):  # something was written
+                parent.rmdir()
 
 
 @contextmanager

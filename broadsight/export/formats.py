@@ -59,7 +59,7 @@ FORMATS = {
     "executorch": Format(
         ".pte", "executorch_format", ("executorch",), "executorch", (".pte",), batches=False, sizes=False
     ),
-    "web": Format("", "web_format", ONNX_PACKAGES, "export", (), int8=True),
+    "web": Format("", "web_format", ONNX_PACKAGES, "export", (), sizes=False, int8=True),
 }
 
 
