@@ -1,7 +1,8 @@
 """From a float artefact to one in int8: what it is calibrated on, what it loses, and which layers stay in float."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,14 @@ def quantiser(
     measure = _Labelled(sources.task, progress) if sources.task else _Unlabelled(calibration)
 
     def quantise(source: Path, target: Path, session: Session) -> tuple[Description, dict[str, Any]]:
+        title = subject.description.title
         progress(0, None, "calibrating")
-        calibrated = _calibrated(source, calibration, threads)
+        with _named(title):
+            calibrated = _calibrated(source, calibration, threads)
         if not calibrated.layers:
-            raise ValueError(f"{subject.description.title} has no layer that int8 is good for; leave --int8 out")
-        asked = [name for name in matching(kept, [*calibrated.layers, *calibrated.passed_over]) if name]
-        asked = [name for name in calibrated.layers if name in set(asked)]
+            raise ValueError(f"{title} has no layer that int8 is good for; leave --int8 out")
+        meant = set(matching(kept, [*calibrated.layers, *calibrated.passed_over]))
+        asked = [name for name in calibrated.layers if name in meant]
         if len(asked) == len(calibrated.layers):
             raise ValueError(f"--keep-float {','.join(kept)} leaves none of {len(asked)} layers to be int8; keep fewer")
         before = measure(session, "in float")
@@ -112,17 +115,19 @@ def quantiser(
         def attempt(more: Sequence[str]) -> Attempt:
             path = target.with_name(f"{len(more)}-{target.name}")
             progress(0, None, "quantising" + (f" with {len(more)} more layers in float" if more else ""))
-            calibrated.write(path, (*asked, *more))
-            after = measure(open_artefact(path, threads), "in int8")
+            with _named(title):
+                calibrated.write(path, (*asked, *more))
+                after = measure(open_artefact(path, threads), "in int8")
             return Attempt(path, (*asked, *more), after, _lost(before, after))
 
         def rank() -> dict[str, float]:
-            return _ranked(calibrated, set(asked), session, calibration[:RANKED], progress)
+            with _named(title):
+                return _ranked(calibrated, set(asked), session, calibration[:RANKED], progress)
 
         best, errors = settle(attempt, rank, max_drop)
         if sources.task and best.lost > max_drop:
             raise RuntimeError(
-                f"{subject.description.title} in int8 loses {best.lost:.1f} points of accuracy "
+                f"{title} in int8 loses {best.lost:.1f} points of accuracy "
                 f"({before.top1:.1f} to {best.answers.top1:.1f} %) even with {len(best.kept)} of "
                 f"{len(calibrated.layers)} layers in float, --max-drop allows {max_drop:g}: nothing was written; "
                 "allow more, calibrate on more pictures, or leave --int8 out"
@@ -262,6 +267,17 @@ class _Unlabelled:
         starts = range(0, len(self.images), BATCH)
         found = [session(self.images[start : start + BATCH]) for start in starts]
         return Answers(np.concatenate([next(iter(one.values())).argmax(1) for one in found]), None)
+
+
+@contextmanager
+def _named(title: str) -> Generator[None, None, None]:
+    """A failure of a quantiser or a runtime in one line."""
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{title} cannot be quantised: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _lost(before: Answers, after: Answers) -> float:

@@ -23,6 +23,7 @@ from .machine import fixed_threads
 from .rounds import Summary, interleave, paired_ratio, summarize
 
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them
+INT8_TOLERANCE = 0.05  # likewise between two runtimes of the same integers, which may round to neighbouring ones
 RECORD = ".export.json"  # behind the artefact's name: how it came about
 ROUNDS = 11
 
@@ -189,10 +190,9 @@ def export(
         progress(3, steps, "comparing with torch on pictures")
         session = _open(artefact, wanted)
         agreement = _agreed(subject, session, image, wanted, wanted.format)
-        int8 = None
+        int8, small = None, folder / ("int8-" + artefact.name)
         if quantise is not None:
             progress(4, steps, "quantising")
-            small = folder / ("int8-" + artefact.name)
             description, int8 = quantise(artefact, small, session)
             artefact = small
         if wanted.format == "web":
@@ -203,6 +203,8 @@ def export(
             session = form.open(artefact, wanted.threads)
             if int8 is None:  # in the browser's own runtime, and no longer in ONNX Runtime's
                 agreement = _agreed(subject, session, image, wanted, "the browser's runtime")
+            elif wanted.format == "web":
+                _as_measured(subject, session, FORMATS["onnx"].open(small, wanted.threads), image)
         findings = subject.findings(session) if subject.findings is not None else None
         progress(steps - 1, steps, "taking times")
         times = _times(subject, session, wanted.rounds) if wanted.rounds else None
@@ -232,6 +234,16 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: W
             f"on {found.images} pictures; expected at most {wanted.tolerance:g}: nothing was written"
         )
     return found
+
+
+def _as_measured(subject: Subject, session: Session, measured: Session, image: dict[str, Any]) -> None:
+    """Refuse an int8 artefact that answers otherwise than it did where its accuracy was measured."""
+    found = compare(session, lambda images: [*measured(images).values()], _batches(subject, image))
+    if not found.within(INT8_TOLERANCE):
+        raise Disagreement(
+            f"{subject.description.title} in int8 differs by {found.relative:.3g} of the largest output between the "
+            f"browser's runtime and ONNX Runtime; expected at most {INT8_TOLERANCE:g}: nothing was written"
+        )
 
 
 def _write(program: Any, description: Description, artefact: Path, wanted: Wanted, int8: bool) -> Path:

@@ -17,6 +17,7 @@ from .onnx_format import INPUT
 PRODUCTS = ("Conv", "MatMul", "Gemm")
 WITHIN = ("Relu", "Clip")  # that a convolution in int8 does by saturating
 SCOPES = "pkg.torch.onnx.name_scopes"  # under which torch's exporter keeps the modules that a node is in
+MOVES = ("Slice", "Unsqueeze", "Squeeze", "Transpose", "Reshape", "Split", "Concat")
 BATCH = 8  # images that are calibrated with at once
 
 
@@ -54,7 +55,8 @@ class CalibratedONNX:
         self.threads = threads
         with tempfile.TemporaryDirectory() as folder, _quietly():
             inferred = Path(folder) / "model.onnx"  # beside which ONNX Runtime writes
-            inferred.write_bytes(Path(source).read_bytes())
+            model, self._origins = _with_weights_in_place(Path(source))
+            inferred.write_bytes(model.SerializeToString())
             self._ranges = _ranges(inferred, calibration)
             self._float: Any = load_model_with_shape_infer(inferred)
         graph = self._float.graph
@@ -99,8 +101,8 @@ class CalibratedONNX:
         scopes = next((one.value for one in node.metadata_props if one.key == SCOPES), "[]")
         *modules, operation = literal_eval(scopes) or [node.name]
         operation = re.sub(r"_\d+$", "", operation)
-        weight = node.input[1]
-        if weight.endswith(".weight") and weight in self._constants:  # torch names a folded pair after its second
+        weight = self._origins.get(node.input[1], node.input[1])
+        if weight.endswith(".weight") and node.input[1] in self._constants:  # of a folded pair the other would be named
             return weight.removesuffix(".weight"), operation
         return (modules[-1] if modules else ""), operation
 
@@ -171,6 +173,41 @@ class CalibratedONNX:
         """What follows a convolution and vanishes in its saturation."""
         after = self._readers.get(node.output[0], [])
         return after[0] if node.op_type == "Conv" and len(after) == 1 and after[0].op_type in WITHIN else None
+
+
+def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
+    """An `onnx.ModelProto` without what only moves constants, as behind that the quantiser sees no weight.
+
+    Torch's exporter leaves such nodes where the constant is large.
+
+    Returns:
+        The model, and by the name of a constant that was moved that of what it was made of.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    model = onnx.load(source)
+    graph = model.graph
+    constants = {one.name: one for one in graph.initializer}
+    outside = {one.name for one in graph.output}
+    kept, origins = [], {}
+    for node in graph.node:
+        if node.op_type not in MOVES or not all(name in constants for name in node.input if name):
+            kept.append(node)
+            continue
+        outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+        alone = helper.make_graph([node], "moved", [], outputs, [constants[name] for name in node.input if name])
+        run = ReferenceEvaluator(helper.make_model(alone, opset_imports=model.opset_import))
+        for name, value in zip(node.output, run.run(None, {}), strict=True):
+            constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+            origins[name] = origins.get(node.input[0], node.input[0])
+    del graph.node[:]
+    graph.node.extend(kept)
+    read = {name for node in kept for name in node.input} | outside
+    del graph.initializer[:]
+    graph.initializer.extend(one for name, one in constants.items() if name in read)
+    return model, origins
 
 
 def _ranges(source: Path, calibration: Images) -> Any:

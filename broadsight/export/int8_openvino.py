@@ -166,8 +166,8 @@ def name_layers(path: Path, program: ExportedProgram) -> None:
     places = []
     for node in products:
         name = node.friendly_name.partition("/")[0]
-        module, operation = origins.get(name) or (_owner(node, weights), "")
-        places.append((module, operation or name))
+        module, operation = origins.get(name, ("", name))
+        places.append((module if module in weights else _owner(node, weights) or module, operation))
     for node, name in zip(products, unique_names(places), strict=True):
         node.set_friendly_name(name)
     _replace(path, model, Description.from_json(model.get_rt_info(KEY).astype(str)))
@@ -204,23 +204,23 @@ def _origins(program: ExportedProgram) -> dict[str, tuple[str, str]]:
 
 
 def _weights(program: ExportedProgram) -> dict[str, np.ndarray]:
-    """By module the directions of its filters: each a row of length 1."""
-    weights = {
-        name.removesuffix(".weight"): one for name, one in program.state_dict.items() if name.endswith(".weight")
-    }
-    return {name: _directions(one.detach().float().numpy(), len(one)) for name, one in weights.items() if one.ndim > 2}
+    """By module the directions of its filters: each a row of length 1, or 0 if it does nothing."""
+    named = (
+        (name.removesuffix(".weight"), one) for name, one in program.state_dict.items() if name.endswith(".weight")
+    )
+    return {name: _directions(one.detach().float().numpy(), len(one)) for name, one in named if one.ndim > 1}
 
 
 def _owner(node: Any, weights: Mapping[str, np.ndarray]) -> str:
-    """Whose filters a convolution has. Folding a normalisation renames it, and scales the filters."""
+    """Whose filters a product has; folding a normalisation into it scales them and loses its name."""
     constant = node.input_value(1).get_node()
-    if constant.get_type_name() != "Constant" or node.get_type_name() not in CONVOLUTIONS:
+    if constant.get_type_name() != "Constant":
         return ""
     shape = tuple(constant.get_output_shape(0))
-    rows = shape[0] * shape[1] if node.get_type_name() == "GroupConvolution" else shape[0]
-    mine = _directions(constant.data, rows)
+    mine = _directions(constant.data, shape[0] * shape[1] if node.get_type_name() == "GroupConvolution" else shape[0])
+    lengths = np.linalg.norm(mine, axis=1)
     for name, one in weights.items():
-        if one.shape == mine.shape and np.abs(np.abs((one * mine).sum(1)) - np.linalg.norm(mine, axis=1)).max() < 1e-3:
+        if one.shape == mine.shape and lengths.any() and np.abs(np.abs((one * mine).sum(1)) - lengths).max() < 1e-3:
             return name
     return ""
 
