@@ -57,7 +57,7 @@ class CalibratedONNX:
             inferred = Path(folder) / "model.onnx"  # beside which ONNX Runtime writes
             model, self._origins = _with_weights_in_place(Path(source))
             inferred.write_bytes(model.SerializeToString())
-            self._ranges = _ranges(inferred, calibration)
+            self._ranges, self._endless = _ranges(inferred, calibration)
             self._float: Any = load_model_with_shape_infer(inferred)
         graph = self._float.graph
         _own_biases(graph)
@@ -115,7 +115,7 @@ class CalibratedONNX:
         weight = self._constants.get(node.input[1])
         if weight is None:
             return COMPUTED
-        if any(not np.isfinite(self._ranges[name].range_value).all() for name in (node.input[0], node.output[0])):
+        if not self._endless.isdisjoint((node.input[0], node.output[0])):
             return ENDLESS
         if node.op_type == "Conv" and weight[1] < FEW:
             # Between two that are int8 it would have to be converted to float and back.
@@ -210,10 +210,14 @@ def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
     return model, origins
 
 
-def _ranges(source: Path, calibration: Images) -> Any:
-    """By name the smallest and largest value of every tensor around a product, over all images."""
+def _ranges(source: Path, calibration: Images) -> tuple[Any, set[str]]:
+    """The smallest and largest value of every tensor around a product, over all images.
+
+    Returns:
+        By name, as the quantiser takes them, and the names of those without such values.
+    """
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, TensorsData, create_calibrator
 
     count = onnx.load(source).graph.input[0].type.tensor_type.shape.dim[0].dim_value or BATCH  # 0 if any number does
 
@@ -231,7 +235,9 @@ def _ranges(source: Path, calibration: Images) -> Any:
         calibrate_method=CalibrationMethod.MinMax,
     )
     calibrator.collect_data(Batches())
-    return calibrator.compute_data()
+    found = {name: one.range_value for name, one in calibrator.compute_data().items()}
+    finite = {name: both for name, both in found.items() if np.isfinite(both).all()}
+    return TensorsData(CalibrationMethod.MinMax, finite), found.keys() - finite.keys()
 
 
 def _own_biases(graph: Any) -> None:
