@@ -267,7 +267,7 @@ def test_export__every_head(kind, format, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino", "pt2", "executorch"])
-@pytest.mark.parametrize("kind", ["fcos", "semantic_fpn"])
+@pytest.mark.parametrize("kind", ["retinanet", "semantic_fpn"])
 @pytest.mark.parametrize("backbone", ["test_resnet", "partialformer_b0", "emsnet_xxtiny", "mat_1", "stvit_small"])
 def test_export__every_backbone_with_a_multi_token_neck(backbone, kind, format, tmp_path):
     needed(format)

@@ -1,15 +1,20 @@
 """OpenVINO: an .xml file with its weights in the .bin beside it."""
 
+import operator
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.export import ExportedProgram
 
 from .description import KEY, Description
 from .onnx_format import INPUT
 from .session import Session
+
+MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
 
 
 def write(program: ExportedProgram, description: Description, path: Path) -> None:
@@ -18,10 +23,41 @@ def write(program: ExportedProgram, description: Description, path: Path) -> Non
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model: Any = openvino.convert_model(program)
+        model: Any = openvino.convert_model(plain_sizes(program))
     for port, name in [(model.inputs[0], INPUT), *zip(model.outputs, description.outputs, strict=True)]:
         port.get_tensor().set_names({name})
     save(model, description, path)
+
+
+def plain_sizes(program: ExportedProgram) -> ExportedProgram:
+    """The same program without maxima and minima of sizes, which OpenVINO does not know; they become sums and products.
+
+    Where there are some it is a copy, and no longer checks the sizes that it is given, since those checks have more.
+    """
+    if not any(node.target in (torch.sym_max, torch.sym_min) for node in program.graph.nodes):
+        return program
+    program = deepcopy(program)
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
+        if node.target in (torch.sym_max, torch.sym_min):
+            one, other = node.args if node.target is torch.sym_max else node.args[::-1]
+            with graph.inserting_before(node):
+                # What the other has more, times 1 if that is positive, else 0
+                more = graph.call_function(operator.sub, (other, one))
+                raised = graph.call_function(operator.add, (more, MANY - 1))
+                positive = graph.call_function(operator.floordiv, (raised, MANY))
+                gain = graph.call_function(operator.mul, (more, positive))
+                first, change = (one, operator.add) if node.target is torch.sym_max else (other, operator.sub)
+                found = graph.call_function(change, (first, gain))
+            found.meta = dict(node.meta)
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+    program.graph_module.recompile()
+    return program
 
 
 def save(model: Any, description: Description, path: Path) -> None:
