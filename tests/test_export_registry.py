@@ -104,8 +104,8 @@ def test_small__computes_the_same_whatever_the_batch(made, format, tmp_path):
         assert {node.domain for node in onnx.load(path).graph.node} == {""}  # nothing but the standard's own
 
 
-# XNNPACK's lowering of all of them takes minutes.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "mat_1" else pytest.mark.slow) for n in SMALL])
+# XNNPACK's lowering takes a minute for each; tests/export/test_formats.py has a tiny one.
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
 def test_small__on_a_phone(name, tmp_path):
     pytest.importorskip("executorch")
     made = Made(name)
