@@ -397,9 +397,12 @@ class ChannelConv(nn.Module):
         nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.conv2d(
-            x.permute(0, 3, 1, 2), self.weight, stride=self.stride, padding=self.padding, groups=self.weight.shape[0]
-        )
+        weight, padding = self.weight, self.padding
+        if not symbolic(x.shape[1], x.shape[2]) and x.shape[2] == 1:
+            # One column of pixels meets one column of the kernel. oneDNN, asked for all of them in bfloat16 with a
+            # stride of 2, leaves whatever was in memory in the gradients of the others.
+            weight, padding = weight[..., padding[1] : padding[1] + 1], (padding[0], 0)
+        x = F.conv2d(x.permute(0, 3, 1, 2), weight, stride=self.stride, padding=padding, groups=weight.shape[0])
         return x.permute(0, 2, 3, 1)
 
 

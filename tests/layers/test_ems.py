@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.layers import CMHSA, GMHSA, MultiScaleInteraction
-from broadsight.layers.ems import VARIANTS, AttentionPath, Propagate, StaticBranch, Whiten, average_pool
+from broadsight.layers.ems import VARIANTS, AttentionPath, ChannelConv, Propagate, StaticBranch, Whiten, average_pool
 from tests.compare import assert_close, assert_same_function, outputs_and_gradients, randomize
 from tests.reference import emsnet as reference
 
@@ -69,6 +69,24 @@ def test_gmhsa__agrees_with_an_explicit_soft_max_in_value_and_gradient(dim, head
         return (torch.cat(out, -1) @ layer.proj.weight.T).view(x.shape)
 
     assert_equal_to(explicit, GMHSA(dim).double(), torch.randn(2, 3, 5, dim, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("height, stride, kernel", [(1, 2, (3, 3)), (3, 2, (3, 3)), (5, 1, (3, 3)), (4, 1, (1, 3))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_channel_conv__one_column_of_pixels_in_value_and_gradient(height, stride, kernel, dtype):
+    conv = randomize(ChannelConv(16, kernel, stride)).to(dtype)
+    x = torch.randn(2, height, 1, 16).to(dtype)
+    y = conv(x)
+    border = (0, 0, kernel[1] // 2, kernel[1] // 2, kernel[0] // 2, kernel[0] // 2)
+    padded, weight = nn.functional.pad(x.float(), border), conv.weight.detach().float().requires_grad_()
+    rows = [padded[:, i : i + kernel[0]] for i in range(0, height, stride)]  # each B k k C
+    expected = torch.stack([(row * weight[:, 0].permute(1, 2, 0)).sum((1, 2)) for row in rows], 1)[:, :, None]
+    direction = torch.randn(y.shape).to(dtype)
+    y.backward(direction)
+    expected.backward(direction.float())
+    tolerance = 1e-6 if dtype == torch.float32 else 0.02
+    assert_close(y.float(), expected, tolerance=tolerance)
+    assert_close(conv.weight.grad.float(), weight.grad, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("patch", [2, 4, 6])

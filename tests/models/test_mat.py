@@ -122,15 +122,21 @@ def gradients(size: int, dtype: torch.dtype) -> tuple[MAT, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradient__a_single_window_in_the_last_stage_leaves_its_mixing_untouched(dtype):
-    """At 224 pixels both soft-maxes over windows have one entry there: their queries and keys cannot matter."""
+    """At 224 pixels both soft-maxes over windows have one entry there: their queries and keys cannot matter.
+
+    On some processors the difference that should be zero keeps a rounding error.
+    """
     model, parts = gradients(224, dtype)
+    eps = torch.finfo(dtype).eps
     expected = {
         f"stages.3.blocks.{j}.attn.{layer}.{kind}:{role}"
         for j in (0, 1)
         for layer, role in (("mix_qkv", "q"), ("mix_qkv", "k"), ("fuse_kv", "k"))
         for kind in ("weight", "bias")
     }
-    assert {name for name, part in parts.items() if not part.any()} == expected
+    largest = {name: p.grad.abs().max() for name, p in model.named_parameters()}
+    assert [name for name in sorted(expected) if parts[name].abs().max() > eps * largest[name.split(":")[0]]] == []
+    assert {name for name, part in parts.items() if not part.any()} <= expected
     C = model.num_features
     assert sum(parts[name].numel() for name in expected) == 2 * (3 * C**2 + 3 * C)
 
