@@ -23,7 +23,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ty check broadsight
 
 test: lint
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 test-slow: $(VENV)/.installed-dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch.export import ExportedProgram
 
+from . import signal_stack
 from .description import KEY, Description
 from .int8_layers import COMPUTED, ENDLESS, FEW, SHALLOW, Images, unique_names
 from .openvino_format import save
@@ -97,7 +98,7 @@ class CalibratedOpenVINO:
         """The network as an `openvino.Model` with these layers in int8."""
         if not layers:
             raise ValueError("no layer is left to be int8; keep fewer in float")
-        with _quietly():
+        with _quietly(), signal_stack.kept():
             import nncf
             from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
@@ -149,7 +150,8 @@ class CalibratedOpenVINO:
         hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
         if self.threads is not None:
             hints["INFERENCE_NUM_THREADS"] = self.threads
-        return self._core.compile_model(model, "CPU", hints)
+        with signal_stack.kept():
+            return self._core.compile_model(model, "CPU", hints)
 
 
 def name_layers(path: Path, program: ExportedProgram) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from . import signal_stack
 from .description import KEY, Description
 from .onnx_format import INPUT
 from .session import Session
@@ -89,7 +90,8 @@ def open(path: Path, threads: int | None = None) -> Session:
     hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         hints["INFERENCE_NUM_THREADS"] = threads
-    request = core.compile_model(model, "CPU", hints).create_infer_request()
+    with signal_stack.kept():
+        request = core.compile_model(model, "CPU", hints).create_infer_request()
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         found = request.infer({0: images}, share_inputs=True)
