@@ -60,7 +60,6 @@ class Artefacts:
         """
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)
-        fixed_threads_of(runtime, self.threads)
         array, name = images.numpy(), session.description.outputs[0]
         with torch.no_grad():
             expected = model(images).numpy()
@@ -135,14 +134,6 @@ def check_installed(runtimes: Sequence[str]) -> None:
     """Refuse runtimes whose packages are missing, with the line that installs them."""
     for runtime in runtimes:
         need(*EXPORTED[runtime])
-
-
-def fixed_threads_of(runtime: str, threads: int) -> None:
-    """ExecuTorch has one pool of threads for the whole process, which is set apart from any file."""
-    if EXPORTED[runtime][0] == "executorch":
-        from executorch.extension.pybindings import portable_lib
-
-        portable_lib._unsafe_reset_threadpool(threads)
 
 
 def _checked(runtime: str, expected: np.ndarray, came: np.ndarray) -> float:

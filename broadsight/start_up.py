@@ -85,7 +85,6 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     torch.set_num_threads(settings.threads)
     if runtime in EXPORTED:
         from .export import open_artefact
-        from .exported_runtimes import fixed_threads_of
 
         import_library(EXPORTED[runtime][0])
     else:
@@ -99,7 +98,6 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     begun = time.perf_counter()
     if runtime in EXPORTED:
         session = open_artefact(artefact, settings.threads)
-        fixed_threads_of(runtime, settings.threads)
         session(images)
     else:
         network = create(_variant(request["variant"]), settings).eval()

@@ -1,0 +1,69 @@
+"""What XNNPACK takes over, and the threads that all sessions share."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+portable_lib = pytest.importorskip("executorch.extension.pybindings.portable_lib")
+
+from broadsight.export import FORMATS, capture, open_artefact  # noqa: E402
+from tests.export.tiny import described  # noqa: E402
+
+IMAGES = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+
+
+class Views(nn.Module):
+    """A linear layer's weights as filters, and attention. (B, 3, 32, 32) -> (B, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(self.embed(x), self.mix.weight[:, :, None, None], self.mix.bias)
+        q, k, v = x.flatten(2).unflatten(1, (3, 2, 4)).unbind(1)  # each B heads d N
+        y = (q.mT @ k).softmax(-1) @ v.mT
+        return self.head(y.transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Views().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def artefact(model, tmp_path_factory):
+    said = described(any_batch=False, classes=("a", "b", "c", "d"))
+    path = tmp_path_factory.mktemp("phone") / "views.pte"
+    program = capture(model, said.shape, any_batch=False)
+    before = [str(node) for node in program.graph.nodes]
+    FORMATS["executorch"].write(program, said, path)
+    assert [str(node) for node in program.graph.nodes] == before  # others write the same program
+    return path
+
+
+def check(session, model):
+    expected = model(torch.from_numpy(IMAGES)).numpy()
+    np.testing.assert_allclose(session(IMAGES)["logits"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_write__filters_that_are_views_and_attention_are_taken_over(artefact, model):
+    names = artefact.read_bytes()
+    assert b"XnnpackBackend" in names
+    assert b"aten::convolution" not in names and b"aten::expand_copy" not in names and b"aten::bmm" not in names
+    check(open_artefact(artefact), model)
+
+
+def test_open__threads_are_set_before_and_not_while_a_session_is_open(artefact, model):
+    for threads in (2, 1, 2, 1):
+        session = open_artefact(artefact, threads)
+        assert portable_lib._threadpool_get_thread_count() == threads
+        check(session, model)
+        check(open_artefact(artefact, threads), model)
+        with pytest.raises(ValueError, match=f"runs with {threads} threads, not 3, until its open sessions are forgo"):
+            open_artefact(artefact, 3)
+        check(session, model)
+        del session
