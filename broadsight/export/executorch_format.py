@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -15,9 +14,9 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from .description import Description
+from .executorch_passes import drop_idle_expands, flatten_soft_maxes, fold_constants
 from .session import Session
 
 METHOD = "broadsight"  # gives the description, as the bytes of its JSON
@@ -30,13 +29,11 @@ def write(program: ExportedProgram, description: Description, path: Path) -> Non
     with _quietly():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
-        from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
         text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
-        # XNNPACK takes filters that are constants, but not views of constants: those would run a hundred times slower.
         lowered = to_edge_transform_and_lower(
-            constant_prop_pass(deepcopy(program)),
-            transform_passes=[_drop_idle_expands],
+            fold_constants(program),
+            transform_passes=[drop_idle_expands, flatten_soft_maxes],
             partitioner=[XnnpackPartitioner()],
             constant_methods={METHOD: text},
         ).to_executorch()
@@ -87,19 +84,6 @@ def _set_threads(wanted: int | None) -> None:
     if len(_open):
         raise ValueError(f"ExecuTorch runs with {there} threads, not {wanted}, until its open sessions are forgotten")
     portable_lib._unsafe_reset_threadpool(wanted)
-
-
-def _drop_idle_expands(module: GraphModule) -> Any:
-    """Products of batches expand their factors, mostly to the shapes that these have: a copy, and outside XNNPACK."""
-    from executorch.exir.dialects._ops import ops
-    from torch.fx.passes.infra.pass_base import PassResult
-
-    for node in module.graph.find_nodes(op="call_function", target=ops.edge.aten.expand_copy.default):
-        if node.args[0].meta["val"].shape == node.meta["val"].shape:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-    module.recompile()
-    return PassResult(module, True)
 
 
 @contextmanager

@@ -333,15 +333,16 @@ class CMHSA(nn.Module):
         """The same for exported programs: unfolding, which runtimes do not know, becomes slices of pairs of cells."""
         B, h, w, C = value.shape
         rows, columns = (h + 1) // 2, (w + 1) // 2
-        weights = self.mix(self.dw(x)).view(B, rows, columns, self.heads, 9, 9).softmax(-1)
+        # Images and rows stay one dimension: with both, tensors would have more than the six that XNNPACK knows.
+        weights = self.mix(self.dw(x)).view(B * rows, columns, self.heads, 9, 9).softmax(-1)
         padded = F.pad(value, [0, 0, 1, 2 * columns + 1 - w, 1, 2 * rows + 1 - h])
         windows = threes(threes(padded, 1, rows), 3, columns)  # B rows 3 columns 3 C
-        windows = windows.view(B, rows, 3, columns, 3, self.heads, C // self.heads).permute(0, 1, 3, 5, 2, 4, 6)
-        mixed = weights @ windows.reshape(B, rows, columns, self.heads, 9, C // self.heads)
+        windows = windows.view(B * rows, 3, columns, 3, self.heads, C // self.heads).permute(0, 2, 4, 1, 3, 5)
+        mixed = weights @ windows.reshape(B * rows, columns, self.heads, 9, C // self.heads)
         if spare:  # windows around spare cells would reach back into the map
             inside = real_cells(rows, columns, (h - spare + 1) // 2, (w - spare + 1) // 2, x)
-            mixed = mixed * inside[:, :, None, None, None].to(mixed.dtype)
-        mixed = mixed.view(B, rows, columns, self.heads, 3, 3, C // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
+            mixed = mixed * inside.repeat(B, 1)[:, :, None, None, None].to(mixed.dtype)
+        mixed = mixed.view(B * rows, columns, self.heads, 3, 3, C // self.heads).permute(0, 3, 1, 4, 2, 5)
         mixed = add_threes(add_threes(mixed.reshape(B, rows, 3, columns, 3, C), 3), 1)
         return crop_to(mixed, h, w, start=1)
 

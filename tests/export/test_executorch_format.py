@@ -15,14 +15,15 @@ IMAGES = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.floa
 
 
 class Views(nn.Module):
-    """A linear layer's weights as filters, and attention. (B, 3, 32, 32) -> (B, 4)."""
+    """A linear layer's last weights as filters, and attention. (B, 3, 32, 32) -> (B, 4)."""
 
     def __init__(self):
         super().__init__()
-        self.embed, self.mix, self.head = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 24), nn.Linear(8, 4)
+        self.embed, self.mix, self.head = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 32), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.conv2d(self.embed(x), self.mix.weight[:, :, None, None], self.mix.bias)
+        weight, bias = self.mix.weight[8:, :, None, None], self.mix.bias.to(x.dtype).expand(32)  # the bias as it was
+        x = F.conv2d(self.embed(x), weight, bias[8:])
         q, k, v = x.flatten(2).unflatten(1, (3, 2, 4)).unbind(1)  # each B heads d N
         y = (q.mT @ k).softmax(-1) @ v.mT
         return self.head(y.transpose(1, 2).flatten(2).mean(1))
@@ -67,3 +68,21 @@ def test_open__threads_are_set_before_and_not_while_a_session_is_open(artefact, 
             open_artefact(artefact, 3)
         check(session, model)
         del session
+
+
+class Columns(nn.Module):
+    """Soft-maxes over columns behind convolutions. (B, 3, 32, 32) -> (B, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x[:, :, ::2]).softmax(-1)).softmax(3)[:, :, 3, 5]
+
+
+def test_write__soft_maxes_behind_convolutions_run_over_columns(tmp_path):
+    torch.manual_seed(0)
+    columns, said = Columns().eval().requires_grad_(False), described(any_batch=False)
+    FORMATS["executorch"].write(capture(columns, said.shape, any_batch=False), said, tmp_path / "columns.pte")
+    check(open_artefact(tmp_path / "columns.pte"), columns)
