@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from broadsight.export import FORMATS, capture, open_artefact  # noqa: E402
 from broadsight.export.int8_layers import COMPUTED, ENDLESS, SHALLOW, moved  # noqa: E402
-from broadsight.export.int8_onnx import CalibratedONNX, quantise  # noqa: E402
+from broadsight.export.int8_onnx import CalibratedONNX, _own_biases, quantise  # noqa: E402
 from tests.export.int8_networks import LAYERS, WIDTH, Colours, Odd, colours_described, noise  # noqa: E402
 
 
@@ -55,6 +55,24 @@ def test_quantise__pairs_of_q_and_dq_around_every_layer(source, tmp_path):
     session, before = open_artefact(tmp_path / "small.onnx", 1), open_artefact(source, 1)
     assert session.description == before.description
     assert 0 < moved(session(noise(20))["logits"], before(noise(20))["logits"]) < 0.08
+
+
+@torch.no_grad()
+def test_own_biases__layers_that_share_one(tmp_path):
+    model = Colours()
+    for layer in (model.conv1, model.conv2, model.conv3, model.conv4):
+        layer.bias = model.conv1.bias
+    model.conv1.bias.copy_(torch.linspace(-0.1, 0.1, WIDTH))
+    path = written(model, tmp_path / "shared.onnx")
+    before = open_artefact(path, 1)(noise(20))["logits"]
+    whole, most = onnx.load(path), []
+    for _ in range(2):
+        biases = [node.input[2] for node in whole.graph.node if node.op_type == "Conv" and len(node.input) > 2]
+        most.append(max(map(biases.count, biases)))
+        _own_biases(whole.graph)
+    assert most == [4, 1]
+    onnx.save(whole, path)
+    np.testing.assert_array_equal(open_artefact(path, 1)(noise(20))["logits"], before)
 
 
 def test_layers__what_gains_nothing_is_passed_over(calibrated):
