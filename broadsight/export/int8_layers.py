@@ -11,6 +11,7 @@ import numpy as np
 FEW = 8  # input channels of each group of a convolution, below which 8 bits save neither time nor space worth having
 SHALLOW = "few input channels"
 COMPUTED = "product of activations"
+FACTOR = "factor of a product of activations"
 ENDLESS = "values that are not finite"
 
 

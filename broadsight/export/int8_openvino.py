@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from . import signal_stack
 from .description import KEY, Description
-from .int8_layers import COMPUTED, ENDLESS, FEW, SHALLOW, Images, unique_names
+from .int8_layers import COMPUTED, ENDLESS, FACTOR, FEW, SHALLOW, Images, unique_names
 from .openvino_format import save
 
 CONVOLUTIONS = ("Convolution", "GroupConvolution")
@@ -255,7 +255,21 @@ def _obstacle(node: Any, obstacles: Mapping[str, str]) -> str:
         before = _convolution(node.input_value(0).get_node(), WITHIN)
         if channels < FEW and (before is None or before.friendly_name in obstacles):
             return SHALLOW
+        if _is_factor(node):
+            return FACTOR
     return ""
+
+
+def _is_factor(node: Any) -> bool:
+    """Whether what a convolution gives is multiplied as it is, images and channels in one dimension, by activations.
+
+    In int8 OpenVINO cannot compile that for any number of images: it reshapes the steps of the channels like the maps.
+    """
+    readers = [one.get_node() for one in node.output(0).get_target_inputs()]
+    return any(
+        one.get_type_name() == "MatMul" or (one.get_type_name() in ("Broadcast", "Reshape") and _is_factor(one))
+        for one in readers
+    )
 
 
 def _convolution(node: Any, within: Sequence[str] = ()) -> Any | None:

@@ -11,7 +11,7 @@ openvino = pytest.importorskip("openvino")
 pytest.importorskip("nncf")
 
 from broadsight.export import FORMATS, capture, open_artefact  # noqa: E402
-from broadsight.export.int8_layers import COMPUTED, ENDLESS, SHALLOW, moved  # noqa: E402
+from broadsight.export.int8_layers import COMPUTED, ENDLESS, FACTOR, SHALLOW, moved  # noqa: E402
 from broadsight.export.int8_openvino import CalibratedOpenVINO, describe, name_layers, quantise  # noqa: E402
 from tests.export.int8_networks import LAYERS, Colours, Odd, colours_described, noise  # noqa: E402
 
@@ -135,6 +135,25 @@ def test_quantise__products_of_every_kind(tmp_path):
     calibrated.write(tmp_path / "small.xml")
     before, after = (open_artefact(one, 1)(noise(5))["logits"] for one in (path, tmp_path / "small.xml"))
     assert moved(after, before) < 0.1
+
+
+class Mixed(nn.Module):
+    """Heads of attention mixed by a convolution, as PartialFormer has them. (B, 3, 16, 16) -> (B, 3)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.maps, self.mix = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1, bias=False)
+
+    def forward(self, x):
+        maps = self.maps(x)
+        return (self.mix(maps.softmax(-1)) @ maps).mean((2, 3))[:, :3]
+
+
+def test_quantise__a_convolution_that_is_a_factor(tmp_path):
+    path = written(Mixed(), tmp_path / "mixed.xml")
+    calibrated = CalibratedOpenVINO(path, noise())
+    assert calibrated.passed_over["mix"] == FACTOR and calibrated.passed_over["maps"] == SHALLOW
 
 
 class Plain(nn.Module):
