@@ -31,7 +31,7 @@ def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.
         return (
             MultiTokenTask(model, recipe, device)
             if groups
-            else ClassificationTask(model, criterion, device, verbose=False)
+            else ClassificationTask(model, criterion=criterion, device=device, verbose=False)
         )
     teacher = _teacher(recipe, plain).to(device)
     config: Any = plain.pretrained_cfg
