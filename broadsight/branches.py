@@ -15,7 +15,15 @@ from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, nn
 
 from .branch_structure import Candidate, affine_layers, candidates
-from .dry_run import as_pair, first_line, image_channels, in_eval_mode, undisturbed, without_content
+from .dry_run import (
+    as_pair,
+    call_without_content,
+    first_line,
+    image_channels,
+    in_eval_mode,
+    undisturbed,
+    without_content,
+)
 from .dry_run import image_size as built_for
 from .layers import ChannelMlp, SuperTokenAttention
 
@@ -257,7 +265,7 @@ def _note(calls: dict[nn.Module, _Call], module: nn.Module, args: tuple, kwargs:
 def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
     parameters, buffers = without_content(model)
     with undisturbed(model):
-        torch.func.functional_call(model, parameters | buffers, torch.empty(shape, device="meta"))
+        call_without_content(model, parameters | buffers, torch.empty(shape, device="meta"))
 
 
 def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:

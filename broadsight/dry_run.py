@@ -32,9 +32,32 @@ def first_line(error: Exception) -> str:
 
 
 def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Stand-ins for the model's parameters and buffers, which have shapes and no values; for functional_call."""
-    parameters = {name: p.detach().to("meta").requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
-    return parameters, {name: buffer.to("meta") for name, buffer in model.named_buffers()}
+    """Stand-ins for the model's parameters and buffers, which have shapes and no values; for `call_without_content`.
+
+    A module that stands in several places comes once, by its first name; tensors that are shared stay so.
+    """
+    standing: dict[Tensor, Tensor] = {}
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if tensor not in standing:
+            standing[tensor] = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+        return standing[tensor]
+
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    for place, module in model.named_modules():
+        own = dict(prefix=place, recurse=False, remove_duplicate=False)
+        parameters |= {name: stand_in(parameter) for name, parameter in module.named_parameters(**own)}
+        buffers |= {name: stand_in(buffer) for name, buffer in module.named_buffers(**own)}
+    return parameters, buffers
+
+
+def call_without_content(model: nn.Module, tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
+    """What the model makes of inputs without values, with stand-ins for all that `without_content` found.
+
+    Torch would look for further names of the same tensors, and of a module in two places keep the stand-ins.
+    """
+    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
 
 
 @contextmanager

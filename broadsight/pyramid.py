@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dry_run import as_pair, first_line, image_channels, in_eval_mode, undisturbed, without_content
+from .dry_run import (
+    as_pair,
+    call_without_content,
+    first_line,
+    image_channels,
+    in_eval_mode,
+    undisturbed,
+    without_content,
+)
 from .dry_run import image_size as built_for
 
 # Names that timm's networks give to what comes before their first stage.
@@ -168,7 +176,7 @@ def find_pyramid(
         indices = list(indices)[-1:] if last_only else list(indices)
         if stem is None or last_only:
             stem = "" if one_size or last_only else _unlisted_stem(network, info)
-        _prune(network, indices)
+        _prune(network, indices, info)
         taps = (_tap(network, stem),) if stem else ()
         pyramid = replace(pyramid, indices=tuple(indices), taps=taps)
     elif callable(getattr(network, "forward_features", None)):
@@ -275,7 +283,7 @@ def _dry_run(probe: "_Probe", images: Tensor, freeze: bool = True) -> tuple[list
     vain for a gradient, which distributed training takes for an error."""
     parameters, buffers = without_content(probe)
     with torch.enable_grad(), undisturbed(probe):
-        tapped, maps = torch.func.functional_call(probe, parameters | buffers, images.to("meta"))
+        tapped, maps = call_without_content(probe, parameters | buffers, images.to("meta"))
         seen = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
         if freeze and all(isinstance(x, Tensor) and x.requires_grad for x in seen):
             sources = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -334,19 +342,21 @@ def _unlisted_stem(model: nn.Module, info: Sequence[dict[str, Any]]) -> str:
     """The name of the model's stem, or "" if it has none or its output is among the features anyway."""
     listed = [str(entry.get("module", "")) for entry in info]
     for name in STEMS:
-        if isinstance(getattr(model, name, None), nn.Module):
+        stem = getattr(model, name, None)
+        if isinstance(stem, nn.Module) and not isinstance(stem, nn.ModuleList):  # a list is never called itself
             return "" if any(module.split(".")[0] == name for module in listed) else name
     return ""
 
 
-def _prune(model: Any, indices: list[int]) -> None:
+def _prune(model: Any, indices: list[int], info: Sequence[dict[str, Any]]) -> None:
     """Without what the maps do not need."""
+    makes_maps = any(str(entry.get("module", "")).startswith("head.") for entry in info)  # in spite of its name
     if hasattr(model, "prune_intermediate_layers"):
         # Some heads cannot be reset to nothing; that of the network goes below anyway.
         model.prune_intermediate_layers(indices, prune_norm=True, prune_head=not isinstance(_head(model), nn.Module))
     elif hasattr(model, "reset_classifier"):
         model.reset_classifier(0)
-    if isinstance(_head(model), nn.Module):  # a norm or a hidden layer may be left in it
+    if isinstance(_head(model), nn.Module) and not makes_maps:  # a norm or a hidden layer may be left in it
         model.head = nn.Identity()
 
 

@@ -101,7 +101,6 @@ def test_python_m__is_the_command():
         ("bench x --plot .", "cannot write '.': it is a folder"),
         ("bench x --plot x.jpg", "cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf"),
         ("bench x --batch 0", "batch=0; expected 1 or more"),
-        ("bench coat_lite_tiny --pool map", "CoaT offers no feature maps to pool: its features are shape (1, 50, 320)"),
         ("bench x --runtime eager,magic", "unknown runtime 'magic'; expected one of eager, compile"),
         (
             "bench x --pool gap,mapp",

@@ -5,7 +5,14 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.dry_run import image_channels, image_size, in_eval_mode, undisturbed, without_content
+from broadsight.dry_run import (
+    call_without_content,
+    image_channels,
+    image_size,
+    in_eval_mode,
+    undisturbed,
+    without_content,
+)
 
 
 class Remembers(nn.Module):
@@ -47,8 +54,22 @@ def test_without_content__shapes_and_no_values():
     parameters, buffers = without_content(model)
     assert {name: p.requires_grad for name, p in parameters.items()} == {"linear.weight": True, "linear.bias": False}
     assert all(x.is_meta for x in (*parameters.values(), *buffers.values())) and list(buffers) == ["offset"]
-    out = torch.func.functional_call(model, parameters | buffers, torch.empty(5, 3, device="meta"))
+    out = call_without_content(model, parameters | buffers, torch.empty(5, 3, device="meta"))
     assert out.is_meta and out.shape == (5, 4)
+
+
+def test_without_content__modules_and_tensors_in_two_places_keep_their_values():
+    shared, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    other.weight = shared.weight
+    model = nn.ModuleDict({"first": shared, "list": nn.ModuleList([shared, other])})
+    model.forward = lambda x: model["list"][1](model["list"][0](model["first"](x)))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parameters, buffers = without_content(model)
+    assert list(parameters) == ["first.weight", "first.bias", "list.1.weight", "list.1.bias"] and not buffers
+    assert parameters["first.weight"] is parameters["list.1.weight"]
+    assert call_without_content(model, parameters, torch.empty(5, 3, device="meta")).is_meta
+    assert shared.weight is other.weight and len(model.state_dict()) == len(before) == 6
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_in_eval_mode__restores_every_module():

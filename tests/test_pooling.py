@@ -19,7 +19,7 @@ from broadsight.layers import AveragePool, FlattenPool, FourierPool, GroupLogits
 from broadsight.losses import MultiTokenLoss
 from broadsight.pooling import POOLS, PooledModel
 from tests.compare import assert_close, randomize
-from tests.timm_networks import FIXED, SHRUNK, created, images
+from tests.timm_networks import FIXED, SHRUNK, created, images, without_intermediates
 
 TINY = dict(dim=48, heads=4, mlp_dim=96, attn_dim=24)
 CLASSES = 7
@@ -311,12 +311,9 @@ def test_classifier__reset_keeps_precision_and_mode(pool, training):
 @each_contract
 @torch.no_grad()
 def test_intermediates__are_the_backbones(name):
-    model, x = pooled(name), images(name)
-    if name == "dla46_c":
-        with pytest.raises(ValueError, match=r"^DLA gives no intermediate features; model.pyramid gives its maps$"):
-            model.forward_intermediates(x)
-        return
-    whole = created(name)
+    model, x, whole = pooled(name), images(name), created(name)
+    if not hasattr(whole, "forward_intermediates"):
+        pytest.skip(f"timm {timm.__version__} gives no intermediate features of {name}")
     for indices in (None, 2, [1, 3]):
         expected = whole.forward_intermediates(x, indices=indices, intermediates_only=True)
         got = model.forward_intermediates(x, indices=indices, intermediates_only=True)
@@ -325,6 +322,12 @@ def test_intermediates__are_the_backbones(name):
     final, maps = model.forward_intermediates(x, indices=[3])
     assert torch.equal(maps[0], expected[1]) and final.shape[0] == 2
     assert [entry["num_chs"] for entry in model.feature_info] == [entry["num_chs"] for entry in whole.feature_info]
+
+
+def test_intermediates__of_a_network_without():
+    model = swap_pool(without_intermediates(created("dla46_c")), "gap")
+    with pytest.raises(ValueError, match=r"^DLA gives no intermediate features; model.pyramid gives its maps$"):
+        model.forward_intermediates(images("dla46_c"))
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit", "densenet121", "test_convnext"])

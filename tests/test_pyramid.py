@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from broadsight.pyramid import Pyramid, find_pyramid, takes
 from tests.compare import randomize
-from tests.timm_networks import SHRUNK, created, images
+from tests.timm_networks import SHRUNK, created, images, without_intermediates
 
 
 def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
@@ -79,7 +79,7 @@ def test_maps__no_stem_where_it_is_listed_or_of_the_same_size(name):
 @pytest.mark.parametrize("name", ["densenet121", "dla46_c", "test_nfnet"])
 @torch.no_grad()
 def test_maps__networks_without_intermediates_are_listened_to(name):
-    network, x = created(name), images(name)
+    network, x = without_intermediates(created(name)), images(name)
     assert not hasattr(network, "forward_intermediates")
     every = tuple(range(len(network.feature_info)))
     features = timm.create_model(name, features_only=True, out_indices=every, **SHRUNK[name]).eval()
@@ -123,7 +123,7 @@ def test_indices__chosen_maps_and_nothing_after_them(indices):
     assert_equal(pyramid(network, x), expected)
     whole = sum(p.numel() for p in created("test_resnet").parameters())
     assert sum(p.numel() for p in network.parameters()) < whole
-    assert isinstance(network.layer4, nn.Identity) == (max(indices) < 4)
+    assert any(True for _ in network.layer4.parameters()) == (max(indices) == 4)
 
 
 @torch.no_grad()
@@ -317,13 +317,8 @@ class Broken(Plain):
         (Plain, "^Plain offers no feature maps to pool: it has neither forward_intermediates nor forward_features$"),
         (Tokens, r"^Tokens offers no feature maps to pool: its features are shape \(1, 49284, 4\), not maps"),
         (Broken, "^Broken offers no feature maps to pool: out of order$"),
-        (
-            lambda: timm.create_model("convit_tiny", depth=2),
-            r"^ConVit offers no feature maps .*\(1, 196, 192\), not maps",
-        ),
-        (lambda: timm.create_model("coat_lite_tiny"), r"^CoaT offers no feature maps .*\(1, 50, 320\), not maps"),
     ],
-    ids=["plain", "tokens", "broken", "convit", "coat"],
+    ids=["plain", "tokens", "broken"],
 )
 def test_refused__networks_without_maps(make, words):
     with pytest.raises(ValueError, match=words):

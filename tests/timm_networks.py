@@ -76,3 +76,14 @@ def created(name: str, in_chans: int = 3) -> nn.Module:
 
 def images(name: str, batch: int = 2, channels: int = 3) -> Tensor:
     return torch.randn(batch, channels, *FIXED.get(name, (64, 96)))
+
+
+def without_intermediates(network: nn.Module) -> nn.Module:
+    """The same network as if it offered no intermediate features, as some of timm's did not before 1.0.31."""
+
+    def missing(self: nn.Module) -> None:
+        raise AttributeError("forward_intermediates")
+
+    kind = type(network)
+    network.__class__ = type(kind.__name__, (kind,), {"forward_intermediates": property(missing)})
+    return network

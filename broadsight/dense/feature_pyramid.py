@@ -9,7 +9,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
-from ..dry_run import in_eval_mode, undisturbed, without_content
+from ..dry_run import call_without_content, in_eval_mode, undisturbed, without_content
 from .stages import Stages
 
 WIDTH = 256
@@ -95,7 +95,7 @@ def freeze_unused(stages: Stages, first: int) -> None:
     with in_eval_mode(stages), torch.enable_grad(), undisturbed(stages):
         try:
             parameters, buffers = without_content(stages)
-            maps = torch.func.functional_call(stages, parameters | buffers, images.to("meta"))
+            maps = call_without_content(stages, parameters | buffers, images.to("meta"))
         except Exception:  # some networks insist on arithmetic
             parameters = dict(stages.named_parameters())
             like = next(stages.parameters())

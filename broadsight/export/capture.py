@@ -42,7 +42,7 @@ def capture(
     # One image would be taken for a constant, and so would two sides that are equal.
     example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape))
     try:
-        with torch.no_grad(), _quietly(), _oblivious(any_size and single_cells):
+        with torch.no_grad(), _quietly(), _oblivious(any_size and single_cells), _kept_positions(not any_size):
             # Torch may not see that a condition on the sides always holds. Asked when it runs it costs nothing.
             later: dict[str, Any] = dict(prefer_deferred_runtime_asserts_over_guards=True)
             try:
@@ -75,6 +75,26 @@ def _oblivious(wanted: bool) -> Generator[None, None, None]:
     patched: Any = _config
     with patched.patch(backed_size_oblivious=wanted):
         yield
+
+
+@contextmanager
+def _kept_positions(wanted: bool) -> Generator[None, None, None]:
+    """timm's positions are taken as they are if they fit the image.
+
+    While torch exports, timm resamples them in any case, for graphs of any size; not all runtimes know how.
+    """
+    from timm.layers import pos_embed
+
+    module: Any = pos_embed
+    asked = getattr(module, "is_exporting", None)  # since timm 1.0.31
+    if not wanted or asked is None:
+        yield
+        return
+    module.is_exporting = lambda: False
+    try:
+        yield
+    finally:
+        module.is_exporting = asked
 
 
 @contextmanager

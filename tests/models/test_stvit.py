@@ -50,9 +50,8 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * max(1.0, expected.abs().max().item()))
 
 
-def assert_gradient_close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    # Some gradients are exactly zero (a bias before a norm): the last term allows for their rounding.
-    assert (got.reshape(expected.shape) - expected).abs().max() <= 5e-4 * expected.abs().max() + 1e-6
+def far(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return (got.reshape(expected.shape) - expected).abs().max().item()
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -83,20 +82,26 @@ def test_golden_inference(golden, io, fused):
         assert_close(seen[name][1], tensors[f"feat.{name}"])
 
 
-def test_golden_training_step(golden):
+# Some gradients are exactly zero (a bias before a norm): sums of terms as large as the others, of which rounding is
+# left. In double precision, in which the golden ones were computed, nothing is.
+@pytest.mark.parametrize(("dtype", "relative", "rounding"), [(torch.float32, 5e-4, 1e-6), (torch.float64, 1e-6, 1e-12)])
+def test_golden_training_step(golden, dtype, relative, rounding):
     tensors, config = golden("stvit_tiny_train_72x56")
-    model = broadsight.load_release(build(config), released(golden("stvit_tiny_weights")[0])).train()
+    tensors = {key: value.to(dtype) if value.is_floating_point() else value for key, value in tensors.items()}
+    model = broadsight.load_release(build(config), released(golden("stvit_tiny_weights")[0])).to(dtype).train()
     images = tensors["input"].requires_grad_()
     logits = model(images)
     assert_close(logits, tensors["logits"])
     (logits * tensors["cotangent"]).sum().backward()
-    assert_gradient_close(images.grad, tensors["grad_input"])
     gradients = {f"grad.{STViT.released_name(name)}": p.grad for name, p in model.named_parameters()}
+    gradients["grad_input"] = images.grad
     buffers = {f"after.{STViT.released_name(name)}": b for name, b in model.named_buffers()}
-    stored = {key for key in tensors if key.startswith(("grad.", "after."))}
+    stored = {key for key in tensors if key.startswith(("grad", "after."))}
     assert len(stored) > 100 and stored <= gradients.keys() | buffers.keys()
+    largest = max(tensors[key].abs().max().item() for key in stored & gradients.keys())
     for key in stored & gradients.keys():
-        assert_gradient_close(gradients[key], tensors[key])
+        limit = relative * tensors[key].abs().max().item() + rounding * largest
+        assert far(gradients[key], tensors[key]) <= limit, key
     for key in stored & buffers.keys():
         torch.testing.assert_close(buffers[key], tensors[key], rtol=1e-4, atol=1e-5)
 
