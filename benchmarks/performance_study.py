@@ -29,7 +29,7 @@ from broadsight.published_accuracy import published
 
 OURS = (
     *("stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0"),
-    *("map_mobilenetv1", "map_resnet50", "deit_tiny_distilled_cb_s"),
+    *("map_mobilenetv1", "map_resnet50", "deit_tiny_distilled_cb_s", "pvt_v2_b0_cb"),
 )
 OTHERS = (
     *("mobilenetv4_conv_small", "efficientnet_b0", "fastvit_t8", "repvit_m0_9", "efficientformerv2_s0"),

@@ -169,9 +169,16 @@ def _classifier(
             arguments["pretrained"] = False
             notes.append(f"{run} has random weights: for the speed and a trial; --checkpoint gives it trained ones")
     torch.manual_seed(SEED)
-    classifier = open_classifier(
-        run, **arguments, model_args={key: value_of(text) for key, text in given.items()}, device="cpu"
-    )
+    try:
+        classifier = open_classifier(
+            run, **arguments, model_args={key: value_of(text) for key, text in given.items()}, device="cpu"
+        )
+    except RuntimeError as error:
+        if "cannot be had" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}; give some by --checkpoint, or export random ones, for the speed, by --no-pretrained"
+        ) from None
     return of_classifier(classifier, typed(), images, count), classifier, notes
 
 
@@ -192,6 +199,11 @@ def _lines(found: "Exported", wanted: Any) -> list[str]:
         f"max error to torch {agreement.largest:.2e}, {agreement.relative:.2e} of the largest output (limit "
         f"{wanted.tolerance:g}), on {agreement.images} {found.shown}{same}",
     ]
+    if agreement.relative > wanted.tolerance:
+        lines.append(
+            f"note: these weights magnify rounding: torch differs from itself by {agreement.rounding:.2e} in single "
+            "precision against double, so that no artefact can come closer; training mends that"
+        )
     if found.findings is not None:
         lines.append(_decoded(found.description.task, found.findings))
     if found.int8 is not None:

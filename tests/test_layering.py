@@ -357,7 +357,7 @@ OUTSIDE = {
     "gallery": {"PIL"},
     "demo": {"PIL", "gradio", "starlette", "timm", "torch"},
     "macs": {"torch", "timm"},
-    "export": {"PIL", "executorch", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "torch"},
+    "export": {"PIL", "executorch", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "timm", "torch"},
     "export_subjects": {"numpy", "torch"},
     "export_dense": {"PIL", "numpy", "torch"},
     "export_int8": {"numpy", "torch"},

@@ -1,6 +1,6 @@
 """Networks as files that other runtimes execute, with everything inside that is needed to use them."""
 
-from .agreement import Agreement, compare
+from .agreement import Agreement, compare, rounding_of
 from .capture import capture
 from .description import Description
 from .formats import FORMATS, need, open_artefact
@@ -15,4 +15,5 @@ __all__ = [
     "compare",
     "need",
     "open_artefact",
+    "rounding_of",
 ]

@@ -22,8 +22,10 @@ class Format:
         files: Suffixes of all files that belong to one artefact.
         batches: Whether it can take any number of images at once,
         sizes: and any size.
-        int8: Whether there is an int8 form.
+        int8: Whether there is an int8 form,
+        int8_batches: and that can take any number of images at once.
         guarded: Whether it keeps what torch assumed of sizes while capturing, and refuses images that differ.
+        narrows: Whether a program for any number of images becomes one for a single image while it is written.
     """
 
     suffix: str
@@ -34,7 +36,9 @@ class Format:
     batches: bool = True
     sizes: bool = True
     int8: bool = False
+    int8_batches: bool = False
     guarded: bool = False
+    narrows: bool = False
 
     @property
     def write(self) -> Callable[..., None]:
@@ -53,13 +57,13 @@ class Format:
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    "onnx": Format(".onnx", "onnx_format", ONNX_PACKAGES, "export", (".onnx",), int8=True),
-    "openvino": Format(".xml", "openvino_format", ("openvino",), "openvino", (".xml", ".bin"), int8=True),
+    "onnx": Format(".onnx", "onnx_format", ONNX_PACKAGES, "export", (".onnx",), int8=True, int8_batches=True),
+    "openvino": Format(".xml", "openvino_format", ("openvino",), "openvino", (".xml", ".bin"), int8=True, narrows=True),
     "pt2": Format(".pt2", "pt2_format", (), "", (".pt2",), guarded=True),
     "executorch": Format(
         ".pte", "executorch_format", ("executorch",), "executorch", (".pte",), batches=False, sizes=False
     ),
-    "web": Format("", "web_format", ONNX_PACKAGES, "export", (), sizes=False, int8=True),
+    "web": Format("", "web_format", ONNX_PACKAGES, "export", (), sizes=False, int8=True, int8_batches=True),
 }
 
 

@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ OPERATIONS = {"convolution": "conv2d", "bmm": "matmul", "mm": "matmul", "addmm":
 
 
 def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequence[str] = ()) -> None:
-    """Write a float .xml of ours (and the .bin beside it) in int8; it keeps its description.
+    """Write a float .xml of ours (and the .bin beside it) in int8, with its description, for one image at a time.
 
     Args:
         calibration: Normalised images (N, C, H, W) of the kind that the network will see.
@@ -59,6 +60,7 @@ class CalibratedOpenVINO:
         self.calibration, self.threads = calibration, threads
         self._core = openvino.Core()
         self._float: Any = self._core.read_model(str(source))
+        self._description = narrow(self._float)
         self._whole: Any = None  # with all layers in int8, once it is needed
         products = _products(self._float)
         endless = self._endless(products)
@@ -76,7 +78,7 @@ class CalibratedOpenVINO:
     def write(self, target: Path, keep_float: Sequence[str] = ()) -> None:
         kept = set(keep_float)
         model = self._quantised([name for name in self.layers if name not in kept])
-        save(model, Description.from_json(self._float.get_rt_info(KEY).astype(str)), target)
+        save(model, self._description, target)
 
     def alone(self, layer: str) -> Callable[[np.ndarray], np.ndarray]:
         from openvino import opset13
@@ -92,7 +94,7 @@ class CalibratedOpenVINO:
         weights = self._constant(rounded.input_value(1))
         node.input(1).replace_source_output(opset13.constant(weights).output(0))
         request = self._compiled(model).create_infer_request()
-        return lambda images: np.array(request.infer({0: images}, share_inputs=True)[0])
+        return lambda images: np.concatenate([np.array(request.infer({0: image[None]})[0]) for image in images])
 
     def _quantised(self, layers: Sequence[str]) -> Any:
         """The network as an `openvino.Model` with these layers in int8."""
@@ -152,6 +154,18 @@ class CalibratedOpenVINO:
             hints["INFERENCE_NUM_THREADS"] = self.threads
         with signal_stack.kept():
             return self._core.compile_model(model, "CPU", hints)
+
+
+def narrow(model: Any) -> Description:
+    """Narrow a model to one image at a time, in place; what it says of itself then. One for any size stays as it is.
+
+    In int8 OpenVINO 2026.4 adds wrongly, does not compile or answers with nothing where the number of images is open.
+    """
+    found = Description.from_json(model.get_rt_info(KEY).astype(str))
+    if found.image["any_size"]:
+        return found
+    model.reshape([1, *found.shape])
+    return replace(found, image={**found.image, "any_batch": False})
 
 
 def name_layers(path: Path, program: ExportedProgram) -> None:

@@ -3,6 +3,7 @@
 import operator
 import warnings
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ def write(program: ExportedProgram, description: Description, path: Path) -> Non
         model: Any = openvino.convert_model(plain_sizes(program))
     for port, name in [(model.inputs[0], INPUT), *zip(model.outputs, description.outputs, strict=True)]:
         port.get_tensor().set_names({name})
+    if not description.image["any_size"]:
+        # The converter leaves sides open. For one image OpenVINO fuses more so than of what torch captures for one.
+        model.reshape([-1 if description.image["any_batch"] else 1, *description.shape])
     save(model, description, path)
 
 
@@ -90,11 +94,30 @@ def open(path: Path, threads: int | None = None) -> Session:
     hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         hints["INFERENCE_NUM_THREADS"] = threads
-    with signal_stack.kept():
-        request = core.compile_model(model, "CPU", hints).create_infer_request()
+
+    def compiled(graph: Any) -> Any:
+        with signal_stack.kept():
+            return core.compile_model(graph, "CPU", hints).create_infer_request()
+
+    single = for_one_image(model, description)
+    several = cache(lambda: compiled(model))  # takes as long again: not for who only ever has one image
+    one = several() if single is None else compiled(single)
 
     def run(images: np.ndarray) -> list[np.ndarray]:
-        found = request.infer({0: images}, share_inputs=True)
+        found = (one if len(images) == 1 else several()).infer({0: images}, share_inputs=True)
         return [np.array(found[place]) for place in range(len(description.outputs))]
 
     return Session(description, run)
+
+
+def for_one_image(model: Any, description: Description) -> Any | None:
+    """A copy of a model for any number of images, for one alone; None where other lengths stay open, too.
+
+    OpenVINO fuses attention, norms and chains of small operations where all lengths are known, and else does not.
+    """
+    image = description.image
+    if not image["any_batch"] or image["any_size"]:
+        return None
+    single = model.clone()
+    single.reshape([1, *description.shape])
+    return single

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-from broadsight.export import Session, compare
+from broadsight.export import Session, compare, rounding_of
 from tests.export.tiny import described
 
 
@@ -76,3 +80,28 @@ def test_compare__follows_a_choice_among_equals():
     other = Session(described(2), chosen)
     assert compare(other, reference, batches()).largest > 0.1
     assert compare(other, reference, batches(), follow).largest == 0 and seen == [(1, 4), (4, 4)]
+
+
+class Cancels(nn.Module):
+    """A small number as the difference of large ones: (B, 1, 1, 1) -> that, and twice the image."""
+
+    def __init__(self, size: float):
+        super().__init__()
+        self.size = nn.Parameter(torch.tensor(size))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return (images + self.size) - self.size, 2 * images
+
+
+def test_rounding__is_what_single_precision_loses():
+    batches = [np.full((1, 1, 1, 1), 0.3, np.float32), np.full((2, 1, 1, 1), 1.0, np.float32)]
+    assert rounding_of(Cancels(0.0), batches) == 0
+    lost = abs(float(np.float32(np.float32(0.3) + np.float32(2**20)) - np.float32(2**20)) - float(np.float32(0.3)))
+    assert lost > 0.01 and rounding_of(Cancels(2.0**20), batches) == pytest.approx(lost, rel=1e-6)
+
+
+def test_within__allows_for_what_rounding_does_to_torch_itself():
+    found = compare(session_of(lambda x: [x + np.float32(0.5)]), reference, [np.ones((1, 3, 2, 2), np.float32)])
+    assert not found.within(0.1) and not replace(found, rounding=0.04).within(0.1)
+    assert replace(found, rounding=0.06).within(0.1)
+    assert not replace(found, relative=float("nan"), rounding=1.0).within(0.1)

@@ -1,5 +1,6 @@
 """OpenVINO in int8: what NNCF quantises and what it leaves, how far answers move, and what layers are called."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,8 @@ def test_quantise__weights_are_int8_and_inputs_are_rounded(source, calibrated, t
         assert (node.input_value(0).get_node().get_type_name() == "FakeQuantize") == rounded, name
     assert size(tmp_path / "small.xml") < 0.75 * size(source)
     session, before = open_artefact(tmp_path / "small.xml", 1), open_artefact(source, 1)
-    assert session.description == before.description
+    one = {**before.description.image, "any_batch": False}  # more than one at a time OpenVINO gets wrong in int8
+    assert session.description == replace(before.description, image=one)
     assert 0 < moved(session(noise(20))["logits"], before(noise(20))["logits"]) < 0.08
 
 
