@@ -3,8 +3,8 @@
 import builtins
 import json
 import shutil
-import time
 import sys
+import time
 
 import pytest
 import timm
