@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .benchmark_settings import EXPORTED
 from .export import Description, capture, open_artefact, rounding_of
-from .export.agreement import MAGNIFIED
+from .export.agreement import allowance
 from .export.formats import FORMATS, need
 from .export.preparing import prepare
 
@@ -154,7 +154,7 @@ def _checked(
             raise ValueError(
                 f"outputs in {runtime} have a cosine of {alike:.2g} with torch's; expected {ALIKE} or more"
             )
-    elif not (difference <= TOLERANCE or difference <= MAGNIFIED * rounding()):
+    elif not (difference <= TOLERANCE or difference <= allowance(rounding())):
         raise ValueError(
             f"outputs in {runtime} differ from torch's by {difference:.2g} of the largest; expected {TOLERANCE} at most"
         )

@@ -229,7 +229,8 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: W
         raise Disagreement(
             f"{title} was exported but does not run in {where}: {first_line(error)}; nothing was written"
         ) from error
-    if found.relative > wanted.tolerance and subject.follow is None:  # is that the artefact, or any rounding?
+    strict = wanted.tolerance < TOLERANCE or subject.follow is not None
+    if found.relative > wanted.tolerance and not strict:  # is that the artefact, or any rounding?
         found = replace(found, rounding=rounding_of(subject.model, _batches(subject, image)))
     if not found.within(wanted.tolerance):
         raise Disagreement(

@@ -81,6 +81,16 @@ def test_export__a_small_difference_passes(subject, tmp_path, monkeypatch):
     assert 5e-7 < found.agreement.largest < 5e-6
 
 
+def test_export__weights_that_magnify_rounding_are_told_from_a_wrong_artefact(subject, tmp_path, monkeypatch):
+    monkeypatch.setattr("broadsight.export.formats.Format.open", off_by(0.5))
+    monkeypatch.setattr("broadsight.exporting.rounding_of", lambda model, batches: 100.0)
+    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", rounds=0))
+    assert found.agreement.relative > 1e-3 and found.agreement.rounding == 100
+    with pytest.raises(Disagreement):  # who asks for less means it
+        export(subject, tmp_path / "strict.pt2", Wanted("pt2", tolerance=1e-4, rounds=0))
+    assert not (tmp_path / "strict.pt2").exists()
+
+
 def test_export__a_failing_writer_leaves_nothing(subject, tmp_path, monkeypatch):
     def broken(program, description, path):
         path.write_text("half")

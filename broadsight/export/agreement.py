@@ -11,7 +11,8 @@ from torch import nn
 
 from .session import Session
 
-MAGNIFIED = 10  # how many times as far as torch's own rounding an artefact may be, which rounds otherwise
+MAGNIFIED = 1e-4  # torch's own rounding, if weights magnify it: a hundred times the usual
+ALLOWED = 10  # how many times as far as that an artefact may then be, which rounds otherwise
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,12 @@ class Agreement:
     rounding: float = 0.0
 
     def within(self, tolerance: float) -> bool:
-        return self.relative <= max(tolerance, MAGNIFIED * self.rounding)  # false for NaN
+        return self.relative <= max(tolerance, allowance(self.rounding))  # false for NaN
+
+
+def allowance(rounding: float) -> float:
+    """How far an artefact may be from a network that differs from itself by so much, see `rounding_of`."""
+    return ALLOWED * rounding if rounding > MAGNIFIED else 0.0
 
 
 def compare(

@@ -32,8 +32,16 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
             and getattr(module, "dynamic_img_size", False) is True
             and hasattr(module, "set_input_size")
         ):
-            module.set_input_size(img_size=size)
+            module.set_input_size(img_size=_whole_patches(size, getattr(module, "patch_embed", None)))
     return made
+
+
+def _whole_patches(size: tuple[int, int], embed: Any) -> tuple[int, int]:
+    """The size of images once they are padded, where the network pads them to whole patches."""
+    if not getattr(embed, "dynamic_img_pad", False):
+        return size
+    height, width = (-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True))
+    return height, width
 
 
 def why_one_size(model: nn.Module) -> str:

@@ -104,4 +104,6 @@ def test_within__allows_for_what_rounding_does_to_torch_itself():
     found = compare(session_of(lambda x: [x + np.float32(0.5)]), reference, [np.ones((1, 3, 2, 2), np.float32)])
     assert not found.within(0.1) and not replace(found, rounding=0.04).within(0.1)
     assert replace(found, rounding=0.06).within(0.1)
+    usual = replace(found, relative=2e-5, rounding=5e-5)  # torch's own rounding as always
+    assert usual.within(2e-5) and not usual.within(1e-5)
     assert not replace(found, relative=float("nan"), rounding=1.0).within(0.1)
