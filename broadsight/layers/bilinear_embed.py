@@ -48,7 +48,8 @@ class BilinearPatchEmbed(nn.Module):
             centre_x, centre_y = (4 * column + 2) / W - 1, (4 * row + 2) / H - 1
             shape = wide.shape[1:3]
             centres = torch.stack([centre_x.expand(shape), centre_y.expand(shape)], -1)
-            pixel = torch.stack([torch.full_like(column[0], 2 / W), torch.full_like(column[0], 2 / H)])
+            two = torch.full_like(column[0], 2)  # a tensor: not all exporters divide by a size that is left open
+            pixel = torch.stack([two / W, two / H])
             grid = wide * pixel + centres
         else:
             grid_x = (4 * column + 2 * wide[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width

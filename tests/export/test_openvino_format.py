@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from broadsight.export import capture
 from broadsight.export.openvino_format import for_one_image, open, plain_sizes, write
+from broadsight.layers import BilinearPatchEmbed
+from tests.compare import randomize
 from tests.export.tiny import Tiny, described
 
 
@@ -62,3 +64,14 @@ def test_write__of_a_program_for_any_number_one_for_a_single_image(tmp_path):
     model = openvino.Core().read_model(tmp_path / "net.xml")
     assert list(model.inputs[0].shape) == [1, 3, 32, 32] and for_one_image(model, described(any_batch=False)) is None
     assert open(tmp_path / "net.xml", 1)(np.zeros((2, 3, 32, 32), np.float32))["logits"].shape == (2, 4)
+
+
+def test_write__sampling_at_offsets_for_any_size(tmp_path):
+    pytest.importorskip("openvino")
+    model = randomize(BilinearPatchEmbed(3, 8)).eval()
+    description = described(64, any_size=True, outputs=("maps",), task="segment")
+    write(capture(model, (3, 64, 64), any_size=True), description, tmp_path / "net.xml")
+    session = open(tmp_path / "net.xml", 1)
+    for height, width in ((64, 64), (70, 98)):
+        images = np.random.default_rng(0).normal(size=(2, 3, height, width)).astype(np.float32)
+        np.testing.assert_allclose(session(images)["maps"], model(torch.from_numpy(images)).detach(), atol=1e-4)
