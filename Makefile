@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-browser lint clean
+.PHONY: demo test test-slow test-browser fuzz lint clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,11 @@ test-slow: $(VENV)/.installed-dev
 test-browser: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev,browser]"
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m browser
+
+# Mutated images, tars, checkpoints, run folders and command lines, so many seconds each; see SECURITY.md.
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/.installed-dev
+	HF_HUB_OFFLINE=1 $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache
