@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from .classifier import Classifier
+from .data.decoding import open_image
 from .drawing import whole_file
 from .explain.inside import kinds_of
 from .explain.sheet import HEADINGS
@@ -163,7 +162,7 @@ def _unique(titles: Sequence[str]) -> list[str]:
 def _shrunk(path: Path) -> Path:
     """The same sheet in a smaller file instead."""
     smaller = path.with_suffix(".webp")
-    with Image.open(path) as sheet:
+    with open_image(path) as sheet:
         sheet.save(smaller, "WEBP", quality=QUALITY, method=6)
     path.unlink()
     return smaller

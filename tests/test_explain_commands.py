@@ -10,6 +10,7 @@ from PIL import Image
 
 from broadsight.classifier import open_classifier
 from broadsight.cli import main
+from broadsight.data.decoding import NO_IMAGE
 from broadsight.data.scenes import Scenes, draw_scene
 from broadsight.explain.inside import look_inside
 from broadsight.explain.overlay import overlay
@@ -61,7 +62,7 @@ def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
     record = json.loads((out / "explanation.json").read_text())
     assert record["command"].startswith("broadsight explain test_vit")
     assert record["model"]["weights"] == "random" and record["model"]["kinds"] == ["gradcam", "attention"]
-    assert record["failed"] == {"one/text.png": "not an image, or of a kind that PIL does not read"}
+    assert record["failed"] == {"one/text.png": NO_IMAGE}
     assert record["settings"]["target"] == "2" and record["versions"]["torch"] and not record["interrupted"]
     first = record["pictures"][0]
     assert (first["file"], first["sheet"]) == ("one/dog.png", "dog.png")
@@ -198,7 +199,7 @@ def test_refused(arguments, message, folder, capsys):
 
 def test_no_picture_at_all(folder, capsys):
     line = complaint(capsys, [*VIT, "one/text.png", "--out", "out"])
-    assert line == "broadsight: one/text.png cannot be read: not an image, or of a kind that PIL does not read"
+    assert line == f"broadsight: one/text.png cannot be read: {NO_IMAGE}"
     assert not (folder / "out").exists()
 
 

@@ -114,7 +114,7 @@ INSIDE = {
     "analysis_record": {"analysis_subjects", "analyzing", "drawing", "provenance"},
     "explanation_files": {"classifier", "drawing", "explain", "predicting", "provenance"},
     "explaining": {"classifier", "data", "explain", "explanation_files", "predicting"},
-    "gallery": {"classifier", "drawing", "explain", "explaining", "explanation_files"},
+    "gallery": {"classifier", "data", "drawing", "explain", "explaining", "explanation_files"},
     "demo": {
         "classifier",
         "data",
@@ -354,7 +354,7 @@ OUTSIDE = {
     "analysis_record": {"matplotlib"},
     "explanation_files": {"PIL", "numpy", "torch"},
     "explaining": {"PIL", "torch"},
-    "gallery": {"PIL"},
+    "gallery": set(),
     "demo": {"PIL", "gradio", "starlette", "timm", "torch"},
     "macs": {"torch", "timm"},
     "export": {"PIL", "executorch", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "timm", "torch"},

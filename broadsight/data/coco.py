@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from .coco_masks import MaskPool
+from .decoding import open_image
 from .dense import find_images, open_labelled
 from .listing import Names
 
@@ -260,7 +261,7 @@ def _clip(box: Any, height: int, width: int) -> tuple[list[float], list[float]]:
 def _size_of(file: Path) -> tuple[int, int]:
     """Height and width of a picture as stored."""
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             return image.height, image.width
     except Exception as error:
         raise ValueError(f"{file} cannot be read for its size, which the COCO file does not give: {error}") from None

@@ -24,6 +24,7 @@ from .corruptions_blur import (
     zoom_blur,
 )
 from .corruptions_weather import fog, frost, snow
+from .decoding import open_image
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 8  # pixels of a side
@@ -86,7 +87,7 @@ def pixelate(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarra
 def jpeg_compression(x: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
     file = io.BytesIO()
     as_image(x).save(file, "JPEG", quality=quality)
-    return as_array(Image.open(file))
+    return as_array(open_image(file.getvalue()))
 
 
 # What each does to (H, W, C) floating-point pictures, 0 to 1, and its settings at the five severities: those published

@@ -1,15 +1,29 @@
-"""One picture from a file: upright, in RGB or grey, or one error that says why not."""
+"""One picture from a file: upright, in RGB or grey, or one error that says why not.
+
+`open_image` is the only place that asks PIL to open a file: it names the formats that are accepted. PIL knows forty
+more; of these, some start other programs (EPS starts Ghostscript) and most are hardly ever read by anybody.
+"""
 
 import contextlib
 import io
 import re
 import struct
 import warnings
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageFile
+
+from .file_kinds import check_regular
+
+# What is read, by PIL's names. MPO is JPEG with further images behind it. HEIF is there where pillow-heif registers it.
+ACCEPTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO", "HEIF")
+KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF"
+NO_IMAGE = f"not an image, or of a kind that is not read here; expected {KINDS}"
+MOST_BYTES = 2 * 2**30  # of a file; the largest image that PIL takes has half of that without compression
+STRIP = 1 << 22  # pixels that are converted at once where that takes several times the memory of the image
 
 # Where PIL keeps what may hold an orientation. TIFF is not among them: PIL turns it upright by itself.
 ORIENTED = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
@@ -47,22 +61,80 @@ def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3)
     From the first call on, PIL's warnings are off in this process: to put them off and on again for each picture takes
     6 % of the time for a small one and is not safe among threads.
 
+    An image has at most twice `PIL.Image.MAX_IMAGE_PIXELS`, 179 million pixels, and its file at most 2 GB.
+
     Raises:
-        UnreadableImage: Whatever the reason, in one line: not there, not a picture, cut short, damaged, too large.
+        UnreadableImage: Whatever the reason, in one line: not there, not a picture, of a format that is not accepted,
+            cut short, damaged, too large for the bounds or for the memory that is left.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
-    if QUIET not in warnings.filters:
-        warnings.filterwarnings("ignore", module=QUIET[3].pattern)
+    _keep_quiet()
     try:
         if isinstance(file, Image.Image):
+            _check_format(file)
             return _decoded(file, channels)
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        with open_image(file) as image:
             return _decoded(image, channels)
-    except MemoryError:
-        raise
     except Exception as error:
         raise UnreadableImage(_reason(error, file)) from None
+
+
+def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
+    """A file as PIL opens it, of which only the header is read: to be used in `with`.
+
+    Only for who needs the values as they are stored, such as those of masks; `decode` is for all others.
+
+    Raises:
+        OSError, ValueError, SyntaxError: PIL's words for what is wrong, and ours where it is no regular file, too long,
+            or of a format that is not in ACCEPTED.
+    """
+    _keep_quiet()
+    if isinstance(file, str | Path):
+        check_regular(file, MOST_BYTES)
+    Image.init()
+    formats = [name for name in ACCEPTED if name in Image.OPEN]
+    return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=formats)
+
+
+def _keep_quiet() -> None:
+    if QUIET not in warnings.filters:
+        warnings.filterwarnings("ignore", module=QUIET[3].pattern)
+
+
+@contextlib.contextmanager
+def within_memory() -> Generator[None, None, None]:
+    """What is done to one image: where memory or the range of numbers does not suffice, that image is unreadable.
+
+    Raises:
+        UnreadableImage: Instead of MemoryError, OverflowError, and what torch raises for these.
+    """
+    try:
+        yield
+    except (MemoryError, OverflowError, struct.error) as error:
+        raise UnreadableImage(_too_much(error)) from None
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise UnreadableImage(_too_much(error)) from None
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says so: it has a class of its own for accelerators alone."""
+    words = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "numel overflow")
+    return any(word in str(error) for word in words)
+
+
+def _too_much(error: BaseException) -> str:
+    kind = "numbers overflow" if isinstance(error, OverflowError | struct.error) else "out of memory"
+    return f"{kind} while it is prepared; make the image smaller"
+
+
+def _check_format(image: Image.Image) -> None:
+    """Refuse an image that somebody else has opened and not read yet: reading is what starts programs."""
+    unread = isinstance(image, ImageFile.StubImageFile) or getattr(image, "tile", None)
+    if image.format is not None and image.format not in ACCEPTED and unread:
+        raise UnreadableImage(f"of format {image.format}, which is not accepted; convert it to PNG")
 
 
 def _decoded(image: Image.Image, channels: int) -> Image.Image:
@@ -87,27 +159,49 @@ def _bytes_of(image: Image.Image, mode: str) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _scaled(image).convert(mode)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert(mode)
+        return _on_white(image, mode)
     return image.convert(mode)
 
 
+def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
+    """First and last row of the strips of an image."""
+    rows = max(1, STRIP // max(1, image.width))
+    return ((top, min(top + rows, image.height)) for top in range(0, image.height, rows))
+
+
+def _on_white(image: Image.Image, mode: str) -> Image.Image:
+    found = Image.new(mode, image.size)
+    for top, bottom in _strips(image):
+        strip = image.crop((0, top, image.width, bottom)).convert("RGBA")
+        found.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert(mode), (0, top))
+    return found
+
+
 def _scaled(image: Image.Image) -> Image.Image:
-    values = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)  # H W
-    low, high = values.min(), values.max()
+    stored = np.asarray(image)  # H W
+    places = list(_strips(image))
+
+    def values(top: int, bottom: int) -> np.ndarray:
+        return np.nan_to_num(np.asarray(stored[top:bottom], np.float64), posinf=0, neginf=0)
+
+    low, high = min(values(*rows).min() for rows in places), max(values(*rows).max() for rows in places)
     usual = WHITE if image.mode == "F" else WHITE[-1:]
     white = next((white for white in usual if low >= 0 and high <= white), None)
-    if white is None:
-        values, white = values - low, high - low
-    scaled = Image.fromarray((values * 255 / (white or 1) + 0.5).astype(np.uint8))
-    scaled.info = {key: image.info[key] for key in ORIENTED if key in image.info}
-    return scaled
+    least, white = (low, high - low) if white is None else (0.0, white)
+    scaled = np.empty(stored.shape, np.uint8)
+    for top, bottom in places:
+        scaled[top:bottom] = ((values(top, bottom) - least) * 255 / (white or 1) + 0.5).astype(np.uint8)
+    found = Image.fromarray(scaled)
+    found.info = {key: image.info[key] for key in ORIENTED if key in image.info}
+    return found
 
 
 def _reason(error: Exception, file: str | Path | BinaryIO | bytes | Image.Image) -> str:
     """Why a picture cannot be read, in one line and without the address of a file object."""
     if isinstance(error, Image.UnidentifiedImageError):
-        return "empty file" if _is_empty(file) else "not an image, or of a kind that PIL does not read"
+        return "empty file" if _is_empty(file) else NO_IMAGE
+    if isinstance(error, MemoryError | OverflowError | struct.error):
+        return _too_much(error) if isinstance(error, MemoryError) else f"damaged ({error})"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; see PIL.Image.MAX_IMAGE_PIXELS"
     if isinstance(error, OSError) and error.strerror:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from PIL import Image
 
-from .decoding import ORIENTED, UnreadableImage, decode
+from .decoding import ORIENTED, UnreadableImage, decode, open_image
 from .listing import is_image
 
 # What the two folders of a pair are called, in the order in which they are looked for.
@@ -113,7 +113,7 @@ def open_labelled(file: Path, size: tuple[int, int], channels: int, labels: str)
         labels: What has that size, for the error if the picture has another.
     """
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             image.load()  # PNG may have the note behind the pixels
             if image.size == size and any(key in image.info for key in ORIENTED):
                 image = image.copy()  # PIL remembers the note with the file, so that others would turn the picture

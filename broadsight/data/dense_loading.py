@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .decoding import UnreadableImage
+from .decoding import UnreadableImage, within_memory
 from .loading import Key, Pictures
 
 ALIGNED = 16  # bytes; what numbers of any kind may begin at
@@ -118,10 +118,11 @@ class DensePictures(Pictures):
     def _item(self, index: int) -> tuple[Tensor, Any]:
         """Pixels and target."""
         try:
-            image, target = self.source[index]
+            with within_memory():  # also what the labels need: a mask for each of many objects in a large picture
+                image, target = self.source[index]
+                return (image, target) if self.transform is None else self.transform(image, target)
         except UnreadableImage:
             raise
         except (ValueError, OSError) as error:
             name = self.source.name(index)
             raise ValueError(str(error) if name in str(error) else f"{name}: {error}") from None
-        return (image, target) if self.transform is None else self.transform(image, target)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..seeds import mixed, seed_transforms
-from .decoding import UnreadableImage
+from .bounded_resize import BoundedResize
+from .decoding import UnreadableImage, within_memory
 
 IN_A_ROW = 50  # unreadable pictures one after the other, after which something else must be wrong
 
@@ -83,6 +84,8 @@ class Transforms:
             raise ValueError(
                 f"auto_augment={policy}; expected a policy of timm's, such as rand-m9-mstd0.5-inc1"
             ) from None
+        if not training:
+            transform.transforms[0] = BoundedResize(transform.transforms[0], self.size)
         for step in transform.transforms:
             for op in _flat([getattr(step, "ops", []), getattr(step, "policy", [])]):
                 if getattr(op, "aug_fn", None) is posterize:
@@ -173,7 +176,8 @@ class Pictures(Dataset):
 
     def _item(self, index: int) -> tuple[Tensor, Any]:
         """Pixels and label."""
-        return torch.as_tensor(self.transform(self.source.open(index))), self.source.label(index)
+        with within_memory():
+            return torch.as_tensor(self.transform(self.source.open(index))), self.source.label(index)
 
 
 class TrainOrder:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from .decoding import UnreadableImage, decode
+from .decoding import UnreadableImage, decode, open_image
 from .dense import open_labelled
 from .listing import Names, in_order, is_image
 
@@ -121,7 +121,7 @@ class MaskFolder(Dataset):
 def read_indices(file: Path) -> np.ndarray:
     """The values of a mask as stored, (H, W) int64; those of a palette, not its colours."""
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             stretched = STRETCHED.get(str(image.tile[0][3]), 1) if image.format == "PNG" else 1
             mode, values = image.mode, np.asarray(image)
     except Exception:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .decoding import UnreadableImage, decode
+from .decoding import UnreadableImage, decode, open_image
 from .listing import Listed, Names, Part, Parts
 
 # As timm.data.create_dataset spells those of torchvision.
@@ -43,10 +43,11 @@ class DatasetSource(Listed):
         return part
 
     def picture(self, index: int) -> Image.Image:
+        row = int(self.numbers[index])
         try:
-            picture = self.dataset[int(self.numbers[index])][0]
-        except OSError as error:
-            raise UnreadableImage(str(error).splitlines()[0]) from None
+            picture = stored(self.dataset, row) if hasattr(self.dataset, "image_key") else self.dataset[row][0]
+        except (OSError, ValueError, SyntaxError, MemoryError) as error:
+            raise UnreadableImage((str(error).splitlines() or [type(error).__name__])[0]) from None
         return decode(picture, self.channels)
 
 
@@ -65,6 +66,8 @@ def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Pa
             if dataset is None:
                 continue
             reader = getattr(dataset, "reader", dataset)
+            if hasattr(reader, "loader"):
+                reader.loader = as_stored  # torchvision's own opens whatever PIL knows, and INaturalist has none
             labels, classes = labels_of(reader), classes_of(reader)
             classes = classes or [str(label) for label in range(int(labels.max()) + 1)]
             parts[key] = Part(DatasetSource(reader, f"{name}/{key}", labels, classes, channels), f"{name} {key}")
@@ -86,6 +89,19 @@ def created(name: str, root: Path, split: str, download: bool) -> Any:
             return None
         hint = "see root" if download else "download=True (--download) fetches it, and root says where it is"
         raise ValueError(f"{name} is not in {root} ({reason.rstrip('.')}); {hint}") from None
+
+
+def as_stored(path: str | Path) -> Image.Image:
+    """An image of one of the formats that are accepted; torchvision's data sets call this by a path."""
+    with open_image(path) as image:
+        image.load()
+        return image
+
+
+def stored(reader: Any, row: int) -> bytes | str:
+    """The bytes of an image, or its path, of timm's reader of Hugging Face data sets: that one would open the path."""
+    found = reader.dataset[row][reader.image_key]
+    return found.get("bytes") or found["path"]
 
 
 def labels_of(dataset: Any) -> np.ndarray:

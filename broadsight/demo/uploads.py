@@ -5,10 +5,8 @@ from typing import Any
 
 from PIL import Image
 
-from ..data.decoding import UnreadableImage, decode
+from ..data.decoding import KINDS, UnreadableImage, decode, open_image
 
-# What PIL reads by itself. Others start programs (EPS), or are nothing that a browser shows.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 MOST_PIXELS = 40_000_000  # 120 MB once it is unpacked
 SIDE = 1600  # pixels of the longer side that are kept; no network here looks at more
 MOST_MEGABYTES = 20.0
@@ -49,9 +47,9 @@ def is_uploaded(path: str, folder: str | Path) -> bool:
 
 
 def open_picture(file: Path) -> Image.Image:
-    """A picture of one of FORMATS with at most MOST_PIXELS, which its header says before anything is unpacked."""
+    """A picture of an accepted format with at most MOST_PIXELS, which its header says before anything is unpacked."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with open_image(file) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise ValueError(
@@ -63,7 +61,6 @@ def open_picture(file: Path) -> Image.Image:
     except UnreadableImage as error:
         raise ValueError(f"the picture cannot be read: {error}") from None
     except (Image.UnidentifiedImageError, OSError, SyntaxError):
-        kinds = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF"
-        raise ValueError(f"the file is not an image that is known here; expected {kinds}") from None
+        raise ValueError(f"the file is not an image that is known here; expected {KINDS}") from None
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     return picture

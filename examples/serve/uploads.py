@@ -1,6 +1,5 @@
 """Pictures that strangers send: bytes are counted as they come, pixels before they are unpacked."""
 
-import io
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +9,8 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from broadsight.data.decoding import UnreadableImage, decode
+from broadsight.data.decoding import KINDS, UnreadableImage, decode, open_image
 
-# What PIL reads by itself. Others start programs (EPS), or are nothing that a camera or a browser makes.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
-KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or PPM"
 ENVELOPE = 16 * 2**10  # bytes around the file in a form
 
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # pixels are counted here
@@ -55,7 +51,7 @@ def open_picture(data: bytes, most_pixels: float, channels: int) -> Image.Image:
         Refused: 413, 415 or 400.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with open_image(data) as image:
             width, height = image.size
             if width * height > most_pixels:
                 raise Refused(

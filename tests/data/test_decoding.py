@@ -1,13 +1,21 @@
 """One picture from any file: the modes, the orientations, and the files that hold none."""
 
+import ast
 import io
+import os
+import socket
+import struct
+import subprocess
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 
-from broadsight.data.decoding import UnreadableImage, decode
+import broadsight
+from broadsight.data import decoding
+from broadsight.data.decoding import UnreadableImage, decode, open_image, within_memory
 
 WIDE = np.arange(24 * 16 * 3, dtype=np.uint8).reshape(16, 24, 3) // 2  # 24 wide, 16 high, no two corners alike
 
@@ -189,7 +197,7 @@ def noise(side: int) -> Image.Image:
     ("content", "reason"),
     [
         (b"", "empty file"),
-        (b"just text, whatever its name", "not an image, or of a kind that PIL does not read"),
+        (b"just text, whatever its name", "not an image, or of a kind that is not read here; expected JPEG, PNG"),
         (saved(noise(64), "JPEG")[:2000], "truncated"),
         (saved(noise(64), "PNG")[:3000], "truncated"),
         (saved(noise(64), "WEBP")[:400], ""),
@@ -240,15 +248,114 @@ def test_decode__decompression_bomb(monkeypatch):
         decode(data)
 
 
-def test_decode__memory_and_interrupts_escape(monkeypatch):
-    for error in (MemoryError, KeyboardInterrupt):
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (MemoryError(), "out of memory while it is prepared; make the image smaller"),
+        (OverflowError("too large"), r"damaged \(too large\)"),
+        (struct.error("no room"), r"damaged \(no room\)"),
+        (RuntimeError("odd"), "odd"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_decode__any_error_is_that_of_one_image_but_interrupts_escape(monkeypatch, error, expected):
+    def stop(*_, **__):
+        raise error
 
-        def stop(*_, error=error):
+    monkeypatch.setattr(Image, "open", stop)
+    with pytest.raises(UnreadableImage if expected else KeyboardInterrupt, match=expected):
+        decode(b"x")
+
+
+def test_within_memory__turns_what_is_too_large_into_an_unreadable_image_and_nothing_else():
+    for error in (MemoryError(), OverflowError("big"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        with pytest.raises(UnreadableImage, match="while it is prepared; make the image smaller"), within_memory():
             raise error
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), within_memory():
+        raise RuntimeError("shapes differ")
 
-        monkeypatch.setattr(Image, "open", stop)
-        with pytest.raises(error):
-            decode(b"x")
+
+def test_decode__starts_no_program(tmp_path, monkeypatch):
+    """EPS by any name would start Ghostscript, which runs what the file says."""
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **_: started.append(command))
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+    path = tmp_path / "photo.jpg"
+    photograph(16).save(path, "EPS")
+    assert Image.open(path).format == "EPS"  # or there is nothing to test
+    for file in (path, path.read_bytes(), io.BytesIO(path.read_bytes())):
+        with pytest.raises(UnreadableImage, match=r"^not an image, or of a kind that is not read here"):
+            decode(file)
+        with pytest.raises(Image.UnidentifiedImageError):
+            open_image(file)
+    with pytest.raises(UnreadableImage, match=r"^of format EPS, which is not accepted; convert it to PNG$"):
+        decode(Image.open(path))
+    assert not started
+
+
+@pytest.mark.parametrize("format", ["PCX", "TGA", "ICO", "JPEG2000", "SGI", "IM", "PSD", "XBM"])
+def test_decode__formats_that_are_not_named_are_refused(format):
+    if format == "PSD":
+        data = b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 4, 4, 8, 3) + bytes(100)
+    else:
+        data = saved(photograph(16).convert("1" if format == "XBM" else "RGB"), format)
+    with pytest.raises(UnreadableImage, match=r"^not an image, or of a kind that is not read here"):
+        decode(data)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names on this platform")
+def test_decode__pipes_sockets_and_devices_are_no_images(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "link.jpg").symlink_to("pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket.jpg"))
+        for name, kind in (("pipe", "a pipe"), ("link", "a pipe"), ("socket", "a socket")):
+            with pytest.raises(UnreadableImage, match=f"^{kind}, not a file$"):
+                decode(tmp_path / f"{name}.jpg")
+    if os.path.exists("/dev/zero"):
+        with pytest.raises(UnreadableImage, match=r"^a device, not a file$"):
+            decode("/dev/zero")
+
+
+def test_decode__a_file_of_terabytes_is_not_read(tmp_path):
+    path = tmp_path / "x.webp"
+    path.write_bytes(saved(photograph(16), "WEBP"))
+    with path.open("r+b") as file:
+        file.truncate(2**32)  # a hole: takes no room
+    with pytest.raises(UnreadableImage, match=r"^a file of 4.0 GB; up to 2 GB are read$"):
+        decode(path)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "I", "F"])
+def test_decode__strip_by_strip_as_at_once(monkeypatch, mode):
+    """Conversions that take much memory go by strips; nobody sees where these end."""
+    values = np.random.default_rng(0).integers(0, 256, (37, 11, 4), dtype=np.uint8)
+    if mode == "I;16":
+        image = Image.fromarray(values[..., 0].astype(np.uint16) * 200)
+    elif mode in ("I", "F"):
+        image = Image.fromarray(values[..., 0].astype(np.int32 if mode == "I" else np.float32) * 999 - 500)
+    else:
+        image = Image.fromarray(values).convert(mode if mode != "P" else "RGB").convert(mode)
+        if mode == "P":
+            image.info["transparency"] = 3
+    for channels in (1, 3):
+        monkeypatch.setattr(decoding, "STRIP", 1 << 22)
+        whole = np.asarray(decode(image, channels))
+        monkeypatch.setattr(decoding, "STRIP", 40)
+        assert np.array_equal(np.asarray(decode(image, channels)), whole)
+
+
+def test_the_package_opens_images_in_one_place_only():
+    """Who calls PIL's `open` elsewhere reads every format that PIL knows, and may start Ghostscript."""
+    root = Path(broadsight.__file__).parent
+    calls = []
+    for path in sorted((*root.rglob("*.py"), *(root.parent / "examples").rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "open" and ast.unparse(node.value).endswith("Image"):
+                calls.append(path.relative_to(root.parent).as_posix())
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("PIL.Image"):
+                calls += [path.name for name in node.names if name.name == "open"]
+    assert calls == ["broadsight/data/decoding.py"]
 
 
 def test_decode__keeps_pil_quiet_and_nobody_else(monkeypatch):

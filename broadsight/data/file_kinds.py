@@ -1,0 +1,44 @@
+"""What a path is: a regular file, or something that looks like one and may never end or never begin."""
+
+import os
+import stat
+from pathlib import Path
+
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def odd_kind(path: str | Path) -> str | None:
+    """What a path is, such as "a pipe", if it is there and no regular file; links are followed.
+
+    To open a pipe waits for somebody who writes into it, and /dev/zero has no end: so whoever reads a file that he was
+    given asks this first.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # not there, or no path at all: whoever opens it has the words for that
+        return None
+    return next((kind for holds, kind in KINDS if holds(mode)), None)
+
+
+def check_regular(path: str | Path, most: int | None = None) -> None:
+    """Refuse what is no regular file, or has more bytes than `most`.
+
+    Raises:
+        IsADirectoryError: It is a folder.
+        ValueError: It is a pipe, a socket or a device, or too long.
+        OSError: It is not there, or cannot be asked for.
+    """
+    found = os.stat(path)
+    kind = next((kind for holds, kind in KINDS if holds(found.st_mode)), None)
+    if kind == "a folder":
+        raise IsADirectoryError(21, "Is a directory", os.fspath(path))
+    if kind is not None:
+        raise ValueError(f"{kind}, not a file")
+    if most is not None and found.st_size > most:
+        raise ValueError(f"a file of {found.st_size / 2**30:,.1f} GB; up to {most / 2**30:g} GB are read")
