@@ -11,11 +11,12 @@ from torch import Tensor
 from .analysis.measures import Measure, unlabelled_measures
 from .analysis_subjects import Asked, Subject
 from .data.evaluation_source import Found, Which, open_part, same_data
-from .data.folder_source import IMAGES, MASKS, entries, is_folder
+from .data.folder_source import IMAGES, MASKS
 from .data.loading import EvalOrder, Pictures, close, load
 from .data.sources import LISTS, Source
 from .data.unlabelled import find_images
 from .data.view import View, sample
+from .data.walking import entries, is_folder
 from .evaluation_tasks import found_in, match_classes, own_splits
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .data.decoding import UnreadableImage
+from .data.decoding import UnreadableImage, within_memory
 from .data.pose_crops import cut_out
 from .data.pose_geometry import crop_affine, invert_affine
 from .data.unlabelled import Unlabelled
@@ -72,19 +72,20 @@ def predict_dense(
     find = finder(run, flip=flip, scales=scales, slide=slide)
     for index, name in enumerate(names):
         try:
-            image = source.open(index)
+            with within_memory():
+                image = source.open(index)
+                with torch.inference_mode():
+                    found = find(image, None if boxes is None else boxes.get(Path(name).name))
+                row, entries = (name, told(run, found, threshold)), []
+                if run.task != "segment":
+                    entries = to_results(ids[index], moved_keypoints(found, -run.keypoint_offset), run.category_ids)
+                if out is not None:
+                    _draw(run, image, found, out, drawn_as[index], threshold)
         except UnreadableImage as error:
             findings.errors[name] = str(error).removeprefix(f"{name}: ")
-            seen(1)
-            continue
-        with torch.inference_mode():
-            found = find(image, None if boxes is None else boxes.get(Path(name).name))
-        findings.rows.append((name, told(run, found, threshold)))
-        if run.task != "segment":
-            entries = to_results(ids[index], moved_keypoints(found, -run.keypoint_offset), run.category_ids)
+        else:
+            findings.rows.append(row)
             findings.entries += [{**entry, "file_name": name} for entry in entries]
-        if out is not None:
-            _draw(run, image, found, out, drawn_as[index], threshold)
         seen(1)
     return findings
 

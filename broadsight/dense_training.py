@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from .data.decoding import UnreadableImage
+from .data.decoding import UnreadableImage, within_memory
 from .data.dense_loading import DensePictures
 from .data.dense_source import DenseSplits, resolve_dense
 from .data.dense_transforms import DenseTransforms
@@ -131,7 +131,7 @@ def look_at_some(splits: DenseSplits) -> None:
     """Read some pictures and labels of both parts, so that what cannot be meant is refused before a run is begun."""
     for view in (splits.train, splits.val):
         for index in range(0, len(view), max(1, len(view) // LOOKED_AT)):
-            with suppress(UnreadableImage):  # which training skips
+            with suppress(UnreadableImage), within_memory():  # which training skips
                 view[index]
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from .classifier import Classifier
-from .data.decoding import UnreadableImage
+from .data.decoding import UnreadableImage, within_memory
 from .data.scenes import Scenes
 from .data.unlabelled import Unlabelled
 from .explain.gradcam_looks import gradcam_looks
@@ -57,11 +57,11 @@ def explain(
         for index, (name, stem) in enumerate(zip(names, unique_stems(names), strict=True)):
             seen(index, name)
             try:
-                picture = source.open(index)
+                with within_memory():
+                    looked = look_at(classifier, source.open(index), wanted, target)
             except UnreadableImage as error:
                 found.errors[name] = str(error).removeprefix(f"{name}: ")
                 continue
-            looked = look_at(classifier, picture, wanted, target)
             found.entries.append(write_files(classifier, looked, wanted, out, name, stem, untrained))
         seen(len(names), "")
     except KeyboardInterrupt:

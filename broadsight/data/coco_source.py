@@ -12,8 +12,8 @@ from PIL import Image
 
 from .decoding import UnreadableImage
 from .dense import find_images, is_coco, open_labelled
-from .folder_source import entries
 from .listing import Listed, Names, Part, Parts, by_name, some
+from .walking import entries
 
 SMALLEST = 8  # pixels; less is noise
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from PIL import Image
 
 from .decoding import ORIENTED, UnreadableImage, decode, open_image
-from .listing import is_image
+from .walking import images_below
 
 # What the two folders of a pair are called, in the order in which they are looked for.
 IMAGES = ("images", "image", "imgs", "img", "JPEGImages")
@@ -96,7 +96,7 @@ def _places(annotations: Path) -> Iterator[Path]:
 
 def has_images(folder: Path) -> bool:
     """Whether a folder holds a picture, at any depth."""
-    return folder.is_dir() and any(is_image(file.name) for file in folder.rglob("*"))
+    return folder.is_dir() and next(images_below(folder, "", []), None) is not None
 
 
 def open_labelled(file: Path, size: tuple[int, int], channels: int, labels: str) -> Image.Image:

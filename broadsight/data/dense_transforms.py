@@ -36,6 +36,7 @@ LONGEST = {"segment": 4.0}  # times the shorter side, unless told; for all other
 TRIES = 10
 LARGEST_SHARE = 0.75  # of one class in a crop for segmentation
 ZOOM_OUT = 4  # SSD's
+MOST_GROUND = 1 << 28  # pixels, of what a picture may be put on: 800 MB
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
@@ -178,6 +179,7 @@ def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
     top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
     if torch.rand(()) < 0.5:
         factor, down, right = (torch.rand(3) * torch.tensor([ZOOM_OUT - 1, 1, 1])).tolist()
+        factor = min(factor, max(0.0, (MOST_GROUND / (height * width)) ** 0.5 - 1))
         tall, wide = int(height * (1 + factor)), int(width * (1 + factor))
         top, left = -int((tall - height) * down), -int((wide - width) * right)
         height, width = tall, wide

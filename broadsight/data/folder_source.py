@@ -4,13 +4,14 @@ Not timm's reader: it takes the innermost folder for the class, keeps a list of 
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
 from .decoding import decode
 from .listing import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
+from .walking import Walk, entries, images_below, is_folder
 
 # How folder pairs for segmentation are called.
 IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
@@ -40,7 +41,13 @@ def open_folder(path: Path, channels: int = 3) -> Parts:
 
 
 def part_of(path: Path, channels: int) -> Part:
-    """The class folders of one part. Pictures count at any depth; classes without any are left out and noted."""
+    """The class folders of one part. Pictures count at any depth; classes without any are left out and noted.
+
+    Links are followed, and every picture counts once: where it lies, and else where a link leads to it.
+
+    Raises:
+        ValueError: There are none, or links put the same pictures into two classes.
+    """
     names, labels, classes, empty, ignored, loose = [], [], [], [], [], []
     folders = []
     for entry in entries(path):
@@ -49,8 +56,8 @@ def part_of(path: Path, channels: int) -> Part:
         elif not is_hidden(entry.name):
             (loose if is_image(entry.name) else ignored).append(entry.name)
     refuse_masks(path, folders)
-    for name in in_order(folders):
-        files = sorted(walk(path / name, f"{name}/", ignored))
+    found = _of_classes(walk := Walk(ignored), path, in_order(folders))
+    for name, files in found.items():
         if not files:
             empty.append(name)
             continue
@@ -62,7 +69,7 @@ def part_of(path: Path, channels: int) -> Part:
         raise ValueError(f"{what}; put the images of each class into a folder named after it")
     if not names:
         raise ValueError(f"no images in {path}; expected folders named after classes, with images in them")
-    notes = []
+    notes = walk.notes(path)
     if empty:
         notes.append(f"{path}: class folders without images are left out: {some(empty)}")
     if loose:
@@ -72,35 +79,15 @@ def part_of(path: Path, channels: int) -> Part:
     return Part(FolderSource(path, names, labels, classes, channels), str(path), notes)
 
 
-def entries(path: Path | str) -> list[os.DirEntry[str]]:
-    with os.scandir(path) as found:
-        return list(found)
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    return not is_hidden(entry.name) and is_there(entry.is_dir)
-
-
-def is_there(kind: Callable[[], bool]) -> bool:
-    """Asks an entry for its kind. One that is a link to itself has none."""
-    try:
-        return kind()
-    except OSError:
-        return False
-
-
-def walk(folder: Path | str, prefix: str, ignored: list[str], above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Names of all pictures under a folder, with a prefix. Links are followed, but never back to where they started."""
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    for entry in entries(folder):
-        if is_folder(entry):
-            yield from walk(entry.path, f"{prefix}{entry.name}/", ignored, (*above, real))
-        elif is_image(entry.name) and is_there(entry.is_file):
-            yield prefix + entry.name
-        elif not is_hidden(entry.name):
-            ignored.append(prefix + entry.name)
+def _of_classes(walk: Walk, path: Path, names: Sequence[str]) -> dict[str, list[str]]:
+    """The pictures of each class, sorted; what lies in one of the folders is that class's, whatever links say."""
+    for name in names:
+        walk.claim(path / name, name)
+    found = {name: list(walk.own(path / name, f"{name}/", name)) for name in names}
+    for follow in (walk.linked, walk.linked_files):
+        for name in names:
+            found[name] += follow(name)
+    return {name: sorted(files) for name, files in found.items()}
 
 
 def holds_folders_alone(path: Path) -> bool:
@@ -110,7 +97,7 @@ def holds_folders_alone(path: Path) -> bool:
 
 def holds_images(path: Path) -> bool:
     """Whether there is a picture anywhere under a folder."""
-    return next(walk(path, "", []), None) is not None
+    return next(images_below(path, "", []), None) is not None
 
 
 def refuse_masks(path: Path, folders: Sequence[str]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .folder_source import FolderSource, entries, is_there
+from .folder_source import FolderSource
 from .listing import TRAIN, VAL, Part, Parts, in_order, is_image, some
+from .walking import entries, is_there
 
 # What columns are called, by their letters alone; the first of them that is there counts.
 PATH = (

@@ -13,7 +13,8 @@ from torchvision import tv_tensors
 
 from .decoding import UnreadableImage, decode, open_image
 from .dense import open_labelled
-from .listing import Names, in_order, is_image
+from .listing import Names, in_order
+from .walking import images_below
 
 CLASS_FILES = ("classes.yaml", "classes.yml", "classes.txt")
 
@@ -142,10 +143,10 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected one of pictures or of masks")
     found: dict[str, str] = {}
-    for path in folder.rglob("*"):
-        if not is_image(path.name) or not path.stem.endswith(suffix):
+    for name in images_below(folder, "", [], files_once=False):
+        file = Path(name)
+        if not file.stem.endswith(suffix):
             continue
-        file = path.relative_to(folder)
         key = file.with_name(file.stem.removesuffix(suffix) or file.name).as_posix()
         if key in found:
             raise ValueError(f"{folder} holds {found[key]} and {file.as_posix()}, which pair with the same; keep one")

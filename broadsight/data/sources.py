@@ -232,8 +232,9 @@ def _opened(data: str, channels: int, cache: Path, root: str | None, download: b
 
 def _open_folder(path: Path, channels: int, cache: Path) -> tuple[str, Parts]:
     from .coco_source import cocos_in, open_cocos
-    from .folder_source import entries, holds_images, is_folder, open_folder
+    from .folder_source import holds_images, open_folder
     from .tar_source import open_tars, tars_in
+    from .walking import entries, is_folder
 
     if cocos := cocos_in(path):
         return "coco", open_cocos(cocos, channels)

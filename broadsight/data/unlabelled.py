@@ -4,13 +4,15 @@ import copy
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 
-from .folder_source import FolderSource, walk
+from .folder_source import FolderSource
 from .list_source import read_paths
 from .listing import in_order, is_hidden, is_image, some
+from .walking import Walk
 
 
 class Unlabelled(FolderSource):
@@ -45,8 +47,10 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
         raise ValueError("no images given; expected files, folders, quoted patterns, or a --list of files")
     names, notes, wrong = [], [], _Wrong()
     try:
+        walk = Walk([])
+        walk.expect(filter(os.path.isdir, given))
         for argument in given:
-            names += _named(argument, notes, wrong)
+            names += _named(argument, walk, notes, wrong)
         if listing is not None:
             names += _listed(os.fspath(listing))
     except PermissionError as error:
@@ -78,34 +82,76 @@ class _Wrong:
             raise FileNotFoundError("; ".join(parts))
 
 
-def _named(argument: str, notes: list[str], wrong: _Wrong) -> list[str]:
-    ignored: list[str] = []
+def _named(argument: str, walk: Walk, notes: list[str], wrong: _Wrong) -> list[str]:
+    walk.ignored, walk.again = ignored, again = [], []
     if os.path.isfile(argument):
         return [argument]
     if os.path.isdir(argument):
-        names = in_order(walk(argument, os.path.join(argument, ""), ignored))
+        names = in_order(walk.all(argument, os.path.join(argument, "")))
         if not names:
             wrong.empty.append(argument)
     elif not os.path.exists(argument) and any(sign in argument for sign in "*?["):
-        names = in_order(_matching(argument, ignored))
+        names = in_order(_matching(argument, walk))
         if not names:
             wrong.unmatched.append(argument)
     else:
         wrong.missing.append(argument)
         return []
+    if names and again:
+        notes += walk.notes(argument)
     if names and ignored:
         notes.append(f"{argument}: files that are no images are ignored: {some(in_order(ignored))}")
     return names
 
 
-def _matching(pattern: str, ignored: list[str]) -> Iterator[str]:
-    for name in glob.iglob(pattern, recursive=True):
+def _matching(pattern: str, walk: Walk) -> Iterator[str]:
+    parts = pattern.split("/")
+    if "**" in parts:
+        yield from _matching_below(parts[: parts.index("**")], parts[parts.index("**") :], walk)
+        return
+    for name in glob.iglob(pattern):
         hidden = any(is_hidden(part) and part not in pattern for part in Path(name).parts)
         if os.path.isfile(name) and not hidden:
             if is_image(os.path.basename(name)):
                 yield name
             else:
-                ignored.append(name)
+                walk.ignored.append(name)
+
+
+def _matching_below(start: list[str], rest: list[str], walk: Walk) -> Iterator[str]:
+    """Images below all folders that the start of a pattern names; `glob` would follow links for ever."""
+    first = "/".join([*start, ""])
+    others: list[str] = []
+    folders = in_order(glob.glob(first)) if first else [""]
+    walk.expect(folder or "." for folder in folders)
+    for folder in folders:
+        if walk.went_through(folder or "."):
+            walk.again.append(folder)
+            continue
+        walk.ignored, ignored = others, walk.ignored
+        yield from (name for name in walk.all(folder or ".", folder) if _fits(name.removeprefix(folder), rest))
+        walk.ignored = ignored
+        ignored += [name for name in others if _fits(name.removeprefix(folder), rest)]
+        others.clear()
+
+
+def _fits(name: str, pattern: list[str]) -> bool:
+    """Whether a path fits the parts of a pattern, of which ** stands for any number of folders."""
+
+    def begun(places: Iterable[int]) -> set[int]:
+        """With the places behind each **, which may stand for nothing."""
+        found = set(places)
+        for place in range(len(pattern)):
+            if place in found and pattern[place] == "**":
+                found.add(place + 1)
+        return found
+
+    places = begun([0])
+    for part in name.split("/"):
+        stay = {place for place in places if pattern[place : place + 1] == ["**"]}
+        go = {place + 1 for place in places - stay if place < len(pattern) and fnmatchcase(part, pattern[place])}
+        places = begun(stay | go)
+    return len(pattern) in places
 
 
 def _listed(listing: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
@@ -53,4 +54,9 @@ class DetectionTransform(GeneralizedRCNNTransform):
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         if self.training or self.image_size is None:
             return image, target
+        sides = image.shape[-2:]
+        factor = min(self.image_size[0] / min(sides), self.image_size[1] / max(sides))
+        if self.fixed_size is None and target is None and min(sides) * factor < 1:  # nothing would be left of the side
+            size = [max(1, int(side * factor)) for side in sides]
+            return F.interpolate(image[None], size, mode="bilinear", align_corners=False)[0], None
         return super().resize(image, target)

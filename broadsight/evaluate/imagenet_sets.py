@@ -18,8 +18,9 @@ from textwrap import shorten
 import numpy as np
 from timm.data import ImageNetInfo
 
-from ..data.folder_source import FolderSource, entries, is_folder, is_there, part_of, walk
+from ..data.folder_source import FolderSource, part_of
 from ..data.listing import TRAIN, VAL, Listed, in_order, is_image, some
+from ..data.walking import entries, images_below, is_folder, is_there
 
 V2 = "imagenet-v2"
 REAL = "imagenet-real"
@@ -407,7 +408,7 @@ def _recognised(path: Path) -> tuple[str, Path]:
 
 def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSet:
     info, ignored = SETS[REAL], []
-    names = sorted(walk(path, "", ignored))
+    names = sorted(images_below(path, "", ignored))
     matches = [VAL_PICTURE.fullmatch(os.path.basename(name)) for name in names]
     numbers = [int(match[1]) if match else 0 for match in matches]
     if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_PICTURES]:

@@ -26,11 +26,12 @@ R_ENDS = {"n01443537": 1, "n01484850": 2, "n12267677": 988}
 
 
 def fill(root: Path, folders, picture: str = "0.jpg") -> Path:
-    """Class folders with a picture in each, the same: links are quicker to make."""
+    """Class folders with a picture in each, the same: hard links are quicker to make."""
     os.makedirs(root / ".one")
     (root / ".one" / picture).touch()
     for name in folders:
-        os.symlink(".one", root / name)
+        os.mkdir(root / name)
+        os.link(root / ".one" / picture, root / name / picture)
     return root
 
 
@@ -391,8 +392,7 @@ def test_wrong__v2(tmp_path):
     for name in (None, "imagenet-v2"):
         wrong(path, name, "has ImageNet-V2's class folders, but pictures of the validation set; give the unpacked")
     for name in ("3", "20"):
-        (path / name).unlink()
-        (path / name).mkdir()
+        (path / name / "0.jpg").unlink()
     (path / "0" / "ILSVRC2012_val_00000001.JPEG").rename(path / "0" / "0.jpg")
     wrong(path, None, "has 2 of 1,000 class folders without pictures: 3, 20; unpack ImageNet-V2 again")
 
