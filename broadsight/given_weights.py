@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import read_file, weights_in
+from .checkpoint import check_stored, check_values, read_file, weights_in
 
 
 def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
@@ -18,7 +18,7 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
             or of the network as it was before its pooling was swapped, which begins anew then.
     """
     weights = read_weights(source)
-    if other_classes and _load_backbone(model, weights):
+    if other_classes and _load_backbone(model, weights, source):
         return
     own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
     ends = (ends,) if isinstance(ends, str) else tuple(ends)
@@ -31,7 +31,9 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
             f"{source} holds weights of another network: {len(missing)} missing, {len(unexpected)} unexpected, "
             f"{len(others - replaced)} of another shape, such as {wrong[0]}"
         )
-    model.load_state_dict({k: v for k, v in weights.items() if k not in replaced}, strict=False)
+    kept = {name: value for name, value in weights.items() if name not in replaced}
+    check_values(kept, own, source)
+    model.load_state_dict(kept, strict=False)
 
 
 def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
@@ -46,6 +48,7 @@ def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
     weights = weights_in(read_file(path))
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"{source} holds no weights; expected tensors by name")
+    check_stored(weights, source, path.stat().st_size)
     return weights
 
 
@@ -77,11 +80,12 @@ def begin_dense(model: Any, source: str | Path) -> str:
         what = f"the backbone of {source}"
     if lost:
         raise ValueError(f"{source} holds weights of another network: {len(lost)} do not fit, such as {lost[0]}")
+    check_values(fitting, own, source)
     model.load_state_dict(fitting, strict=False)
     return what
 
 
-def _load_backbone(model: Any, weights: Mapping[str, torch.Tensor]) -> bool:
+def _load_backbone(model: Any, weights: Mapping[str, torch.Tensor], source: str | Path) -> bool:
     """Give the backbone under a swapped pooling its own weights, if these are, whatever came behind it."""
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, torch.nn.Module):
@@ -89,5 +93,7 @@ def _load_backbone(model: Any, weights: Mapping[str, torch.Tensor]) -> bool:
     left = backbone.state_dict()
     if any(name not in weights or weights[name].shape != value.shape for name, value in left.items()):
         return False
-    backbone.load_state_dict({name: weights[name] for name in left})
+    kept = {name: weights[name] for name in left}
+    check_values(kept, left, source)
+    backbone.load_state_dict(kept)
     return True

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .checkpoint import read_file
+from .checkpoint import check_stored, check_values, read_file
 from .drawing import whole_file
 
 # timm's names, and the packages with their weights.
@@ -88,6 +88,11 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
                 f"{file} is not of {name}: {theirs} {tuple(value.shape)} stands where {ours} {tuple(like.shape)} should"
             )
         weights[ours] = value
+    try:
+        check_stored(weights, file, file.stat().st_size)
+        check_values(weights, wanted, file)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
     # Counted from here on, as in a network that timm gives weights without these.
     return {
         key: weights[key] if key in weights else torch.zeros(like.shape, dtype=like.dtype) for key, like in own.items()

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .checkpoint import first_line, read_file, weights_in
+from .checkpoint import check_alone, check_stored, check_values, first_line, read_file, weights_in
 from .layers import MultiTokenPool, SuperTokenAttention
 from .models import STViT
 from .models._released_map import (
@@ -38,11 +38,19 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
 
     Raises:
         ValueError: The module has no release.
-        RuntimeError: A key is missing, unexpected or has another shape, or a constant that the release stores is not
-            the constant it should be. Nothing is loaded then.
+        RuntimeError: A key is missing, unexpected or has another shape, a constant that the release stores is not the
+            constant it should be, or a tensor is not of finite real numbers. Nothing is loaded then.
     """
     translate = _translation_for(module)
-    module.load_state_dict(translate(_read(source)))
+    given = _read(source)
+    origin = "the source" if isinstance(source, Mapping) else str(source)
+    translated = translate(given)
+    try:
+        check_alone(given, origin)  # by the released names first
+        check_values(translated, module.state_dict(), origin)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    module.load_state_dict(translated)
     return module
 
 
@@ -83,7 +91,8 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
     Raises:
         ValueError: The names are not those of a pickled and a safetensors file.
         FileExistsError: The target exists.
-        RuntimeError: The source cannot be read without executing something, or does not hold weights.
+        RuntimeError: The source cannot be read without executing something, does not hold weights, or holds some that
+            are not finite, not real or larger than what is stored of them.
     """
     source, target = Path(source), Path(target)
     if source.suffix == ".safetensors":
@@ -95,12 +104,13 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}; create it first")
     content = read_file(source)
-    weights = _check_tensors(weights_in(content), str(source))
+    weights = _check_tensors(weights_in(content), str(source), source.stat().st_size)
     if not weights:
         raise RuntimeError(f"{source} holds no tensors; expected a checkpoint")
-    for name, value in weights.items():
-        if value.layout != torch.strided:
-            raise RuntimeError(f"{name!r} in {source} is a {value.layout} tensor; safetensors holds dense ones alone")
+    try:
+        check_alone(weights, source)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
     # Copies, since safetensors refuses tensors that share memory.
     tensors = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -186,7 +196,7 @@ def _check_fold_constant(name: str, value: Tensor) -> None:
 def _read(source: Source) -> Mapping[str, Tensor]:
     if isinstance(source, Mapping):
         return _check_tensors(source, "the source")
-    return _check_tensors(weights_in(read_file(Path(source))), str(source))
+    return _check_tensors(weights_in(read_file(Path(source))), str(source), Path(source).stat().st_size)
 
 
 def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
@@ -199,11 +209,15 @@ def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
     return plain | ({"left_out": ", ".join(left_out)} if left_out else {})
 
 
-def _check_tensors(weights: Any, origin: str) -> Mapping[str, Tensor]:
+def _check_tensors(weights: Any, origin: str, size: int | None = None) -> Mapping[str, Tensor]:
     if not isinstance(weights, Mapping):
         raise RuntimeError(f"{origin} holds a {type(weights).__name__}; expected a dict of tensors by released name")
     for key, value in weights.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             kind = type(value).__name__
             raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
+    try:
+        check_stored(weights, origin, size)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
     return without_module_prefix(weights)
