@@ -12,8 +12,10 @@ _EXPORTS = {
     "add_context_broadcast": "broadcasting",
     "convert_release": "release",
     "fuse": "fusion",
+    "load": "weights.folder",
     "load_release": "release",
     "open_classifier": "classifier",
+    "save": "weights.folder",
     "swap_pool": "pooling",
 }
 

@@ -12,7 +12,9 @@ from .branch_structure import LOOKED_FOR
 from .branches import PLACES as POSITIONS
 from .branches import Branch, Tokens, find_branches
 from .layers import ContextBroadcast
+from .layers.buffers import restore_on_load
 from .layers.context_broadcast import KINDS, context_broadcast
+from .surgery.description import as_edited, describe_edited
 
 BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
 
@@ -64,8 +66,15 @@ def add_context_broadcast(
     # Everything is made before anything is changed, so that a refusal leaves the network as it was.
     places = [(one, _tokens(one, position)) for one in chosen]
     made = [_made(kind, tokens, class_token, [tokens.module, one.module, model]) for one, tokens in places]
+    described = as_edited(model)
     for (one, tokens), broadcast in zip(places, made, strict=True):
         _insert(model, one, tokens, broadcast)
+    if getattr(model, "pretrained_cfg", None):  # without, nobody can save the model by a name
+        how = dict(branch=branch, position=position, class_token=class_token, image_size=image_size)
+        how = {key: value for key, value in how.items() if value is not None}
+        after_pool = {"pool_first": True} if described.get("pool") else {}
+        describe_edited(model, described | {"broadcast": kind, "broadcast_args": how} | after_pool)
+    restore_on_load(model)
     return model
 
 

@@ -1,9 +1,11 @@
 """Folds what inference allows: norms, scales and identities into the layers beside them."""
 
+import torch
 from timm.utils import reparameterize_model
 from torch import nn
 
 from .layers import ContextBroadcast
+from .surgery.description import undescribe
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -21,7 +23,15 @@ def fuse(model: nn.Module) -> nn.Module:
         )
     for parameter in fused.parameters():
         parameter.requires_grad_(False)
+    if _folded(model, fused):
+        undescribe(fused, "it was folded for inference (fuse); save the model that was folded, and fold what is loaded")
     return fused
+
+
+def _folded(model: nn.Module, fused: nn.Module) -> bool:
+    """Whether the weights of a model are others after folding."""
+    before, after = model.state_dict(), fused.state_dict()
+    return before.keys() != after.keys() or not all(torch.equal(before[name], after[name]) for name in before)
 
 
 def _broadcasts(model: nn.Module) -> int:

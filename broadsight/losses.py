@@ -207,6 +207,15 @@ class MultiTokenDistillationLoss(nn.Module):
         scale, shift = _renormalization(normalization, self.teacher)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
+        self.normalization = normalization
+
+    def init_non_persistent_buffers(self) -> None:
+        """Compute scale and shift again; see `layers.buffers`."""
+        for buffer, value in zip(
+            (self.scale, self.shift), _renormalization(self.normalization, self.teacher), strict=True
+        ):
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
 
     @property
     def teacher(self) -> nn.Module | None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
+from .layers.buffers import restore_on_load
 from .layers.check_images import check_images
 from .pyramid import Pyramid, find_pyramid
+from .surgery.description import EDITED, as_edited, describe_edited, undescribe
 
 POOLS: dict[str, type[nn.Module]] = {
     "gap": AveragePool,
@@ -55,6 +57,9 @@ class PooledModel(nn.Module):
         self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
         self.feature_info = getattr(backbone, "feature_info", [])
         self.pretrained_cfg = self.default_cfg = self._cfg(getattr(backbone, "pretrained_cfg", None) or {})
+        self._traits = {**getattr(backbone, "_traits", {}), "first_conv": self.pretrained_cfg["first_conv"]}
+        describe_edited(self, {"undescribed": "the PooledModel was put together by hand; use swap_pool"})
+        restore_on_load(self)
 
     def _cfg(self, of_backbone: Mapping[str, Any]) -> dict[str, Any]:
         """timm's description of the backbone, with the names that its parts have here."""
@@ -129,6 +134,7 @@ class PooledModel(nn.Module):
         network: Any = self.backbone
         if prune_head:
             self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
+        undescribe(self, "layers of it were pruned (prune_intermediate_layers)")
         return network.prune_intermediate_layers(
             indices if isinstance(indices, int) else list(indices), prune_norm=prune_norm, prune_head=False
         )
@@ -140,6 +146,8 @@ class PooledModel(nn.Module):
         """New classifiers for num_classes (0: none). A global_pool of "" also leaves out the pooling."""
         self.num_classes = num_classes
         self.pooled = global_pool != "" if global_pool is not None else self.pooled
+        if global_pool is not None:
+            self._redescribe({"pooled": self.pooled}, {"global_pool": "avg" if self.pooled else ""})
         self.head.reset_classifier(num_classes)
 
     @property
@@ -153,7 +161,13 @@ class PooledModel(nn.Module):
             raise ValueError(f"{type(self.head).__name__} has no light form; only 'map' has")
         self.head.lighten()
         self.head_hidden_size = self.head.num_features
+        self._redescribe({"pool_args": {**self._model_args.get("pool_args", {}), "light": True}}, {"light": True})
         return self
+
+    def _redescribe(self, edited: Mapping[str, Any], registered: Mapping[str, Any]) -> None:
+        """Note a change in the arguments that make this model: those of `edited`, or of one of our registered names."""
+        changes = edited if self.pretrained_cfg.get("architecture") == EDITED else registered
+        self._model_args = {**self._model_args, **changes}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         network: Any = self.backbone
@@ -164,7 +178,12 @@ class PooledModel(nn.Module):
         network: Any = self.backbone
         if not hasattr(network, "set_input_size"):
             raise ValueError(f"{type(network).__name__} has no set_input_size; create it with img_size=...")
+        before = getattr(network, "_model_args", {})
         network.set_input_size(*args, **kwargs)
+        # timm notes the new size in the backbone; what is saved is this model.
+        noted = {k: v for k, v in getattr(network, "_model_args", {}).items() if before.get(k) != v}
+        self._traits = {**getattr(network, "_traits", {}), "first_conv": self._traits["first_conv"]}
+        self._model_args = {**self._model_args, **noted}
 
     def extra_macs(self, convention: Any, inputs: tuple, output: Tensor) -> int:
         """What the pool's published form spends beyond ours; it is called by parts here, past its own hooks."""
@@ -241,6 +260,7 @@ def swap_pool(
         near = get_close_matches(str(pool).lower(), POOLS, n=1, cutoff=0.3)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"unknown pool {pool!r}; {hint}pools are {', '.join(POOLS)}")
+    pool_args = _changed(locals())
     build, options = POOLS[pool], dict(pool_options or {})
     _refuse_unknown(options, build)
     if light and pool not in ("map", "map-light"):
@@ -263,7 +283,7 @@ def swap_pool(
             MultiTokenPool((dim,), 1, level=-1, **(arguments | options))
 
     if isinstance(model_or_name, str):
-        sized = {} if img_size is None else {"img_size": img_size}
+        sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
         model = create_backbone(model_or_name, **sized, **create_kwargs)
     elif create_kwargs:
         known = list(inspect.signature(swap_pool).parameters)[2:-1]
@@ -274,6 +294,7 @@ def swap_pool(
         raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
     else:
         model = model_or_name
+    described = as_edited(model)
     if num_classes is None:
         num_classes = int(getattr(model, "num_classes", 0) or 1000)
     given, normed = set(model.modules()), ends_with_layer_norm(model)
@@ -301,6 +322,7 @@ def swap_pool(
     # The mode of what is new; modules of a given backbone keep theirs, of which some may be frozen.
     for module in set(pooled.modules()) - given:
         module.training = model.training
+    describe_edited(pooled, described | {"pool": pool, "pool_args": pool_args})
     return pooled
 
 
@@ -329,10 +351,15 @@ def check_name(name: str) -> None:
         raise ValueError(f"unknown model {name!r}{hint}")
 
 
-def create_backbone(name: str, **create_kwargs: Any) -> nn.Module:
-    """A timm model by name, made for any image size if its family can be."""
+def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -> nn.Module:
+    """A timm model by name, made for any image size if its family can be and the size is left open.
+
+    Args:
+        any_size: False makes it exactly as timm.create_model does.
+    """
     check_name(name)
-    choices = () if any(argument in create_kwargs for argument in SIZE_ARGUMENTS) else ANY_SIZE
+    sized = not any_size or any(argument in create_kwargs for argument in SIZE_ARGUMENTS)
+    choices = () if sized else ANY_SIZE
     for choice in choices:
         try:
             return timm.create_model(name, **create_kwargs, **choice)
@@ -357,6 +384,12 @@ def ends_with_layer_norm(model: Any) -> bool:
     places = [getattr(model, name, None) for name in ("norm", "fc_norm", "head_norm")]
     places.append(getattr(getattr(model, "head", None), "norm", None))
     return any(isinstance(place, LAYER_NORMS) for place in places)
+
+
+def _changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of swap_pool's arguments for the pool that are not its defaults."""
+    of_pool = list(inspect.signature(swap_pool).parameters.values())[2:-1]
+    return {p.name: arguments[p.name] for p in of_pool if arguments[p.name] != p.default and p.name != "num_classes"}
 
 
 def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:

@@ -23,6 +23,7 @@ from .models._released_map import (
     refuse,
     without_module_prefix,
 )
+from .surgery.description import EDITED
 
 Source = str | os.PathLike | Mapping[str, Tensor]
 
@@ -155,7 +156,11 @@ def _is_pooled(module: nn.Module) -> bool:
 
 def _architecture(module: nn.Module) -> str:
     """The registered name; of a model that was put together by hand the one of its backbone, which has no release."""
-    return (getattr(module, "pretrained_cfg", None) or {}).get("architecture") or type(module).__name__
+    for place in (module, getattr(module, "backbone", None)):
+        name = (getattr(place, "pretrained_cfg", None) or {}).get("architecture")
+        if name and name != EDITED:
+            return name
+    return type(module).__name__
 
 
 def _renamed_state(

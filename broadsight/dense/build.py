@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ..layers.buffers import restore_on_load
 from .stages import open_stages
 
 # Each model with its task.
@@ -66,11 +67,13 @@ def build(
         **(backbone_args or {}),
     )
     try:
-        return maker(stages, num_classes, **options)
+        model = maker(stages, num_classes, **options)
     except TypeError as error:
         if "unexpected keyword" in str(error):
             raise ValueError(f"{name} cannot be built: {error}") from None
         raise
+    restore_on_load(model)
+    return model
 
 
 def builder(name: str) -> Callable[..., nn.Module]:

@@ -14,9 +14,15 @@ class Normalise(nn.Module):
 
     def __init__(self, stages: Stages):
         super().__init__()
+        self.values = tuple(stages.mean), tuple(stages.std)
         # Not in the state dict: they belong to the backbone's description, as its weights do not.
-        self.register_buffer("mean", torch.tensor(stages.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(stages.std).view(-1, 1, 1), persistent=False)
+        for name, values in zip(("mean", "std"), self.values, strict=True):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def init_non_persistent_buffers(self) -> None:
+        """Fill mean and deviation again; see `layers.buffers`."""
+        for buffer, values in zip((self.mean, self.std), self.values, strict=True):
+            buffer.copy_(torch.tensor(values).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std

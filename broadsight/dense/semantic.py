@@ -63,9 +63,15 @@ class Segmenter(nn.Module):
             self.auxiliary = nn.Sequential(auxiliary, pixel_classifier(aux_channels, num_classes, dropout))
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
+        self.class_weight_values = None if class_weights is None else tuple(class_weights)
         self.dice = None
         if dice:
             self.dice = _smp("the Dice loss").losses.DiceLoss("multiclass", ignore_index=IGNORED)
+
+    def init_non_persistent_buffers(self) -> None:
+        """Fill the weights of the classes again; see `layers.buffers`."""
+        if self.class_weights is not None:
+            self.class_weights.copy_(torch.tensor(self.class_weight_values))
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor | dict[str, Tensor]:
         maps = self.stages(self.normalise(images))

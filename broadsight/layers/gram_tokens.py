@@ -48,6 +48,10 @@ class GramTokens(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.reduce, std=0.02)
         nn.init.trunc_normal_(self.embed, std=0.02)
+        self.init_non_persistent_buffers()
+
+    def init_non_persistent_buffers(self) -> None:
+        """Compute both index buffers; timm and `restore_buffers` call this after loading."""
         rows, columns = torch.triu_indices(self.gram_dim, self.gram_dim, device=self.order.device)
         # The triangle's entries are dealt out to the tokens like cards: entry e belongs to token e mod tokens.
         deal = torch.arange(len(rows), device=rows.device).view(-1, self.tokens).mT.flatten()

@@ -17,13 +17,16 @@ from timm.models import build_model_with_cfg, checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..layers.buffers import restore_on_load
 from ..layers.check_images import check_images
 from ..layers.folding import fold_norm_after
 from ..layers.memory_format import channels_last
 from ..layers.slices import runs_eagerly
 from ..layers.untouched import sees_whole_batch
+from ..surgery.description import EDITED
 
 Sizes = Sequence[int]
+BUILDERS = tuple(inspect.signature(build_model_with_cfg).parameters)  # arguments of timm's builder, not of a model
 COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
 
 # Of one slice of a batch in inference on the CPU, measured at the input of a stage.
@@ -336,7 +339,10 @@ def build(
     kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
     kwargs.setdefault("pretrained_filter_fn", lambda state_dict, model: model.adapt_checkpoint(state_dict))
     with nullcontext() if device is None else torch.device(device):
-        model = build_model_with_cfg(cast(Any, make), name, pretrained, **{**arch, **kwargs})
+        model: Any = build_model_with_cfg(cast(Any, make), name, pretrained, **{**arch, **kwargs})
+    if name != EDITED:  # of a registered model the name is the description, not how it is put together
+        model._model_args = {key: value for key, value in kwargs.items() if key not in BUILDERS}
+    restore_on_load(model)
     return model if dtype is None else model.to(dtype=dtype)
 
 

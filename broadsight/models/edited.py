@@ -1,13 +1,14 @@
 """Networks that were changed after timm made them, under one name that timm knows: what run folders refer to."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from ..broadcasting import add_context_broadcast
 from ..pooling import create_backbone, swap_pool
+from ..surgery.description import EDITED, as_edited, check_description, describe_edited
 from ._backbone import build, cfg
 
 
@@ -18,7 +19,10 @@ def edit(
     pool_args: Mapping[str, Any] | None = None,
     broadcast: str | None = None,
     broadcast_args: Mapping[str, Any] | None = None,
+    pool_first: bool = False,
+    pooled: bool = True,
     num_classes: int = 1000,
+    undescribed: str = "",
     **create_kwargs: Any,
 ) -> nn.Module:
     """A timm network with another pooling, with broadcast context, with both or as it is.
@@ -27,17 +31,27 @@ def edit(
         backbone: timm's name.
         pool, pool_args: As for `swap_pool`.
         broadcast, broadcast_args: The kind and further arguments of `add_context_broadcast`.
-        create_kwargs: For timm.create_model.
+        pool_first: Whether context is broadcast in what the pooling has made of the model, and not before.
+        pooled: False leaves out the pooling, as `reset_classifier(..., global_pool="")` does.
+        undescribed: Why the model that was saved cannot be made again; raised.
+        create_kwargs: For `create_backbone`: any_size, and what timm.create_model takes.
     """
+    if undescribed:
+        raise ValueError(f"the saved model cannot be made again: {undescribed}")
     if not backbone:
         raise ValueError("edited is no network by itself; give backbone=, a timm name, and pool= or broadcast=")
-    model = create_backbone(backbone, num_classes=num_classes, **create_kwargs)
-    if broadcast:
+    if isinstance(create_kwargs.get("img_size"), list):  # as JSON has it
+        create_kwargs["img_size"] = tuple(create_kwargs["img_size"])
+    model: Any = create_backbone(backbone, num_classes=num_classes, **create_kwargs)
+    if broadcast and not (pool and pool_first):
         model = add_context_broadcast(model, broadcast, **(broadcast_args or {}))
     if pool:
-        model = swap_pool(
-            model, pool, num_classes=num_classes, img_size=create_kwargs.get("img_size"), **(pool_args or {})
-        )
+        sized: dict[str, Any] = {"img_size": create_kwargs.get("img_size"), **(pool_args or {})}
+        model = swap_pool(model, pool, num_classes=num_classes, **sized)
+    if broadcast and pool and pool_first:
+        model = add_context_broadcast(model, broadcast, **(broadcast_args or {}))
+    if not pooled:
+        cast(Any, model).reset_classifier(num_classes, global_pool="")
     return model
 
 
@@ -47,16 +61,19 @@ default_cfgs = generate_default_cfgs({"edited": cfg(first_conv=None, classifier=
 @register_model
 def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Any network of another name under another pooling or with broadcast context; see `edit` for the arguments."""
-    of_backbone: dict[str, Any] = {}
+    own: dict[str, Any] = {}
 
     def make(backbone: str = "", **given: Any) -> nn.Module:
         model: Any = edit(backbone, **given)
-        of_backbone.update(model.pretrained_cfg)
+        describe_edited(model, as_edited(model))  # a model without edits, too, is now one by this name
+        own.update(model.pretrained_cfg)
         return model
 
     described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
+    if described:
+        check_description({"architecture": EDITED, "model_args": kwargs.get("pretrained_model_args")}, "config.json")
     kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
     model: Any = build(make, "edited", pretrained, {}, kwargs)
     if not described:
-        model.pretrained_cfg = model.default_cfg = of_backbone
+        model.pretrained_cfg = model.default_cfg = own
     return model

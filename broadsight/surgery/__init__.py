@@ -1,0 +1,1 @@
+"""What changing a model has in common, whatever is changed."""

@@ -1,0 +1,162 @@
+"""How a model is described, so that it can be made again: timm's name, and the arguments that `edited` takes.
+
+timm keeps both in the model: the name in `pretrained_cfg["architecture"]`, the arguments that `create_model` was given
+in `_model_args`. Its own savers write them, its and Hugging Face's loaders read them. A model that is edited gets a new
+description here: the name "edited", and the arguments of `broadsight.models.edited.edit`. One that cannot be described
+gets the reason instead, which `edit` raises: it is never loaded as another model.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+EDITED = "edited"
+# In a stored description these would fetch or read something else than the folder, or are the loader's to decide.
+FORBIDDEN = (
+    "cache_dir",
+    "checkpoint_path",
+    "device",
+    "dtype",
+    "file",
+    "hf_hub_id",
+    "pretrained",
+    "pretrained_backbone",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "pretrained_model_args",
+    "state_dict",
+    "url",
+)
+
+
+class Undescribed(ValueError):
+    """A model that cannot be made again from a name and arguments."""
+
+
+def description_of(model: nn.Module) -> tuple[str, dict[str, Any]]:
+    """timm's name of a model, and the arguments that make it as it is now.
+
+    Raises:
+        Undescribed: With the reason.
+    """
+    described = getattr(model, "pretrained_cfg", None) or {}
+    name = described.get("architecture")
+    if not name or not timm.is_model(name):
+        raise Undescribed(f"{type(model).__name__} is not a model that timm makes by a name")
+    arguments = {**getattr(model, "_model_args", {}), **_current(model)}
+    if "undescribed" in arguments:
+        raise Undescribed(arguments["undescribed"])
+    if arguments.get("features_only"):
+        raise Undescribed(f"{name} was created with features_only=True and gives no classes")
+    if not hasattr(model, "_model_args"):  # not made by timm.create_model, or by an old one
+        difference = _difference_to(model, name, arguments)
+        if difference:
+            raise Undescribed(f"how {name} was created is not known ({difference}); create it by timm.create_model")
+    return name, arguments
+
+
+def as_edited(model: nn.Module) -> dict[str, Any]:
+    """Arguments of `edited` that make a model as it is now, or the reason why there are none."""
+    try:
+        name, arguments = description_of(model)
+    except Undescribed as error:
+        return {"undescribed": str(error)}
+    return arguments if name == EDITED else {"backbone": name, **arguments, "any_size": False}
+
+
+def describe_edited(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Let a model say that it is an edited one, with these arguments, to whoever saves it."""
+    own = {k: v for k, v in (getattr(model, "pretrained_cfg", None) or {}).items() if k not in ("tag", "custom_load")}
+    model.pretrained_cfg = model.default_cfg = {**own, "architecture": EDITED}
+    model._model_args = dict(arguments)
+
+
+def undescribe(model: Any, reason: str) -> None:
+    """Let a model say that it cannot be made again; nothing to do for one that nobody could save by name."""
+    if (getattr(model, "pretrained_cfg", None) or {}).get("architecture"):
+        describe_edited(model, {"undescribed": reason})
+
+
+def check_description(config: Any, source: object) -> None:
+    """Refuse a stored description (the content of config.json) that is none, or that asks for more than a model.
+
+    Args:
+        source: Where it was found, for the message.
+    """
+    if not isinstance(config, Mapping) or not isinstance(config.get("architecture"), str):
+        raise ValueError(f"{source} describes no model; expected what broadsight.save or timm has written")
+    arguments = config.get("model_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{source}: model_args is a {type(arguments).__name__}; expected arguments by name")
+    for name in (config["architecture"], arguments.get("backbone", config["architecture"])):
+        if not isinstance(name, str) or not timm.is_model(name.split(".")[0]) or not set(name).isdisjoint(":/\\"):
+            raise ValueError(f"{source} names the model {name!r}; expected one that timm or broadsight registers")
+    _check_arguments(arguments, source)
+
+
+def _check_arguments(arguments: Mapping[str, Any], source: object) -> None:
+    for key, value in arguments.items():
+        if key in FORBIDDEN:
+            raise ValueError(f"{source}: model_args holds {key!r}, which says nothing of a model; remove it")
+        if isinstance(value, str) and ":" in value:
+            raise ValueError(f"{source}: model_args holds {key}={value!r}, an address; expected plain values")
+        if isinstance(value, Mapping):
+            _check_arguments(value, source)
+
+
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as JSON keeps them; refuses those that it cannot, which are classes and functions."""
+    for key, value in arguments.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise Undescribed(
+                f"its argument {key}={value!r} cannot be written down; give timm a name for it, such as 'relu' for ReLU"
+            ) from None
+    return json.loads(json.dumps(dict(arguments)))
+
+
+def difference(model: nn.Module, other: nn.Module) -> str:
+    """The first difference between the modules and tensors of two models, in words; empty if there is none."""
+    ours, theirs = _modules(model), _modules(other)
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            return f"{name or 'it'} is {ours.get(name, 'missing')}, expected {theirs.get(name, 'nothing there')}"
+    own, expected = ({k: tuple(v.shape) for k, v in m.state_dict().items()} for m in (model, other))
+    for name in [*own, *expected]:
+        if own.get(name) != expected.get(name):
+            return f"{name} is {own.get(name, 'missing')}, expected {expected.get(name, 'nothing there')}"
+    return ""
+
+
+def _modules(model: nn.Module) -> dict[str, str]:
+    return {name: f"{type(module).__name__}({module.extra_repr()})" for name, module in model.named_modules()}
+
+
+def _difference_to(model: nn.Module, name: str, arguments: Mapping[str, Any]) -> str:
+    """How a model differs from what the arguments make."""
+    try:
+        with torch.device("meta"):
+            made = timm.create_model(name, **arguments)
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return difference(model, made)
+
+
+def _current(model: Any) -> dict[str, Any]:
+    """What may have changed since the model was made, by `reset_classifier` or `set_input_size`."""
+    current = {k: getattr(model, k) for k in ("num_classes", "in_chans") if isinstance(getattr(model, k, None), int)}
+    size = getattr(model, "_traits", {}).get("img_size")
+    if size:
+        current["img_size"] = tuple(size)
+    head = getattr(model, "head", None)
+    for place, name in ((head, "global_pool"), (head, "pool_type"), (model, "global_pool")):
+        pool = getattr(place, name, None)
+        pool = getattr(pool, "pool_type", pool)
+        if isinstance(pool, str):
+            return current | {"global_pool": pool}
+    return current
