@@ -382,13 +382,17 @@ def _conclude(outcomes: list[Any]) -> None:
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
         for outcome in outcomes:
             progress = outcome.progress
-            figures = [number(progress.best), str(progress.best_epoch), number(outcome.parameters, 1e6)]
+            epoch = str(progress.best_epoch) if progress.best is not None else "-"
+            figures = [number(progress.best), epoch, number(outcome.parameters, 1e6)]
             table.add_row(outcome.title, *figures, number(outcome.seconds, 60, 1), str(outcome.folder))
         show(table, whole=True)
     first = outcomes[0]
     progress = first.progress
     skipped = f"; {len(progress.skipped)} pictures could not be read, see skipped.json" if progress.skipped else ""
-    print(f"best {first.goal} {number(progress.best)} % in epoch {progress.best_epoch}{skipped}")
+    if progress.best is None:
+        print(f"no epoch has a {first.goal} to be compared by: the weights are those of the last one{skipped}")
+    else:
+        print(f"best {first.goal} {number(progress.best)} %{first.over} in epoch {progress.best_epoch}{skipped}")
     print(f"run: {first.folder} (model.safetensors, metrics.jsonl, curves.png)")
     print(f'load it: import broadsight, timm; timm.create_model("local-dir:{first.folder}", pretrained=True)')
     if first.goal == "top-1":

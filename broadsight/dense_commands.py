@@ -32,16 +32,14 @@ def eval_dense(
     folder = new_folder(out)
     asked = DenseAsked(run, data, batch=batch or BATCH, **options)
     with progress_bar() as progress:
-        evaluation = evaluate_dense(asked, progress)
-    for note in evaluation.part.notes:
-        print(f"note: {note}", file=sys.stderr)
+        evaluation = evaluate_dense(asked, progress, lambda note: print(f"note: {note}", file=sys.stderr))
     folder = folder or next_folder(evaluation.run.title, evaluation.part.description)
     record = write_dense_evaluation(evaluation, folder, typed())
     code = INTERRUPTED if evaluation.interrupted else DONE
     if json and json != "-":
-        write_text(json_.dumps(record, indent=1) + "\n", Path(json))
+        write_text(json_.dumps(record, indent=1, allow_nan=False) + "\n", Path(json))
     if json == "-":
-        print(json_.dumps(record, indent=1))
+        print(json_.dumps(record, indent=1, allow_nan=False))
         return code
     for table in _tables(record):
         show(table, whole=True)
@@ -72,7 +70,12 @@ def _tables(record: dict[str, Any]) -> list[Any]:
     title, pictures = record["model"]["title"], f"{record['data']['pictures']:,}"
     table.add_row(title, pictures, *cells, number(record["latency_ms"], digits=1))
     columns: list[str] = ["iou", "acc"] if record["task"] == "segment" else [*order[:1], *(f"{n}50" for n in order[:1])]
-    rows = [row for row in record["per_class"] if columns and columns[0] in row]
+    rows = [row for row in record["per_class"] if columns and row.get(columns[0]) is not None]
+    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
+    if there < classes:
+        amount = "pixels" if record["task"] == "segment" else "objects"
+        table.caption = f"means over {there} of {classes} classes: the others have no {amount} here"
+        table.caption_justify = "left"
     if len(rows) < 2:
         return [table]
     worst = Table(title=f"the {min(WORST, len(rows))} worst of {len(rows)} classes")

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,19 +14,20 @@ from PIL import Image
 
 from .data.dense_loading import DensePictures
 from .data.dense_part import DensePart, open_dense_part
+from .data.dense_presence import labels_of_images, told_quickly, without_labels
 from .data.dense_transforms import DenseTransforms
 from .data.dense_view import DenseView
 from .data.loading import EvalOrder, close, default_workers, load
 from .data.pose_crops import PoseCrops
 from .dense.coco_results import to_results, write_results
 from .dense.drawing import draw_objects, draw_semantic, side_by_side
-from .dense.scoring import GOALS, Views, defined, make_scorer, moved_keypoints
+from .dense.scoring import GOALS, Views, defined, known_or_none, make_scorer, moved_keypoints, why_missing
 from .dense_run import DenseRun, open_dense, pixels_of
 from .dense_training import LARGEST, SCENES, crop_size
 from .provenance import commit, versions
 from .report import Picture, render
-from .report.words import meaning
-from .train.run_folder import GOAL_NAMES, REPORT, SKIPPED, RunFolder
+from .report.words import meaning, percent
+from .train.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, SKIPPED, RunFolder, over_classes
 from .train.state import write_text
 
 EVALUATION, RESULTS = "evaluation.json", "results.json"
@@ -75,7 +76,8 @@ class DenseEvaluation:
 
     Args:
         run, part, views: What was asked, what about, and how.
-        figures, per_class: In per cent; undefined ones are left out.
+        figures, per_class: In per cent; None where nothing is there to be found.
+        coverage: How many classes occur, over which means are taken, and how many there are.
         results: What was found, as COCO has it; none for pixels.
         skipped: Pictures that could not be read, and why.
         latencies: Seconds of each batch, per picture.
@@ -86,8 +88,9 @@ class DenseEvaluation:
     run: DenseRun
     part: DensePart
     views: Views
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float | None] = field(default_factory=dict)
     per_class: list[dict[str, Any]] = field(default_factory=list)
+    coverage: tuple[int, int] = (0, 0)
     results: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
@@ -95,12 +98,18 @@ class DenseEvaluation:
     interrupted: bool = False
 
 
-def evaluate_dense(asked: DenseAsked, progress: Callable[[int, int, str], None]) -> DenseEvaluation:
-    """Ask a dense run about labelled pictures."""
+def evaluate_dense(
+    asked: DenseAsked,
+    progress: Callable[[int, int, str], None],
+    tell: Callable[[str], None] = lambda note: None,
+) -> DenseEvaluation:
+    """Ask a dense run about labelled pictures; `tell` is given what the user should know before that begins."""
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     run = open_dense(asked.run, device=asked.device, size=asked.size)
-    part = find_part(run, asked)
+    part = labelled(find_part(run, asked))
+    for note in part.notes:
+        tell(note)
     views = run.views(flip=asked.flip, scales=asked.scales, slide=asked.slide)
     return score(run, part, views, asked, progress)
 
@@ -122,6 +131,7 @@ def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
             seed=run.settings["seed"] if asked.seed is None else asked.seed,
             channels=run.channels,
             scenes_size=run.recipe.image_size or SCENES,
+            method=run.settings.get("hold_out", 1),
         )
     if asked.samples is None or asked.samples >= len(part.pictures):
         return part
@@ -130,6 +140,17 @@ def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
     drawn = np.random.default_rng(asked.seed or 0).choice(len(part.pictures), asked.samples, replace=False)
     pictures = DenseView(part.pictures, np.sort(drawn))
     return DensePart(pictures, part.notes, {**part.description, "pictures": len(pictures), "samples": asked.samples})
+
+
+def labelled(part: DensePart) -> DensePart:
+    """The same pictures, with notes on classes that none of them shows; a ValueError if there is no label at all."""
+    if not told_quickly(part.pictures):
+        return part
+    about = part.description
+    shown, place = labels_of_images(part.pictures), str(about.get("place") or about.get("val"))
+    told = {note.replace("validate on", "evaluate on") for note in part.notes}  # by the run's own data
+    more = [note for note in without_labels(part.pictures, shown, "evaluate on", place) if note not in told]
+    return replace(part, notes=(*part.notes, *more))
 
 
 def score(
@@ -177,8 +198,9 @@ def score(
         close(loader)
     if not done:
         raise ValueError(f"none of the {len(source)} pictures to evaluate on can be read; see what is wrong with them")
-    evaluation.figures = defined(scorer.compute())
-    evaluation.per_class = [{k: v for k, v in row.items() if v == v} for row in scorer.per_class()]
+    evaluation.figures = known_or_none(scorer.compute())
+    evaluation.per_class = [known_or_none(row) for row in scorer.per_class()]
+    evaluation.coverage = scorer.coverage()
     _look(evaluation, scorer)
     return evaluation
 
@@ -249,6 +271,12 @@ def record_of(evaluation: DenseEvaluation, command: str) -> dict[str, Any]:
         "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters},
         "data": evaluation.part.description,
         "figures": evaluation.figures,
+        "absent": {
+            name: why_missing(name, evaluation.coverage[0])
+            for name, value in evaluation.figures.items()
+            if value is None
+        },
+        "coverage": {"occurring": evaluation.coverage[0], "classes": evaluation.coverage[1]},
         "per_class": evaluation.per_class,
         "views": {"flip": views.flip, "scales": list(views.scales), "slide": views.slide, "size": views.short_side},
         "latency_ms": 1000 * median(evaluation.latencies) if evaluation.latencies else None,
@@ -268,7 +296,7 @@ def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path, command: s
     record = record_of(evaluation, command)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(record, indent=1) + "\n", folder / EVALUATION)
+        write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", folder / EVALUATION)
         if evaluation.results:
             write_results(evaluation.results, folder / RESULTS)
         write_text(render(page_of(record), findings=evaluation.shown), folder / REPORT)
@@ -282,6 +310,8 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
     task, figures, data = record["task"], record["figures"], record["data"]
     goal = GOALS[task]
     names = [name for name in HEADLINE[task] if name in figures]
+    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
+    over = over_classes(there, classes).strip()
     asked = [f"{data['pictures']:,} pictures of {data.get('place') or data.get('val')}"]
     asked += ["mirrored as well"] * record["views"]["flip"] + ["by windows"] * record["views"]["slide"]
     if record["views"]["scales"] != [1.0]:
@@ -290,9 +320,13 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "title": record["model"]["title"],
         "kind": "evaluation",
         "subtitle": "; ".join(asked),
-        "headline": [{"label": meaning(name).label, "value": f"{figures[name]:.1f} %"} for name in names],
-        "figures": figures,
-        "absent": {} if goal in figures else {"figures": "nothing was there to be found"},
+        "headline": [
+            {"label": meaning(name).label, "value": percent(figures[name])} | ({"note": over} if name != "aacc" else {})
+            for name in names
+        ],
+        "figures": defined(figures),
+        "absent": record["absent"]
+        | ({} if figures.get(goal) is not None else {"figures": f"{meaning(goal).label} {why_missing(goal, there)}"}),
         "class_figures": record["per_class"],
         "parameters": record["model"]["parameters"],
         "skipped": record["skipped"],
@@ -337,13 +371,15 @@ def report_dense_run(
     rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
     rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
     rows += [["minutes", f"{seconds / 60:.1f}"]] if seconds else []
-    best = max((line.get(f"val_{about['goal']}", 0.0) for line in epochs), default=None)
+    best = epochs[-1].get("best") if epochs else None
     done = f"{len(epochs)} of {recipe['epochs']} epochs"
     goal = GOAL_NAMES[f"val_{about['goal']}"]
+    over = over_classes(epochs[-1].get(CLASSES_JUDGED) if epochs else None, config["num_classes"])
+    kept = f"; no epoch has a {goal} to be compared by, so the network of the last one is kept" if epochs else ""
     record |= {
         "title": f"{settings['head']} with {settings['model']} on {settings['data']}",
         "kind": "run",
-        "subtitle": f"{done}; best {goal} {best:.1f} %" if best is not None else done,
+        "subtitle": f"{done}; best {goal} {best:.1f} %{over}" if best is not None else f"{done}{kept}",
         "skipped": {**skipped, **record.get("skipped", {})},
         "facts": [*record.get("facts", []), {"group": "Training", "rows": rows}],
         "command": about["command"],

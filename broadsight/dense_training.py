@@ -124,6 +124,7 @@ def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> Dense
         seed=settings["seed"],
         channels=channels,
         scenes_size=recipe.image_size or SCENES,
+        method=settings.get("hold_out", 1),
     )
 
 

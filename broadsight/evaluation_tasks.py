@@ -12,6 +12,7 @@ from .classifier import Classifier, open_classifier
 from .data.evaluation_source import Found, Which, open_part, same_data
 from .data.listing import some
 from .data.sources import Source, Splits, resolve
+from .data.stratify import METHOD
 from .data.view import View, labels_of, sample
 from .evaluate.classification import BINS, check_metrics
 from .evaluate.imagenet_sets import (
@@ -179,6 +180,7 @@ def _pictures(asked: Asked, classifier: Classifier) -> Found:
         scenes_size=run.get("recipe", {}).get("image_size") or classifier.transforms.size,
         root=asked.root or settings.get("root"),
         download=asked.download,
+        method=settings.get("hold_out", 1) if settings else METHOD,
     )
 
 
@@ -195,6 +197,7 @@ def own_splits(classifier: Classifier, root: str | None = None, download: bool =
         scenes_size=run["recipe"].get("image_size") or classifier.transforms.size,
         root=root or settings.get("root"),
         download=download,
+        method=settings.get("hold_out", 1),
     )
 
 

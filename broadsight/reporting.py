@@ -60,7 +60,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path, command: str = "") ->
     page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(record, indent=1) + "\n", folder / EVALUATION)
+        write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", folder / EVALUATION)
         write_text(predictions_csv(evaluation.results[0]), folder / PREDICTIONS)
         write_text(page, folder / REPORT)
     except OSError as error:
@@ -192,11 +192,11 @@ def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> st
     whole = recipe["epochs"] + recipe["cooldown_epochs"]
     done = epochs[-1]["epoch"] if epochs else 0
     text = f"{'finished' if done >= whole else 'stopped'} after {done} of {whole} epochs"
-    known = [line for line in epochs if line.get("val_top1") is not None]
-    if known:
-        best = max(known, key=lambda line: line["val_top1"])
-        text += f"; the best network, that of epoch {best['epoch']}, is kept"
-    return text
+    if not epochs:
+        return text
+    if epochs[-1].get("best") is None:
+        return f"{text}; no epoch has a top-1 to be compared by, so the network of the last one is kept"
+    return f"{text}; the best network, that of epoch {epochs[-1]['best_epoch']}, is kept"
 
 
 def _facts(run: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:

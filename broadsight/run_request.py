@@ -14,6 +14,7 @@ from torch import nn
 
 from .data.loading import Transforms
 from .data.sources import Splits
+from .data.stratify import METHOD
 from .dense.build import USUAL, models_for
 from .provenance import commit, versions
 from .train import processes, recipes
@@ -82,8 +83,8 @@ class Request:
 # What a run is: these are written into its folder and cannot change when it is continued. The rest is how it is run.
 IDENTITY = ("data", "val", "split", "root", "model", "model_args", "pool", "pool_args", "broadcast", "broadcast_args")
 IDENTITY += ("recipe", "init", "seed", "log_every", "task", "head", "head_args", "neck", "neck_args")
-# What runs have that were begun before there were dense tasks.
-BEFORE_DENSE = dict(task="classify", head=None, head_args={}, neck=None, neck_args={})
+# What runs have that were begun before there were dense tasks, and hold-outs that look at classes.
+BEFORE_DENSE = dict(task="classify", head=None, head_args={}, neck=None, neck_args={}, hold_out=1)
 ARGUMENTS = ("model_args", "pool_args", "broadcast_args", "head_args", "neck_args")
 
 
@@ -124,6 +125,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     settings["seed"] = 0 if request.seed is None else request.seed
     settings["log_every"] = request.log_every or 10
     settings["task"] = entry.task
+    settings["hold_out"] = METHOD
     settings["model"] = request.model or entry.model or DEFAULT_MODEL
     _settle_head(settings, entry)
     if settings["model"] == entry.model:

@@ -19,7 +19,7 @@ from .train.display import Display
 from .train.engine import Engine, Interrupted, Progress, total_pictures
 from .train.optimisation import make_average, make_optimizer, make_scheduler
 from .train.recipes import Recipe
-from .train.run_folder import GOAL_NAMES, METRICS, REPORT, RunFolder, is_run
+from .train.run_folder import CLASSES_JUDGED, GOAL_NAMES, METRICS, REPORT, RunFolder, is_run, over_classes
 from .train.state import newest
 from .train.synchronise import synchronise
 from .training_parts import Begun, classifier_parts
@@ -37,6 +37,7 @@ class Outcome:
         seconds: That this part of it took.
         notes: What the user should know.
         goal: What the best network has most of, in words.
+        over: Over how many classes it is, in words; nothing if over all.
         report: Its report.html, unless it was not asked for or could not be made.
     """
 
@@ -48,6 +49,7 @@ class Outcome:
     notes: tuple[str, ...]
     goal: str = "top-1"
     report: Path | None = None
+    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,18 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
     name, seconds = title(about["settings"]), time.monotonic() - started
     goal = GOAL_NAMES[prepared.engine.work.goal]
     outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, prepared.notes, goal)
+    outcome = replace(outcome, over=_over(folder, prepared.description["num_classes"]))
     if not request.report or not folder.writing:
         return outcome
     page, metrics = folder.path / REPORT, folder.path / METRICS
     if page.is_file() and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
         return replace(outcome, report=page)
     return write_report(outcome, request, prepared.splits)
+
+
+def _over(folder: RunFolder, classes: int) -> str:
+    judged = [line[CLASSES_JUDGED] for line in folder.metrics() if CLASSES_JUDGED in line]
+    return over_classes(judged[-1], classes) if judged else ""
 
 
 def write_report(outcome: Outcome, request: Request, splits: Any = None) -> Outcome:

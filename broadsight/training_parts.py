@@ -10,6 +10,7 @@ from torch import nn
 
 from .data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
 from .data.sources import Splits, resolve
+from .data.view import labels_of
 from .dry_run import first_line
 from .given_weights import load_given
 from .models.edited import edit
@@ -75,6 +76,14 @@ def classifier_parts(
     with accelerator.main_process_first():  # a tar is unpacked once
         splits = _data(settings, request, channels, recipe)
     classes, notes = len(splits.classes), list(splits.notes)
+    judged = sorted(set(labels_of(splits.val).tolist()))
+    if not judged:
+        raise ValueError(f"{splits.description['val']} has no labelled pictures to validate on; add some")
+    if len(judged) == 1:
+        notes.append(
+            f"the pictures to validate on are all of one class, {splits.classes[judged[0]]}: whoever always says that "
+            "is right, so that no epoch is called the best and the last weights are kept"
+        )
     size = recipe.image_size or size_of(splits.train, settings["data"])
     recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
     if not begun.stored:  # else that was done when it began
@@ -114,6 +123,7 @@ def classifier_parts(
             mean=transforms.mean,
             std=transforms.std,
             classes=classes,
+            comparable=len(judged) > 1,
         )
 
     return Parts(
@@ -141,7 +151,12 @@ def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: 
     if request.download:
         options["download"] = True
     return resolve(
-        settings["data"], seed=settings["seed"], channels=channels, scenes_size=recipe.image_size or SMALLEST, **options
+        settings["data"],
+        seed=settings["seed"],
+        channels=channels,
+        scenes_size=recipe.image_size or SMALLEST,
+        method=settings.get("hold_out", 1),
+        **options,
     )
 
 

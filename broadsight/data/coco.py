@@ -113,6 +113,14 @@ class CocoDataset(Dataset):
     def __getitem__(self, index: int) -> tuple[Image.Image, dict[str, Any]]:
         return self.open(index), self.target(index)
 
+    def shown(self, i: int) -> list[int]:
+        """Labels of the objects that count in a score, ascending: no crowds; with keypoints, if any is labelled."""
+        rows = self._order[self._ends[i] : self._ends[i + 1]]
+        counted = self._crowds[rows] == 0
+        if self._points is not None:
+            counted &= (self._points[rows][..., 2] > 0).any(1)
+        return np.unique(self._labels[rows][counted]).tolist()
+
     def _read_categories(self, categories: Any) -> None:
         try:
             names = {item["id"]: str(item["name"]) for item in categories}

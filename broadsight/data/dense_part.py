@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from .dense_layout import DenseTask, find_parts
+from .dense_presence import labels_of_images
 from .dense_source import PIXEL_CENTRE, class_file_of, held_out, open_found
 from .dense_view import DenseView
 from .listing import some
 from .scene_targets import SceneMasks, SceneObjects
 from .scenes import Scenes
 from .sources import scenes_count
+from .stratify import METHOD
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def open_dense_part(
     seed: int = 0,
     channels: int = 3,
     scenes_size: int = 128,
+    method: int = METHOD,
 ) -> DensePart:
     """Opens one part of DATA.
 
@@ -52,6 +55,7 @@ def open_dense_part(
         classes, category_ids, keypoint_names: Of the model.
         split: Where nothing is set apart, take the pictures that training with this split and seed would hold out (or,
             as "train", the rest).
+        method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
     if data == "scenes" or data.startswith("scenes:"):
         return _scenes(data, task, part, seed, channels, scenes_size)
@@ -71,7 +75,8 @@ def open_dense_part(
         )
     rows = np.arange(len(dataset))
     if chosen == "all" and split is not None:
-        held = held_out([dataset.name(i) for i in rows.tolist()], split, seed, str(found.labels))
+        shown = labels_of_images(dataset) if method > 1 else None
+        held = held_out([dataset.name(i) for i in rows.tolist()], split, seed, str(found.labels), shown)
         rows = rows[~held] if part == "train" else rows[held]
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
     view = DenseView(dataset, rows, classes=classes, others_ids=category_ids, points=offset)

@@ -16,13 +16,15 @@ import numpy as np
 from .coco import CocoDataset
 from .dense import Dense
 from .dense_layout import TASKS, DenseTask, find_parts
+from .dense_presence import labels_of_images, told_quickly, without_labels
 from .dense_view import IGNORE, CocoPixels, DenseData, DenseView
 from .listing import some
 from .mask_folders import CLASS_FILES, MaskFolder
 from .scene_objects import KEYPOINT_PAIRS, KEYPOINTS
 from .scene_targets import SKELETON, SceneMasks, SceneObjects
 from .scenes import Scenes
-from .sources import HOLD_OUT, SCENES, _turn, scenes_count
+from .sources import HOLD_OUT, SCENES, scenes_count
+from .stratify import METHOD, missed, stratified, turn
 
 PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
 
@@ -68,6 +70,7 @@ def resolve_dense(
     channels: int = 3,
     scenes_size: int | tuple[int, int] = 128,
     scenes_count: int | None = None,
+    method: int = METHOD,
 ) -> DenseSplits:
     """Opens what DATA names for one of the dense tasks.
 
@@ -81,6 +84,7 @@ def resolve_dense(
         channels: 3 for RGB, 1 for grey.
         scenes_size: Side of the scenes in pixels, or height and width.
         scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
+        method: Of the hold-out, as a run began with it; see `stratify.METHOD`.
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}")
@@ -96,7 +100,7 @@ def resolve_dense(
             raise ValueError("scenes validate on scenes of their own; val and split are for other data")
         return _scenes(name, task, scenes_count, scenes_size, seed, channels)
     try:
-        return _files(Path(name), task, None if val is None else Path(val), split, seed, channels)
+        return _files(Path(name), task, None if val is None else Path(val), split, seed, channels, method)
     except PermissionError as error:
         raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
 
@@ -115,10 +119,14 @@ def _scenes(
     about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
     points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_KEYPOINTS
+    if told_quickly(views["val"]):
+        notes += tuple(without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes"))
     return _splits(views, points, notes, about, lines)
 
 
-def _files(data: Path, task: DenseTask, val: Path | None, split: float | None, seed: int, channels: int) -> DenseSplits:
+def _files(
+    data: Path, task: DenseTask, val: Path | None, split: float | None, seed: int, channels: int, method: int
+) -> DenseSplits:
     parts = find_parts(data, task)
     notes = [f"not used: {found.labels}" for key, found in parts.items() if key.startswith("unused")]
     found = parts.get("train") or parts.get("all")
@@ -139,9 +147,16 @@ def _files(data: Path, task: DenseTask, val: Path | None, split: float | None, s
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
     if apart is None:
         fraction = HOLD_OUT if split is None else split
-        held = held_out([dataset.name(i) for i in whole.tolist()], fraction, seed, str(found.labels))
+        shown = labels_of_images(dataset)
+        held = held_out(
+            [dataset.name(i) for i in whole.tolist()],
+            fraction,
+            seed,
+            str(found.labels),
+            shown if method > 1 else None,
+        )
         what = f"{held.sum():,} of {len(held):,} pictures of {found.labels} are held out to validate"
-        notes.append(f"{what} (split {fraction}, seed {seed})")
+        notes += [f"{what} (split {fraction}, seed {seed})", *_kept(dataset, shown, held, method)]
         train, valid = (DenseView(dataset, whole[rows], points=offset) for rows in (~held, held))
     else:
         class_file = class_file_of(apart, val or data) or class_file
@@ -155,8 +170,7 @@ def _files(data: Path, task: DenseTask, val: Path | None, split: float | None, s
     told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.dataset, "notes", ())]
     listed = {key: _listed(view) for key, view in views.items()}
     notes += dict.fromkeys(told)
-    if found.kind == (apart or found).kind == "coco":
-        notes += _missing(train, listed, found.labels, task)
+    notes += _missing(views, places, task, apart is not None)
     lines = {key: [f"{view.name(i)}\t{len(listed[key][i])}" for i in range(len(view))] for key, view in views.items()}
     about: dict[str, Any] = dict(kind=found.kind, task=task, split=fraction, seed=seed)
     about |= {key: str(place) for key, place in places.items()}
@@ -212,14 +226,35 @@ def class_file_of(found: Dense, root: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def held_out(names: Sequence[str], fraction: float, seed: int, place: str) -> np.ndarray:
-    """Which of some pictures (N,) validate: those whose turn comes first, by a hash of their names alone."""
+def held_out(
+    names: Sequence[str], fraction: float, seed: int, place: str, classes: Sequence[Sequence[int]] | None = None
+) -> np.ndarray:
+    """Which of some pictures (N,) validate: by what they show, see `stratified`, or by a hash of their names alone."""
     if len(names) < 2:
         raise ValueError(f"{place} has one picture, which cannot be divided; give the pictures to validate on (val)")
+    if classes is not None:
+        held = stratified(names, classes, fraction, seed)
+        if not held.any():
+            raise ValueError(
+                f"{place} has no picture that can be held out without losing a class in training; "
+                "give the pictures to validate on (val)"
+            )
+        return held
     count = min(max(round(fraction * len(names)), 1), len(names) - 1)
     held = np.zeros(len(names), bool)
-    held[np.argsort([_turn(name, seed) for name in names], kind="stable")[:count]] = True
+    held[np.argsort([turn(name, seed) for name in names], kind="stable")[:count]] = True
     return held
+
+
+def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: int) -> list[str]:
+    """Which classes the hold-out does not show, and why."""
+    if method == 1:
+        return ["these are held out as when the run began, without a look at their classes"]
+    first = int(bool(getattr(dataset, "category_ids", None)))  # 0 is the background
+    single, others = ([dataset.classes[label - first] for label in labels] for labels in missed(shown, held))
+    notes = [f"classes in a single picture keep it for training: {some(single, 20)}"] * bool(single)
+    what = "classes that cannot be held out without losing them or others in training"
+    return notes + [f"{what}: {some(others, 20)}"] * bool(others)
 
 
 def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -> None:
@@ -246,22 +281,27 @@ def _listed(view: DenseView) -> list[list[int]]:
     return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
 
 
-def _missing(train: DenseView, listed: dict[str, list[list[int]]], place: Path, task: DenseTask) -> list[str]:
-    """What cannot be learnt for want of objects; an error if that is everything."""
+def _missing(views: dict[str, DenseView], places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
+    """What cannot be learnt or judged for want of labels; an error if that is everything."""
     notes = []
-    names = train.classes[task == "segment" :]
+    train, pixels = views["train"], task == "segment"
+    if len(train.classes) < 2 and pixels:
+        raise ValueError(f"{places['train']} has one class only, {train.classes[0]!r}; segmentation needs two")
     for key, verb in (("train", "train on"), ("val", "validate on")):
-        present = {label for labels in listed[key] for label in labels}
-        if not present and key == "train":
-            raise ValueError(f"{place} has no objects to train on; expected annotations with boxes in its images")
-        if lost := [name for label, name in enumerate(names, 1) if label not in present]:
-            notes.append(f"classes without objects to {verb}: {some(lost)} (of {len(names)} classes)")
-        if empty := sum(not labels for labels in listed[key]):
-            notes.append(f"pictures without objects to {verb}: {empty:,} of {len(listed[key]):,}")
-    if task == "keypoints":
-        labelled = (bool((train.target(i)["keypoints"][..., 2] > 0).any()) for i in range(len(train)))
-        if not any(labelled):
-            raise ValueError(f"{place} has no labelled keypoint to train on; every visibility is 0")
+        view, place = views[key], str(places[key])
+        if key == "train" and apart and isinstance(view.dataset, MaskFolder):
+            continue  # too many to read them all for a note
+        shown = labels_of_images(view)
+        if task == "keypoints" and (key == "train" or apart) and not any(shown):
+            raise ValueError(f"{place} has no labelled keypoint to {verb}; every visibility is 0")
+        if isinstance(view.dataset, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
+            raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
+        if key == "val" and not apart and not any(shown):
+            raise ValueError(
+                f"{place} has too few labelled pictures to hold some out, since training keeps one of each class; "
+                "give the pictures to validate on (val)"
+            )
+        notes += without_labels(view, shown, verb, place)
     return notes
 
 

@@ -89,6 +89,11 @@ class DenseView(Dataset):
     def target(self, i: int) -> Any:
         return self._renumbered(self.dataset.target(int(self.indices[i])))
 
+    def shown(self, i: int) -> list[int]:
+        """Labels of an image that count in a score, ascending; see `CocoDataset.shown`."""
+        found = labels_shown(self.dataset, int(self.indices[i]))
+        return found if self._places is None else sorted(self._places[found].tolist())
+
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
         image, target = self.dataset[int(self.indices[index])]
         return image, self._renumbered(target)
@@ -110,6 +115,15 @@ def _filled(ids: dict[int, int], others: dict[int, int], count: int) -> dict[int
             taken = set(ids.values())
             ids[label] = others[label] if others.get(label, min(taken)) not in taken else max(taken) + 1
     return dict(sorted(ids.items()))
+
+
+def labels_shown(dataset: Any, i: int) -> list[int]:
+    """Labels that an image of any data set shows, from its target where it has no quicker way to tell."""
+    if hasattr(dataset, "shown"):
+        return dataset.shown(i)
+    target = dataset.target(i)
+    labels = target["labels"] if isinstance(target, dict) else target.as_subclass(Tensor)
+    return [label for label in labels.unique().tolist() if isinstance(target, dict) or label != IGNORE]
 
 
 class CocoPixels(Dataset):
@@ -152,6 +166,10 @@ class CocoPixels(Dataset):
         for mask, label in zip(masks[~crowds], objects["labels"][~crowds], strict=True):
             pixels[mask] = label
         return tv_tensors.Mask(pixels)
+
+    def shown(self, i: int) -> list[int]:
+        """The background, and classes of objects: nothing is drawn, so that some may be hidden behind others."""
+        return [0, *self.coco.shown(i)]
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
         return self.open(index), self.target(index)

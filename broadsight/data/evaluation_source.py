@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .sources import Source, cache_folder, hold_out, open_parts, scenes_count
+from .stratify import METHOD
 from .view import Grey
 
 Which = Literal["auto", "train", "val", "test", "all"]
@@ -38,6 +39,7 @@ def open_part(
     root: str | None = None,
     download: bool = False,
     cache: str | Path | None = None,
+    method: int = METHOD,
 ) -> Found:
     """Opens one part of DATA.
 
@@ -47,6 +49,7 @@ def open_part(
             scenes, "test" are those parts; "all" is for data without parts.
         split: Where nothing is set apart, take the fraction of each class that training with this split and seed would
             hold out (or, as "train", the rest).
+        method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
     folder = cache_folder(cache)
     if data == "scenes" or data.startswith("scenes:"):
@@ -56,7 +59,7 @@ def open_part(
     if split is not None and "all" in parts:
         if not 0 < split < 1:
             raise ValueError(f"split={split} is not between 0 and 1; 0.1 is a tenth of each class")
-        train, val = hold_out(parts["all"], split, seed)
+        train, val = hold_out(parts["all"], split, seed, method)
         parts = {"train": train, "val": val}
     order = {"auto": ("val", "all", "train"), "val": ("val",), "train": ("train",), "all": ("all",), "test": ()}[part]
     chosen = next((name for name in order if name in parts), None)

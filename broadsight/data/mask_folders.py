@@ -1,6 +1,7 @@
 """A folder of pictures and a folder of masks whose pixels are classes: semantic segmentation."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,16 @@ class MaskFolder(Dataset):
         file, labels = self.images / self._pictures[index], f"its mask {self._masks[index]}"
         return open_labelled(file, (mask.shape[1], mask.shape[0]), self.channels, labels), mask
 
+    def shown(self, i: int) -> list[int]:
+        """Classes that have pixels in a mask, ascending; none of one that cannot be read, which is told elsewhere."""
+        file = self.masks / self._masks[i]
+        try:
+            about = file.stat()
+            values = _values(str(file), about.st_size, about.st_mtime_ns)
+        except (OSError, ValueError):
+            return []
+        return [value for value in values if 0 <= value < len(self.classes) and value != self.ignore]
+
     def _refuse_black_and_white(self) -> None:
         """Masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn."""
         seen = set().union(*(np.unique(read_indices(self.masks / self._masks[i])) for i in range(min(8, len(self)))))
@@ -117,6 +128,15 @@ class MaskFolder(Dataset):
                 f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
                 "save the object as 1, or give ignore= another value if only the first masks are like this"
             )
+
+
+@lru_cache(1 << 18)
+def _values(file: str, size: int, changed: int) -> tuple[int, ...]:
+    """What a mask holds; a file is read again if it has changed."""
+    indices = read_indices(Path(file))
+    if indices.size and 0 <= indices.min() <= indices.max() < 2**16:  # faster than sorting
+        return tuple(np.flatnonzero(np.bincount(indices.ravel())).tolist())
+    return tuple(np.unique(indices).tolist())
 
 
 def read_indices(file: Path) -> np.ndarray:

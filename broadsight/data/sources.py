@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from .listing import Listed, Part, Parts, part_names, some
+from .stratify import METHOD, stratified, turn
 from .view import Grey
 
 SCENES = 8000
@@ -76,6 +78,7 @@ def resolve(
     root: str | None = None,
     download: bool = False,
     cache: str | Path | None = None,
+    method: int = METHOD,
 ) -> Splits:
     """Opens what DATA names.
 
@@ -98,6 +101,7 @@ def resolve(
         root: Where a timm dataset lies or is put.
         download: Whether a timm dataset may be fetched.
         cache: For unpacked tars, indices and drawn scenes; $BROADSIGHT_CACHE or ~/.cache/broadsight if None.
+        method: Of the hold-out, as a run began with it.
     """
     data, val = (None if path is None else os.fspath(path) for path in (data, val))
     if split is not None and not 0 < split < 1:
@@ -131,7 +135,7 @@ def resolve(
             notes.append(f"split={split} is not used: {valid.place} is there to validate")
     else:
         fraction = HOLD_OUT if split is None else split
-        train, valid = hold_out(train, fraction, seed)
+        train, valid = hold_out(train, fraction, seed, method)
 
     _check(train, valid)
     classes = tuple(train.source.classes)
@@ -271,19 +275,32 @@ def _nowhere(data: str, path: Path, what: str) -> str:
     return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
 
 
-def hold_out(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
+def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tuple[Part, Part]:
     """Two parts of one: to train on, and to validate on.
 
-    An image's turn to be held out comes by a hash of its name: it depends on nothing else, neither on the order of the
-    files nor on which others there are, so that added files do not reshuffle the rest.
+    An image's turn to be held out comes by a hash of its name: it depends neither on the order of the files nor, where
+    each shows one class, on which others there are, so that added files do not reshuffle the rest.
+
+    Args:
+        method: As a run began with it; see `stratify.METHOD`.
     """
     source = part.source
     notes = [*part.notes]
-    counts = np.bincount(source.labels, minlength=len(source.classes))
-    if lonely := [name for name, count in zip(source.classes, counts, strict=True) if count == 1]:
-        notes.append(f"classes with a single image keep it for training: {some(lonely)}")
     groups = getattr(source, "images", None)
-    held = _of_each_class(source, fraction, seed) if groups is None else _whole_images(source, groups, fraction, seed)
+    shown = [[label] for label in source.labels.tolist()]
+    if groups is None:
+        held = _of_each_class(source, fraction, seed)
+    else:
+        held = _whole_images(source, groups, fraction, seed, method)
+        shown = [source.labels[rows].tolist() for rows in _by_image(groups)]
+    if not held.any():
+        raise ValueError(
+            f"{part.place} has no image that can be held out without losing a class in training; "
+            "give the images to validate on (val)"
+        )
+    numbers = Counter(label for labels in shown for label in set(labels))
+    if lonely := [name for label, name in enumerate(source.classes) if numbers[label] == 1]:
+        notes.append(f"classes with a single image keep it for training: {some(lonely)}")
     whole = "" if groups is None else ", none of them from an image that has others in training"
     what = f"{held.sum():,} of {len(source):,} images of {part.place} are held out to validate"
     notes.append(f"{what} (split {fraction}, seed {seed}){whole}")
@@ -295,7 +312,7 @@ def hold_out(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
 
 def _of_each_class(source: Listed, fraction: float, seed: int) -> np.ndarray:
     """Which samples (N,) to hold out: a fraction of each class, at least one, never all."""
-    turns = np.array([_turn(source.name(row), seed) for row in range(len(source))], np.uint64)
+    turns = np.array([turn(source.name(row), seed) for row in range(len(source))], np.uint64)
     counts = np.bincount(source.labels, minlength=len(source.classes))
     quotas = np.minimum(np.maximum(np.rint(fraction * counts), 1), counts - 1)
     order = np.lexsort((turns, source.labels))
@@ -306,14 +323,20 @@ def _of_each_class(source: Listed, fraction: float, seed: int) -> np.ndarray:
     return held
 
 
-def _whole_images(source: Listed, images: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _whole_images(source: Listed, images: np.ndarray, fraction: float, seed: int, method: int) -> np.ndarray:
     """Which crops (N,) to hold out: all those of some images, as long as no class loses its last one in training."""
-    order = np.argsort(images, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(images[order])) + 1)
+    groups = _by_image(images)
+    names = [source.name(int(rows[0])) for rows in groups]
+    if method > 1:
+        sizes = np.array([len(rows) for rows in groups])
+        chosen = stratified(names, [source.labels[rows] for rows in groups], fraction, seed, sizes)
+        held = np.zeros(len(source), bool)
+        held[np.concatenate([np.zeros(0, np.int64), *(groups[one] for one in np.flatnonzero(chosen))])] = True
+        return held
     held = np.zeros(len(source), bool)
     left = np.bincount(source.labels, minlength=len(source.classes))
     wanted = fraction * len(source)
-    for rows in sorted(groups, key=lambda rows: _turn(source.name(int(rows[0])), seed)):
+    for rows in sorted(groups, key=lambda rows: turn(source.name(int(rows[0])), seed)):
         if wanted <= 0:
             break
         classes, lost = np.unique(source.labels[rows], return_counts=True)
@@ -324,9 +347,10 @@ def _whole_images(source: Listed, images: np.ndarray, fraction: float, seed: int
     return held
 
 
-def _turn(name: str, seed: int) -> int:
-    text = f"{seed}/{name}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+def _by_image(images: np.ndarray) -> list[np.ndarray]:
+    """Rows of the crops of each image."""
+    order = np.argsort(images, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(images[order])) + 1)
 
 
 def _check(train: Part, valid: Part) -> None:

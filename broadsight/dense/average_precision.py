@@ -145,6 +145,11 @@ class AveragePrecision:
             figures |= {f"{kind}_{name}": _mean_percent(part) for name, part in parts.items()}
         return figures
 
+    def coverage(self) -> tuple[int, int]:
+        """How many classes have objects that count, of the last kind, and how many there are."""
+        precision, _ = self._table(self.kinds[-1])
+        return int((precision[..., 0, -1] > -1).any((0, 1)).sum()), len(self.category_ids)
+
     def per_class(self) -> list[dict[str, Any]]:
         """A row for each class: name, objects (without crowds), and ap, ap50, ap75 of each kind in per cent."""
         there = [picture["there"] for picture in self._pictures.values()]

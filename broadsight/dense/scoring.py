@@ -5,7 +5,7 @@ own pictures and put their states together.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,10 @@ class Scorer:
     def per_class(self) -> list[dict[str, Any]]:
         """A row of figures for each class."""
         return self.metric.per_class()
+
+    def coverage(self) -> tuple[int, int]:
+        """How many classes occur in the pictures, over which means are taken, and how many there are."""
+        return self.metric.coverage()
 
 
 class ObjectScorer(Scorer):
@@ -155,7 +159,7 @@ class PixelScorer(Scorer):
 
     def add(self, model: nn.Module, batch: Any) -> int:
         for image, target in zip(batch.images, batch.targets, strict=True):
-            self.metric.update(self.find(model, image).argmax(0), target)
+            self.metric.update(self.find(model, image), target)  # refuses what is not finite
         return len(batch.images)
 
 
@@ -274,6 +278,24 @@ def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
     return {**found, "keypoints": points + points.new_tensor([by, by, 0.0])}
 
 
-def defined(figures: dict[str, float]) -> dict[str, float]:
+def defined(figures: Mapping[str, float | None]) -> dict[str, float]:
     """Without those that are undefined, such as AP of large objects where there are none."""
-    return {name: value for name, value in figures.items() if math.isfinite(value)}
+    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
+
+
+def known_or_none(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with None for numbers that are undefined."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in figures.items()
+    }
+
+
+def why_missing(name: str, occurring: int) -> str:
+    """Why a figure has no value on pictures in which so many classes occur."""
+    if name in ("miou", "macc"):
+        return f"needs pixels of at least two classes; the masks show {occurring}"
+    if not occurring:
+        return "nothing was there to be found"
+    what = next((size for size in ("small", "medium", "large") if name.endswith(f"_{size}")), None)
+    return f"there are no {what} objects" if what else "nothing was there to be found"

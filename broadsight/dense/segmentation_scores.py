@@ -1,5 +1,6 @@
 """Scores of segmentation over a whole data set: mIoU, accuracy of pixels, accuracy of classes."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -51,6 +52,8 @@ class SegmentationScores:
                 raise ValueError(
                     f"scores of shape {tuple(prediction.shape)}; expected {self.num_classes} classes, H, W"
                 )
+            if not prediction.isfinite().all():
+                raise ValueError("scores are not all finite; the model has diverged")
             prediction = prediction.argmax(-3)
         if prediction.shape != target.shape:
             raise ValueError(f"prediction is {tuple(prediction.shape)} but target {tuple(target.shape)}; resize it")
@@ -77,25 +80,37 @@ class SegmentationScores:
     def compute(self) -> dict[str, float]:
         """miou, aacc and macc in per cent; nan without pixels.
 
-        aacc is the share of pixels that are right, miou and macc are means over classes. A class that is neither shown
-        nor said has no IoU, and one that is not shown no accuracy; they are left out.
+        aacc is the share of pixels that are right, miou and macc are means over the classes that the targets show: the
+        same ones whatever is said, so that two models, or two epochs of one, compare. What is wrongly said to be
+        another class is missing from the IoU of its own. Of a single class both are nan: who always says it is right.
         """
         right, shown, said = self._sums()
+        there = shown > 0
+        several = there.sum() > 1
+        mean_iou = _percent(right, shown + said - right)[there].mean().item() if several else math.nan
         return {
-            "miou": _percent(right, shown + said - right).nanmean().item(),
+            "miou": mean_iou,
             "aacc": _percent(right.sum(), shown.sum()).item(),
-            "macc": _percent(right, shown).nanmean().item(),
+            "macc": _percent(right, shown)[there].mean().item() if several else math.nan,
         }
 
+    def coverage(self) -> tuple[int, int]:
+        """How many classes the targets show, and how many there are."""
+        return int((self.counts.sum(1) > 0).sum()), self.num_classes
+
     def per_class(self) -> list[dict[str, Any]]:
-        """A row for each class: name, pixels that show it, and iou, acc, precision in per cent, nan if undefined."""
+        """A row for each class: name, pixels that show it, and iou, acc, precision in per cent.
+
+        They are nan of a class without pixels, and precision also of one that was never said.
+        """
         right, shown, said = self._sums()
+        there = shown.where(shown > 0, math.nan)
         columns = {
             "name": self.class_names,
             "pixels": shown.long().tolist(),
-            "iou": _percent(right, shown + said - right).tolist(),
-            "acc": _percent(right, shown).tolist(),
-            "precision": _percent(right, said).tolist(),
+            "iou": _percent(right, there + said - right).tolist(),
+            "acc": _percent(right, there).tolist(),
+            "precision": _percent(right + 0 * there, said).tolist(),
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

@@ -8,7 +8,7 @@ from .tables import Column, folded, numeric, table
 from .words import figure, known, meaning, number, percent, plural
 
 GOALS = ("val_top1", "val_mask_ap", "val_keypoint_ap", "val_box_ap", "val_miou")
-_HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped"}
+_HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped", "val_classes"}
 
 
 def curves(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -60,7 +60,9 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> str:
     # Of what the figures of a run have, what it was after
     goal = next((key for key in GOALS if any(known(line.get(key)) for line in epochs)), None)
     lead = ""
-    if goal:
+    if epochs and "best" in epochs[-1] and not known(epochs[-1]["best"]):
+        lead = "<p>No epoch has a figure to be compared by: the weights are those of the last one.</p>\n"
+    elif goal:
         top = max((line for line in epochs if known(line.get(goal))), key=lambda line: line[goal])
         value = f"{percent(top[goal])} {meaning(_bare(goal)).label}"
         lead = f"<p>Best after epoch {number(top['epoch'])}: {value} on the validation pictures.</p>\n"

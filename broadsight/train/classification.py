@@ -28,6 +28,8 @@ class Classification:
         val: Batches of evaluation.
         mean, std: Normalise images whose values are between 0 and 1.
         classes: How many.
+        comparable: Whether top-1 tells epochs apart; not where all validation pictures are of one class, since whoever
+            always says that is right.
     """
 
     goal = "val_top1"
@@ -44,8 +46,9 @@ class Classification:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         classes: int,
+        comparable: bool = True,
     ):
-        self.accelerator, self.task, self.recipe = accelerator, task, recipe
+        self.accelerator, self.task, self.recipe, self.comparable = accelerator, task, recipe, comparable
         self.train, self.order, self.val = train, order, val
         self.classes, self.device, self.stays_in_eval = classes, accelerator.device, recipe.frozen_stats
         self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate
@@ -97,11 +100,11 @@ class Classification:
 
     def evaluate(
         self, model: nn.Module, seen: Callable[[int, str], None]
-    ) -> tuple[dict[str, float], Mapping[str, str]]:
+    ) -> tuple[dict[str, float | None], Mapping[str, str]]:
         """Loss, top-1 and top-5 over all validation pictures of all processes, none counted twice.
 
         Returns:
-            The figures, and which pictures could not be read.
+            The figures, None if some answers are no numbers, and which pictures could not be read.
         """
         from torchmetrics import MeanMetric
         from torchmetrics.classification import MulticlassAccuracy
@@ -112,7 +115,7 @@ class Classification:
             metrics["val_top5"] = MulticlassAccuracy(top_k=5, **options)
         metrics = {name: metric.to(self.device) for name, metric in metrics.items()}
         skipped: dict[str, str] = {}
-        count = 0
+        count = broken = 0
         with in_eval_mode(model), torch.inference_mode():
             for batch in self.val:
                 skipped.update(self._readable(batch).skipped)
@@ -122,14 +125,20 @@ class Classification:
                 with self.accelerator.autocast():
                     logits = model(images)
                 logits = logits.float()
+                broken += int((~logits.isfinite()).sum())
                 metrics["val_loss"].update(F.cross_entropy(logits, labels, reduction="none"))
                 for name in metrics.keys() - {"val_loss"}:
                     metrics[name].update(logits, labels)
                 count += len(labels)
                 seen(len(labels) * self.order.processes, "evaluating")
-        if not sum_over_processes(torch.tensor([count], device=self.device)).item():
+        count, broken = sum_over_processes(torch.tensor([count, broken], device=self.device)).tolist()
+        if not count:
             raise Failed(
                 f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
             )
         values = {name: float(metric.compute()) for name, metric in metrics.items()}
+        if (
+            broken
+        ):  # answers that are no numbers: torchmetrics would leave them out of the mean, and count argmax of them
+            return dict.fromkeys(values), skipped
         return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}, skipped

@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 
 from ..data.dense_loading import DenseBatch
 from ..data.loading import Key, TrainOrder, close
-from ..dense.scoring import Scorer, defined
+from ..dense.scoring import Scorer, known_or_none
 from ..dry_run import in_eval_mode
 from .engine import Failed, Step
 from .processes import gather_objects
+from .run_folder import CLASSES_JUDGED
 
 
 class DenseWork:
@@ -89,11 +90,11 @@ class DenseWork:
 
     def evaluate(
         self, model: nn.Module, seen: Callable[[int, str], None]
-    ) -> tuple[dict[str, float], Mapping[str, str]]:
+    ) -> tuple[dict[str, float | None], Mapping[str, str]]:
         """Scores over all validation pictures of all processes, none counted twice.
 
         Returns:
-            The figures that are defined, and which pictures could not be read.
+            The figures, None where nothing is there to be found, and which pictures could not be read.
         """
         self.scorer.reset()
         skipped: dict[str, str] = {}
@@ -111,8 +112,9 @@ class DenseWork:
                 f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
             )
         self.scorer.merge(gather_objects(self.scorer.state()))
-        figures = {f"val_{name}": value for name, value in defined(self.scorer.compute()).items()}
-        return {self.goal: 0.0, **figures}, skipped  # undefined where nothing is there to be found
+        figures = known_or_none(self.scorer.compute())
+        judged = {CLASSES_JUDGED: self.scorer.coverage()[0]}  # over how many classes the means are
+        return {**{f"val_{name}": value for name, value in figures.items()}, **judged}, skipped
 
 
 def _readable(batch: DenseBatch) -> DenseBatch:

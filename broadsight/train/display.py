@@ -83,6 +83,11 @@ class Display:
             print(prefix + text, file=sys.stderr, flush=True)
 
 
+def figure(value: float | None, digits: int) -> str:
+    """With so many decimals; a dash for what has no value."""
+    return "\u2013" if value is None else f"{value:.{digits}f}"
+
+
 def duration(seconds: float) -> str:
     """1:23:45, 12:34 or 45 s."""
     seconds = max(0, round(seconds))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..data.listing import some
 from ..seeds import seed_everything
 from . import state
-from .display import Display
+from .display import Display, figure
 from .processes import from_first, gather_objects, share_buffers, sum_over_processes
 from .recipes import Recipe
 from .run_folder import RunFolder
@@ -38,8 +38,8 @@ class Step(NamedTuple):
 class Work(Protocol):
     """What is learned: batches in their order, what a pass over one computes, and how good the network is.
 
-    `updates` are those of an epoch, `goal` the metric that the best weights have most of; `counts_correct` says whether
-    steps count right answers, `stays_in_eval` whether the network learns in eval mode.
+    `updates` are those of an epoch, `goal` the metric that the best weights have most of, None where it has no value;
+    `counts_correct` says whether steps count right answers, `stays_in_eval` whether the network learns in eval mode.
     """
 
     updates: int
@@ -57,7 +57,7 @@ class Work(Protocol):
     def names(self, keys: Any) -> list[str]: ...
     def skipped(self, batch: Any) -> Mapping[str, str]: ...
     def close(self) -> None: ...
-    def evaluate(self, model: nn.Module, seen: Any) -> tuple[dict[str, float], Mapping[str, str]]: ...
+    def evaluate(self, model: nn.Module, seen: Any) -> tuple[dict[str, float | None], Mapping[str, str]]: ...
 
 
 class Interrupted(Exception):
@@ -81,7 +81,8 @@ class Progress:
         evaluated: Nothing was learned since the last evaluation.
         interval: Sum of losses and number of pictures since the last line of the metrics.
         total: Sum of losses, right answers and number of pictures of the present epoch.
-        best, best_epoch, stale: The best of the goal, when it was reached, and for how many epochs it was not.
+        best, best_epoch, stale: The best of the goal, when it was reached, and for how many epochs it was not; None and
+            0 as long as no epoch has a value of it, of which the last one's weights are kept.
         skipped: Pictures that could not be read, and why.
         metrics_size: Bytes of the metrics that belong to this.
         finished: There is nothing left to do.
@@ -318,17 +319,18 @@ class Engine:
         if self.work.counts_correct:
             trained["train_top1"] = 100 * correct / count
         self._total.zero_()
-        goal = values[self.work.goal]
-        improved = progress.best is None or goal > progress.best
+        values = {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+        goal = values[self.work.goal] if getattr(self.work, "comparable", True) else None
+        improved = goal is not None and (progress.best is None or goal > progress.best)
         if improved:
             progress.best, progress.best_epoch, progress.stale = goal, progress.epoch + 1, 0
-        else:
+        elif progress.best is not None:
             progress.stale += 1
         progress.epoch, progress.update, progress.evaluated = progress.epoch + 1, 0, True
         line: dict[str, Any] = dict(kind="epoch", updates=progress.updates, epoch=progress.epoch, **trained, **values)
         line |= dict(best=progress.best, best_epoch=progress.best_epoch, skipped=len(progress.skipped))
         with self._writing():
-            if improved:
+            if improved or progress.best is None:  # where no epoch can be compared, the last one is kept
                 self.folder.keep_best(self.evaluated_model)
             self.folder.record(line)
             self.folder.report_skipped(progress.skipped)
@@ -441,8 +443,8 @@ class Engine:
 
     def _summary(self, line: Mapping[str, Any], improved: bool) -> str:
         figures = [f"epoch {line['epoch']}/{self.epochs}", f"train loss {line['train_loss']:.4f}"]
-        figures += [f"val loss {line['val_loss']:.4f}"] if "val_loss" in line else []
-        figures += [f"{self.work.goal.removeprefix('val_')} {line[self.work.goal]:.2f}{' *' if improved else ''}"]
+        figures += [f"val loss {figure(line['val_loss'], 4)}"] if "val_loss" in line else []
+        figures += [f"{self.work.goal.removeprefix('val_')} {figure(line[self.work.goal], 2)}{' *' * improved}"]
         figures += [f"{self.display.speed():.0f} images/s", self.display.left()]
         figures += [f"{line['skipped']} pictures skipped"] if line["skipped"] else []
         return "  ".join(figures)

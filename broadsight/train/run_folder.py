@@ -32,6 +32,13 @@ GOAL_NAMES = {
     "val_miou": "mIoU",
 }
 
+CLASSES_JUDGED = "val_classes"  # of how many classes the means of an epoch are
+
+
+def over_classes(occurring: int | None, classes: int) -> str:
+    """Over how many classes a mean is, for a line: nothing if it is over all of them or nobody knows."""
+    return "" if occurring is None or occurring == classes else f" over {occurring} of {classes} classes"
+
 
 class RunFolder:
     """The files of one run. Only the first process writes; the others may hold one that is not `writing`.
@@ -55,7 +62,7 @@ class RunFolder:
         """Make the folder and describe the run; an OSError if that cannot be."""
         if self.writing:
             self.path.mkdir(parents=True, exist_ok=True)
-            state.write_text(json.dumps(config, indent=2) + "\n", self.path / CONFIG)
+            state.write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", self.path / CONFIG)
             self.last.mkdir(exist_ok=True)
 
     def config(self) -> dict[str, Any]:
@@ -86,14 +93,14 @@ class RunFolder:
         if not self.writing:
             return
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(json.dumps(values, allow_nan=False) + "\n")
         self.scalars({k: v for k, v in values.items() if k not in ("kind", "updates", "epoch")}, values["updates"])
 
     def scalars(self, values: Mapping[str, Any], updates: int) -> None:
         """Numbers for TensorBoard alone, such as times, which no two runs share."""
         if self._events is not None:
             for name, value in values.items():
-                if isinstance(value, (int, float)):
+                if isinstance(value, (int, float)) and math.isfinite(value):
                     self._events.add_scalar(name.replace("_", "/", 1), value, updates)
 
     def metrics_size(self) -> int:

@@ -87,6 +87,82 @@ def test_hold_out__at_least_one_and_never_all():
     assert held_out("abcdefghij", 0.3, 3, "").tolist() == held_out("jihgfedcba", 0.3, 3, "").tolist()[::-1]
 
 
+def test_hold_out__every_class_that_can_validate_does(tmp_path):
+    for number in range(20):
+        paint(tmp_path / "masks of", f"{number:02d}", values=(0, 1) if number < 2 else (0,))
+    (tmp_path / "masks of" / "classes.txt").write_text("sky\nsea\n")
+    rare = [box(n, n, category_id=7 if n in (5, 6) else 3) for n in range(1, 31)]
+    file = write(tmp_path / "coco", rare, 30)
+    for seed in range(5):
+        pixels = resolve_dense(tmp_path / "masks of", "segment", seed=seed)
+        assert {label for view in (pixels.val,) for i in range(len(view)) for label in view.shown(i)} == {0, 1}
+        assert {label for i in range(len(pixels.train)) for label in pixels.train.shown(i)} == {0, 1}
+        for task in ("detect", "instances", "segment"):
+            splits = resolve_dense(file, task, seed=seed)
+            for view in (splits.train, splits.val):
+                assert {label for i in range(len(view)) for label in view.shown(i)} - {0} == {1, 2}, (task, seed)
+    assert not any("without" in note for note in pixels.notes)
+
+
+def test_hold_out__as_old_runs_have_it(tmp_path):
+    file = write(tmp_path, [box(n, n) for n in range(1, 41)], 40)
+    by_name = held_out([f"{n}.png" for n in range(1, 41)], 0.1, 0, "x")
+    old = resolve_dense(file, "detect", method=1)
+    assert names(old.val) == [f"{n}.png" for n in np.flatnonzero(by_name) + 1]
+    assert any("held out as when the run began" in note for note in old.notes)
+
+
+def test_hold_out__a_class_in_one_picture_is_told(tmp_path):
+    paint(tmp_path, "a", "b", "c")
+    paint(tmp_path, "d", values=(0, 1, 2))
+    (tmp_path / "classes.txt").write_text("sky\nsea\nsun\n")
+    splits = resolve_dense(tmp_path, "segment")
+    assert "d.png" in names(splits.train)
+    assert "classes in a single picture keep it for training: sun" in splits.notes
+    assert "classes without pixels to validate on: sun (of 3 classes)" in splits.notes
+    paint(tmp_path, "a", "b", "c", values=(0,))
+    assert any(
+        "show sky alone, so mIoU and mAcc have no value" in note for note in resolve_dense(tmp_path, "segment").notes
+    )
+
+
+@pytest.mark.parametrize("task", ["detect", "instances", "segment"])
+def test_val__without_any_label_is_refused(tmp_path, task):
+    train = write(tmp_path / "a", [box(n, n) for n in (1, 2, 3)])
+    for number, labels in enumerate(([], [box(1, iscrowd=1, segmentation=dict(size=[6, 8], counts=[0, 48]))])):
+        if labels and task == "segment":
+            continue
+        val = write(tmp_path / f"val{number}", labels)
+        with pytest.raises(ValueError, match=r"val\d/coco.json has no objects to validate on; expected annotations"):
+            resolve_dense(train, task, val=val)
+
+
+def test_val__nothing_to_hold_out_is_refused(tmp_path):
+    file = write(tmp_path, [box(1)])
+    with pytest.raises(ValueError, match=r"too few labelled pictures to hold some out.*give the pictures"):
+        resolve_dense(file, "detect")
+    people = write(tmp_path / "b", [person(1), person(2, 2)], categories=PERSON)
+    blind = write(tmp_path / "c", [person(1, keypoints=[0] * 9)], categories=PERSON)
+    with pytest.raises(ValueError, match="has no labelled keypoint to validate on; every visibility is 0"):
+        resolve_dense(people, "keypoints", val=blind)
+
+
+def test_masks__all_ignored_or_one_class_are_refused(tmp_path):
+    paint(tmp_path / "a", "a", "b", values=(255,))
+    (tmp_path / "a" / "classes.txt").write_text("sky\nsea\n")
+    with pytest.raises(ValueError, match="masks has no pixels of any class to train on; every pixel is ignored"):
+        resolve_dense(tmp_path / "a", "segment")
+    paint(tmp_path / "b", "train/a", "train/b")
+    paint(tmp_path / "b", "val/a", values=(255,))
+    (tmp_path / "b" / "classes.txt").write_text("sky\nsea\n")
+    with pytest.raises(ValueError, match="val has no pixels of any class to validate on"):
+        resolve_dense(tmp_path / "b", "segment")
+    paint(tmp_path / "c", "a", "b", values=(0,))
+    (tmp_path / "c" / "classes.txt").write_text("sky\n")
+    with pytest.raises(ValueError, match="has one class only, 'sky'; segmentation needs two"):
+        resolve_dense(tmp_path / "c", "segment")
+
+
 def test_val__another_file_whose_classes_come_in_another_order(tmp_path):
     train = write(tmp_path / "a", [box(1), box(2, category_id=7)])
     other = [dict(id=1, name="dog"), dict(id=2, name="cat")]

@@ -40,9 +40,38 @@ def test_per_class__by_hand():
     assert tree["pixels"] == 0 and all(math.isnan(tree[key]) for key in ("iou", "acc", "precision"))
 
 
-def test_compute__said_but_not_shown__has_iou_0_and_no_accuracy():
-    figures = counted((torch.tensor([[0, 3]]), torch.tensor([[0, 0]]))).compute()
-    assert figures == {"miou": 25, "aacc": 50, "macc": 50}
+def test_compute__said_but_not_shown__is_missing_from_the_classes_that_are():
+    scores = counted((torch.tensor([[0, 3, 1]]), torch.tensor([[0, 0, 1]])))
+    assert scores.compute() == {"miou": 75, "aacc": pytest.approx(200 / 3), "macc": 75}  # of sky and road
+    assert scores.coverage() == (2, 4)
+    tree = scores.per_class()[3]
+    assert tree["pixels"] == 0 and all(math.isnan(tree[key]) for key in ("iou", "acc", "precision"))
+
+
+@pytest.mark.parametrize("said", [0, 3])
+def test_compute__one_class_alone_has_no_means(said):
+    scores = counted((torch.full((2, 2), said), torch.zeros(2, 2, dtype=torch.int64)))
+    figures = scores.compute()
+    assert math.isnan(figures["miou"]) and math.isnan(figures["macc"]) and figures["aacc"] == 100 * (said == 0)
+    assert scores.coverage() == (1, 4)
+
+
+def test_compute__all_ignored_has_nothing():
+    scores = counted((SAID, torch.full_like(TARGET, 255)))
+    assert all(map(math.isnan, scores.compute().values())) and scores.coverage() == (0, 4)
+
+
+def test_compute__every_class_shown_agrees_with_torchmetrics():
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+
+    generator = torch.Generator().manual_seed(0)
+    said, target = (torch.randint(0, 4, (3, 8, 8), generator=generator) for _ in range(2))
+    target[0, 0, 0] = 255
+    figures = counted((said, target)).compute()
+    options = dict(num_classes=4, ignore_index=255)
+    assert figures["miou"] == pytest.approx(100 * float(MulticlassJaccardIndex(**options)(said, target)), rel=1e-5)
+    macro = MulticlassAccuracy(average="macro", **options)(said, target)
+    assert figures["macc"] == pytest.approx(100 * float(macro), rel=1e-5)
 
 
 def test_compute__over_the_data_set_not_the_mean_of_pictures():
@@ -82,6 +111,7 @@ def test_merge__each_process_counts_once_in_any_order():
         (SAID + 3, TARGET, "prediction holds 4; expected 0 to 3$"),
         (SAID, TARGET + 2, "target holds 257; expected 0 to 3 or 255 to ignore"),
         (SAID, TARGET - 1, "target holds -1"),
+        (torch.full((4, 2, 3), math.nan), TARGET, "scores are not all finite; the model has diverged"),
         (torch.rand(3, 2, 3), TARGET, r"scores of shape \(3, 2, 3\); expected 4 classes, H, W"),
     ],
 )

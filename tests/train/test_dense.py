@@ -57,6 +57,9 @@ class Counting(Scorer):
     def state(self):
         return self.seen
 
+    def coverage(self):
+        return 2, 3
+
     def merge(self, others):
         self.seen = sum(others)
 
@@ -104,12 +107,12 @@ def test_step__stacks_masks_and_heat_maps():
     assert [x.shape for x in work.model.targets] == [(3, 5, 2, 2), (3, 5)]
 
 
-def test_evaluate__in_eval_mode_and_only_figures_that_are_defined():
+def test_evaluate__in_eval_mode_and_none_for_figures_that_are_undefined():
     batches = [batch_of(2, None), DenseBatch([], [], (), ()), batch_of(1, None)]
     work, scorer = work_for(val=batches)
     told = []
     values, skipped = work.evaluate(nn.Linear(1, 1).train(), lambda count, _: told.append(count))
-    assert values == {"val_miou": 3.0} and skipped == {"bad.png": "torn"}
+    assert values == {"val_miou": 3.0, "val_macc": None, "val_classes": 2} and skipped == {"bad.png": "torn"}
     assert scorer.modes == [(False, True)] * 2 and told == [2, 1]
     assert (work.goal, work.evaluations) == ("val_miou", 3)
     assert work.evaluate(nn.Linear(1, 1), lambda *_: None)[0] == values  # begins anew

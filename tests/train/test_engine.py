@@ -132,6 +132,49 @@ def test_metrics__means_of_the_losses(tmp_path):
     assert engine.work.begun == [(0, 0), (1, 0)]
 
 
+@pytest.mark.parametrize(
+    "goals, best, kept",
+    [
+        ((None, None, None), (None, 0), 2),  # nothing to be compared by: the last one's weights
+        ((math.nan, math.nan, math.nan), (None, 0), 2),
+        ((math.nan, 0.0, None), (0.0, 2), 1),  # nan never wins, and never locks; 0 is a value
+        ((math.inf, 5.0, 5.0), (5.0, 2), 1),  # of equals the first
+        ((5.0, math.nan, 7.0), (7.0, 3), 2),
+    ],
+)
+def test_best__figures_that_are_missing_are_never_chosen(tmp_path, goals, best, kept):
+    engine = engine_for(tmp_path, replace(PLAIN, epochs=3), goals=goals)
+    progress = engine.fit()
+    assert (progress.best, progress.best_epoch) == best
+    assert equal(best_weights(engine), engine.work.evaluated[kept])
+    written = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in written and "Infinity" not in written
+    shown = [line["val_top1"] for line in lines(engine, "epoch")]
+    assert shown == [goal if goal is not None and math.isfinite(goal) else None for goal in goals]
+
+
+def test_best__not_where_epochs_cannot_be_compared(tmp_path):
+    engine = engine_for(tmp_path)
+    engine.work.comparable = False
+    assert engine.fit().best is None and equal(best_weights(engine), engine.work.evaluated[-1])
+    assert [(line["val_top1"], line["best"]) for line in lines(engine, "epoch")] == [(10.0, None), (20.0, None)]
+
+
+def test_patience__does_not_count_epochs_without_a_figure(tmp_path):
+    recipe = replace(PLAIN, epochs=4, patience=1)
+    assert engine_for(tmp_path / "a", recipe, goals=[None] * 4).fit().epoch == 4
+    assert engine_for(tmp_path / "b", recipe, goals=[None, 5.0, None, 9.0]).fit().epoch == 3
+
+
+def test_resume__without_a_best(tmp_path):
+    recipe = replace(PLAIN, epochs=2)
+    engine_for(tmp_path, replace(recipe, epochs=1), goals=[None]).fit()
+    again_ = engine_for(tmp_path, recipe, goals=[3.0])
+    assert again_.resume()
+    again_.progress.finished = False
+    assert again_.fit().best == 3.0
+
+
 def test_update__plain_gradient_descent(tmp_path):
     recipe = replace(PLAIN, epochs=1)
     engine, other = engine_for(tmp_path / "a", recipe), engine_for(tmp_path / "b", recipe)

@@ -1,0 +1,106 @@
+"""Which images validate where nothing is set apart: chosen so that every class that can occur there does."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+# How hold-outs are chosen; a run keeps the number, since another method holds out other images.
+# 1: images of several classes by their turn alone. 2: the rarest class first.
+METHOD = 2
+ORDERS = 32  # that are tried before a class is given up
+
+
+def turn(name: str, seed: int) -> int:
+    """When an image's turn to be held out comes: a hash of its name, so that other files do not change it."""
+    text = f"{seed}/{name}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def stratified(
+    names: Sequence[str], classes: Sequence[Sequence[int]], fraction: float, seed: int, sizes: np.ndarray | None = None
+) -> np.ndarray:
+    """Which of N images to hold out, (N,) of booleans; each may show several classes or none.
+
+    Of every class a fraction is held out, at least one image and never the last, the rarest class first. More than the
+    fraction is held out where the classes need it. A class may still be missed: one that is in a single image, or only
+    in images that other classes cannot lose; see `missed`.
+
+    Args:
+        names: Of the images; their hash decides whose turn comes first.
+        classes: What each image shows.
+        sizes: What each image counts, (N,); 1 if None. All together fill up to the fraction.
+    """
+    sets = [np.unique(np.asarray(shown, np.int64)) for shown in classes]
+    sizes = np.ones(len(names)) if sizes is None else np.asarray(sizes, float)
+    count = 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
+    best, fewest = np.zeros(len(names), bool), count + 1
+    reachable = _reachable(sets, count)
+    for attempt in range(ORDERS):
+        turns = [turn(name, seed) if not attempt else turn(f"{attempt}/{name}", seed) for name in names]
+        held = _held(np.argsort(np.array(turns, np.uint64), kind="stable"), sets, count, fraction, sizes)
+        lost = len(reachable - _shown(sets, held))
+        if lost < fewest:
+            best, fewest = held, lost
+        if not fewest:
+            break
+    return best
+
+
+def missed(classes: Sequence[Sequence[int]], held: np.ndarray) -> tuple[list[int], list[int]]:
+    """Of the classes that no held-out image shows, those in a single image, and those in several."""
+    sets = [np.unique(np.asarray(shown, np.int64)) for shown in classes]
+    count = 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
+    images, there = _images_of(sets, count), _shown(sets, held)
+    lost = [one for one in range(count) if len(images[one]) and one not in there]
+    return [one for one in lost if len(images[one]) == 1], [one for one in lost if len(images[one]) > 1]
+
+
+def _held(order: np.ndarray, sets: list[np.ndarray], count: int, fraction: float, sizes: np.ndarray) -> np.ndarray:
+    """One way to hold out a fraction, with images in an order."""
+    images = _images_of(sets, count, order)
+    left = np.array([len(some) for some in images], np.int64)
+    quotas = np.minimum(np.maximum(np.floor(fraction * left + 1e-9), 1), left - 1)
+    held = np.zeros(len(order), bool)
+    taken, trained = np.zeros(count, np.int64), len(order)
+
+    def take(image: int) -> bool:
+        nonlocal trained
+        shown = sets[image]
+        if held[image] or trained == 1 or (left[shown] <= 1).any():
+            return False
+        left[shown] -= 1
+        taken[shown] += 1
+        trained -= 1
+        held[image] = True
+        return True
+
+    for one in np.argsort(left, kind="stable").tolist():  # the rarest first: later it could not be had any more
+        for image in images[one]:
+            if taken[one] >= quotas[one]:
+                break
+            take(image)
+    wanted = fraction * sizes.sum() - sizes[held].sum()
+    for image in order.tolist():
+        if trained == len(order) or wanted >= sizes[image] / 2:
+            wanted -= sizes[image] * take(image)
+    return held
+
+
+def _images_of(sets: list[np.ndarray], count: int, order: np.ndarray | None = None) -> list[list[int]]:
+    """The images that show each class."""
+    images: list[list[int]] = [[] for _ in range(count)]
+    for image in range(len(sets)) if order is None else order.tolist():
+        for one in sets[image].tolist():
+            images[one].append(image)
+    return images
+
+
+def _reachable(sets: list[np.ndarray], count: int) -> set[int]:
+    """Classes that some image could be held out for: none of what it shows is in that image alone."""
+    numbers = np.array([len(some) for some in _images_of(sets, count)], np.int64)
+    return {one for shown in sets if (numbers[shown] > 1).all() for one in shown.tolist()}
+
+
+def _shown(sets: list[np.ndarray], held: np.ndarray) -> set[int]:
+    return {one for image in np.flatnonzero(held).tolist() for one in sets[image].tolist()}
