@@ -14,7 +14,7 @@ from .classifier import Classifier
 from .data.evaluation_source import Found
 from .data.loading import EvalOrder, Pictures, close, default_workers, load
 from .data.view import labels_of
-from .evaluate.classification import accepted_accuracy, figures, refuse_short
+from .evaluate.classification import NotEnough, accepted_accuracy, figures, refuse_short
 from .evaluate.predictions import Predictions, collect
 from .evaluate.robustness import Suite, run_suite
 from .evaluate.saliency import Saliency, from_name
@@ -43,7 +43,7 @@ class Result:
     figures: dict[str, float]
     absent: dict[str, str]
     suites: tuple[Suite, ...] = ()
-    sets: tuple[tuple[str, int, int, float], ...] = ()
+    sets: tuple[tuple[str, int, int, float | None], ...] = ()
     macs: int | None = None
     latency: Summary | None = None
 
@@ -69,8 +69,16 @@ class _Counter:
         self.progress(self.done, self.total, doing)
 
 
-def evaluate(asked: Asked, progress: Progress = lambda done, total, doing: None) -> Evaluation:
-    """Ask a classifier, and others beside it, about all pictures; everything is checked before the first is asked."""
+def evaluate(
+    asked: Asked,
+    progress: Progress = lambda done, total, doing: None,
+    tell: Callable[[str], None] = lambda note: None,
+) -> Evaluation:
+    """Ask a classifier, and others beside it, about all pictures; everything is checked before the first is asked.
+
+    Args:
+        tell: Given what the user should know, a line each, before that.
+    """
     started = time.monotonic()
     threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
     workers = default_workers() if asked.workers is None else asked.workers
@@ -79,7 +87,12 @@ def evaluate(asked: Asked, progress: Progress = lambda done, total, doing: None)
         found, groups = open_tasks(asked, classifiers)
         for task in groups[0]:
             present = len(np.unique(labels_of(task.source)))
-            refuse_short(asked.metrics or (), len(task.source), task.classifier.num_classes, present, asked.bins)
+            competing = task.classifier.num_classes if task.kept is None else len(task.kept)
+            refuse_short(asked.metrics or (), len(task.source), competing, present, asked.bins)
+            if task.accepted is not None and not any(task.accepted.values()):
+                raise NotEnough(f"none of the {len(task.source):,} pictures of {found.place} has an accepted label")
+        for note in found.notes:
+            tell(note)
         saliencies = [_saliency(asked, task) for task in groups[0]]
         passes = sum(len(task.source) for group in groups for task in group)
         passes += sum(
@@ -89,9 +102,9 @@ def evaluate(asked: Asked, progress: Progress = lambda done, total, doing: None)
         said = [[ask(task, asked.batch, workers, asked.strict, seen) for task in group] for group in groups]
         results = []
         for place, (task, predictions) in enumerate(zip(groups[0], said[0], strict=True)):
-            values, absent = figures(predictions, asked.metrics, asked.bins)
-            if task.accepted is not None:
-                values = {"real_top1": accepted_accuracy(predictions, task.accepted)[0], **values}
+            values, absent = figures(predictions, asked.metrics, asked.bins, refuse=False)
+            real, why = _real_top1(task, predictions)
+            values, absent = {**real, **values}, {**why, **absent}
             under = list(_suites(asked, task, saliencies[place], workers, seen))
             sets = [_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True)]
             result = Result(task, predictions, values, absent, tuple(under), tuple(sets) if len(sets) > 1 else ())
@@ -152,11 +165,19 @@ def ask(
         close(loader)
 
 
-def _set_row(task: Task, said: Predictions) -> tuple[str, int, int, float]:
+def _real_top1(task: Task, said: Predictions) -> tuple[dict[str, float], dict[str, str]]:
+    """The share of answers that are among the accepted ones where there are some; and why it has no value."""
+    try:
+        return ({} if task.accepted is None else {"real_top1": accepted_accuracy(said, task.accepted)[0]}), {}
+    except NotEnough as error:  # those that have some could not be read
+        return {}, {"real_top1": str(error)}
+
+
+def _set_row(task: Task, said: Predictions) -> tuple[str, int, int, float | None]:
     classes = task.classifier.num_classes if task.kept is None else len(task.kept)
     if task.accepted is not None and task.title.endswith("ReaL"):
-        right, pictures = accepted_accuracy(said, task.accepted)
-        return task.title, classes, pictures, right
+        judged = sum(bool(task.accepted.get(int(row))) for row in said.rows)
+        return task.title, classes, judged, _real_top1(task, said)[0].get("real_top1")
     return task.title, classes, len(said), 100 * float((said.ranks == 0).mean())
 
 

@@ -185,15 +185,15 @@ def eval(
         latency=latency,
     )
     with progress_bar() as progress:
-        evaluation = evaluate(asked, progress)
-    for note in evaluation.found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        evaluation = evaluate(asked, progress, lambda note: print(f"note: {note}", file=sys.stderr))
+    if evaluation.how["interrupted"]:
+        print(f"note: {evaluation.found.notes[-1]}", file=sys.stderr)
     folder = folder or next_folder(evaluation.results[0].task.classifier.title, evaluation.found.description)
     record = write_evaluation(evaluation, folder, typed())
     if json and json != "-":
-        write_text(json_.dumps(record, indent=1) + "\n", Path(json))
+        write_text(json_.dumps(record, indent=1, allow_nan=False) + "\n", Path(json))
     if json == "-":
-        print(json_.dumps(record, indent=1))
+        print(json_.dumps(record, indent=1, allow_nan=False))
         return INTERRUPTED if evaluation.how["interrupted"] else DONE
     for table in _tables(record):
         show(table, whole=True)
@@ -251,6 +251,7 @@ def _tables(record: dict[str, Any]) -> list["Table"]:
     from rich.table import Table
 
     from .evaluation_record import FIGURES
+    from .report.details import MEANS
 
     models = [{**record["model"], "figures": record["figures"]}, *record["beside"]]
     table = Table()
@@ -265,6 +266,10 @@ def _tables(record: dict[str, Any]) -> list["Table"]:
         latency = latency["median"] if isinstance(latency, dict) else latency
         cells = [number(model["parameters"], 1e6), number(model["macs"], 1e9, 3), number(latency)]
         table.add_row(model["title"], *cells, *(number(model["figures"].get(name)) for name in names))
+    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
+    if there < classes and len(means := [FIGURES[name] for name in names if name in MEANS]):
+        table.caption = f"{', '.join(means)} over {there} of {classes:,} classes: the others have no pictures here"
+        table.caption_justify = "left"
     tables = [table]
     seen = [row for row in record["per_class"] if row["pictures"]]
     if len(seen) > 1:

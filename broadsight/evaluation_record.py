@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .benchmark import Summary
-from .evaluate.classification import BINS, calibration_record, confusion_matrix, most_confused, per_class
+from .evaluate.classification import BINS, calibration_record, confusion_matrix, coverage, most_confused, per_class
 from .evaluating import Evaluation, Result
 from .provenance import commit, versions
 from .report.words import meaning
@@ -46,7 +46,7 @@ def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
         "commit": commit(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return json.loads(json.dumps(record))  # lists for tuples: whoever reads it finds what was written
+    return json.loads(json.dumps(record, allow_nan=False))  # lists for tuples: whoever reads it finds what was written
 
 
 def result_record(result: Result, bins: int = BINS) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def result_record(result: Result, bins: int = BINS) -> dict[str, Any]:
         "absent": dict(result.absent),
         "classes": list(names),
         "pictures": len(said),
+        "coverage": dict(zip(("occurring", "classes"), coverage(said), strict=True)),
         "per_class": per_class(said, names),
         "confused": most_confused(said, names),
         "calibration": calibration_record(said, bins),

@@ -159,6 +159,8 @@ def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, 
         places, names, more = match_classes(classifier, found.source, found.place)
         source = sample(View(found.source, classes=names, places=places), asked.samples, asked.seed or 0)
         tasks.append(Task(classifier, source, names))
+        if len(source) < len(found.source):
+            more += _missing(labels_of(source), names, classifier.title, f"the sample of {found.place}")
         notes += more
     return replace(found, notes=tuple(dict.fromkeys(notes))), [tasks]
 
@@ -233,27 +235,29 @@ def match_classes(
         )
     known = {name: index for index, name in enumerate(classifier.labels or ())}
     shown = [classes[label] for label in present]
-    notes = _missing(len(present), count, title, place)
     if classifier.labels is not None and (not _numbers(shown) or any(name in known for name in shown)):
         if unknown := [name for name in shown if name not in known]:
             raise ValueError(
                 f"{place} has {len(unknown)} of {len(present)} classes that {title} was not trained on: "
                 f"{some(unknown)}; it knows {some(classifier.labels)}"
             )
-        return np.array([known.get(name, -1) for name in classes]), classifier.labels, notes
+        places = np.array([known.get(name, -1) for name in classes])
+        return places, classifier.labels, _missing(places[present], classifier.labels, title, place)
     among = indices_of(classes) if count == len(synsets()) else None
     if among is not None:
-        return among, class_names(), notes
+        return among, class_names(), _missing(among[present], class_names(), title, place)
     if _numbers(classes):
         if outside := [name for name in shown if not 0 <= int(name) < count]:
             raise ValueError(f"{place} has the label {outside[-1]}, outside the range of {title}: 0 to {count - 1}")
         names = classifier.labels or tuple(map(str, range(count)))
+        places = np.array([int(name) for name in classes])
+        notes = _missing(places[present], names, title, place)
         if classifier.labels:
             notes = (f"{place} names its classes by number: 0 is {names[0]}, the first that {title} knows", *notes)
-        return np.array([int(name) for name in classes]), names, notes
+        return places, names, notes
     if len(classes) == count:
         note = f"{title} does not name its classes; they are taken to be those of {place}, in order: {some(classes, 3)}"
-        return np.arange(count), classes, (note,)
+        return np.arange(count), classes, (note, *_missing(present, classes, title, place))
     raise ValueError(
         f"{place} has {len(classes)} classes, {title} tells {count} apart and does not name them; "
         "give data with as many, or with class folders named by number"
@@ -264,10 +268,13 @@ def _numbers(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"-?[0-9]+", name) for name in names)
 
 
-def _missing(present: int, count: int, title: str, place: str) -> tuple[str, ...]:
-    if present == count:
+def _missing(present: np.ndarray, names: Sequence[str], title: str, place: str) -> tuple[str, ...]:
+    """What is said of classes without pictures; `present` are numbers of the others."""
+    count, there = len(names), set(present.tolist())
+    if len(there) == count:
         return ()
-    return (f"{place} has pictures of {present} of the {count} classes of {title}; all {count} compete",)
+    what = f"{place} has pictures of {len(there)} of the {count} classes of {title}; all {count} compete"
+    return (f"{what}; there are none of {some([name for i, name in enumerate(names) if i not in there], 20)}",)
 
 
 def _imagenet_sets(asked: Asked, classifiers: Sequence[Classifier]) -> Iterator[ImageNetSet]:

@@ -53,7 +53,7 @@ def test_match__by_name_whatever_the_order(run):
 
 def test_match__some_of_the_classes_is_noted(run):
     _, _, notes = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "b"], [0, 1]), "d")
-    assert notes == ("d has pictures of 2 of the 3 classes of run; all 3 compete",)
+    assert notes == ("d has pictures of 2 of the 3 classes of run; all 3 compete; there are none of c",)
 
 
 def test_match__a_class_without_pictures_may_be_unknown(run):

@@ -3,6 +3,7 @@
 Written out on arrays, since pictures, tables and curves are made from the same ones; torchmetrics agrees (see tests).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -41,13 +42,13 @@ class Calibration:
 
     @property
     def expected_error(self) -> float:
-        """ECE: the gap between confidence and accuracy, averaged over the pictures."""
-        return float((self.counts * self.gaps).sum() / self.counts.sum())
+        """ECE: the gap between confidence and accuracy, averaged over the pictures; nan without any."""
+        return float((self.counts * self.gaps).sum() / self.counts.sum()) if self.counts.any() else math.nan
 
     @property
     def largest_error(self) -> float:
-        """MCE: the largest gap of a bin that holds pictures."""
-        return float(self.gaps.max())
+        """MCE: the largest gap of a bin that holds pictures; nan without any."""
+        return float(self.gaps.max()) if self.counts.any() else math.nan
 
 
 def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Calibration:
@@ -141,7 +142,9 @@ def check_metrics(names: Sequence[str]) -> None:
 
 
 def shortage(name: str, pictures: int, classes: int, present: int, bins: int = BINS) -> str | None:
-    """Why so many pictures, of `present` of the network's `classes`, are too few for a figure; None if they are not."""
+    """Why so many pictures, of `present` of the `classes` that compete, are too few for a figure; None if not."""
+    if not pictures:
+        return "needs pictures; none given"
     if name == "top5" and classes <= 5:
         return f"needs more than 5 classes; {classes} given"
     if name == "ece" and pictures < bins:
@@ -161,28 +164,36 @@ def refuse_short(names: Sequence[str], pictures: int, classes: int, present: int
 
 
 def figures(
-    found: Predictions, names: Sequence[str] | None = None, bins: int = BINS
+    found: Predictions, names: Sequence[str] | None = None, bins: int = BINS, refuse: bool = True
 ) -> tuple[dict[str, float], dict[str, str]]:
     """The figures asked for, or all that mean something.
 
     Args:
         names: Some of METRICS. One that needs more than there is raises `NotEnough` then.
         bins: Of the calibration error.
+        refuse: Whether it does; else it is among those without a value, since the work is done.
 
     Returns:
         Values, and why others have none.
     """
     check_metrics(names or ())
-    there = (len(found), found.classes, len(np.unique(found.labels)), bins)
-    refuse_short(names or (), *there)
+    occurring, competing = coverage(found)
+    there = (len(found), competing, occurring, bins)
+    if refuse:
+        refuse_short(names or (), *there)
     absent = {name: why for name in names or METRICS if (why := shortage(name, *there))}
     return {name: METRICS[name](found, bins) for name in names or METRICS if name not in absent}, absent
+
+
+def coverage(found: Predictions) -> tuple[int, int]:
+    """How many classes have pictures, over which means of classes are taken, and how many compete."""
+    return len(np.unique(found.labels)), found.classes if found.competing is None else found.competing
 
 
 def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """A row for each class: pictures, recall, precision, F1, and what it is most often taken for.
 
-    What cannot be said is None: recall of a class without pictures, precision of one that was never answered.
+    What cannot be said is None: all of a class without pictures, precision of one that was never answered.
     """
     matrix = confusion_matrix(found.labels, found.predicted, found.classes)
     names = names or [str(number) for number in range(found.classes)]
@@ -197,8 +208,8 @@ def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[di
                 "pictures": int(shown[one]),
                 "answers": int(said[one]),
                 "recall": _percent(right[one], shown[one]),
-                "precision": _percent(right[one], said[one]),
-                "f1": _percent(2 * right[one], shown[one] + said[one]),
+                "precision": _percent(right[one], said[one]) if shown[one] else None,
+                "f1": _percent(2 * right[one], shown[one] + said[one]) if shown[one] else None,
                 "most_confused_with": None if other is None else names[other],
                 "confused": 0 if other is None else int(wrong[one, other]),
             }
@@ -234,8 +245,8 @@ def calibration_record(found: Predictions, bins: int = BINS) -> dict[str, Any]:
     result = calibration(found.confidence, found.ranks == 0, bins)
     rows = zip(result.edges[:-1], result.edges[1:], result.counts, result.confidence, result.accuracy, strict=True)
     return {
-        "ece": 100 * result.expected_error,
-        "mce": 100 * result.largest_error,
+        "ece": 100 * result.expected_error if len(found) else None,
+        "mce": 100 * result.largest_error if len(found) else None,
         "bins": [
             {
                 "low": float(low),

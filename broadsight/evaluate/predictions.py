@@ -45,6 +45,7 @@ class Predictions:
         losses: (N,) cross-entropy.
         all_probabilities: (N, C), unless that is too much to keep.
         skipped: Pictures that could not be read, and why.
+        competing: How many classes could be answered, where not all of the network's may.
     """
 
     classes: int
@@ -56,6 +57,7 @@ class Predictions:
     losses: np.ndarray
     all_probabilities: np.ndarray | None
     skipped: dict[str, str] = field(default_factory=dict)
+    competing: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,6 +121,7 @@ def collect(
         *(arrays[name] for name in ("rows", "labels", "ranks", "top", "probabilities", "losses")),
         all_probabilities=arrays.get("all"),
         skipped=skipped,
+        competing=None if kept is None else len(kept),
     )
 
 

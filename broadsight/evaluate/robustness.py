@@ -51,7 +51,7 @@ class Suite:
     Args:
         about: Its settings, in a sentence or two.
         axis: What `at` means.
-        summary: A few figures in per cent, by name.
+        summary: A few figures in per cent, by name; None where there is nothing to compare with.
         skipped: Pictures that could not be read, and why.
     """
 
@@ -60,7 +60,7 @@ class Suite:
     about: str
     axis: str
     rows: tuple[Row, ...]
-    summary: dict[str, float]
+    summary: dict[str, Any]
     skipped: dict[str, str] = field(default_factory=dict)
 
     def curve(self, case: str) -> list[tuple[float, float]]:
@@ -121,8 +121,8 @@ def run_suite(
     return Suite(name, *words, rows, summary_of(name, rows), skipped)
 
 
-def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
-    """A few figures of a suite."""
+def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float | None]:
+    """A few figures of a suite; None for a share of nothing."""
     summary = {"clean": next(row.top1 for row in rows if not row.at)}
     if name == "occlusion":
         if found := [row.top1 for row in rows if row.at == HALF]:
@@ -142,9 +142,9 @@ def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
         for group, names in GROUPS.items():
             if some := [row.top1 for row in harmed if row.case in names]:
                 summary[group] = float(np.mean(some))
-        if summary["clean"]:
-            summary["mean, of clean"] = 100 * summary["mean"] / summary["clean"]
-    return summary
+        clean = summary["clean"]
+        return {**summary, "mean, of clean": 100 * summary["mean"] / clean if clean else None}
+    return dict(summary)
 
 
 def occluded(images: Tensor, side: float) -> Tensor:

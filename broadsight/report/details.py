@@ -7,13 +7,15 @@ from .tables import Column, table
 from .words import NOTHING, escape, figure, meaning, number, plural, sentence
 
 SKIPPED = 100  # pictures that are named
+MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
+OBJECTS = ("box_", "mask_", "keypoint_")
 
 
 def figures(record: Mapping[str, Any], sections: Collection[str]) -> str:
     """All figures and what they mean, then those that could not be measured; reasons of whole sections are left out."""
-    measured = record.get("figures") or {}
+    measured = {key: value for key, value in (record.get("figures") or {}).items() if value is not None}
     absent = {key: why for key, why in (record.get("absent") or {}).items() if key not in (*sections, *measured)}
-    rows = [(meaning(k).label, figure(k, v), escape(meaning(k).about)) for k, v in measured.items()]
+    rows = [(meaning(k).label, figure(k, v), escape(_about(k, record))) for k, v in measured.items()]
     rows += [
         (meaning(k).label, NOTHING, f'<span class="absent">not measured: {sentence(why)}</span>')
         for k, why in absent.items()
@@ -25,6 +27,15 @@ def figures(record: Mapping[str, Any], sections: Collection[str]) -> str:
         for label, value, about in rows
     )
     return f'<dl class="figures">\n{lines}</dl>\n'
+
+
+def _about(key: str, record: Mapping[str, Any]) -> str:
+    """What a figure means, and over how many classes it is if not over all."""
+    covered = record.get("coverage") or {}
+    there, classes = covered.get("occurring"), covered.get("classes")
+    if there == classes or not (key in MEANS or key.startswith(OBJECTS)):
+        return meaning(key).about
+    return f"{meaning(key).about}; over {there} of {classes} classes, since the others do not occur"
 
 
 def skipped(record: Mapping[str, Any]) -> str:

@@ -137,8 +137,6 @@ class Classification:
                 f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
             )
         values = {name: float(metric.compute()) for name, metric in metrics.items()}
-        if (
-            broken
-        ):  # answers that are no numbers: torchmetrics would leave them out of the mean, and count argmax of them
+        if broken:  # torchmetrics leaves losses that are no numbers out, and counts the argmax of such answers
             return dict.fromkeys(values), skipped
         return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}, skipped

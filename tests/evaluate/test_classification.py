@@ -20,6 +20,7 @@ from broadsight.evaluate.classification import (
     calibration,
     calibration_record,
     confusion_matrix,
+    coverage,
     figures,
     most_confident_mistakes,
     most_confused,
@@ -111,8 +112,11 @@ def test_confusion_and_precision__agree_with_torchmetrics(many):
     matrix = multiclass_confusion_matrix(logits, labels, num_classes=7)
     assert confusion_matrix(found.labels, found.predicted, 7).tolist() == matrix.tolist()
     precision = 100 * multiclass_precision(logits, labels, num_classes=7, average=None)
-    ours = [row["precision"] for row in per_class(found)]
-    assert ours == pytest.approx(precision.tolist(), rel=1e-5)
+    rows = per_class(found)
+    assert [row["precision"] for row in rows[:6]] == pytest.approx(precision.tolist()[:6], rel=1e-5)
+    absent = rows[6]  # torchmetrics says 0 of what has no pictures
+    assert absent["answers"] > 0 and (absent["recall"], absent["precision"], absent["f1"]) == (None, None, None)
+    assert coverage(found) == (6, 7)
 
 
 def test_auroc__ties_count_half():
