@@ -1,6 +1,7 @@
 """Reads checkpoints without executing anything that a pickle may hold: tensors, and a few plain types beside them."""
 
 import argparse
+import hashlib
 import pickle
 import re
 import struct
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 # Where training scripts put the weights in what they save, the usual place first.
@@ -20,6 +21,7 @@ INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch
 SHARED = 8  # names for one memory, on average: layers that share weights have a few, a file made to explode has many
 # Tensors of these names are numbers to compute with, whatever the layer.
 FLOATING = ("weight", "bias", "running_mean", "running_var", "gamma", "scale", "pos_embed", "cls_token")
+DIGEST = "weights_sha256"  # in what a safetensors file says of itself
 
 
 def read_file(path: Path) -> Any:
@@ -28,15 +30,33 @@ def read_file(path: Path) -> Any:
         raise FileNotFoundError(f"{path} is not a file; give the path of a released checkpoint")
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            weights, about = load_file(path), metadata_of(path)
         except SafetensorError as error:
             raise RuntimeError(f"{path} is not a readable safetensors file: {error}") from None
+        if DIGEST in about and about[DIGEST] != weights_digest(weights):
+            raise RuntimeError(f"{path} is damaged: its weights are not those that were written; restore the file")
+        return weights
     _refuse_compressed(path)
     try:
         with torch.serialization.safe_globals(PLAIN_TYPES):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({reason_of(error)})") from None
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """What a safetensors file says of itself."""
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of tensors in the order of their names."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        found.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return found.hexdigest()
 
 
 def weights_in(content: Any) -> Any:

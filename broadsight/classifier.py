@@ -18,7 +18,8 @@ from .given_weights import load_given
 from .packaged_weights import load_packaged
 from .pooling import check_name, create_backbone
 from .run_request import title as network_title
-from .train.run_folder import CONFIG, WEIGHTS
+from .train.run_folder import CONFIG, WEIGHTS, RunFolder
+from .train.seal import check_seal
 
 PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
 
@@ -140,6 +141,7 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
         run = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path / CONFIG} is damaged ({error}); give another run") from None
+    check_seal(run, path / CONFIG)
     if not isinstance(run, dict) or "architecture" not in run:
         raise ValueError(f"{path / CONFIG} describes no network; give the folder that train wrote")
     if not (path / WEIGHTS).is_file():
@@ -147,6 +149,7 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
             f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation; "
             f"finish the run: broadsight train --resume --out {path}"
         )
+    RunFolder(path).check_weights(run)
     task = run.get("broadsight", {}).get("task", "classify")
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")

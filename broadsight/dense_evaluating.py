@@ -27,7 +27,8 @@ from .dense_training import LARGEST, SCENES, crop_size
 from .provenance import commit, versions
 from .report import Picture, render
 from .report.words import meaning, percent
-from .train.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, SKIPPED, RunFolder, over_classes
+from .train.records import check_records
+from .train.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, RunFolder, over_classes, write_page
 from .train.state import write_text
 
 EVALUATION, RESULTS = "evaluation.json", "results.json"
@@ -357,6 +358,7 @@ def report_dense_run(
 ) -> Path:
     """Write a dense run's report.html: how it went, its scores, and what its best network finds in pictures."""
     folder = RunFolder(path)
+    check_records(folder)
     config, lines = folder.config(), folder.metrics()
     about = config["broadsight"]
     epochs = [line for line in lines if line["kind"] == "epoch"]
@@ -366,7 +368,7 @@ def report_dense_run(
         asked = DenseAsked(str(path), workers=workers, device=device)
         evaluation = evaluate_dense(asked, lambda *_: None)
         record, shown = page_of(record_of(evaluation, about["command"])), evaluation.shown
-    skipped = json.loads((path / SKIPPED).read_text(encoding="utf-8")) if (path / SKIPPED).is_file() else {}
+    skipped = folder.skipped()
     settings, recipe = about["settings"], about["recipe"]
     rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
     rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
@@ -387,5 +389,5 @@ def report_dense_run(
         "versions": about["versions"],
         "commit": about["commit"],
     }
-    write_text(render(record, curves=lines, findings=shown), path / REPORT)
+    write_page(render(record, curves=lines, findings=shown), path / REPORT)
     return path / REPORT

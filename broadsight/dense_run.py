@@ -85,6 +85,7 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     """
     path = Path(path)
     config = RunFolder(path).config()
+    RunFolder(path).check_weights(config)
     about = config["broadsight"]
     settings, labels = about["settings"], about["labels"]
     recipe = Recipe().change(about["recipe"])

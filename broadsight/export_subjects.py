@@ -1,6 +1,5 @@
 """What is exported: a network, what it says of itself, and pictures to try it on."""
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from .checkpoint import weights_digest
 from .classifier import Classifier
 from .data.loading import Pictures
 from .data.scenes import Scenes
@@ -124,15 +124,7 @@ def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str,
 
 def digest(model: nn.Module) -> str:
     """SHA-256 of all weights and buffers in the order of their names."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        found.update(_bytes(tensor))
-    return found.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return weights_digest(model.state_dict())
 
 
 def _source(classifier: Classifier, images: Sequence[str], count: int) -> tuple[Any, str, tuple[str, ...]]:

@@ -24,7 +24,8 @@ from .run_request import title
 from .seeds import seed_everything
 from .train.augmentation import BatchAugmentation, transforms_of
 from .train.recipes import Recipe
-from .train.run_folder import REPORT, SKIPPED, WEIGHTS, RunFolder, is_run, task_of
+from .train.records import check_records
+from .train.run_folder import REPORT, WEIGHTS, RunFolder, is_run, task_of, write_page
 from .train.state import write_text
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
@@ -89,6 +90,7 @@ def report_run(
 
         return report_dense_run(path, workers=workers, device=device, seconds=seconds, evaluated=evaluated)
     folder = RunFolder(path)
+    check_records(folder)
     config, lines = folder.config(), folder.metrics()
     run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
     record: dict[str, Any] = {"absent": {}}
@@ -102,7 +104,7 @@ def report_run(
         del record["asked"]
     else:
         record["absent"]["figures"] = "the network was not evaluated, since the run has not finished"
-    skipped = json.loads((path / SKIPPED).read_text(encoding="utf-8")) if (path / SKIPPED).is_file() else {}
+    skipped = folder.skipped()
     record |= {
         "title": f"{title(run['settings'])} on {run['settings']['data']}",
         "kind": "run",
@@ -115,7 +117,7 @@ def report_run(
         "versions": run["versions"],
         "commit": run["commit"],
     }
-    write_text(render(record, curves=lines, **pictures), path / REPORT)
+    write_page(render(record, curves=lines, **pictures), path / REPORT)
     return path / REPORT
 
 

@@ -18,6 +18,7 @@ from .data.stratify import METHOD
 from .dense.build import USUAL, models_for
 from .provenance import commit, versions
 from .train import processes, recipes
+from .train.lock import LOCK
 from .train.recipes import Recipe
 from .train.run_folder import CONFIG, RunFolder, is_run
 
@@ -270,7 +271,7 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
 
 def _unmade(path: Path) -> bool:
     """Whether a folder is empty, but for what is left of a run that was killed while it made it."""
-    return path.is_dir() and all(entry.name == f".{CONFIG}.part" for entry in path.iterdir())
+    return path.is_dir() and all(entry.name in (f".{CONFIG}.part", LOCK) for entry in path.iterdir())
 
 
 def _short(value: Any) -> str:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,19 @@ from .run_request import Request, check_same, folder_for, settings_of, stored_in
 from .train import processes
 from .train.display import Display
 from .train.engine import Engine, Interrupted, Progress, total_pictures
+from .train.lock import Busy, locked, refuse_if_held
 from .train.optimisation import make_average, make_optimizer, make_scheduler
 from .train.recipes import Recipe
-from .train.run_folder import CLASSES_JUDGED, GOAL_NAMES, METRICS, REPORT, RunFolder, is_run, over_classes
+from .train.run_folder import (
+    CLASSES_JUDGED,
+    GOAL_NAMES,
+    METRICS,
+    REPORT,
+    RunFolder,
+    is_run,
+    over_classes,
+    whole_page,
+)
 from .train.state import newest
 from .train.synchronise import synchronise
 from .training_parts import Begun, classifier_parts
@@ -62,6 +72,7 @@ class Prepared:
         summary: What it is, in a line.
         notes: What the user should know.
         splits: Its data.
+        stored: It was begun before, and its folder says what it is.
     """
 
     engine: Engine
@@ -69,6 +80,7 @@ class Prepared:
     summary: str
     notes: tuple[str, ...]
     splits: Any
+    stored: bool = False
 
 
 def train(request: Request, *, resume: bool = False, command: str = "", plain: bool = False) -> Outcome:
@@ -79,21 +91,27 @@ def train(request: Request, *, resume: bool = False, command: str = "", plain: b
         command: What was typed, for the record.
         plain: Plain lines in a terminal too.
     """
+    with ExitStack() as held:  # the folder, until its report is written
+        return _held(request, resume, command, plain, held)
+
+
+def _held(request: Request, resume: bool, command: str, plain: bool, held: ExitStack) -> Outcome:
     started = time.monotonic()
     try:
         processes.meet(request.device, request.processes)  # who agree on whether they were restarted
-        prepared, progress = _train(request, resume, command, plain)
+        prepared, progress = _train(request, resume, command, plain, held)
     finally:
         processes.leave()
     about, folder = prepared.description["broadsight"], prepared.engine.folder
     name, seconds = title(about["settings"]), time.monotonic() - started
     goal = GOAL_NAMES[prepared.engine.work.goal]
-    outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, prepared.notes, goal)
+    notes = (*prepared.notes, *prepared.engine.repairs)
+    outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, notes, goal)
     outcome = replace(outcome, over=_over(folder, prepared.description["num_classes"]))
     if not request.report or not folder.writing:
         return outcome
     page, metrics = folder.path / REPORT, folder.path / METRICS
-    if page.is_file() and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
+    if whole_page(page) and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
         return replace(outcome, report=page)
     return write_report(outcome, request, prepared.splits)
 
@@ -118,12 +136,13 @@ def write_report(outcome: Outcome, request: Request, splits: Any = None) -> Outc
         return replace(outcome, notes=(*outcome.notes, f"no report.html: {first_line(error)}"))
 
 
-def _train(request: Request, resume: bool, command: str, plain: bool) -> tuple[Prepared, Progress]:
+def _train(request: Request, resume: bool, command: str, plain: bool, held: ExitStack) -> tuple[Prepared, Progress]:
     stored, restarted = None, processes.restarted()
     resume = resume or restarted
     if request.out and is_run(Path(request.out)):
         stored = stored_in(Path(request.out))
         if not resume:
+            refuse_if_held(Path(request.out))
             raise ValueError(
                 f"{request.out} holds a run of {stored['settings']['model']} already; "
                 "--resume continues it, another --out starts a new one"
@@ -137,8 +156,28 @@ def _train(request: Request, resume: bool, command: str, plain: bool) -> tuple[P
     if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
+    if stored is not None:
+        _hold(Path(str(request.out)), accelerator, held)
     prepared = prepare(request, settings, recipe, accelerator, stored, command=command, plain=plain)
-    return prepared, _run(prepared, request, resume)
+    return prepared, _run(prepared, request, resume, held)
+
+
+def _hold(folder: Path, accelerator: Accelerator, held: ExitStack, new: bool = False) -> None:
+    """Become the one run that writes to a folder; a ValueError, at all processes, if another does or it is not new."""
+    failure = None
+    if accelerator.is_main_process:
+        try:
+            if new:
+                folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder))
+            if new and is_run(folder):
+                failure = f"{folder} holds a run that another process has just made; choose another --out"
+        except Busy as error:
+            failure = str(error)
+        except OSError as error:
+            failure = f"cannot write to {folder}: {error.strerror}; choose another --out"
+    if (failure := processes.from_first(failure)) is not None:
+        raise ValueError(failure)
 
 
 def _says_what(request: Request) -> bool:
@@ -171,8 +210,8 @@ def prepare(
     torch.set_num_threads(threads)
     folder = RunFolder(folder_for(request, settings), writing=accelerator.is_main_process)
     how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
-    weighted = stored is not None and newest(folder.last) is not None  # its weights are in the checkpoint
-    begun = Begun(stored is not None, weighted, how)
+    checkpoint = newest(folder.last, folder.previous) if stored is not None else None
+    begun = Begun(stored is not None, checkpoint is not None, how)
     if settings["task"] == "classify":
         parts = classifier_parts(request, settings, recipe, accelerator, begun)
     else:
@@ -214,13 +253,14 @@ def prepare(
         f"{epochs} epochs of {order.updates} updates; {accelerator.device.type}, processes: {count}, "
         f"threads: {threads}; {folder.path}"
     )
-    return Prepared(engine, parts.description, summary, parts.notes, parts.splits)
+    return Prepared(engine, parts.description, summary, parts.notes, parts.splits, stored is not None)
 
 
-def _run(prepared: Prepared, request: Request, resume: bool) -> Progress:
+def _run(prepared: Prepared, request: Request, resume: bool, held: ExitStack) -> Progress:
     """Write the folder, or find in it where to go on, and go."""
     engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
-    if not is_run(folder.path):
+    if not prepared.stored:
+        _hold(folder.path, engine.accelerator, held, new=True)
         try:
             folder.create(prepared.description)
         except OSError as error:
@@ -229,7 +269,7 @@ def _run(prepared: Prepared, request: Request, resume: bool) -> Progress:
     resumed = engine.resume() if resume else False
     with display, closing(engine.work):
         if engine.accelerator.is_main_process:
-            for note in prepared.notes:
+            for note in (*prepared.notes, *engine.repairs):
                 display.line(f"note: {note}")
             display.line(prepared.summary)
             if resumed:

@@ -18,9 +18,9 @@ from .run_request import EDITS, Request, describe, network_arguments
 from .seeds import seed_everything
 from .train.augmentation import LARGEST, transforms_of
 from .train.classification import Classification
-from .train.engine import Work
 from .train.recipes import Recipe
 from .train.tasks import make_task
+from .train.work import Work
 
 SMALLEST = 64  # pixels that are chosen for pictures of unknown size
 

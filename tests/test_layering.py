@@ -36,7 +36,7 @@ INSIDE = {
     "provenance": set(),
     "data": {"data", "seeds"},
     "dense": {"data", "dense", "drawing", "dry_run", "layers", "pooling", "pyramid"},
-    "train": {"data", "dense", "drawing", "dry_run", "losses", "seeds", "train"},
+    "train": {"checkpoint", "data", "dense", "drawing", "dry_run", "losses", "seeds", "train"},
     "evaluate": {"branch_structure", "branches", "data", "dry_run", "evaluate", "given_weights", "pyramid", "seeds"},
     "report": {"drawing", "report"},
     "given_weights": {"checkpoint"},
@@ -137,7 +137,7 @@ INSIDE = {
     },
     "macs": {"dry_run"},
     "export": {"__init__", "data", "dense_run", "dense_training", "export", "fusion"},
-    "export_subjects": {"classifier", "data", "evaluation_tasks", "export", "predicting", "provenance"},
+    "export_subjects": {"checkpoint", "classifier", "data", "evaluation_tasks", "export", "predicting", "provenance"},
     "export_dense": {"data", "dense_run", "export", "export_subjects", "layers", "train"},
     "export_int8": {
         "classifier",

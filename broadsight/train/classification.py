@@ -14,9 +14,9 @@ from ..data.loading import Batch, Key, TrainOrder, close
 from ..data.normalising import Normalise
 from ..dry_run import in_eval_mode
 from .augmentation import BatchAugmentation
-from .engine import Failed, Step
 from .processes import sum_over_processes
 from .recipes import Recipe
+from .work import Failed, Step
 
 
 class Classification:

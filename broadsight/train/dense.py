@@ -12,9 +12,9 @@ from ..data.dense_loading import DenseBatch
 from ..data.loading import Key, TrainOrder, close
 from ..dense.scoring import Scorer, known_or_none
 from ..dry_run import in_eval_mode
-from .engine import Failed, Step
 from .processes import gather_objects
 from .run_folder import CLASSES_JUDGED
+from .work import Failed, Step
 
 
 class DenseWork:

@@ -3,13 +3,15 @@
 import math
 import os
 import shlex
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -24,83 +26,9 @@ from . import state
 from .display import Display, figure
 from .processes import from_first, gather_objects, share_buffers, sum_over_processes
 from .recipes import Recipe
+from .records import DamagedRun, put_back
 from .run_folder import RunFolder
-
-
-class Step(NamedTuple):
-    """What a pass over a batch gives: the loss to minimise, over how many pictures, and how many it got right."""
-
-    loss: Tensor
-    count: int
-    correct: Tensor | None
-
-
-class Work(Protocol):
-    """What is learned: batches in their order, what a pass over one computes, and how good the network is.
-
-    `updates` are those of an epoch, `goal` the metric that the best weights have most of, None where it has no value;
-    `counts_correct` says whether steps count right answers, `stays_in_eval` whether the network learns in eval mode.
-    """
-
-    updates: int
-    accumulate: int
-    batch: int
-    evaluations: int
-    goal: str
-    counts_correct: bool
-    stays_in_eval: bool
-
-    def begin_epoch(self, epoch: int, first: int) -> None: ...
-    def next_batch(self) -> Any: ...
-    def step(self, batch: Any) -> Step: ...
-    def keys(self, batch: Any) -> Any: ...
-    def names(self, keys: Any) -> list[str]: ...
-    def skipped(self, batch: Any) -> Mapping[str, str]: ...
-    def close(self) -> None: ...
-    def evaluate(self, model: nn.Module, seen: Any) -> tuple[dict[str, float | None], Mapping[str, str]]: ...
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, has saved itself and can be continued."""
-
-    def __init__(self, message: str, signal_number: int):
-        super().__init__(message)
-        self.code = 128 + signal_number
-
-
-class Failed(RuntimeError):
-    """The run cannot go on; its last checkpoint is whole."""
-
-
-@dataclass
-class Progress:
-    """Where a run is, as its checkpoints keep it.
-
-    Args:
-        epoch, update, updates: Epochs finished, updates of the present one, updates in all.
-        evaluated: Nothing was learned since the last evaluation.
-        interval: Sum of losses and number of pictures since the last line of the metrics.
-        total: Sum of losses, right answers and number of pictures of the present epoch.
-        best, best_epoch, stale: The best of the goal, when it was reached, and for how many epochs it was not; None and
-            0 as long as no epoch has a value of it, of which the last one's weights are kept.
-        skipped: Pictures that could not be read, and why.
-        metrics_size: Bytes of the metrics that belong to this.
-        finished: There is nothing left to do.
-    """
-
-    epoch: int = 0
-    update: int = 0
-    updates: int = 0
-    evaluated: bool = False
-    interval: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    total: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    best: float | None = None
-    best_epoch: int = 0
-    stale: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-    metrics_size: int = 0
-    finished: bool = False
-    scheduler: dict[str, Any] = field(default_factory=dict)
+from .work import Failed, Interrupted, Progress, Work
 
 
 class Engine:
@@ -141,6 +69,7 @@ class Engine:
         self.folder, self.display = folder, display
         self.seed, self.log_every, self.checkpoint_minutes = seed, log_every, checkpoint_minutes
         self.progress = Progress()
+        self.repairs: list[str] = []  # what was damaged and is not any more, a line each
         self.epochs = recipe.epochs + recipe.cooldown_epochs
         self.device = accelerator.device
         self._alone = accelerator.num_processes == 1
@@ -155,12 +84,23 @@ class Engine:
         return self.plain if self.average is None else self.average.module
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint; False if there is none."""
-        checkpoint = state.newest(self.folder.last)
-        if checkpoint is None:
-            return False
-        self.progress = Progress(**state.read_progress(checkpoint))
-        state.restore(checkpoint, self.accelerator, self.average and self.average.module)
+        """Continue from the last checkpoint, or the one before if that is damaged; False if there is none.
+
+        What the run has written since is undone, and what is damaged of its files made again.
+        """
+        found, damages = state.checkpoints(self.folder.last, self.folder.previous), {}
+        for checkpoint in found:
+            try:
+                self.progress = Progress(**state.read_progress(checkpoint))
+                state.restore(checkpoint, self.accelerator, self.average and self.average.module)
+                break
+            except state.DamagedCheckpoint as error:
+                damages[checkpoint] = error
+        else:
+            if not found:
+                return False
+            raise damages[found[0]]
+        self._leave_out(damages, checkpoint)
         self.scheduler.load_state_dict(self.progress.scheduler)
         self.scheduler.step_update(self.progress.updates)
         self._clear_sums()
@@ -168,6 +108,22 @@ class Engine:
             self._interval += torch.tensor(self.progress.interval, device=self.device, dtype=self._interval.dtype)
             self._total += torch.tensor(self.progress.total, device=self.device, dtype=self._total.dtype)
         return True
+
+    def _leave_out(self, damages: Mapping[Path, Exception], checkpoint: Path) -> None:
+        """Remove damaged checkpoints, and make the folder's files those of the one that is whole."""
+        failure = None
+        self.accelerator.wait_for_everyone()  # all have looked at them
+        if self.accelerator.is_main_process:
+            for damaged in damages:
+                shutil.rmtree(damaged, ignore_errors=True)
+                self.repairs.append(f"checkpoint {damaged.name} was damaged: going on from {checkpoint.name}")
+            try:
+                with self._writing():
+                    self.repairs += put_back(self.folder, checkpoint, self.progress, self.evaluated_model)
+            except (DamagedRun, Failed) as error:
+                failure = error
+        if (said := from_first(failure and str(failure))) is not None:
+            raise failure or Failed(said)
 
     def fit(self) -> Progress:
         """Train to the end, or until somebody asks to stop."""
@@ -182,6 +138,7 @@ class Engine:
                 self.display.begin(self._work_done())
                 while not progress.finished:
                     self._train_epoch()
+                    self.save()  # an evaluation that fails loses nothing
                     self._evaluate_epoch()
                     progress.finished = progress.epoch >= self.epochs or self._gave_up()
                     self.save()
@@ -201,10 +158,18 @@ class Engine:
             progress.skipped.update(others)
         sums = sum_over_processes(torch.cat([self._interval, self._total])).tolist()
         progress.interval, progress.total = sums[:2], sums[2:]
-        progress.metrics_size = self.folder.metrics_size()
+        with self._writing():
+            progress.metrics_size = self.folder.metrics_size()
         progress.scheduler = {k: v for k, v in self.scheduler.state_dict().items() if k != "metric"}
         with self._writing():
-            state.save(self.folder.last, self.accelerator, asdict(progress), self.average and self.average.module)
+            state.save(
+                self.folder.last,
+                self.accelerator,
+                asdict(progress),
+                self.average and self.average.module,
+                beside=self.folder.copies(best_is_another=progress.epoch > 0 and not progress.keeps_present),
+                previous=self.folder.previous,
+            )
         self._saved_at = time.monotonic()
 
     def _train_epoch(self) -> None:
@@ -331,7 +296,7 @@ class Engine:
         line |= dict(best=progress.best, best_epoch=progress.best_epoch, skipped=len(progress.skipped))
         with self._writing():
             if improved or progress.best is None:  # where no epoch can be compared, the last one is kept
-                self.folder.keep_best(self.evaluated_model)
+                progress.best_weights = self.folder.keep_best(self.evaluated_model)
             self.folder.record(line)
             self.folder.report_skipped(progress.skipped)
             self.folder.draw(at_most_every=60.0)

@@ -1,27 +1,35 @@
 """A run's folder: what it is, how it went, the best weights, and the state to continue from."""
 
+import hashlib
 import json
 import math
 import threading
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 
+from ..checkpoint import metadata_of
 from ..drawing import PALETTE
 from . import state
+from .seal import RUN, check_owner, check_seal, identity, sealed
 
-CONFIG, METRICS, WEIGHTS, LAST, CURVES, SKIPPED, REPORT = (
+CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
     "config.json",
     "metrics.jsonl",
     "model.safetensors",
     "last",
+    "previous",
     "curves.png",
     "skipped.json",
     "report.html",
 )
+
+BEST = "best.safetensors"  # in a checkpoint: the best weights, where they are not the checkpoint's own
 
 # What the figures are called that a run may be after, in its metrics and in words.
 GOAL_NAMES = {
@@ -58,19 +66,26 @@ class RunFolder:
     def last(self) -> Path:
         return self.path / LAST
 
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before the last one."""
+        return self.path / PREVIOUS
+
     def create(self, config: Mapping[str, Any]) -> None:
         """Make the folder and describe the run; an OSError if that cannot be."""
         if self.writing:
             self.path.mkdir(parents=True, exist_ok=True)
-            state.write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", self.path / CONFIG)
+            state.write_text(json.dumps(sealed(config), indent=2, allow_nan=False) + "\n", self.path / CONFIG)
             self.last.mkdir(exist_ok=True)
 
     def config(self) -> dict[str, Any]:
         """The description of the run that is there."""
         try:
-            return json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+            config = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG} is damaged ({error}); it cannot be continued") from None
+        check_seal(config, self.path / CONFIG)
+        return config
 
     def open_logs(self, size: int, updates: int) -> None:
         """Continue the metrics after their first `size` bytes: what follows was written by a part that is run again."""
@@ -115,18 +130,51 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of the metrics."""
         metrics = self.path / METRICS
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-        return [json.loads(line) for line in lines]
+        try:
+            lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            advice = f"broadsight train --resume --out {self.path} makes it again"
+            raise ValueError(f"{metrics} is damaged ({error}); {advice}") from None
 
-    def keep_best(self, model: nn.Module) -> None:
-        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads."""
-        if self.writing:
-            state.write_weights(model, self.path / WEIGHTS)
+    def keep_best(self, model: nn.Module) -> str | None:
+        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; the file's digest."""
+        return state.write_weights(model, self.path / WEIGHTS, {RUN: self._identity}) if self.writing else None
+
+    @cached_property
+    def _identity(self) -> str:
+        return identity(self.config())
+
+    def copies(self, best_is_another: bool) -> dict[str, Path]:
+        """What a checkpoint keeps beside its own files, so that damaged ones can be made again.
+
+        Args:
+            best_is_another: The best weights are not those of the checkpoint.
+        """
+        kept = {METRICS: self.path / METRICS} | ({BEST: self.path / WEIGHTS} if best_is_another else {})
+        return {name: file for name, file in kept.items() if file.is_file()}
 
     def report_skipped(self, skipped: Mapping[str, str]) -> None:
         """Name the pictures that could not be read."""
         if self.writing and skipped:
-            state.write_text(json.dumps(dict(sorted(skipped.items())), indent=1) + "\n", self.path / SKIPPED)
+            state.write_text(skipped_text(skipped), self.path / SKIPPED)
+
+    def skipped(self) -> dict[str, str]:
+        """The pictures that could not be read, and why."""
+        path = self.path / SKIPPED
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            advice = f"broadsight train --resume --out {self.path} makes it again"
+            raise ValueError(f"{path} is damaged ({error}); {advice}") from None
+
+    def check_weights(self, config: Mapping[str, Any]) -> None:
+        """Refuse weights of another run than the description that lies beside them."""
+        try:
+            about = metadata_of(self.path / WEIGHTS)
+        except (OSError, SafetensorError):  # whoever loads them says what is wrong
+            return
+        check_owner(config, about, self.path / WEIGHTS)
 
     def draw(self, at_most_every: float = 0.0) -> None:
         """Draw the curves, unless that was done within so many seconds or matplotlib is not there."""
@@ -145,6 +193,11 @@ class RunFolder:
                 events.close()
         finally:
             threading.excepthook = self._hook
+
+
+def skipped_text(skipped: Mapping[str, str]) -> str:
+    """What skipped.json holds."""
+    return json.dumps(dict(sorted(skipped.items())), indent=1) + "\n"
 
 
 def _without_tensorboard(hook: Any) -> Any:
@@ -196,6 +249,24 @@ def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[st
         if known:
             axes.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
             axes.legend(frameon=False)
+
+
+def write_page(text: str, path: Path) -> None:
+    """A run's report, which ends with its own digest."""
+    state.write_text(f"{text}{_mark(text)}", path)
+
+
+def whole_page(path: Path) -> bool:
+    """Whether a report is what was written."""
+    if not path.is_file():
+        return False
+    content = path.read_bytes().decode("utf-8", "surrogateescape")
+    text, _, _ = content.rpartition("<!-- ")
+    return content == f"{text}{_mark(text)}"
+
+
+def _mark(text: str) -> str:
+    return f"<!-- {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()} -->\n"
 
 
 def task_of(path: Path) -> str | None:

@@ -1,11 +1,12 @@
 """Checkpoints of a whole run: complete or not there at all."""
 
+import hashlib
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ..checkpoint import DIGEST, weights_digest
 from ..dry_run import first_line
 
 PROGRESS, AVERAGE, MANIFEST = "progress.json", "ema.safetensors", "manifest.json"
@@ -24,11 +26,23 @@ class DamagedCheckpoint(RuntimeError):
     """A checkpoint that is not what was written."""
 
 
-def save(folder: Path, accelerator: Accelerator, progress: dict[str, Any], average: nn.Module | None = None) -> Path:
+def save(
+    folder: Path,
+    accelerator: Accelerator,
+    progress: dict[str, Any],
+    average: nn.Module | None = None,
+    *,
+    beside: Mapping[str, Path] | None = None,
+    previous: Path | None = None,
+) -> Path:
     """Write model, optimiser, scaler and every process's generators beside `progress` and averaged weights.
 
     All processes call it. The checkpoint is written under another name, flushed to the disk and renamed; the one before
-    is removed last, so at every moment one is whole.
+    goes last, so at every moment one is whole.
+
+    Args:
+        beside: Files to copy into it, by the names they have there.
+        previous: The folder that keeps the one before; without it that is removed.
     """
     target = folder / f"update-{progress['updates']:09d}{'-evaluated' if progress['evaluated'] else ''}"
     if target.is_dir():  # this moment of the run has been saved already
@@ -44,6 +58,8 @@ def save(folder: Path, accelerator: Accelerator, progress: dict[str, Any], avera
         if accelerator.is_main_process:
             if average is not None:
                 save_file(tensors_of(average), unfinished / AVERAGE)
+            for name, file in (beside or {}).items():
+                shutil.copyfile(file, unfinished / name)
             (unfinished / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
             written = {file.name: _checksum(file) for file in sorted(unfinished.iterdir())}
             (unfinished / MANIFEST).write_text(json.dumps(written, indent=1), encoding="utf-8")
@@ -52,9 +68,7 @@ def save(folder: Path, accelerator: Accelerator, progress: dict[str, Any], avera
             flush(unfinished)
             unfinished.rename(target)
             flush(folder)
-            for other in folder.glob("*update-*"):
-                if other != target:
-                    shutil.rmtree(other, ignore_errors=True)
+            _retire([other for other in sorted(folder.glob("*update-*")) if other != target], previous)
     except BaseException:
         if accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -63,9 +77,31 @@ def save(folder: Path, accelerator: Accelerator, progress: dict[str, Any], avera
     return target
 
 
-def newest(folder: Path) -> Path | None:
-    """The last complete checkpoint."""
-    return max(folder.glob("update-*"), default=None)
+def _retire(others: Sequence[Path], previous: Path | None) -> None:
+    """Keep the newest of the checkpoints that were in place, and remove all else that is left of any."""
+    whole = max((other for other in others if other.name.startswith("update-")), default=None)
+    if previous is not None and whole is not None:
+        with suppress(OSError):  # the new one is in place, which is what counts
+            previous.mkdir(exist_ok=True)
+            kept = previous / whole.name
+            shutil.rmtree(kept, ignore_errors=True)
+            whole.rename(kept)
+            flush(previous)
+            others = [*others, *(other for other in previous.iterdir() if other != kept)]
+    for other in others:
+        if other.exists():
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def newest(*folders: Path) -> Path | None:
+    """The last complete checkpoint of some folders."""
+    return next(iter(checkpoints(*folders)), None)
+
+
+def checkpoints(*folders: Path) -> list[Path]:
+    """All complete checkpoints of some folders, the newest first."""
+    found = [path for folder in folders for path in folder.glob("update-*")]
+    return sorted(found, key=lambda path: path.name, reverse=True)
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
@@ -84,6 +120,17 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"checkpoint {checkpoint} is damaged ({error}); {_advice}") from None
 
 
+def vouched(checkpoint: Path, name: str) -> bytes | None:
+    """One file of a checkpoint, if it is there as it was written."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        if _checksum(checkpoint / name) == manifest[name]:
+            return (checkpoint / name).read_bytes()
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    return None
+
+
 def restore(checkpoint: Path, accelerator: Accelerator, average: nn.Module | None = None) -> None:
     """Put everything back as it was when the checkpoint was written."""
     try:
@@ -96,12 +143,45 @@ def restore(checkpoint: Path, accelerator: Accelerator, average: nn.Module | Non
         ) from None
 
 
-def write_weights(model: nn.Module, path: Path) -> None:
-    """A network's weights as safetensors: all of them, or the file stays as it was."""
+def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None = None) -> str:
+    """A network's weights as safetensors, with their digest: all of them, or the file stays as it was.
+
+    Args:
+        about: What else the file says of itself.
+
+    Returns:
+        The file's own digest.
+    """
+    tensors = tensors_of(model)
     with replacing(path) as unfinished:
-        save_file(tensors_of(model), unfinished, metadata={"format": "pt"})
+        metadata = {"format": "pt", DIGEST: weights_digest(tensors), **(about or {})}
+        save_file(tensors, unfinished, metadata=metadata)
+        _in_order(unfinished)
         unfinished.chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
+        written = file_digest(unfinished)
     flush(path.parent)
+    return written
+
+
+def _in_order(path: Path) -> None:
+    """Sort what a safetensors file says of itself: the library does not, and equal weights are to give equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # as it is, unless somebody's names are escaped otherwise
+            file.seek(8)
+            file.write(text.ljust(size))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def write_text(text: str, path: Path) -> None:
@@ -156,4 +236,4 @@ def _checksum(path: Path) -> list[int]:
     return [size, value]
 
 
-_advice = "remove the folder `last` to train from the beginning"
+_advice = "remove the folders `last` and `previous` to train from the beginning"

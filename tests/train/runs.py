@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from broadsight.train.lock import LOCK
 from broadsight.train.state import newest
 from broadsight.training import Request, train
 
@@ -110,10 +111,11 @@ def _digest(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def everything_in(folder: Path) -> dict[str, Any]:
-    """Every file and folder with its bytes and the time of its last change."""
+    """Every file and folder with its bytes and the time of its last change, but for the lock."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
         for path in [folder, *sorted(folder.rglob("*"))]
+        if path.name != LOCK
     }
 
 

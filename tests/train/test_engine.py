@@ -19,10 +19,11 @@ from broadsight.cli import main
 from broadsight.train import processes, run_folder, state
 from broadsight.train.classification import Classification
 from broadsight.train.display import Display
-from broadsight.train.engine import Engine, Failed, Step, total_pictures
+from broadsight.train.engine import Engine, Failed, total_pictures
 from broadsight.train.optimisation import make_average, make_optimizer, make_scheduler
 from broadsight.train.recipes import Recipe
 from broadsight.train.run_folder import RunFolder
+from broadsight.train.work import Step
 from broadsight.training import train
 
 from .runs import again, kill, left_by, small
@@ -425,18 +426,25 @@ def test_full_disk__one_line(writer, tmp_path, monkeypatch):
 
     def save_and_fill():
         save()
-        monkeypatch.setattr(*WRITERS[writer], no_space)
-        monkeypatch.setattr(engine, "save", save)
-        engine.folder._drawn = -math.inf
+        if engine.progress.evaluated:
+            monkeypatch.setattr(*WRITERS[writer], no_space)
+            monkeypatch.setattr(engine, "save", save)
+            engine.folder._drawn = -math.inf
 
     monkeypatch.setattr(engine, "save", save_and_fill)
     with pytest.raises(Failed) as end:
         engine.fit()
     monkeypatch.undo()
     expected = f"cannot write to {tmp_path / 'run'}: No space left on device; the last checkpoint, "
-    assert str(end.value).startswith(expected + "last/update-000000003-evaluated, is whole")
-    checkpoint = state.newest(tmp_path / "run" / "last")
-    assert state.read_progress(checkpoint)["epoch"] == 1
+    learned = writer not in (
+        "weights of a checkpoint",
+        "renaming",
+        "metrics",
+    )  # the second epoch, before it was evaluated
+    name = "update-000000006" if learned else "update-000000003-evaluated"
+    assert str(end.value).startswith(f"{expected}last/{name}, is whole")
+    checkpoint, before = state.checkpoints(tmp_path / "run" / "last", tmp_path / "run" / "previous")
+    assert [state.read_progress(one)["epoch"] for one in (checkpoint, before)] == [1, int(learned)]
     resumed = engine_for(tmp_path / "run", goals=goals[1:])
     assert resumed.resume()
     resumed.fit()
@@ -461,7 +469,7 @@ def test_full_disk__real(size, pictures, tmp_path, capsys):
     with largest_file(size), pytest.raises(Failed, match="cannot write to") as end:
         train(request)
     assert "\n" not in str(end.value) and "no checkpoint had been written" in str(end.value)
-    assert [path.name for path in (tmp_path / "run").rglob(".*")] == []
+    assert [path.name for path in (tmp_path / "run").rglob(".*")] == [".lock"]
     assert list((tmp_path / "run" / "last").iterdir()) == []
     assert train(again(tmp_path / "run"), resume=True).progress.finished
 
@@ -502,7 +510,7 @@ def test_folder_became_read_only__resume(pictures, tmp_path, monkeypatch, capsys
     opened = state.Path.open
 
     def refuse(path, mode="r", *rest, **kwargs):
-        if "metrics" in path.name and mode != "r":
+        if "metrics" in path.name and mode not in ("r", "rb"):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, mode, *rest, **kwargs)
 

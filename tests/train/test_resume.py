@@ -77,13 +77,15 @@ def test_results_differ_where_they_should(whole):
 
 PLACES = {
     "before the first checkpoint": (Classification, "step", 1, False),
-    "best weights half written": (state, "save_file", 1, False),
-    "best weights written, not yet in place": (state, "flush", 2, False),
+    "before the first evaluation": (Classification, "evaluate", 1, False),
+    "best weights half written": (state, "_in_order", 1, False),
+    "best weights written, not yet in place": (state, "file_digest", 1, True),
     "between best weights and metrics": (RunFolder, "keep_best", 1, True),
     "between metrics and checkpoint": (RunFolder, "report_skipped", 1, True),
     "in the first checkpoint": (state, "_checksum", 2, False),
-    "between evaluation and checkpoint of the second epoch": (state, "save", 2, False),
-    "while the old checkpoint is removed": (shutil, "rmtree", 3, False),
+    "between evaluation and checkpoint of the second epoch": (state, "save", 4, False),
+    "before the old checkpoint is put away": (state, "_retire", 2, False),
+    "while the oldest checkpoint is removed": (shutil, "rmtree", 6, False),
     "after the last checkpoint": (RunFolder, "draw", 3, False),
 }
 
@@ -218,7 +220,8 @@ def test_finished__nothing_happens(pictures, whole, tmp_path, capsys):
 
 def test_no_checkpoint__from_the_beginning(pictures, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
-    shutil.rmtree(folder / "last")  # what the message of a damaged checkpoint says
+    for name in ("last", "previous"):  # what the message of a damaged checkpoint says
+        shutil.rmtree(folder / name)
     train(again(folder), resume=True)
     assert left_by(folder) == left_by(whole("plain"))
     assert "no checkpoint yet: from the beginning" in capsys.readouterr().err
@@ -329,17 +332,31 @@ DAMAGES += [(FILES[2], flip), (FILES[1], lambda file: file.unlink()), (FILES[0],
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
 def test_damaged_checkpoint__one_line_and_untouched(name, damage, begun, tmp_path, capsys):
-    """As test_state does it for all of them, through the command."""
+    """As test_state does it for all of them, through the command; of both checkpoints."""
+    folder = shutil.copytree(begun, tmp_path / "run")
+    for place in ("last", "previous"):
+        (checkpoint,) = (folder / place).iterdir()
+        damage(checkpoint / name)
+    texts = ("is damaged", "remove the folders `last` and `previous` to train from the beginning")
+    refuses_untouched(folder, capsys, *texts)
+
+
+@pytest.mark.parametrize(("name", "damage"), [DAMAGES[0], (FILES[2], flip), (FILES[1], lambda file: file.unlink())])
+def test_damaged_checkpoint__the_one_before_does(name, damage, begun, whole, tmp_path, capsys):
     folder = shutil.copytree(begun, tmp_path / "run")
     (checkpoint,) = (folder / "last").iterdir()
     damage(checkpoint / name)
-    refuses_untouched(folder, capsys, "is damaged", "remove the folder `last` to train from the beginning")
+    notes = train(again(folder), resume=True).notes
+    said = "checkpoint update-000000003-evaluated was damaged: going on from update-000000003"
+    assert said in notes and f"note: {said}" in capsys.readouterr().err
+    assert left_by(folder) == left_by(whole("average"))
 
 
 def test_damaged_checkpoint__json_of_something_else(begun, tmp_path, capsys):
     (checkpoint,) = (begun / "last").iterdir()
     for number, text in enumerate(("{}", '{"a": [1, 2')):
         folder = shutil.copytree(begun, tmp_path / str(number))
+        shutil.rmtree(folder / "previous")
         (folder / "last" / checkpoint.name / "manifest.json").write_text(text)
         refuses_untouched(folder, capsys, "is damaged")
 

@@ -157,6 +157,21 @@ def test_leftovers_are_removed(run, tmp_path):
     assert not (tmp_path / "update-000000007-evaluated" / "half").exists()
 
 
+def test_previous__the_one_before_is_kept(run, tmp_path):
+    last, previous = tmp_path / "last", tmp_path / "previous"
+    (tmp_path / "note").write_text("beside")
+    for updates in (1, 2, 3):
+        values = dict(updates=updates, evaluated=False)
+        state.save(last, run.accelerator, values, beside={"copy": tmp_path / "note"}, previous=previous)
+    assert [path.name for path in state.checkpoints(last, previous)] == ["update-000000003", "update-000000002"]
+    assert [path.name for path in (*last.iterdir(), *previous.iterdir())] == ["update-000000003", "update-000000002"]
+    assert state.newest(last, previous).parent == last
+    assert state.read_progress(previous / "update-000000002")["updates"] == 2
+    assert state.vouched(last / "update-000000003", "copy") == b"beside"
+    (last / "update-000000003" / "copy").write_text("besides")
+    assert state.vouched(last / "update-000000003", "copy") is None is state.vouched(last, "none")
+
+
 def test_saved_twice__once_written(run, tmp_path):
     first = run.save(tmp_path)
     before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
@@ -199,7 +214,7 @@ def test_any_flipped_bit_is_noticed(name, place, bit, checkpoint):
     finally:
         file.write_bytes(whole)
     assert str(checkpoint) in str(damaged.value)
-    assert "\n" not in str(damaged.value) and "remove the folder `last`" in str(damaged.value)
+    assert "\n" not in str(damaged.value) and "remove the folders `last` and `previous`" in str(damaged.value)
     assert state.read_progress(checkpoint)["skipped"] == {"a": "ü"}
 
 

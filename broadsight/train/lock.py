@@ -1,0 +1,112 @@
+"""One writer a folder: a lock that the kernel lifts when the process that holds it ends, however it ends."""
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LOCK = ".lock"
+PATIENCE = 0.5  # seconds that a process which was killed may take to end
+FAR = 1 << 30  # where Windows locks a byte: what it locks, others cannot read
+
+_held: set[int] = set()
+
+
+class Busy(ValueError):
+    """Another process writes to the folder."""
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None, None, None]:
+    """Hold a folder, which must exist; `Busy`, naming the process, if another one does.
+
+    A folder that nobody can write to, or that lies where there are no locks, is not locked.
+    """
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        yield
+        return
+    _held.add(handle)
+    try:
+        if not _patiently(lambda: _take(handle)):
+            raise Busy(f"{folder} is being written by {_holder(handle)}; wait for it or stop it, nothing was changed")
+        _name(handle, f"{os.getpid()} {socket.gethostname()}\n")
+        try:
+            yield
+        finally:
+            _name(handle, "")
+    finally:
+        if handle in _held:  # not in a process that was forked meanwhile
+            _held.discard(handle)
+            os.close(handle)  # which lifts the lock
+
+
+def refuse_if_held(folder: Path) -> None:
+    """`Busy` if another process holds a folder; nothing is written."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        if not _patiently(lambda: _take(handle)):
+            raise Busy(f"{folder} is being written by {_holder(handle)}; choose another --out, nothing was changed")
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int) -> bool:
+    """Whether the lock could be had; where there are none, it always can."""
+    try:
+        try:
+            import fcntl
+        except ImportError:
+            import msvcrt
+
+            os.lseek(handle, FAR, os.SEEK_SET)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # ty: ignore[missing-attribute]
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK)
+    return True
+
+
+def _patiently(take: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
+    while not (taken := take()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return taken
+
+
+def _name(handle: int, text: str) -> None:
+    """Say who holds the lock, if the disk has room for that."""
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, text.encode())
+
+
+def _holder(handle: int) -> str:
+    os.lseek(handle, 0, os.SEEK_SET)
+    number, _, host = os.read(handle, 300).decode("utf-8", "replace").strip().partition(" ")
+    if not number.isdecimal():
+        return "another process"
+    return f"process {number}" + (f" on {host}" if host != socket.gethostname() else "")
+
+
+def _let_go() -> None:
+    """In a process that was forked: a lock belongs to all who have the file open, and workers may outlive us."""
+    for handle in _held:
+        with suppress(OSError):
+            os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
