@@ -18,6 +18,14 @@ def app(
     port: Annotated[int | None, Arg("port to listen on; without it 7860, or the next that is free")] = None,
     open: Annotated[bool, Arg("open the page in the browser")] = False,
     max_upload: Annotated[float, Arg("the most that an uploaded picture may have, in MB", metavar="MB")] = 20.0,
+    max_storage: Annotated[
+        float | None,
+        Arg("the most that all uploads and answers may take, in MB; the oldest go first (default: 500)", metavar="MB"),
+    ] = None,
+    allow_host: Annotated[
+        str | None,
+        Arg("names, separated by commas, that the page answers to beside those of this computer", metavar="NAME,..."),
+    ] = None,
     checkpoint: Checkpoint = None,
     pretrained: Pretrained = True,
     model_args: ModelArgs = None,
@@ -31,6 +39,8 @@ def app(
     server.need_gradio()
     server.free_port(host, port)  # refused before networks are opened
     server.check_megabytes(max_upload)
+    server.check_storage(max_storage, max_upload)
+    server.allowed_names(allow_host or "")
     register_models()
     import torch
 
@@ -55,7 +65,9 @@ def app(
         print(f"note: {names}: random weights, the answers mean nothing; `broadsight train` makes trained ones")
     if not server.is_loopback(host):
         print(f"warning: --host {host}: everybody who reaches this computer can use the page", file=sys.stderr)
-    with server.serving(contestants, host=host, port=port, megabytes=max_upload) as address:
+    with server.serving(
+        contestants, host=host, port=port, megabytes=max_upload, storage=max_storage, allow_host=allow_host or ""
+    ) as address:
         print(f"{', '.join(contestants.names)}: {address} (Ctrl-C stops)", flush=True)
         if open:
             webbrowser.open(address)

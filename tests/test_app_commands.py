@@ -36,7 +36,7 @@ def test_app__without_gradio_one_line(monkeypatch, capsys):
 def test_app__serves_what_is_named_on_this_computer(served, tmp_path, capsys):
     folder, _ = leave_run(tmp_path / "mine")
     assert main(["app", str(folder), "--threads", "1"]) == 0
-    assert served == [(["mine"], dict(host="127.0.0.1", port=None, megabytes=20.0), 1)]
+    assert served == [(["mine"], dict(host="127.0.0.1", port=None, megabytes=20.0, storage=None, allow_host=""), 1)]
     said = capsys.readouterr()
     assert "mine: http://127.0.0.1:1/" in said.out and "stopped" in said.out
     assert said.err == ""
@@ -56,12 +56,21 @@ def test_app__another_host_is_warned_about(served, tmp_path, capsys):
     assert "everybody who reaches this computer" in capsys.readouterr().err
 
 
+def test_app__names_and_room_that_the_user_gives(served, tmp_path):
+    folder, _ = leave_run(tmp_path / "mine")
+    given = ["--allow-host", "gpu.example,b:9000", "--max-storage", "60"]
+    assert main(["app", str(folder), *given]) == 0
+    assert (served[0][1]["allow_host"], served[0][1]["storage"]) == ("gpu.example,b:9000", 60)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (["--port", "70000"], "--port 70000; expected 1 to 65535"),
         (["--host", "203.0.113.7"], "no address of this computer"),
         (["--max-upload", "0"], "--max-upload 0; expected MB"),
+        (["--max-storage", "5"], "--max-storage 5; expected MB, at least 21"),
+        (["--allow-host", "http://gpu.example"], "--allow-host 'http://gpu.example'; expected a host name"),
         (["runs/none"], "there is no run in runs/none"),
         (["no_such_net", "--no-pretrained"], "unknown model 'no_such_net'"),
         (["--checkpoint", "x.pt"], "for a timm name"),

@@ -359,7 +359,7 @@ OUTSIDE = {
     "explanation_files": {"PIL", "numpy", "torch"},
     "explaining": {"PIL", "torch"},
     "gallery": set(),
-    "demo": {"PIL", "gradio", "starlette", "timm", "torch"},
+    "demo": {"PIL", "fastapi", "gradio", "h11", "timm", "torch", "uvicorn"},
     "macs": {"torch", "timm"},
     "export": {"PIL", "executorch", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "timm", "torch"},
     "export_subjects": {"numpy", "torch"},

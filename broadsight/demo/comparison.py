@@ -18,6 +18,7 @@ from ..train.run_folder import RunFolder
 from .answers import answer
 from .cards import TASKS, colour_of, milliseconds
 from .contestants import Contestant
+from .gate import without_paths
 from .scatter import Point, marker
 
 MOST = 6  # networks at once, each with a colour of its own
@@ -119,7 +120,7 @@ def accuracy_of(one: Contestant, evaluations: Path = EVALUATIONS) -> tuple[float
     except (ValueError, OSError):  # written to at this moment, or damaged
         return None, ""
     best = next((line["best"] for line in reversed(lines) if isinstance(line.get("best"), (int, float))), None)
-    return best, f"validation of the run{f', {data}' if data else ''}" if best is not None else ""
+    return best, f"validation of the run{f', {without_paths(str(data))}' if data else ''}" if best is not None else ""
 
 
 def table(rows: Sequence[Row]) -> str:

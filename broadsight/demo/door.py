@@ -1,138 +1,231 @@
-"""The door of the server: it lets in what the page needs, and nothing else.
+"""The door of the page: it lets in what the page needs, and nothing else.
 
-Gradio would fetch an address that somebody puts in a picture's place, serve as a relay to other sites, and answer
-whatever host name a foreign page has made up for this machine. None of that is needed here.
+Gradio would fetch an address that somebody puts in an image's place, serve as a relay to other sites, store uploads for
+as long as there is a disk, and tell everybody in which folder. None of that is needed here.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from .gate import Gate, Message, Receive, Refusal, Send, header, refuse
+from .storage import Storage
 from .uploads import is_uploaded
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-MOST_JSON = 2**20  # bytes of an event: names and numbers, and where the picture is
+MOST_JSON = 2**20  # bytes of an event: names and numbers, and where the image is
 EXTRA = 2**16  # bytes of an upload beside the file
 MOST_PATH = 2048
+MOST_READING = 256 * 2**20  # bytes of uploads that are on their way at once
+MOST_STREAMS = 128  # answers that may be open at once, such as the page's own heartbeat
+ALIAS = "/uploads"  # what visitors see instead of the folder of uploads
 API = "/gradio_api"
 PAGES = re.compile(
     r"/(config/?|theme\.css|favicon\.ico|robots\.txt|manifest\.json|pwa_icon(/\d+)?|(assets|static|svelte)/.*)?"
-    rf"|{API}/(info/?|app_id/?|startup-events|theme\.css|heartbeat/\w+|upload_progress|queue/(data|join)|upload|reset/?"
+    rf"|{API}/(info/?|app_id/?|theme\.css|heartbeat/\w+|upload_progress|queue/(data|join)|upload|reset/?"
     r"|cancel|call/[\w/]+|run/\w+/?|api/\w+/?|file=.*)"
 )
 EVENTS = re.compile(rf"{API}/(queue/join|call/.+|run/.+|api/.+|reset/?|cancel)")
 ADDRESS = re.compile(r"\s*([a-z][a-z0-9+.-]+:|[/\\]{2})", re.IGNORECASE)
-HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
+FILE, UPLOAD = f"{API}/file=", f"{API}/upload"
 
 
-class Door:
-    """ASGI middleware in front of the page.
+class Door(Gate):
+    """ASGI middleware around the page.
 
     Args:
         folder: Where uploads are put. A file that an event names must be in there.
         most_bytes: Of an upload.
-        hosts: Names that this server answers to; all if None. A page elsewhere can give our address a name of its own,
-            and would then be allowed to read what we answer.
+        storage: What all of them may take; made with `folder` if None.
+        allowed: Host names beside those of this computer.
     """
 
-    def __init__(self, app: Any, *, folder: str | Path, most_bytes: int, hosts: Collection[str] | None = None):
-        self.app, self.folder, self.most_bytes, self.hosts = app, Path(folder), most_bytes, hosts
+    def __init__(
+        self,
+        app: Any,
+        *,
+        folder: str | Path,
+        most_bytes: int,
+        storage: Storage | None = None,
+        allowed: Collection[str] = (),
+    ):
+        super().__init__(app, allowed=allowed, pages=("/",))
+        self.folder, self.most_bytes = Path(folder), most_bytes
+        self.storage = storage or Storage(folder, 20 * most_bytes)
+        self.reading = self.open = 0  # bytes of uploads on their way, and requests
+        self._storing = asyncio.Lock()
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
+    async def let_in(self, scope: Any, receive: Receive, send: Send) -> None:
+        if self.open >= MOST_STREAMS:
+            await refuse(send, 503, "too many requests are here; try again")
+            return
+        self.open += 1
+        try:
+            scope = self._with_real_path(scope)
+            send = send if scope["path"].startswith(FILE) else hiding(send, self._hide)
+            if scope["path"] == UPLOAD and scope["method"] == "POST":
+                await self._let_in_upload(scope, receive, send)
+            elif scope["method"] == "POST":
+                await self._let_in_event(scope, receive, send)
+            else:
                 await self.app(scope, receive, send)
+        finally:
+            self.open -= 1
+
+    async def _let_in_upload(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Gradio gets a whole upload or none, so that nothing half is left on the disk."""
+        length = int(header(scope, b"content-length")[0])
+        if self.reading + length > max(MOST_READING, self.most_bytes + EXTRA):
+            await refuse(send, 503, "too many uploads are on their way; try again")
             return
-        refusal = self.refusal(scope)
-        path = scope["path"]
-        if refusal is None and scope["method"] == "POST" and EVENTS.fullmatch(path):
-            body = await _body(receive, MOST_JSON)
-            refusal = (413, "the request is too long") if body is None else self.refusal_of_event(body)
-            receive = _again(body or b"", receive)
+        self.reading += length
+        try:
+            parts = await body_parts(receive, length)
+            if parts is None:
+                return
+            async with self._storing:  # one by one: room that was made is not for somebody else
+                if not await asyncio.to_thread(self.storage.make_room, length):
+                    await refuse(send, 507, "there is no room for more uploads; try again later")
+                    return
+                await self.app(scope, again(parts, receive), send)
+                await asyncio.to_thread(self.storage.make_room, 0, 0)  # one upload may bring many files
+        finally:
+            self.reading -= length
+
+    async def _let_in_event(self, scope: Any, receive: Receive, send: Send) -> None:
+        parts = await body_parts(receive, MOST_JSON)
+        if parts is None:
+            await refuse(send, 413, "the request is too long")
+            return
+        refusal, body = self.read_event(b"".join(parts)) if EVENTS.fullmatch(scope["path"]) else (None, b"".join(parts))
+        if refusal is None and not await asyncio.to_thread(self.storage.make_room):
+            refusal = 507, "there is no room for more answers; try again later"
         if refusal is not None:
-            await _refuse(send, *refusal)
+            await refuse(send, *refusal)
             return
+        kept = [pair for pair in scope["headers"] if pair[0].lower() not in (b"content-length", b"transfer-encoding")]
+        length = (b"content-length", str(len(body)).encode())
+        await self.app({**scope, "headers": [*kept, length]}, again([body], receive), send)
 
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
-        await self.app(scope, receive, with_headers)
-
-    def refusal(self, scope: Any) -> tuple[int, str] | None:
+    def refusal(self, scope: Any) -> Refusal | None:
         """Status and reason if a request is refused for what its first lines say."""
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if self.hosts is not None and _name(headers.get(b"host", "")) not in self.hosts:
-            return 403, "this page is only served on the computer that it runs on"
+        refused = super().refusal(scope)
+        if refused is not None:
+            return refused
         path = scope["path"]
         if scope["method"] not in ("GET", "HEAD", "POST") or len(path) > MOST_PATH or not PAGES.fullmatch(path):
             return 404, "there is no such page"
-        if path.startswith(f"{API}/file=") and not is_uploaded(path.partition("=")[2], self.folder):
+        if path.startswith(FILE) and not is_uploaded(self._real(path.removeprefix(FILE)), self.folder):
             return 403, "only files that were uploaded or made here are served"
-        if path == f"{API}/upload":
-            length = headers.get(b"content-length", "")
-            if not length.isdecimal():
+        if path == UPLOAD:
+            length = header(scope, b"content-length")
+            if not length:
                 return 411, "an upload must say how long it is"
-            if int(length) > self.most_bytes + EXTRA:
+            if int(length[0]) > self.most_bytes + EXTRA:
                 return 413, f"the file is too large; expected at most {self.most_bytes / 2**20:g} MB"
         return None
 
-    def refusal_of_event(self, body: bytes) -> tuple[int, str] | None:
-        """Likewise for what an event brings: files must be uploads, never addresses or other files."""
+    def read_event(self, body: bytes) -> tuple[Refusal | None, bytes]:
+        """An event with the real paths of uploads; or why it is refused: files must be uploads, never addresses or
+        other files."""
         try:
             content = json.loads(body)
         except (ValueError, RecursionError):
-            return 400, "the request is no JSON"
-        waiting = [content]
+            return (400, "the request is no JSON"), b""
+        waiting, changed = [content], False
         while waiting:
             found = waiting.pop()
             if isinstance(found, dict):
                 path = found.get("path")
-                if path is not None and not (isinstance(path, str) and self._is_file(path)):
-                    return 400, "a picture must be uploaded; paths and addresses are not opened"
+                if path is not None:
+                    if not isinstance(path, str) or not self._is_file(self._real(path)):
+                        return (400, "an image must be uploaded; paths and addresses are not opened"), b""
+                    changed |= self._real(path) != path
+                    found["path"] = self._real(path)
                 waiting += found.values()
             elif isinstance(found, list):
                 waiting += found
-        return None
+        return None, json.dumps(content).encode() if changed else body
 
     def _is_file(self, path: str) -> bool:
         return not ADDRESS.match(path) and is_uploaded(path, self.folder)
 
+    def _real(self, path: str) -> str:
+        """The path of a file that visitors know under ALIAS."""
+        rest = path.removeprefix(ALIAS)
+        return f"{self.folder}{rest}" if rest != path and rest[:1] in ("/", "\\") else path
 
-def _name(host: str) -> str:
-    """A host without its port."""
-    return host.rpartition(":")[0].lower() if re.search(r":\d*$", host) else host.lower()
+    def _with_real_path(self, scope: Any) -> Any:
+        # what is compressed could not be looked through for paths
+        kept = [pair for pair in scope["headers"] if pair[0].lower() != b"accept-encoding"]
+        if not scope["path"].startswith(FILE):
+            return {**scope, "headers": kept}
+        path = FILE + self._real(scope["path"].removeprefix(FILE))
+        return {**scope, "headers": kept, "path": path, "raw_path": quote(path, safe="/=").encode()}
+
+    def _hide(self, text: bytes) -> bytes:
+        for spelling in {str(self.folder), self.folder.as_posix(), json.dumps(str(self.folder))[1:-1]}:
+            for form in {spelling, quote(spelling)}:
+                text = text.replace(form.encode(), ALIAS.encode())
+        return text
 
 
-async def _body(receive: Receive, most: int) -> bytes | None:
-    body = b""
+async def body_parts(receive: Receive, most: int) -> list[bytes] | None:
+    """A whole body in its pieces, or None if it is longer than `most` or its client has left."""
+    parts: list[bytes] = []
+    length = 0
     while True:
         message = await receive()
-        body += message.get("body", b"")
-        if len(body) > most:
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        length += len(parts[-1])
+        if length > most:
             return None
         if not message.get("more_body"):
-            return body
+            return parts
 
 
-def _again(body: bytes, rest: Receive) -> Receive:
+def again(parts: list[bytes], rest: Receive) -> Receive:
     """Whoever asks next receives the body that was read, and then what follows."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts[:-1]]
+    waiting.append({"type": "http.request", "body": parts[-1], "more_body": False})
 
     async def receive() -> Message:
-        return waiting.pop() if waiting else await rest()
+        return waiting.pop(0) if waiting else await rest()
 
     return receive
 
 
-async def _refuse(send: Send, status: int, reason: str) -> None:
-    body = json.dumps({"error": reason, "detail": reason}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def hiding(send: Send, hide: Callable[[bytes], bytes]) -> Send:
+    """Answers with text pass through `hide`: an event stream line by line, others as a whole."""
+    start: Message | None = None
+    kind, kept = "", b""
+
+    async def hidden(message: Message) -> None:
+        nonlocal start, kind, kept
+        if message["type"] == "http.response.start":
+            kind = dict(message["headers"]).get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
+            if kind in ("application/json", "text/html", "text/plain"):
+                start = message
+                return
+            await send(message)
+        elif message["type"] != "http.response.body" or (start is None and kind != "text/event-stream"):
+            await send(message)
+        else:
+            kept += message.get("body", b"")
+            more = message.get("more_body", False)
+            if start is not None and more:
+                return
+            cut = len(kept) if not more else kept.rfind(b"\n") + 1
+            body, kept = hide(kept[:cut]), kept[cut:]
+            if start is not None:
+                headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+                await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+                start, kind = None, ""
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    return hidden

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def sheet(one: Contestant, picture: Image.Image, target: int | None = None) -> I
         looks,
         top_classes(classifier, logits),
         one.name,
-        subtitle=f"{one.source}; {transforms.size} x {transforms.size} pixels",
+        subtitle=f"{Path(one.source).name or one.name}; {transforms.size} x {transforms.size} pixels",
         explained=names[int(logits[0].argmax()) if target is None else target],
         warning="" if one.trained else "random weights: answers and maps mean nothing",
     )

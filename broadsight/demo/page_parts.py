@@ -4,6 +4,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from ..dry_run import first_line
 from .contestants import Contestants
+from .gate import without_paths
 from .uploads import read_upload
 
 LINE = 300  # letters of an error
@@ -52,12 +54,15 @@ def in_one_line(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments, **named)
         except ValueError as error:
-            raise gr.Error(_short(error), print_exception=False, title="Not possible") from None
+            # Gradio shows it as HTML; our own sentences name no folder, those of libraries may
+            text = escape(without_paths(_short(error)), quote=False)
+            raise gr.Error(text, print_exception=False, title="Not possible") from None
         except Exception as error:
             print(
                 f"broadsight app: {getattr(function, '__name__', 'the page')} failed: {_short(error)}", file=sys.stderr
             )
-            raise gr.Error(_short(error), print_exception=False, title="This failed") from None
+            what = f"{type(error).__name__}; the terminal of broadsight app says why"
+            raise gr.Error(what, print_exception=False, title="This failed") from None
 
     return safe
 

@@ -10,13 +10,19 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .contestants import Contestants
 from .door import Door
+from .gate import allowed_names
+from .storage import Storage
 from .uploads import MOST_MEGABYTES
 
+if TYPE_CHECKING:
+    from .connections import Patience
+
 PORT, TRIES = 7860, 100
+STORAGE = 500.0  # MB of all uploads and answers
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 VISITORS = 200  # whose state is kept
 
@@ -32,52 +38,52 @@ def need_gradio() -> None:
 
 @contextmanager
 def serving(
-    contestants: Contestants, *, host: str = "127.0.0.1", port: int | None = None, megabytes: float = MOST_MEGABYTES
+    contestants: Contestants,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    megabytes: float = MOST_MEGABYTES,
+    storage: float | None = None,
+    allow_host: str = "",
+    patience: "Patience | None" = None,
 ) -> Generator[str, None, None]:
     """Serve the page while the `with` lasts; gives its address. What was uploaded is gone afterwards.
 
     Args:
         host: The address to listen on; anything but this computer's own lets others in.
         port: None: 7860, or the next that is free.
+        megabytes: The most that an upload may have.
+        storage: The most MB that all uploads and answers may take; None: STORAGE, or five of the largest uploads.
+        allow_host: Names that the page answers to beside this computer's own, separated by commas.
+        patience: How long and for how many connections the server waits.
     """
     check_megabytes(megabytes)
+    allowed = allowed_names(allow_host)
+    room = check_storage(storage, megabytes)
     chosen = free_port(host, port)
     folder = Path(tempfile.mkdtemp(prefix="broadsight-app-")).resolve()
     before = os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     blocks: Any = None
+    server: Any = None
     try:
         need_gradio()
-        from starlette.middleware import Middleware
-
-        from .app import build, look_of_page
+        from .app import build
+        from .connections import Patience, ThreadServer, config_of
 
         most = int(megabytes * 2**20)
-        hosts = {*LOOPBACK, f"[{host}]", "[::1]", host.lower()} if is_loopback(host) else None
         blocks = build(contestants, folder, megabytes)
-        door = Middleware(Door, folder=folder, most_bytes=most, hosts=hosts)
-        blocks.launch(
-            server_name=host,
-            server_port=chosen,
-            max_file_size=most,
-            app_kwargs={"middleware": [door], "docs_url": None, "redoc_url": None, "openapi_url": None},
-            state_session_capacity=VISITORS,
-            share=False,
-            quiet=True,
-            show_error=False,
-            inbrowser=False,
-            prevent_thread_lock=True,
-            ssr_mode=False,
-            pwa=False,
-            mcp_server=False,
-            enable_monitoring=False,
-            run_history=False,
-            footer_links=[],
-            **look_of_page(),
+        page = _page(blocks, most)
+        door = Door(page, folder=folder, most_bytes=most, storage=Storage(folder, int(room * 2**20)), allowed=allowed)
+        server = ThreadServer(
+            config_of(door, patience or Patience(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
         )
+        server.start([_listening(host, chosen)])
         name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
         yield f"http://{f'[{name}]' if ':' in name else name}:{chosen}/"
     finally:
+        if server is not None:
+            server.stop()
         if blocks is not None:
             blocks.close(verbose=False)
         if before is None:
@@ -87,6 +93,37 @@ def serving(
         with contestants.computing:  # whoever was waiting for an answer gets none, and it must not be written
             shutil.rmtree(folder, ignore_errors=True)
         atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
+
+
+def _page(blocks: Any, most_bytes: int) -> Any:
+    """The page as an ASGI application. Gradio's own `launch` would put its answers to other sites before our door."""
+    import gradio
+    from fastapi import FastAPI
+
+    from .app import look_of_page
+
+    blocks.state_session_capacity = VISITORS
+    quiet: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    return gradio.mount_gradio_app(
+        FastAPI(**quiet),
+        blocks,
+        path="/",
+        app_kwargs=dict(quiet),
+        max_file_size=most_bytes,
+        show_error=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        **look_of_page(),
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=128)
 
 
 def free_port(host: str, port: int | None) -> int:
@@ -112,6 +149,17 @@ def free_port(host: str, port: int | None) -> int:
 def check_megabytes(megabytes: float) -> None:
     if not 0 < megabytes <= 1000:
         raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
+
+
+def check_storage(storage: float | None, megabytes: float) -> float:
+    """MB that all uploads and answers may take together; a ValueError if not even one upload would fit."""
+    if storage is None:
+        return max(STORAGE, 5 * megabytes)
+    if not megabytes + 1 <= storage <= 1_000_000:
+        raise ValueError(
+            f"--max-storage {storage:g}; expected MB, at least {megabytes + 1:g} (one upload and the samples)"
+        )
+    return storage
 
 
 def is_loopback(host: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
+from broadsight.demo.gate import allowed_names
+
 PREFIX = "BROADSIGHT_SERVE_"  # of a variable of the environment, as in BROADSIGHT_SERVE_MAX_BATCH=32
 
 
@@ -25,7 +27,11 @@ class Options:
     max_megabytes: float = _option(10.0, "of an upload", 0.001, 1000)
     max_megapixels: float = _option(40.0, "of a picture", 0.0001, 178)  # beyond, PIL refuses by itself
     max_waiting: int = _option(128, "requests that are here at once; more are sent away with 503", 1, 100_000)
+    max_total_megabytes: float = _option(256.0, "of all uploads that are here at once", 0.001, 100_000)
+    max_connections: int = _option(512, "connections that are open at once", 1, 100_000)
     timeout: float = _option(30.0, "seconds from the first byte of a request to its answer", 0.1, 3600)
+    head_timeout: float = _option(10.0, "seconds that the headers of a request may take", 0.1, 3600)
+    allow_host: str = _option("", "names that it answers to beside this computer's own, separated by commas")
     threads: int = _option(1, "of the network", 1, 1024)
     decoders: int = _option(2, "threads that unpack pictures", 1, 256)
 
@@ -34,6 +40,10 @@ class Options:
             least, most, value = one.metadata.get("least"), one.metadata.get("most"), getattr(self, one.name)
             if least is not None and not least <= value <= most:
                 raise ValueError(f"{flag(one.name)} {value}; expected {least:g} to {most:g}")
+        if self.max_total_megabytes < self.max_megabytes:
+            given = f"--max-total-megabytes {self.max_total_megabytes:g}"
+            raise ValueError(f"{given}; expected at least --max-megabytes, which is {self.max_megabytes:g}")
+        allowed_names(self.allow_host)
 
 
 def flag(name: str) -> str:

@@ -27,8 +27,11 @@ from fastapi.responses import JSONResponse, Response
 from options import Options, parse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from uploads import Refused, open_picture, read_upload
+from uploads import Bodies, Refused, open_picture, read_upload
 
+from broadsight.demo.connections import Patience, config_of
+from broadsight.demo.gate import Gate, allowed_names, without_paths
+from broadsight.export.description import Description
 from broadsight.export.formats import open_artefact
 from broadsight.export.pictures import picture_to_images, top_classes
 from broadsight.export.session import Session
@@ -58,6 +61,7 @@ class Service:
         self.failure, self.stopping, self.started = "", False, time.time()
         self.answers: Counter[int] = Counter()  # by status
         self.decoders = ThreadPoolExecutor(options.decoders, "decoder")
+        self.bodies = Bodies(int(options.max_total_megabytes * 2**20))
 
     @property
     def status(self) -> str:
@@ -103,10 +107,10 @@ class Service:
             raise Refused(503, f"the service is {self.status}", SOON)
         deadline = time.monotonic() + self.options.timeout
         try:
-            with self.batcher.place():
+            with self.batcher.place(), self.bodies.held() as count:
                 most = int(self.options.max_megabytes * 2**20)
                 slow = Refused(408, "the upload took too long", {"connection": "close"})
-                data = await _until(deadline, read_upload(request, most), slow)
+                data = await _until(deadline, read_upload(request, most, count), slow)
                 busy = Refused(503, f"there was no answer within {self.options.timeout:g} s", SOON)
                 return await _until(deadline, _while_there(request, self._answer(self.batcher, data, top)), busy)
         except Full:
@@ -193,6 +197,7 @@ def create_app(
 
     # The pages that FastAPI makes of itself load scripts from elsewhere; /openapi.json stays.
     app = FastAPI(title="broadsight", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Gate, allowed=allowed_names(options.allow_host))
     app.state.service = service
 
     @app.post("/classify", openapi_extra={"requestBody": {"content": BODIES, "required": True}})
@@ -218,7 +223,8 @@ def create_app(
     @app.get("/health")
     async def health() -> Response:
         status = service.status
-        said = {"status": status, **({"error": service.failure} if service.failure else {})}
+        why = {"error": "the model could not be opened; the service's log says why"} if service.failure else {}
+        said = {"status": status, **why}
         return JSONResponse(said, 200 if status == "ready" else 503)
 
     @app.get("/model")
@@ -227,7 +233,7 @@ def create_app(
             return _refusal(Refused(503, f"the service is {service.status}", SOON))
         limits = asdict(options) | {"max_batch": service.batcher.max_batch}
         return JSONResponse(
-            asdict(service.description) | {"limits": {key: limits[key] for key in limits if key.startswith("max_")}}
+            public(service.description) | {"limits": {key: limits[key] for key in limits if key.startswith("max_")}}
         )
 
     @app.get("/metrics")
@@ -244,6 +250,20 @@ def create_app(
         return _refusal(Refused(400, f"{first['loc'][-1]}={first['input']}: {first['msg'].lower()}"))
 
     return app
+
+
+def public(description: Description) -> dict[str, Any]:
+    """What strangers may know of an artefact: no command, and of paths the last part alone."""
+    found = asdict(description)
+    found["provenance"].pop("command", None)
+    return without_paths(found) | {"classes": found["classes"]}
+
+
+def config_for(app: FastAPI, options: Options) -> uvicorn.Config:
+    """Settings of the server: nobody may dawdle, and no proxy is believed."""
+    patience = Patience(connections=options.max_connections, head=options.head_timeout, body=options.timeout)
+    wait = int(options.timeout) + 1
+    return config_of(app, patience, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=wait)
 
 
 def _refusal(error: Refused, name: str = "") -> JSONResponse:
@@ -277,14 +297,7 @@ def main() -> int:
         return 2
     name = f"[{options.host}]" if ":" in options.host else options.host
     print(f"http://{name}:{listening.getsockname()[1]} loads {options.model}", flush=True)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(options.timeout) + 1,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_for(app, options))
     server.run(sockets=[listening])
     return 2 if app.state.service.failure else 0
 

@@ -1,7 +1,8 @@
 """Pictures that strangers send: bytes are counted as they come, pixels before they are unpacked."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from PIL import Image
@@ -24,10 +25,40 @@ class Refused(Exception):
         self.status, self.reason, self.headers = status, reason, headers
 
 
-async def read_upload(request: Request, most_bytes: int) -> bytes:
+class Bodies:
+    """Bytes of all uploads that are here at once, under a limit."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes, self.here = most_bytes, 0
+
+    @contextmanager
+    def held(self) -> Generator[Callable[[int], None], None, None]:
+        """Gives a function that counts bytes as they come; they are here until the `with` ends.
+
+        Raises:
+            Refused: 503, by that function.
+        """
+        mine = 0
+
+        def count(length: int) -> None:
+            nonlocal mine
+            if self.here + length > self.most_bytes:
+                reason = f"uploads of {self.most_bytes / 2**20:g} MB are here already; try again"
+                raise Refused(503, reason, {"retry-after": "1"})
+            mine += length
+            self.here += length
+
+        try:
+            yield count
+        finally:
+            self.here -= mine
+
+
+async def read_upload(request: Request, most_bytes: int, count: Callable[[int], None] = lambda length: None) -> bytes:
     """The file of a form (multipart/form-data, whatever its field is called), or else the body as it is.
 
-    No more than `most_bytes` are ever read, whatever the headers say, if they say anything.
+    No more than `most_bytes` are ever read, whatever the headers say, if they say anything. `count` gets the length of
+    each piece.
 
     Raises:
         Refused: 413, 415 or 400.
@@ -35,7 +66,7 @@ async def read_upload(request: Request, most_bytes: int) -> bytes:
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refused(415, "the body is compressed; send the picture as it is")
     form = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data"
-    counted = _counted(request, most_bytes, most_bytes + (ENVELOPE if form else 0))
+    counted = _counted(request, most_bytes, most_bytes + (ENVELOPE if form else 0), count)
     data = await _file_of(counted) if form else await counted.body()
     if not data:
         raise Refused(400, "the upload is empty; send a picture as the body, or as the file of a form")
@@ -68,7 +99,7 @@ def open_picture(data: bytes, most_pixels: float, channels: int) -> Image.Image:
         raise Refused(415, f"the upload is not an image that is known here; expected {KINDS}") from None
 
 
-def _counted(request: Request, most_bytes: int, most_of_body: int) -> Request:
+def _counted(request: Request, most_bytes: int, most_of_body: int, count: Callable[[int], None]) -> Request:
     """The same request; reading beyond the limit raises."""
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > most_of_body:
@@ -81,6 +112,7 @@ def _counted(request: Request, most_bytes: int, most_of_body: int) -> Request:
         came += len(message.get("body", b""))
         if came > most_of_body:
             raise _too_long(most_bytes)
+        count(len(message.get("body", b"")))
         return message
 
     return Request(request.scope, receive)

@@ -19,7 +19,7 @@ def knock(tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    door = Door(inner, folder=tmp_path, most_bytes=1000, hosts={"localhost", "127.0.0.1"})
+    door = Door(inner, folder=tmp_path, most_bytes=1000)
 
     def call(path, body=b"", method=None, headers=(), host="localhost:7860", pieces=1):
         method = method or ("POST" if body else "GET")
@@ -36,7 +36,8 @@ def knock(tmp_path):
         async def send(message):
             sent.append(message)
 
-        scope = dict(type="http", path=path, method=method, headers=[(b"host", host.encode()), *headers])
+        given = [(b"host", host.encode()), *headers]
+        scope = dict(type="http", path=path, method=method, headers=given, server=("127.0.0.1", 7860))
         asyncio.run(door(scope, receive, send))
         return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
@@ -59,8 +60,11 @@ def test_door__the_page_itself(knock, path):
         "/gradio_api/vibe-code",
         "/gradio_api/process_recording",
         "/gradio_api/component_server",
-        "/gradio_api/deep_link",
         "/gradio_api/dev/reload",
+        "/gradio_api/startup-events",
+        "/gradio_api/stream/x",
+        "/gradio_api/login",
+        "/gradio_api/deep_link",
         "/docs",
         "/monitoring",
         "/gradio_api/queue/data/x",
@@ -81,6 +85,34 @@ def test_door__other_methods(knock):
 )
 def test_door__other_names_of_this_computer(knock, host):
     assert knock("/", host=host)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/config",
+        "/gradio_api/info",
+        "/gradio_api/queue/data",
+        "/gradio_api/heartbeat/x",
+        "/gradio_api/upload",
+        EVENT,
+        "/gradio_api/queue/join",
+        "/gradio_api/run/predict",
+        "/gradio_api/upload_progress",
+        "/assets/a.js",
+        "/gradio_api/proxy=http://127.0.0.1/",
+        "/gradio_api/cancel",
+        "/gradio_api/reset",
+        "/theme.css",
+    ],
+)
+def test_door__other_sites_get_nothing(knock, path):
+    for method in ("GET", "POST", "OPTIONS"):
+        for header in ((b"origin", b"http://evil.example"), (b"origin", b"null"), (b"sec-fetch-site", b"cross-site")):
+            status, _, answered = knock(path, method=method, headers=[header, (b"content-length", b"0")])
+            assert status == 403 and not any(name.startswith(b"access-control") for name in answered)
+        assert knock(path, method=method, host="evil.example:7860")[0] == 403
 
 
 def test_door__files_of_its_folder_alone(knock, tmp_path):
@@ -143,4 +175,89 @@ def test_door__uploads_say_how_long_they_are(knock):
     assert upload((b"content-length", b"500")) == 200
     assert upload((b"Content-Length", b"500")) == 200
     assert upload((b"content-length", b"1000000")) == 413
-    assert upload() == upload((b"content-length", b"-5")) == 411
+    assert upload() == upload((b"transfer-encoding", b"chunked")) == 411
+    assert upload((b"content-length", b"-5")) == 400
+    assert upload((b"content-length", b"500"), (b"transfer-encoding", b"chunked")) == 400
+
+
+def test_door__visitors_know_the_folder_by_another_name(tmp_path):
+    """Paths are hidden in what goes out, whole or in a stream, and found again in what comes in."""
+    from broadsight.demo.door import ALIAS, hiding
+
+    door = Door(None, folder=tmp_path, most_bytes=1000)
+    event = json.dumps({"data": [{"path": f"{ALIAS}/a/b.png"}, ALIAS]}).encode()
+    assert json.loads(door.read_event(event)[1]) == {"data": [{"path": f"{tmp_path}/a/b.png"}, ALIAS]}
+    for path in (f"{ALIAS}/../../etc/passwd", f"{ALIAS}x/a", ALIAS, f"{ALIAS}//../.."):
+        assert door.read_event(json.dumps({"path": path}).encode())[0][0] == 400
+    for kind, pieces in (("application/json", 7), ("text/html; charset=utf-8", 3), ("text/event-stream", 9)):
+        sent = []
+
+        async def send(message, sent=sent):
+            sent.append(message)
+
+        async def answer(kind=kind, pieces=pieces, send=send):
+            text = f'{{"path": "{tmp_path}/a.png"}}\n\n"{tmp_path}"\n'.encode()
+            out = hiding(send, door._hide)
+            headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(text))]
+            await out({"type": "http.response.start", "status": 200, "headers": headers})
+            for at in range(0, len(text), pieces):
+                more = at + pieces < len(text)
+                await out({"type": "http.response.body", "body": text[at : at + pieces], "more_body": more})
+
+        asyncio.run(answer())
+        body = b"".join(message["body"] for message in sent[1:])
+        assert body == f'{{"path": "{ALIAS}/a.png"}}\n\n"{ALIAS}"\n'.encode()
+        if "stream" not in kind:
+            assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % len(body)
+
+
+def test_door__uploads_hold_a_quota(tmp_path):
+    """Also while they are on their way; a client that leaves stores nothing."""
+    from broadsight.demo.storage import Storage
+
+    came = []
+
+    async def inner(scope, receive, send):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        came.append(len(body))
+        (tmp_path / f"{len(came)}").write_bytes(body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    door = Door(inner, folder=tmp_path, most_bytes=1000, storage=Storage(tmp_path, 2500))
+
+    async def upload(length, *messages):
+        waiting, sent = list(messages), []
+
+        async def receive():
+            await asyncio.sleep(0)
+            return waiting.pop(0)
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost:7860"), (b"content-length", b"%d" % length)]
+        scope = dict(type="http", path="/gradio_api/upload", method="POST", headers=headers, server=("x", 7860))
+        await door(scope, receive, send)
+        return sent[0]["status"] if sent else None
+
+    def body(length):
+        return {"type": "http.request", "body": bytes(length), "more_body": False}
+
+    async def ask():
+        assert [await upload(900, body(900)) for _ in range(6)] == [200] * 6
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500 and (tmp_path / "6").exists()
+        part = {"type": "http.request", "body": b"x" * 500, "more_body": True}
+        assert await upload(900, part, {"type": "http.disconnect"}) is None and len(came) == 6
+        found = await asyncio.gather(*(upload(900, body(900)) for _ in range(4)))
+        assert found == [200] * 4 and door.reading == door.open == 0
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500
+        door.storage.lasting = {str(path) for path in tmp_path.iterdir()}  # no room is left
+        assert await upload(900, body(900)) == 507 and len(came) == 10
+        door.reading = 2**28
+        assert await upload(900, body(900)) == 503
+
+    asyncio.run(ask())

@@ -184,3 +184,92 @@ def test_compare__figures_of_any_network_of_timm(browser):
 def test_others__names_of_this_computer_are_refused(browser):
     assert browser.get("/config", headers={"host": "evil.example"}).status_code == 403
     assert browser.get("/gradio_api/proxy=http://127.0.0.1:1/").status_code == 404
+
+
+ROUTES = [
+    "/",
+    "/config",
+    "/info",
+    "/queue/data?session_hash=a",
+    "/queue/join",
+    "/upload",
+    "/call/predict",
+    "/run/predict",
+]
+ROUTES += [
+    "/api/predict",
+    "/heartbeat/a",
+    "/proxy=http://127.0.0.1:1/",
+    "/component_server",
+    "/deep_link",
+    "/monitoring",
+]
+ROUTES += [
+    "/stream/a",
+    "/startup-events",
+    "/reset",
+    "/cancel",
+    "/upload_progress?upload_id=a",
+    "/login",
+    "/mcp",
+    "/runs",
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_others__sites_get_nothing_from_any_route(browser, route):
+    for path in (route, f"/gradio_api{route}"):
+        for method in ("GET", "POST", "OPTIONS"):
+            for headers in (
+                {"origin": "http://evil.example"},
+                {"origin": "null"},
+                {"origin": "http://localhost:3000", "access-control-request-method": "POST"},
+                {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+                {"host": "evil.example", "x-forwarded-host": f"127.0.0.1:{browser.base_url.port}"},
+            ):
+                answer = browser.request(method, path, headers=headers)
+                assert answer.status_code == 403 and not any("access-control" in name for name in answer.headers)
+
+
+def test_own_page__may_upload_and_ask(browser):
+    own = f"http://127.0.0.1:{browser.base_url.port}"
+    headers = {"origin": own, "sec-fetch-site": "same-origin", "x-forwarded-host": "evil.example"}
+    files = {"files": ("a.png", png(sample(0)))}
+    assert browser.post("/gradio_api/upload", files=files, headers=headers).status_code == 200
+    assert "evil.example" not in browser.get("/config", headers=headers).text
+
+
+def test_uploads__two_lengths_are_refused(browser):
+    """The finding: a small Content-Length, and 90 MB in chunks behind it."""
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+        + bytes(3 * 2**20)
+        + b"\r\n--x--\r\n"
+    )
+    headers = {
+        "content-type": "multipart/form-data; boundary=x",
+        "content-length": "100",
+        "transfer-encoding": "chunked",
+    }
+    assert browser.post("/gradio_api/upload", headers=headers, content=iter([form])).status_code == 400
+
+
+def test_paths__none_is_told(browser, contestants):
+    """Neither of the runs, nor of this user, nor of the temporary folder."""
+    from pathlib import Path
+
+    source = Path(contestants.of("mine").source)
+    path = upload(browser, png(sample(0)), "<b>../..\\x.png").json()[0]
+    assert path.startswith("/uploads/")
+    texts = [browser.get(page).text for page in ("/", "/config", "/gradio_api/info", "/gradio_api/file=/x")]
+    for event, data in {
+        "predict": (sent(path), ["mine"], 0.5),
+        "look": (sent(path), "mine", "Grad-CAM", None, None),
+        "overview": (sent(path), "mine", None),
+        "compare": (["mine"], [], "latency", "accuracy"),
+    }.items():
+        texts.append(str(call(browser, event, *data)))
+    texts.append(browser.post("/gradio_api/call/nothing", json={"data": []}).text)
+    for text in texts:
+        for secret in (source, source.parent, Path.home() / "", Path(io.__file__).parent, "broadsight-app-"):
+            assert str(secret) not in text

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from options import Options
 from PIL import Image
-from service import Service, create_app
+from service import Service, config_for, create_app
 
 from broadsight.export.description import Description
 from broadsight.export.session import Session
@@ -97,7 +97,7 @@ async def inside(run: Any, any_batch: bool = True, **options: Any) -> AsyncItera
     app = create_app(lambda: session_of(run, any_batch), Options("colours", **options))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=None) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=None) as client:
             await until_ready(client)
             run.batches.clear()
             yield client, app.state.service
@@ -107,7 +107,9 @@ async def inside(run: Any, any_batch: bool = True, **options: Any) -> AsyncItera
 async def listening(run: Any, **options: Any) -> AsyncIterator[tuple[str, uvicorn.Server, Service]]:
     """The service on a port of this computer, ready."""
     app = create_app(lambda: session_of(run), Options("colours", **options))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    config = config_for(app, app.state.service.options)
+    config.port, config.log_level = 0, "error"
+    server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.002)

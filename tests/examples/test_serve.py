@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from clients import Known, Tally, storm
 from options import Options, parse
-from service import create_app
+from service import create_app, public
 
 from broadsight.export_commands import export
 from tests.examples.serving import (
@@ -210,7 +210,7 @@ def test_health__loading_ready_and_failed():
         app = create_app(slowly, Options("x"))
         async with app.router.lifespan_context(app):
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
                 health, early = await client.get("/health"), await client.post("/classify", content=b"x")
                 assert (health.status_code, health.json()) == (503, {"status": "loading"})
                 assert early.status_code == 503 and early.headers["retry-after"] == "1"
@@ -226,10 +226,10 @@ def test_health__loading_ready_and_failed():
         app = create_app(never, Options("x"), ended.append)
         async with app.router.lifespan_context(app):
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
                 while (health := await client.get("/health")).json()["status"] == "loading":
                     await asyncio.sleep(0.002)
-                assert health.status_code == 503 and health.json()["error"].startswith("there is no x.onnx")
+                assert health.status_code == 503 and "log says why" in health.json()["error"]
                 assert (await client.post("/classify", content=b"x")).status_code == 503
         assert [service.status for service in ended] == ["stopping"] and ended[0].failure
 
@@ -286,7 +286,9 @@ def test_disconnected_clients__disturb_nobody():
 
             async def send(body: bytes, said: int) -> asyncio.StreamWriter:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % said + body)
+                writer.write(
+                    b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, said) + body
+                )
                 return writer
 
             run.gate.clear()
@@ -344,6 +346,92 @@ def test_upload_too_long__is_told_so_over_the_wire():
     asyncio.run(ask())
 
 
+def test_others__names_sites_and_lengths_are_refused():
+    async def ask():
+        data = picture(1, 2, 3)
+        async with inside(Colours(), allow_host="gpu.example, other:9000") as (client, service):
+            for path, method in (
+                ("/classify", "POST"),
+                ("/model", "GET"),
+                ("/health", "GET"),
+                ("/openapi.json", "GET"),
+            ):
+                for headers, status in (
+                    ({"host": "evil.example:8000"}, 403),
+                    ({"host": "evil.example:8000", "x-forwarded-host": "127.0.0.1:8000"}, 403),
+                    ({"host": "localhost"}, 403),
+                    ({"origin": "http://evil.example"}, 403),
+                    ({"origin": "null"}, 403),
+                    ({"sec-fetch-site": "cross-site"}, 403),
+                    ({"content-length": "5", "transfer-encoding": "chunked"}, 400),
+                ):
+                    answer = await client.request(method, path, headers=headers, content=pieces(data))
+                    assert answer.status_code == status and answer.json()["error"]
+                    assert "access-control-allow-origin" not in answer.headers
+            for host in ("localhost:8000", "[::1]:8000", "gpu.example", "GPU.example:8000", "other:9000"):
+                check(await client.post("/classify", content=data, headers={"host": host}), (1, 2, 3))
+            own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
+            check(await client.post("/classify", content=data, headers=own), (1, 2, 3))
+
+    asyncio.run(ask())
+
+
+def test_others__over_the_wire_both_lengths_and_slow_headers():
+    async def say(port: int, text: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(text.replace(b"PORT", b"%d" % port))
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def ask():
+        async with listening(Colours(), head_timeout=0.2) as (url, server, service):
+            port = int(url.rpartition(":")[2])
+            post = b"POST /classify HTTP/1.1\r\nHost: localhost:PORT\r\nConnection: close\r\n"
+            both = post + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n"
+            assert b" 400 Bad Request" in await say(port, both)
+            assert b" 408 Request Timeout" in await say(port, post)
+            assert b" 403 Forbidden" in await say(port, post.replace(b"localhost", b"evil.example") + b"\r\n")
+            assert service.metrics()["answers"] == {}
+
+    asyncio.run(ask())
+
+
+def test_limits__of_all_uploads_together():
+    async def slowly(data: bytes, going: asyncio.Event) -> AsyncIterator[bytes]:
+        yield data
+        await going.wait()
+
+    async def ask():
+        going, options = asyncio.Event(), dict(max_megabytes=0.001, max_total_megabytes=0.002)
+        data = picture(7, 8, 9).ljust(1000, b"\0")
+        async with inside(Colours(), **options) as (client, service):
+            held = [asyncio.create_task(client.post("/classify", content=slowly(data, going))) for _ in range(2)]
+            await until(lambda: service.bodies.here == 2000)
+            refused = await client.post("/classify", content=data)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            going.set()
+            for answer in await asyncio.gather(*held):
+                check(answer, (7, 8, 9))
+            check(await client.post("/classify", content=data), (7, 8, 9))
+            assert service.bodies.here == 0
+
+    asyncio.run(ask())
+
+
+def test_model__tells_no_path():
+    about = replace(
+        session_of(Colours()).description,
+        source="/home/me/runs/best",
+        provenance={"command": "broadsight export /home/me/runs/best", "run": {"settings": {"model": "/home/me/net"}}},
+        quantised={"calibrated": "128 pictures of /home/me/photos"},
+    )
+    told = public(about)
+    assert "/home" not in json.dumps(told) and "command" not in told["provenance"]
+    assert told["source"] == "best" and told["quantised"]["calibrated"] == "128 pictures of photos"
+    assert told["classes"] == ("red", "green", "blue")
+
+
 @pytest.mark.parametrize("fault", [None, "mixed", "wrong", "failed"])
 def test_load_test__sees_what_goes_wrong(fault):
     """The clients of the load test against a service that answers well, and against ones that do not."""
@@ -380,6 +468,8 @@ def test_options__command_line_before_environment(capsys):
         (["m", "--max-megapixels", "nan"], {}, "--max-megapixels nan; expected 0.0001 to 178"),
         (["m", "--port", "x"], {}, "argument --port: invalid int value: 'x'"),
         (["m", "--batch", "1"], {}, "unrecognized arguments: --batch 1"),
+        (["m", "--allow-host", "http://x"], {}, "--allow-host 'http://x'; expected a host name"),
+        (["m", "--max-total-megabytes", "5"], {}, "--max-total-megabytes 5; expected at least --max-megabytes"),
         (["m"], {"BROADSIGHT_SERVE_THREADS": "two"}, "BROADSIGHT_SERVE_THREADS=two; expected int"),
     ]:
         with pytest.raises(SystemExit) as left:

@@ -1,0 +1,199 @@
+"""Connections of a local server: so many at once, and none that dawdles.
+
+uvicorn waits for ever for the rest of a request's headers, and for a body that comes a byte at a time. A few hundred
+such connections keep everybody else out.
+"""
+
+import asyncio
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD = re.compile(rb"\r?\n\r?\n")
+LENGTH = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long and for how many a server waits.
+
+    Args:
+        connections: That are open at once; more are sent away with 503.
+        head: Seconds from the connection, or from the first byte of a later request, to the end of its headers.
+        body: Seconds that a body may take, beside those that its bytes take at `rate`.
+        rate: Bytes a second that a client must manage.
+        linger: Seconds that the rest of a refused body is still read, so that the client lives to see why.
+        write: Seconds that a client may leave an answer unread.
+        head_bytes: Of all headers together.
+    """
+
+    connections: int = 256
+    head: float = 10.0
+    body: float = 20.0
+    rate: float = 16 * 1024
+    linger: float = 5.0
+    write: float = 60.0
+    head_bytes: int = 32 * 1024
+
+
+def patient_protocol(patience: Patience) -> type[asyncio.Protocol]:
+    """The protocol class for `uvicorn.Config(http=...)` that keeps to these limits."""
+    return type("PatientProtocol", (_Protocol,), {"patience": patience})
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with a clock beside it."""
+
+    patience = Patience()
+
+    def __init__(self, config: Any, *args: Any, **named: Any):
+        super().__init__(config, *args, **named)
+        self._clock: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        self._phase, self._came, self._began, self._head = "", 0, 0.0, b""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.patience.connections:
+            self._answer(503, b"too many connections are open; try again")
+        else:
+            self._turn("head")
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is h11.IDLE and (problem := self._problem_of_head(data)):
+            self._answer(400, problem)
+            return
+        self._came += len(data)
+        if self._phase == "idle":
+            self._turn("head")
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for clock in (self._clock, self._writing):
+            if clock is not None:
+                clock.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._writing is None:
+            self._writing = self.loop.call_later(self.patience.write, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _look(self) -> None:
+        """What is waited for now."""
+        if self.transport.is_closing():
+            return
+        answered = self.cycle is not None and self.cycle.response_complete
+        if self.conn.their_state is h11.SEND_BODY:
+            phase = "rest" if answered else "body"
+        elif self.conn.their_state is h11.IDLE:
+            phase = "head" if self._head or self.cycle is None else "idle"
+        else:
+            phase = "answer"
+        if phase != "head":
+            self._head = b""
+        if phase != self._phase:
+            self._turn(phase)
+
+    def _turn(self, phase: str) -> None:
+        """Start the clock of another phase. None runs while we compute, nor between requests, where uvicorn's does."""
+        if self._clock is not None:
+            self._clock.cancel()
+        self._phase, self._came, self._began, self._clock = phase, 0, self.loop.time(), None
+        seconds = {"head": self.patience.head, "body": self.patience.body, "rest": self.patience.linger}.get(phase)
+        if seconds is not None:
+            self._clock = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        if self._phase == "body":
+            left = self.patience.body + self._came / self.patience.rate - (self.loop.time() - self._began)
+            if not self.flow.read_paused and left <= 0:
+                self._answer(408, b"the request took too long")
+            else:  # it comes fast enough, or it is we who do not read
+                self._clock = self.loop.call_later(max(left, 1.0), self._late)
+        elif self._phase == "head":
+            self._answer(408, b"the request took too long")
+        else:
+            self.transport.close()
+
+    def _problem_of_head(self, data: bytes) -> bytes:
+        """What is wrong with the headers as far as they are here: they are long, or say the body's length more than
+        once. h11 would take headers of any length if they come at once, and make one of several that agree."""
+        self._head += data
+        end = HEAD.search(self._head)
+        head = self._head[: end.start()] if end else self._head
+        said = LENGTH.findall(head)
+        if end:
+            self._head = b""
+        if len(head) > self.patience.head_bytes:
+            return b"the headers are too long"
+        return b"Content-Length must be one number" if len(said) > 1 or b"," in b"".join(said) else b""
+
+    def _answer(self, status: int, reason: bytes) -> None:
+        """Say why, if nothing was said yet, and hang up."""
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.IDLE or (self.cycle is not None and not self.cycle.response_started):
+            body = b'{"error": "%s"}' % reason
+            head = (
+                b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            )
+            phrase = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}[status]
+            self.transport.write(head % (status, phrase, len(body)) + body)
+        self.transport.close()
+
+
+def config_of(app: Any, patience: Patience, **options: Any) -> uvicorn.Config:
+    """Settings of a server that keeps to these limits, believes no proxy and says nothing of itself."""
+    return uvicorn.Config(
+        app,
+        http=patient_protocol(patience),
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        h11_max_incomplete_event_size=patience.head_bytes,
+        **options,
+    )
+
+
+class ThreadServer(uvicorn.Server):
+    """A server in a thread of its own, which leaves signals to the main thread."""
+
+    def start(self, sockets: list[Any], seconds: float = 60.0) -> None:
+        """Serve; returns once it listens.
+
+        Raises:
+            RuntimeError: It did not start.
+        """
+        self.thread = threading.Thread(target=self.run, args=(sockets,), daemon=True, name="broadsight-app")
+        self.thread.start()
+        waiting = threading.Event()
+        while not self.started:
+            seconds -= 0.01
+            if not self.thread.is_alive() or seconds <= 0:
+                raise RuntimeError("the server did not start")
+            waiting.wait(0.01)
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Hang up and wait for the thread."""
+        self.should_exit = True
+        self.thread.join(seconds)

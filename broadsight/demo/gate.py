@@ -1,0 +1,177 @@
+"""The gate of a local server: who may ask, under which name, and how long a request may say that it is.
+
+A web page elsewhere can make a visitor's browser ask this computer. It can even give our address a name of its own (DNS
+rebinding), and may then read what we answer. So the name in `Host`, and the page in `Origin`, must be ours.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Refusal = tuple[int, str]
+
+LOOPBACK = frozenset(("127.0.0.1", "localhost", "[::1]"))
+AUTHORITY = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([1-9][0-9]{0,4}))?")
+ORIGIN = re.compile(r"(https?)://([^/?#@\\\s]+)")
+USUAL_PORTS = {"http": 80, "https": 443}
+# What a proxy would say of a request. None is asked for here, so nobody is believed.
+PROXY_HEADERS = re.compile(
+    rb"x-forwarded-.*|forwarded|x-real-ip|x-original-.*|x-gradio-.*|x-direct-url|x-http-method.*"
+)
+# /a/b, ~/a, C:\\a, \\\\host\\a or file:///a, up to where a path surely ends
+PATH = re.compile(r"""(?<![\w.:/\\~])(?:file://+|~|[a-z]:)?[/\\][^\s'"<>|,;()]*[^\s'"<>|,;().:]""", re.IGNORECASE)
+WHOLE_PATH = re.compile(r"(?:file://+|~|[a-z]:)?[/\\]", re.IGNORECASE)
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Gate:
+    """ASGI middleware: refuses requests under other names, of other sites, and of unclear length.
+
+    Args:
+        allowed: Names beside those of this computer, as `allowed_names` gives them.
+        pages: Paths that a link on another site may lead to. All else is only for our own page, and for programs.
+    """
+
+    def __init__(self, app: Any, *, allowed: Collection[str] = (), pages: Collection[str] = ()):
+        self.app, self.allowed, self.pages = app, frozenset(allowed), frozenset(pages)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "http":
+            refused = self.refusal(scope)
+            if refused is not None:
+                await refuse(send, *refused)
+                return
+            kept = [(name, value) for name, value in scope["headers"] if not PROXY_HEADERS.fullmatch(name.lower())]
+            await self.let_in({**scope, "headers": kept}, receive, _with_headers(send))
+
+    def refusal(self, scope: Any) -> Refusal | None:
+        """Status and reason if a request is refused for what its first lines say."""
+        return refusal_of_length(scope) or refusal_of_host(scope, self.allowed) or self.refusal_of_site(scope)
+
+    def refusal_of_site(self, scope: Any) -> Refusal | None:
+        """Likewise if another site's page asks: it says so in `Origin`, or its browser does in `Sec-Fetch-Site`."""
+        foreign = 403, "another site's page may not ask this server"
+        origins = header(scope, b"origin")
+        if len(origins) > 1 or (origins and not self._is_ours(scope, origins[0])):
+            return foreign
+        sites = header(scope, b"sec-fetch-site")
+        if not sites or sites in (["same-origin"], ["none"]):
+            return None
+        link = header(scope, b"sec-fetch-mode") == ["navigate"] and header(scope, b"sec-fetch-dest") == ["document"]
+        if link and not origins and scope["method"] in ("GET", "HEAD") and scope["path"] in self.pages:
+            return None
+        return foreign
+
+    def _is_ours(self, scope: Any, origin: str) -> bool:
+        found = ORIGIN.fullmatch(origin.lower())
+        return found is not None and is_allowed(found[2], scope, self.allowed, USUAL_PORTS[found[1]])
+
+    async def let_in(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Pass on a request that is not refused."""
+        await self.app(scope, receive, send)
+
+
+def allowed_names(given: str) -> frozenset[str]:
+    """Host names that a user has listed, separated by commas, each as `name` or `name:port`; in lower case.
+
+    Raises:
+        ValueError: One is no host name, such as an address with http:// or a wildcard.
+    """
+    names = [name.strip().lower() for name in given.split(",")] if given.strip() else []
+    for name in names:
+        found = AUTHORITY.fullmatch(name)
+        if found is None or (found[2] and int(found[2]) > 65535):
+            raise ValueError(f"--allow-host {name!r}; expected a host name such as gpu.example or gpu.example:8080")
+    return frozenset(names)
+
+
+def header(scope: Any, name: bytes) -> list[str]:
+    """All values that a request has under a name."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def refusal_of_length(scope: Any) -> Refusal | None:
+    """Status and reason if a request says in two ways how long it is, or in one that is not understood."""
+    lengths, codings = header(scope, b"content-length"), header(scope, b"transfer-encoding")
+    if lengths and codings:
+        return 400, "Content-Length together with Transfer-Encoding; send one of them"
+    if len(lengths) > 1 or any(not re.fullmatch(r"[0-9]{1,18}", length) for length in lengths):
+        return 400, "Content-Length must be one number"
+    if codings and codings != ["chunked"]:
+        return 501, "Transfer-Encoding must be chunked"
+    if codings and scope.get("http_version", "1.1") == "1.0":
+        return 400, "HTTP/1.0 has no Transfer-Encoding"
+    return None
+
+
+def refusal_of_host(scope: Any, allowed: Collection[str]) -> Refusal | None:
+    """Likewise if the name that a request asks for is not one of this server's."""
+    hosts = header(scope, b"host")
+    if len(hosts) != 1:
+        return 400, "a request must have one Host"
+    if not is_allowed(hosts[0], scope, allowed):
+        return 403, "this server does not answer to that host name; --allow-host NAME lets it"
+    return None
+
+
+def is_allowed(authority: str, scope: Any, allowed: Collection[str], usual_port: int = 80) -> bool:
+    """Whether `name` or `name:port` is this server's: loopback or the very address that the connection came to, with
+    the port that is listened on; or a name that the user has given, with that port, its own or none."""
+    found = AUTHORITY.fullmatch(authority.lower())
+    if found is None:
+        return False
+    name, port = found[1], int(found[2] or usual_port)
+    address, served = (scope.get("server") or (None, None))[:2]
+    own = {f"[{address}]" if ":" in str(address) else str(address)} - {"None", "0.0.0.0", "[::]"}
+    if name in LOOPBACK | own and port == served:
+        return True
+    if name in allowed and (found[2] is None or port == served):
+        return True
+    return f"{name}:{port}" in allowed
+
+
+def without_paths(value: Any) -> Any:
+    """Text, or all texts in lists and mappings, with only the last part of every absolute path: strangers need not know
+    whose computer this is, nor how its folders are called."""
+    if isinstance(value, str):
+        if WHOLE_PATH.match(value):
+            return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+        return PATH.sub(lambda path: re.split(r"[/\\]", path[0].rstrip("/\\"))[-1], value)
+    if isinstance(value, dict):
+        return {without_paths(key): without_paths(one) for key, one in value.items()}
+    return [without_paths(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+async def refuse(send: Send, status: int, reason: str) -> None:
+    """Answer with a reason in one line. The connection ends if nobody can say where the request does."""
+    body = json.dumps({"error": reason, "detail": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"connection", b"close")] if status in (400, 501) else []
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *HEADERS]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _with_headers(send: Send) -> Send:
+    """Answers get our headers, and none that lets another site read them."""
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [pair for pair in message.get("headers", ()) if not pair[0].lower().startswith(b"access-control-")]
+            message = {**message, "headers": [*kept, *HEADERS]}
+        await send(message)
+
+    return with_headers
