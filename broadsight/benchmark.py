@@ -276,7 +276,8 @@ def expand(names: Sequence[str]) -> list[str]:
 
 
 def write_json(data: Any, path: str | Path) -> None:
-    """Write JSON; like a plot, the file appears complete or not at all."""
+    """Write JSON, null for what is no number; like a plot, the file appears complete or not at all."""
+    data = json.loads(json.dumps(data), parse_constant=lambda _: None)
     with whole_file(Path(path)) as unfinished:
         unfinished.write_text(json.dumps(data, indent=2) + "\n")
 

@@ -222,4 +222,4 @@ def write_findings(
             "commit": commit(),
         }
         with whole_file(place.with_name(f"{place.name}.settings.json")) as unfinished:
-            unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -46,7 +46,8 @@ def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
         "commit": commit(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return json.loads(json.dumps(record, allow_nan=False))  # lists for tuples: whoever reads it finds what was written
+    # Lists for tuples, and None for what is no number: whoever reads it finds what was written
+    return json.loads(json.dumps(record), parse_constant=lambda _: None)
 
 
 def result_record(result: Result, bins: int = BINS) -> dict[str, Any]:

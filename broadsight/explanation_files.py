@@ -206,4 +206,4 @@ def record_of(
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
     with whole_file(path) as unfinished:
-        unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -214,7 +214,7 @@ def export(
     took = time.perf_counter() - started
     found = Exported(target, size, description, agreement, times, int8, took, subject.shown, tuple(notes), findings)
     with whole_file(target.with_name(target.name + RECORD)) as unfinished:
-        unfinished.write_text(json.dumps(found.record(), indent=1) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(found.record(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return found
 
 

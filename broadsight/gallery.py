@@ -96,7 +96,7 @@ def build_gallery(
             name, reason = next(iter(records[0]["failed"].items()))
             raise ValueError(f"none of the pictures can be read; the first is {name}: {reason}")
         record = {"command": command, "data": data, "networks": records}
-        (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (unfinished / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     finally:

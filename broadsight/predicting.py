@@ -174,7 +174,7 @@ class JsonWriter:
         record = {"file": prediction.file, "predictions": found}
         if prediction.error:
             record["error"] = prediction.error
-        self.file.write(self.before + json.dumps(record))
+        self.file.write(self.before + json.dumps(record, allow_nan=False))
         self.before = "\n" if self.lines else ",\n"
 
     def finish(self) -> None:
@@ -336,4 +336,4 @@ def write_settings(path: str, command: str, classifier: Classifier, summary: Sum
         "commit": commit(),
     }
     with whole_file(Path(f"{path}.settings.json")) as unfinished:
-        unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -21,10 +21,14 @@ def labels_of_images(dataset: Any) -> list[list[int]]:
 
 def told_quickly(view: DenseView) -> bool:
     """Whether what images show can be told without drawing thousands of them."""
-    inner: Any = view
-    while isinstance(inner, DenseView):
-        inner = inner.dataset
-    return isinstance(inner, CocoDataset | CocoPixels | MaskFolder) or len(view) <= DRAWN
+    return isinstance(_innermost(view), CocoDataset | CocoPixels | MaskFolder) or len(view) <= DRAWN
+
+
+def _innermost(view: Any) -> Any:
+    """The data set that a view of views is of."""
+    while isinstance(view, DenseView):
+        view = view.dataset
+    return view
 
 
 def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, place: str) -> list[str]:
@@ -40,6 +44,8 @@ def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, p
     if not present:
         for i in range(0 if objects else min(len(view), 8)):
             view.target(i)  # says what is wrong with a mask that cannot be read or holds other values
+        if getattr(_innermost(view), "keypoints", False):
+            raise ValueError(f"{place} has no labelled keypoint to {verb}; every visibility is 0")
         what = "objects" if objects else "pixels of any class"
         expected = "expected annotations, other than crowds, in its images" if objects else "every pixel is ignored"
         raise ValueError(f"{place} has no {what} to {verb}; {expected}")

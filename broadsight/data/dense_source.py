@@ -292,8 +292,6 @@ def _missing(views: dict[str, DenseView], places: dict[str, Path], task: DenseTa
         if key == "train" and apart and isinstance(view.dataset, MaskFolder):
             continue  # too many to read them all for a note
         shown = labels_of_images(view)
-        if task == "keypoints" and (key == "train" or apart) and not any(shown):
-            raise ValueError(f"{place} has no labelled keypoint to {verb}; every visibility is 0")
         if isinstance(view.dataset, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):

@@ -149,7 +149,7 @@ def shortage(name: str, pictures: int, classes: int, present: int, bins: int = B
         return f"needs more than 5 classes; {classes} given"
     if name == "ece" and pictures < bins:
         return f"needs at least as many pictures as bins, {bins}; {pictures} given"
-    if name == "auroc" and present < 2:
+    if name in ("auroc", "balanced_accuracy", "macro_f1") and present < 2:
         return f"needs pictures of at least two classes; {present} given"
     if name == "auroc" and pictures * classes > MOST:
         return f"needs the probabilities of all classes, too many to keep: {pictures:,} x {classes:,}"
