@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from .coco_source import cocos_in
 from .dense import IMAGES, MASKS, Dense, find_dense, find_images, has_images
+from .file_kinds import refuse_odd
 from .listing import by_name, part_names, some
 
 DenseTask = Literal["detect", "instances", "segment", "keypoints"]
@@ -24,6 +25,7 @@ def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(_nowhere(path))
+    refuse_odd(path)
     if path.is_file():
         return {"all": find_dense(path)}
     if parts := _here(path, task):

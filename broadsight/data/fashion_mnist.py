@@ -9,7 +9,7 @@ import numpy as np
 from torchvision.datasets import FashionMNIST
 
 from .listing import Part, Parts
-from .tar_source import write_whole
+from .tar_index import write_whole
 from .timm_source import DatasetSource
 
 PACKAGE = Path("/usr/share/datasets/fashion-mnist")

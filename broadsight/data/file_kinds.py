@@ -26,6 +26,17 @@ def odd_kind(path: str | Path) -> str | None:
     return next((kind for holds, kind in KINDS if holds(mode)), None)
 
 
+def refuse_odd(path: str | Path) -> None:
+    """Refuse data that is neither a file nor a folder: it may never end, or never begin.
+
+    Raises:
+        ValueError: It is a pipe, a socket or a device.
+    """
+    kind = odd_kind(path)
+    if kind not in (None, "a folder"):
+        raise ValueError(f"{path} is {kind}, not a file or folder; give the path of a file, or write it into one")
+
+
 def check_regular(path: str | Path, most: int | None = None) -> None:
     """Refuse what is no regular file, or has more bytes than `most`.
 

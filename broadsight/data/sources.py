@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from .file_kinds import refuse_odd
 from .listing import Listed, Part, Parts, part_names, some
 from .stratify import METHOD, stratified, turn
 from .view import Grey
@@ -215,6 +216,7 @@ def _opened(data: str, channels: int, cache: Path, root: str | None, download: b
         return open_tars(matching(str(path)), channels, cache)
     if not path.exists():
         raise FileNotFoundError(_nowhere(data, path, what))
+    refuse_odd(path)
     if path.is_dir():
         return _open_folder(path, channels, cache)
     if path.name.lower().endswith(".json"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .file_kinds import odd_kind, refuse_odd
 from .folder_source import FolderSource
 from .list_source import read_paths
 from .listing import in_order, is_hidden, is_image, some
@@ -69,6 +70,7 @@ class _Wrong:
         self.missing: list[str] = []
         self.unmatched: list[str] = []
         self.empty: list[str] = []
+        self.odd: list[str] = []
 
     def refuse(self, given: int) -> None:
         parts = []
@@ -78,6 +80,8 @@ class _Wrong:
             parts.append(f"{_count(len(self.unmatched), 'pattern')} without a matching image: {some(self.unmatched)}")
         if self.empty:
             parts.append(f"{_count(len(self.empty), 'folder')} without images: {some(self.empty)}")
+        if self.odd:
+            parts.append(f"neither files nor folders: {some(self.odd)}; give the paths of files")
         if parts:
             raise FileNotFoundError("; ".join(parts))
 
@@ -94,6 +98,9 @@ def _named(argument: str, walk: Walk, notes: list[str], wrong: _Wrong) -> list[s
         names = in_order(_matching(argument, walk))
         if not names:
             wrong.unmatched.append(argument)
+    elif (kind := odd_kind(argument)) is not None:
+        wrong.odd.append(f"{argument} ({kind})")
+        return []
     else:
         wrong.missing.append(argument)
         return []
@@ -155,6 +162,7 @@ def _fits(name: str, pattern: list[str]) -> bool:
 
 
 def _listed(listing: str) -> list[str]:
+    refuse_odd(listing)
     if not os.path.isfile(listing):
         raise FileNotFoundError(f"there is no list {listing}; expected a text file with a path on every line")
     return read_paths(Path(listing))

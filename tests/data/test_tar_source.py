@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from broadsight.data import tar_source
+from broadsight.data import tar_index, tar_source
 from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources import Source, resolve
 from broadsight.data.tar_source import ShardSource, expanded
@@ -223,8 +223,8 @@ def test_cache__index_is_made_once(tmp_path, cache, monkeypatch):
         raise AssertionError("made again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tar_source, "scanned", fail)
-        patch.setattr(tar_source, "write_whole", fail)
+        patch.setattr(tar_index, "scanned", fail)
+        patch.setattr(tar_index, "write_whole", fail)
         again = resolve(str(path))
     assert rows(again.train) == rows(first.train) and again.description == first.description
     assert [grey(again.train, row) for row in range(3)] == [grey(first.train, row) for row in range(3)]

@@ -101,9 +101,7 @@ def test_classes_of_links(tmp_path):
         f"{tmp_path / 'data'}: links to what is there already, or around it, are not followed: a/same.png"
     ]
     (tmp_path / "data/b/twice.png").symlink_to(store / "0.png")
-    with pytest.raises(
-        ValueError, match=r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep"
-    ):
+    with pytest.raises(ValueError, match=r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep"):
         open_folder(tmp_path / "data")
 
 
