@@ -59,6 +59,25 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()
 
 
+def inside(folder: str | Path, name: str) -> Path:
+    """A file of a folder, which is there: itself or a link to a neighbour, not to somewhere else.
+
+    Raises:
+        FileNotFoundError: There is none, or it is no plain file.
+        ValueError: It is a link that leads out of the folder.
+    """
+    folder = Path(folder)
+    file = folder / name
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {name} in {folder}; give a run folder")
+    home, real = folder.resolve(), file.resolve()
+    # The cache of the hub keeps files beside its folders, under their digests.
+    cached = home.parent.name == "snapshots" and home.parent.parent / "blobs" in real.parents
+    if home not in real.parents and not cached:
+        raise ValueError(f"{file} is a link to {real}, outside of its folder; copy that file there to use it")
+    return file
+
+
 def weights_in(content: Any) -> Any:
     """The weights among all that a training script may have saved."""
     if isinstance(content, Mapping):

@@ -1,6 +1,5 @@
 """A classifier ready for use: the network, how pictures reach it, what its classes are called."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +14,11 @@ from .data.loading import Transforms
 from .data.normalising import Normalise, per_channel
 from .dry_run import first_line
 from .given_weights import load_given
+from .models._stored import label_names, read_config, stored_model
 from .packaged_weights import load_packaged
 from .pooling import check_name, create_backbone
 from .run_request import title as network_title
+from .train.history import check_history
 from .train.run_folder import CONFIG, WEIGHTS, RunFolder
 from .train.seal import check_seal
 
@@ -137,13 +138,11 @@ def _device(device: str) -> torch.device:
 def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
     if not (path / CONFIG).is_file():
         raise FileNotFoundError(f"{path} holds no run: there is no {CONFIG} in it; give the folder that train wrote")
-    try:
-        run = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path / CONFIG} is damaged ({error}); give another run") from None
+    run = read_config(path)
     check_seal(run, path / CONFIG)
-    if not isinstance(run, dict) or "architecture" not in run:
+    if "architecture" not in run:
         raise ValueError(f"{path / CONFIG} describes no network; give the folder that train wrote")
+    check_history(run, path / CONFIG)
     if not (path / WEIGHTS).is_file():
         raise FileNotFoundError(
             f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation; "
@@ -153,15 +152,12 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
     task = run.get("broadsight", {}).get("task", "classify")
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
-    try:
-        model: Any = timm.create_model(f"local-dir:{path.absolute()}", pretrained=False)
-    except Exception as error:
-        raise RuntimeError(f"the network of {path} cannot be made: {first_line(error)}") from None
+    model: Any = stored_model(run, path, numbers=(path / WEIGHTS).stat().st_size // 2)
     load_given(model, path)
-    labels = run.get("label_names")
+    labels = label_names(run, str(path / CONFIG))
     if labels is not None and len(labels) != model.num_classes:
         raise ValueError(f"{path / CONFIG} names {len(labels)} classes, the network has {model.num_classes}")
-    return model, tuple(map(str, labels)) if labels is not None else None, run
+    return model, labels, run
 
 
 def _of_timm(

@@ -13,12 +13,15 @@ from torch import Tensor
 from .data.dense_source import DenseSplits
 from .dense.scoring import Views
 from .dense_training import LARGEST, data_of, views_of
+from .dry_run import first_line
 from .given_weights import load_given
+from .models._stored import check_arguments, described_as, label_names, refuse_large
 from .models.dense_model import dense_network
 from .run_request import title
+from .train.history import check_own_data
 from .train.processes import has_gpu
 from .train.recipes import Recipe
-from .train.run_folder import RunFolder
+from .train.run_folder import CONFIG, WEIGHTS, RunFolder
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class DenseRun:
 
     def own_data(self) -> DenseSplits:
         """The pictures that it was trained and validated on."""
+        check_own_data(self.settings)
         return data_of(self.settings, self.recipe, self.channels)
 
 
@@ -86,14 +90,20 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     path = Path(path)
     config = RunFolder(path).config()
     RunFolder(path).check_weights(config)
-    about = config["broadsight"]
-    settings, labels = about["settings"], about["labels"]
-    recipe = Recipe().change(about["recipe"])
-    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    try:
+        about = config["broadsight"]
+        settings, labels = about["settings"], about["labels"]
+        recipe = Recipe().change(about["recipe"])
+        arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / CONFIG} describes no dense run ({first_line(error)} is not there)") from None
+    where = str(path / CONFIG)
+    check_arguments("dense_model", arguments, where)
+    described, classes = described_as(config, where), label_names(config, where)
     if size is not None:
         recipe, arguments = _resized(recipe, arguments, size)
-    model: Any = dense_network(**arguments)
-    model.pretrained_cfg = config["pretrained_cfg"]
+    model: Any = _network(path, arguments)
+    model.pretrained_cfg = described
     load_given(model, path)
     chosen = torch.device("cuda" if device == "cuda" or (device == "auto" and has_gpu()) else "cpu")
     return DenseRun(
@@ -104,7 +114,7 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         model=model.to(chosen).eval(),
         settings=settings,
         recipe=recipe,
-        classes=tuple(config["label_names"]),
+        classes=classes or (),
         category_ids={int(label): number for label, number in labels["category_ids"].items()},
         keypoint_names=tuple(labels["keypoint_names"]),
         flip_pairs=_pairs(labels["flip_pairs"]),
@@ -113,6 +123,19 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         parameters=about["parameters"],
         device=chosen,
     )
+
+
+def _network(path: Path, arguments: dict[str, Any]) -> Any:
+    """The network without its weights; as large as those, or refused."""
+    try:
+        if (path / WEIGHTS).is_file():
+            numbers = (path / WEIGHTS).stat().st_size // 2
+            refuse_large(lambda: dense_network(**arguments), numbers, str(path / CONFIG))
+        return dense_network(**arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"the network of {path} cannot be made: {first_line(error)}") from None
 
 
 def pixels_of(image: Image.Image) -> Tensor:

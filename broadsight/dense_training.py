@@ -17,6 +17,7 @@ from .data.pose_crops import PoseCrops
 from .dense.scoring import GOALS, Views, make_scorer
 from .dry_run import first_line
 from .given_weights import begin_dense
+from .models._stored import check_arguments
 from .models.dense_model import dense_network
 from .run_request import Request, history
 from .seeds import seed_everything
@@ -244,6 +245,7 @@ def describe(
     """config.json: what timm reads to load the run, and below "broadsight" what it was and what its labels mean."""
     stages, side = model.stages, recipe.eval_size or recipe.image_size or LARGEST
     given = {name: value for name, value in arguments.items() if name != "num_classes"}
+    check_arguments("dense_model", given, "--model-args")  # else nobody could open the run again
     return {
         "architecture": "dense_model",
         "num_classes": len(splits.classes),

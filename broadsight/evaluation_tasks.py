@@ -26,6 +26,7 @@ from .evaluate.imagenet_sets import (
     synsets,
 )
 from .evaluate.suites import SUITES, Choices
+from .train.history import check_own_data
 
 ROBUSTNESS = "robustness"  # all suites
 
@@ -172,7 +173,9 @@ def _pictures(asked: Asked, classifier: Classifier) -> Found:
     if asked.data is None and own is None:
         raise ValueError(f"{asked.model} does not say on what it was trained; give DATA to evaluate it on")
     if own is not None and whole and asked.seed is None and (asked.data is None or same_data(asked.data, own)):
-        return found_in(classifier, own_splits(classifier, asked.root, asked.download), asked.part)
+        return found_in(classifier, own_splits(classifier, asked.root, asked.download, asked.data), asked.part)
+    if asked.data is None:
+        check_own_data(settings)
     return open_part(
         asked.data or own,
         asked.part,
@@ -186,10 +189,18 @@ def _pictures(asked: Asked, classifier: Classifier) -> Found:
     )
 
 
-def own_splits(classifier: Classifier, root: str | None = None, download: bool = False) -> Splits:
-    """The data of a run as it was split for it, hold-out and all."""
+def own_splits(
+    classifier: Classifier, root: str | None = None, download: bool = False, given: str | None = None
+) -> Splits:
+    """The data of a run as it was split for it, hold-out and all.
+
+    Args:
+        root, download: As for `resolve`.
+        given: The same data, as the user names it; without that nothing is fetched.
+    """
     run = classifier.run["broadsight"]
     settings = run["settings"]
+    check_own_data(settings, given)
     return resolve(
         settings["data"],
         val=settings.get("val"),

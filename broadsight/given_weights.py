@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import check_stored, check_values, read_file, weights_in
+from .checkpoint import check_stored, check_values, inside, read_file, weights_in
 
 
 def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
@@ -40,9 +40,9 @@ def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
     """Tensors by name, from a run folder or a file."""
     path = Path(source)
     if path.is_dir():
-        path = path / "model.safetensors"
-        if not path.is_file():
+        if not (path / "model.safetensors").is_file():
             raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
+        path = inside(path, "model.safetensors")
     elif not path.is_file():
         raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
     weights = weights_in(read_file(path))

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
 
+from .given_weights import load_given
 from .layers import GroupLogits
 from .layers.slices import runs_eagerly
+from .models._stored import read_config, stored_model
 
 __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
 
@@ -438,11 +440,14 @@ def load_teacher(teacher: nn.Module | str | Path, pretrained: bool = True) -> nn
     if not isinstance(teacher, (str, Path)):
         raise ValueError(f"teacher is a {type(teacher).__name__}; expected a model, a timm name or a run folder")
     name = str(teacher)
-    if isinstance(teacher, str) and (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
+    if isinstance(teacher, str) and (timm.is_model(name) or name.startswith("hf-hub:")):
         return timm.create_model(name, pretrained=pretrained)
-    folder = Path(teacher)
+    folder = Path(name.removeprefix("local-dir:"))
     if (folder / "config.json").is_file():
-        return timm.create_model(f"local-dir:{folder}", pretrained=pretrained)
+        model = stored_model(read_config(folder), folder)
+        if pretrained:
+            load_given(model, folder)
+        return model
     if folder.is_dir():
         raise ValueError(
             f"teacher folder {name} has no config.json; expected a run folder: config.json, model.safetensors"

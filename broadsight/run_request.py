@@ -16,8 +16,10 @@ from .data.loading import Transforms
 from .data.sources import Splits
 from .data.stratify import METHOD
 from .dense.build import USUAL, models_for
+from .models._stored import check_arguments
 from .provenance import commit, versions
 from .train import processes, recipes
+from .train.history import check_own_data
 from .train.lock import LOCK
 from .train.recipes import Recipe
 from .train.run_folder import CONFIG, RunFolder, is_run
@@ -93,6 +95,12 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     """The run's identity and its recipe; of an earlier run, that one's, if the request does not contradict it."""
     if stored is not None:
         settings, recipe = BEFORE_DENSE | stored["settings"], Recipe().change(stored["recipe"])
+        check_own_data(settings, request.data)
+        if recipe.teacher and recipe.teacher != request.changes.get("teacher") and ":" in recipe.teacher:
+            raise ValueError(
+                f"{request.out} holds a run with teacher={_short(recipe.teacher)}, which would be fetched; "
+                "give that teacher again to allow it"
+            )
         before = settings.get("changes", {})  # in the user's own words, where the data have completed them since
         for name in IDENTITY:
             asked = getattr(request, name)
@@ -212,6 +220,7 @@ def describe(
     if settings["pool"] or settings["broadcast"]:
         arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
         architecture = "edited"
+    check_arguments(architecture, arguments, "--model-args")  # else nobody could open the run again
     config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k in KEPT}
     side = recipe.eval_size or transforms.size
     config |= dict(

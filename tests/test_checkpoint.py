@@ -122,10 +122,10 @@ def test_convert__writes_no_more_than_the_file_holds(tmp_path):
 
 def test_compressed_archive__is_refused_before_it_grows(tmp_path):
     torch.save({"w": torch.zeros(1_000_000)}, tmp_path / "x.pth")
-    with zipfile.ZipFile(tmp_path / "x.pth") as plain:
-        with zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as packed:
-            for name in plain.namelist():
-                packed.writestr(name, plain.read(name))
+    packed = zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "x.pth") as plain, packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
     with pytest.raises(RuntimeError, match="is compressed"):
         convert_release(tmp_path / "small.pth", tmp_path / "x.safetensors")
 

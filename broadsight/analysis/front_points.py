@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..models._stored import read_config
+
 AXES = ("latency_ms", "macs", "parameters")
 IMAGENET = "ImageNet-1K"  # what all published accuracies are of
 # A run folder -> its "title", "parameters", "macs" and "latency_ms", as far as they are known.
@@ -165,21 +167,19 @@ def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds neither an evaluation nor a run; give what eval or train wrote")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        run = dict(read_config(path).get("broadsight", {}))
+        task, data = run.get("task", "classify"), dict(run.get("settings", {})).get("data")
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if _has_metrics(path) else []
         found = [json.loads(line).get("val_top1") for line in lines]
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} holds a damaged run ({error})") from None
-    run = config.get("broadsight", {})
-    task = run.get("task", "classify")
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
     best = max((value for value in found if value is not None), default=None)
     costs: dict[str, Any] = {"parameters": run.get("parameters")}
     if measured is not None:
         costs |= {name: value for name, value in measured(path).items() if value is not None}
-    data = run.get("settings", {}).get("data")
-    data = ", ".join(filter(None, [data, "val"]))
+    data = ", ".join(filter(None, [str(data or ""), "val"]))
     return _point(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
 
 

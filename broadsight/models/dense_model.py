@@ -9,6 +9,7 @@ from torch import nn
 from ..broadcasting import add_context_broadcast
 from ..pooling import create_backbone
 from ._backbone import build, cfg
+from ._stored import check_stored
 
 
 def dense_network(
@@ -53,6 +54,8 @@ def dense_model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Any dense model on any network; see `dense_network` for the arguments. Gives losses or objects, not classes."""
     if not kwargs.get("head") or not kwargs.get("backbone"):
         raise ValueError("dense_model is no network by itself; give head=, such as 'retinanet', and backbone=")
+    if kwargs.get("pretrained_cfg"):  # by a run folder
+        check_stored(kwargs, "dense_model")
 
     def make(in_chans: int | None = None, **given: Any) -> nn.Module:
         channels = {} if in_chans is None else {"in_chans": in_chans}  # as timm reads them out of a folder

@@ -8,8 +8,9 @@ from torch import nn
 
 from ..broadcasting import add_context_broadcast
 from ..pooling import create_backbone, swap_pool
-from ..surgery.description import EDITED, as_edited, check_description, describe_edited
+from ..surgery.description import as_edited, describe_edited
 from ._backbone import build, cfg
+from ._stored import check_stored
 
 
 def edit(
@@ -71,7 +72,7 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
     described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
     if described:
-        check_description({"architecture": EDITED, "model_args": kwargs.get("pretrained_model_args")}, "config.json")
+        check_stored(kwargs, "edited")
     kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
     model: Any = build(make, "edited", pretrained, {}, kwargs)
     if not described:

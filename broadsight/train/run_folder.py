@@ -15,7 +15,9 @@ from torch import nn
 
 from ..checkpoint import metadata_of
 from ..drawing import PALETTE
+from ..models._stored import read_config
 from . import state
+from .history import check_history
 from .seal import RUN, check_owner, check_seal, identity, sealed
 
 CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
@@ -80,11 +82,9 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The description of the run that is there."""
-        try:
-            config = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{self.path / CONFIG} is damaged ({error}); it cannot be continued") from None
+        config = read_config(self.path, "it cannot be continued")
         check_seal(config, self.path / CONFIG)
+        check_history(config, self.path / CONFIG)
         return config
 
     def open_logs(self, size: int, updates: int) -> None:

@@ -1,0 +1,123 @@
+"""What a run folder says of its history, looked at before it is used: a stranger may have written it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TASKS = ("classify", "detect", "instances", "segment", "keypoints")
+NONE = type(None)
+NUMBER = (int, float)
+
+# Below "broadsight" in config.json, and below its settings and labels: what may be missing, but not be something else.
+ABOUT: dict[str, Any] = {
+    "task": str,
+    "settings": dict,
+    "recipe": dict,
+    "data": dict,
+    "labels": dict,
+    "parameters": int,
+    "command": str,
+    "versions": dict,
+    "commit": (str, NONE),
+    "seed": int,
+    "threads": int,
+    "processes": int,
+    "launch": (str, NONE),
+    "started": str,
+    "goal": str,
+}
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("data", "model", "task", "recipe"), str),
+    **dict.fromkeys(("val", "root", "pool", "broadcast", "head", "neck", "init"), (str, NONE)),
+    **dict.fromkeys(("model_args", "pool_args", "broadcast_args", "head_args", "neck_args", "changes"), dict),
+    "split": (*NUMBER, NONE),
+    "seed": int,
+    "log_every": int,
+}
+LABELS: dict[str, Any] = {
+    "category_ids": dict,
+    "keypoint_names": list,
+    "flip_pairs": list,
+    "skeleton": list,
+    "keypoint_offset": NUMBER,
+}
+# How data is named that is fetched: timm's names of what others keep, and what systems call a place elsewhere.
+FETCHED = ("hfds/", "hfids/", "tfds/", "//", "\\\\")
+
+
+def check_history(config: Mapping[str, Any], where: str | Path) -> None:
+    """Refuse a description whose parts are of other kinds than a run's.
+
+    Args:
+        config: All of config.json.
+        where: Its file, for messages.
+
+    Raises:
+        ValueError: By the name of the part.
+    """
+    if "broadsight" not in config:
+        return
+    about = config["broadsight"]
+    _check_kinds({"broadsight": about}, {"broadsight": dict}, "", where)
+    _check_kinds(about, ABOUT, "", where)
+    _check_kinds(about.get("settings", {}), SETTINGS, "settings.", where)
+    _check_kinds(about.get("labels", {}), LABELS, "labels.", where)
+    if about.get("task", TASKS[0]) not in TASKS:
+        raise ValueError(f"{where} says task={_short(about['task'])}; expected one of {', '.join(TASKS)}")
+    _check_labels(about.get("labels", {}), where)
+    model = about.get("settings", {}).get("model", "")
+    if any(letter in model for letter in ":/\\"):
+        raise ValueError(f"{where} says model={_short(model)}; expected the name of a model, not a place")
+
+
+def check_own_data(settings: Mapping[str, Any], given: str | None = None) -> None:
+    """Refuse to fetch what only a run folder names.
+
+    Args:
+        settings: Of a run.
+        given: The data that the user names, who may have it fetched.
+
+    Raises:
+        ValueError: The run's data lies elsewhere, and the user does not name it.
+    """
+    for name in ("data", "val", "root"):
+        place = settings.get(name)
+        if isinstance(place, str) and place.startswith(FETCHED) and place != given:
+            raise ValueError(
+                f"the run reads its {name} from {_short(place)}, which would be fetched; give the data yourself "
+                "to allow that"
+            )
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], below: str, where: str | Path) -> None:
+    for name, kind in kinds.items():
+        wanted = kind if isinstance(kind, tuple) else (kind,)
+        if name in values and (
+            not isinstance(values[name], wanted) or (isinstance(values[name], bool) and bool not in wanted)
+        ):
+            names = " or ".join("null" if one is NONE else one.__name__ for one in wanted)
+            raise ValueError(f"{where} is damaged ({below}{name}={_short(values[name])}, expected {names})")
+
+
+def _check_labels(labels: Mapping[str, Any], where: str | Path) -> None:
+    """Labels of a dense run: names, ids and pairs of keypoints."""
+    wrong = [key for key, number in labels.get("category_ids", {}).items() if not _is_count(number) or not _digits(key)]
+    wrong += [name for name in labels.get("keypoint_names", []) if not isinstance(name, str)]
+    for name in ("flip_pairs", "skeleton"):
+        pairs = labels.get(name, [])
+        wrong += [p for p in pairs if not isinstance(p, list) or len(p) != 2 or not all(map(_is_count, p))]
+    if wrong:
+        raise ValueError(f"{where} is damaged (labels: {_short(wrong[0])}, expected names, numbers and pairs)")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+
+
+def _digits(key: str) -> bool:
+    return key.isdecimal() and len(key) < 16
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
