@@ -68,6 +68,7 @@ class PooledModel(nn.Module):
         names = [name for name, _ in self.named_modules()]
         ends = ("head.fc", "head.classifier.fc", "head.average_classifier.fc", "head.distill_classifier.fc")
         return {
+            "input_size": (self.in_chans, *self.pyramid.image_size),
             **of_backbone,
             "first_conv": tuple(f"backbone.{name}" for name in first),
             "classifier": tuple(name for name in ends if name in names),

@@ -342,6 +342,8 @@ def build(
         model: Any = build_model_with_cfg(cast(Any, make), name, pretrained, **{**arch, **kwargs})
     if name != EDITED:  # of a registered model the name is the description, not how it is put together
         model._model_args = {key: value for key, value in kwargs.items() if key not in BUILDERS}
+        if "img_size" not in kwargs:  # what is inside was made for one, and for any other: saved, it would be for one
+            model._traits = {**getattr(model, "_traits", {}), "img_size": None}
     restore_on_load(model)
     return model if dtype is None else model.to(dtype=dtype)
 

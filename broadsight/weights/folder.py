@@ -24,6 +24,7 @@ from ..train.run_folder import CONFIG, WEIGHTS
 # among it: those of the folder are beside it.
 KEPT = ("input_size", "test_input_size", "min_input_size", "fixed_input_size", "interpolation", "crop_pct")
 KEPT += ("test_crop_pct", "crop_mode", "mean", "std", "pool_size", "first_conv", "classifier", "license")
+DENSE = "dense_model"
 LABELS = ("label_names", "label_descriptions")
 
 
@@ -51,7 +52,11 @@ def save(model: nn.Module, folder: str | Path, *, labels: Sequence[str] | None =
         name, arguments = description_of(model)
         arguments = plain_arguments(arguments)
     except Undescribed as error:
-        raise ValueError(f"the model cannot be saved by name: {error}; keep its state_dict() instead") from None
+        raise ValueError(f"the model cannot be saved by name: {error}; or keep its state_dict()") from None
+    if name == DENSE:
+        raise ValueError(
+            f"{type(model).__name__} is a dense model, which its run folder keeps; here only classifiers are saved"
+        )
     config = _config(model, name, arguments, labels)
     check_description(config, "the model")
     _check_true(model, config)
@@ -102,7 +107,7 @@ def load(folder: str | Path) -> nn.Module:
 def _refuse_dense(config: Mapping[str, Any], source: object) -> None:
     about = config.get("broadsight")
     task = about.get("task", "classify") if isinstance(about, Mapping) else "classify"
-    if config["architecture"] == "dense_model" or task != "classify":
+    if config["architecture"] == DENSE or task != "classify":
         raise ValueError(
             f"{source} holds a dense model, which finds more than classes; open its run: broadsight predict {source}"
         )
