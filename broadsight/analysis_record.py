@@ -103,9 +103,8 @@ def write_analysis(analysis: Analysis, folder: Path, command: str = "", plot: st
     with whole_folder(folder) as unfinished:
         for name in FIGURES:
             save(figure, unfinished / name)
-        (unfinished / RECORD).write_text(
-            json.dumps(record, indent=1, allow_nan=False) + "\n", "utf-8", "surrogateescape"
-        )
+        text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+        (unfinished / RECORD).write_text(text, "utf-8", "surrogateescape")
     if plot is not None:
         save(figure, plot)
     return record

@@ -221,12 +221,12 @@ def _twins(path: Path) -> list[dict[str, Any]]:
     rows = []
     for folder in [path, *others] if others else []:
         config, lines = RunFolder(folder).config()["broadsight"], RunFolder(folder).metrics()
-        found = [line["val_top1"] for line in lines if line["kind"] == "epoch" and line.get("val_top1") is not None]
-        if found:
+        best = next((line["best"] for line in reversed(lines) if line["kind"] == "epoch"), None)
+        if best is not None:
             rows.append(
                 {
                     "title": title(config["settings"]),
-                    "top1": max(found),
+                    "top1": best,
                     "parameters": config["parameters"],
                     "folder": folder.name,
                 }

@@ -12,6 +12,7 @@ from pycocotools.cocoeval import COCOeval
 
 from broadsight.cli import main
 from broadsight.data.mask_folders import read_indices
+from broadsight.dense_run import open_dense
 from broadsight.training import train
 
 from .dense_runs import ask_dense, write_coco
@@ -135,6 +136,64 @@ def test_report__of_a_dense_run(segmenter, capsys):
     assert main(["report", str(segmenter), "--workers", "0", "--threads", "1"]) == 0
     page = (segmenter / "report.html").read_text("utf-8")
     assert "Training run" in page and "mIoU" in page and "Found in pictures" in page
+
+
+def paint(folder, shown, classes):
+    """A picture and a mask for each set of classes, which have a stripe each."""
+    for number, values in enumerate(shown):
+        mask = np.zeros((32, 32), np.uint8)
+        for value in values:
+            mask[6 * value : 6 * value + 5] = value
+        for place, image in (("images", Image.fromarray(np.repeat(60 * mask[..., None], 3, 2))), ("masks", mask)):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+            image.save(folder / place / f"{number}.png")
+    (folder / "classes.txt").write_text("\n".join(classes))
+    return folder
+
+
+SMALL = ["--task", "segment", "--head", "semantic_fpn", "--head-args", "pyramid_channels=32", "--head-args"]
+SMALL += ["channels=16"]
+SMALL += ["--model", "test_resnet", "--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "batch_size=2"]
+SMALL += ["--set", "image_size=32", "--workers", "0", "--threads", "1", "--device", "cpu"]
+
+
+def test_segment__a_hold_out_of_one_class_has_no_miou(tmp_path, capsys):
+    """It had 100 %, for ever the best."""
+    data, run = paint(tmp_path / "data", [()] * 5 + [(1,)], ["ground", "crack"]), tmp_path / "run"
+    assert main(["train", str(data), *SMALL, "--out", str(run)]) == 0
+    told = capsys.readouterr()
+    assert "classes without pixels to validate on: crack (of 2 classes)" in told.err and "100.00" not in told.out
+    assert "no epoch has a mIoU to be compared by: the weights are those of the last one" in told.out
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    shown = {name: lines[-1][name] for name in ("val_miou", "val_macc", "val_classes", "best", "best_epoch")}
+    assert shown == dict(val_miou=None, val_macc=None, val_classes=1, best=None, best_epoch=0)
+    page = (run / "report.html").read_text("utf-8")
+    assert "mIoU needs pixels of at least two classes; the masks show 1" in page and ">nan" not in page
+    assert main(["eval", str(run), "--workers", "0", "--out", str(tmp_path / "out")]) == 0
+    record = json.loads((tmp_path / "out" / "evaluation.json").read_text("utf-8"))
+    assert record["figures"]["miou"] is None and "at least two classes" in record["absent"]["miou"]
+    assert record["coverage"] == dict(occurring=1, classes=2) and record["per_class"][1]["iou"] is None
+    assert "means over 1 of 2 classes: the others have no pixels here" in capsys.readouterr().out
+
+
+def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path, capsys, monkeypatch):
+    data = paint(tmp_path / "data", [(1,)] * 8 + [(1, 2)] * 2 + [(1, 3)], ["ground", "a", "b", "c"])
+    monkeypatch.setattr("broadsight.run_request.METHOD", 1)
+    assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "old"), "--no-report"]) == 0
+    monkeypatch.undo()
+    assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "new"), "--no-report"]) == 0
+    assert "% over 3 of 4 classes in epoch" in capsys.readouterr().out  # b is held out, c is in one picture alone
+    config = json.loads((tmp_path / "old" / "config.json").read_text("utf-8"))
+    del config["broadsight"]["settings"]["hold_out"]  # as runs were before
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    held = {
+        name: {view.name(i) for view in (open_dense(tmp_path / name).own_data().val,) for i in range(len(view))}
+        for name in ("old", "new")
+    }
+    assert held["new"] & {"8.png", "9.png"} and not held["old"] & {"8.png", "9.png"}
+    assert main(["train", "--resume", "--out", str(tmp_path / "old"), "--no-report"]) == 0
+    assert "held out as when the run began" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -250,3 +251,25 @@ def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monke
 def test_macs__of_a_network_that_cannot_be_counted(brightest, monkeypatch):
     monkeypatch.setattr(evaluating, "executed_macs", lambda *_: 1 / 0)
     assert evaluating.macs_of(open_classifier(brightest, device="cpu")) is None
+
+
+def test_evaluate__classes_without_pictures_are_named_first_and_have_no_figures(brightest, tmp_path):
+    told = []
+    data = fill(tmp_path / "data", 32, red=3, green=2)
+    evaluation = evaluate(Asked(str(brightest), str(data), workers=0, latency=False), tell=told.append)
+    assert any("all 3 compete; there are none of blue" in note for note in told)
+    record = record_of(evaluation)
+    assert record["coverage"] == {"occurring": 2, "classes": 3}
+    blue = next(row for row in record["per_class"] if row["class"] == "blue")
+    assert (blue["recall"], blue["precision"], blue["f1"]) == (None, None, None)
+    page = write_evaluation(evaluation, tmp_path / "out") and (tmp_path / "out" / "report.html").read_text()
+    assert "over 2 of 3 classes, since the others do not occur" in page
+
+
+def test_evaluate__accepted_labels_that_are_all_empty_are_refused_first(brightest, tmp_path, monkeypatch):
+    asked = Asked(str(brightest), str(fill(tmp_path / "data", 32, red=3, green=2)), workers=0)
+    found, ((task,),) = evaluating.open_tasks(asked, evaluating.open_classifiers(asked))
+    empty = replace(task, accepted={0: [], 1: []})
+    monkeypatch.setattr(evaluating, "open_tasks", lambda *_: (found, [[empty]]))
+    monkeypatch.setattr(evaluating, "ask", lambda *_: pytest.fail("work was begun"))
+    assert "has an accepted label" in refusal(lambda: evaluate(asked))

@@ -11,7 +11,7 @@ import torch
 
 from broadsight import reporting
 from broadsight.classifier import open_classifier
-from broadsight.cli import main
+from broadsight.cli import _conclude, main
 from broadsight.evaluation_tasks import own_splits
 from broadsight.reporting import report_run, samples
 from broadsight.train.engine import Engine, Interrupted
@@ -121,3 +121,24 @@ def test_twins__are_compared(finished, tmp_path):
     shutil.copytree(finished.folder, tmp_path / "run" / "twin-gap")
     page = report_run(tmp_path / "run", evaluated=False).read_text()
     assert '<section id="twins"' in page and "twin-gap" in page
+
+
+def test_run__validated_on_one_class_keeps_its_last_weights(tmp_path, monkeypatch, capsys):
+    """Who always says that class would have 100 %, for ever the best."""
+    without_drawing(monkeypatch)
+    fill(tmp_path / "data" / "train", red=4, green=4, blue=4)
+    fill(tmp_path / "data" / "val", red=3)
+    request = ask(tmp_path / "data", out=str(tmp_path / "run"), changes=dict(epochs=2), report=True)
+    outcome = train(request)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    last = lines[-1]
+    assert last["val_top1"] is not None and (last["best"], last["best_epoch"]) == (None, 0)
+    assert outcome.progress.best is None and any("all of one class, red" in note for note in outcome.notes)
+    page = outcome.report.read_text()
+    assert "no epoch has a top-1 to be compared by" in page
+    classifier = open_classifier(outcome.folder, device="cpu")  # the weights of the last epoch
+    evaluation = reporting._evaluation(classifier, own_splits(classifier), 0)
+    assert evaluation.results[0].figures["loss"] == pytest.approx(last["val_loss"], rel=1e-5)
+    assert "balanced_accuracy" in evaluation.results[0].absent
+    _conclude([outcome])
+    assert "no epoch has a top-1 to be compared by: the weights are those of the last one" in capsys.readouterr().out

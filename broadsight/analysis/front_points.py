@@ -170,12 +170,13 @@ def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
         run = dict(read_config(path).get("broadsight", {}))
         task, data = run.get("task", "classify"), dict(run.get("settings", {})).get("data")
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if _has_metrics(path) else []
-        found = [json.loads(line).get("val_top1") for line in lines]
+        found = [json.loads(line) for line in lines]
+        best = max((line["val_top1"] for line in found if line.get("val_top1") is not None), default=None)
+        best = next((line["best"] for line in reversed(found) if "best" in line), best)  # None: epochs do not compare
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} holds a damaged run ({error})") from None
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
-    best = max((value for value in found if value is not None), default=None)
     costs: dict[str, Any] = {"parameters": run.get("parameters")}
     if measured is not None:
         costs |= {name: value for name, value in measured(path).items() if value is not None}

@@ -80,6 +80,8 @@ def open_dense_part(
         rows = rows[~held] if part == "train" else rows[held]
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
     view = DenseView(dataset, rows, classes=classes, others_ids=category_ids, points=offset)
+    if task == "segment" and found.kind == "coco" and not any(map(any, labels_of_images(view))):
+        raise ValueError(f"{found.labels} has no objects to evaluate on; expected annotations with masks in its images")
     notes = [f"{data} has a part to train on alone, so that one is evaluated"] * (part == "auto" and chosen == "train")
     about = dict(kind=found.kind, data=data, part=chosen, place=str(found.labels), pictures=len(view), split=split)
     return DensePart(view, (*notes, *getattr(dataset, "notes", ())), about)

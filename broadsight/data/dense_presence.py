@@ -15,6 +15,8 @@ DRAWN = 200  # images that are drawn to see what they show; more of them show ev
 
 def labels_of_images(dataset: Any) -> list[list[int]]:
     """What each image of a data set shows, by the labels of its targets; masks are read for it, images are not."""
+    if not isinstance(_innermost(dataset), MaskFolder):
+        return [labels_shown(dataset, i) for i in range(len(dataset))]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(lambda i: labels_shown(dataset, i), range(len(dataset))))
 

@@ -54,3 +54,11 @@ def test_part__refusals(coco, tmp_path):
     (tmp_path / "points.json").write_text(json.dumps(content), "utf-8")
     with pytest.raises(ValueError, match="has keypoints tip but the model nose; expected the same"):
         open_dense_part(str(tmp_path / "points.json"), "keypoints", keypoint_names=("nose",), **MODEL)
+
+
+def test_part__pixels_of_a_file_without_objects_are_refused(coco, tmp_path):
+    content = json.loads(coco.read_text("utf-8")) | dict(annotations=[])
+    (tmp_path / "images").symlink_to(coco.parent / "images")
+    (tmp_path / "none.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(ValueError, match=r"none.json has no objects to evaluate on; expected annotations with masks"):
+        open_dense_part(str(tmp_path / "none.json"), "segment", classes=("background", "green", "red"), category_ids={})

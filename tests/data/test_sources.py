@@ -469,6 +469,33 @@ def test_coco__holds_out_whole_images(tmp_path):
     assert sorted(rows(splits.train).values()) == ["blue", "red"]
 
 
+def test_coco__holds_out_a_class_that_few_images_show(tmp_path):
+    file = coco(tmp_path, count=20)
+    content = json.loads(file.read_text())
+    content["categories"].append(dict(id=11, name="rare"))
+    for number, owner in enumerate([content["images"][3]["id"], content["images"][9]["id"]]):
+        content["annotations"].append(dict(id=5000 + number, image_id=owner, category_id=11, bbox=[0, 0, 20, 20]))
+    file.write_text(json.dumps(content))
+    for seed in range(5):
+        splits = resolve(str(file), seed=seed)
+        for part in (splits.train, splits.val):
+            assert set(rows(part).values()) == {"red", "blue", "rare"}, seed
+        images = [{name.partition("#")[0] for name in rows(part)} for part in (splits.train, splits.val)]
+        assert not images[0] & images[1] and len(images[1]) <= 3
+    old = resolve(str(file), method=1)
+    assert rows(old.val) != rows(resolve(str(file)).val)
+    content["annotations"].pop()  # now it is in one image alone
+    file.write_text(json.dumps(content))
+    splits = resolve(str(file))
+    assert said(splits, "classes with a single image keep it for training: rare")
+    assert "rare" not in rows(splits.val).values()
+
+
+def test_hold_out__nothing_can_be_spared(tmp_path):
+    with pytest.raises(ValueError, match=r"no image that can be held out without losing a class in training; give"):
+        resolve(str(fill(tmp_path, a=1, b=1)))
+
+
 def test_coco__parts_by_file_name(tmp_path):
     coco(tmp_path, "instances_train.json", "train", count=4)
     coco(tmp_path, "instances_val.json", "val", count=2)

@@ -184,3 +184,13 @@ def test_evaluate__nothing_can_be_read(accelerator):
     work = working(accelerator, Net(), Numbered(12, broken=tuple(range(12))))
     with pytest.raises((ValueError, Failed), match="can be read"):
         work.evaluate(Net(), lambda *_: None)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_evaluate__answers_that_are_no_numbers_have_no_figures(accelerator, bad):
+    net = Net()
+    with torch.no_grad():
+        net.fc.weight.zero_()
+        net.fc.bias.copy_(torch.tensor([0.0, bad]))
+    values, _ = working(accelerator, net).evaluate(net, lambda *_: None)
+    assert values == {"val_loss": None, "val_top1": None}
