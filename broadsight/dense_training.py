@@ -8,6 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
+from .data.contents import contents
 from .data.decoding import UnreadableImage, within_memory
 from .data.dense_loading import DensePictures
 from .data.dense_source import DenseSplits, resolve_dense
@@ -45,6 +46,7 @@ def dense_parts(
     splits = data_of(settings, recipe, channels)
     if not scenes:
         look_at_some(splits)
+    splits.description["contents"] = contents({"train": splits.train, "val": splits.val})
     notes = list(splits.notes)
     size = recipe.image_size or (SCENES if scenes else size_of(splits.train, settings["data"], LARGEST))
     recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})

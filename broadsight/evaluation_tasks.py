@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .classifier import Classifier, open_classifier
+from .data.contents import contents, same_contents
 from .data.evaluation_source import Found, Which, open_part, same_data
 from .data.listing import some
 from .data.sources import Source, Splits, resolve
@@ -219,8 +220,9 @@ def found_in(classifier: Classifier, splits: Splits, part: Which = "val") -> Fou
     run = classifier.run["broadsight"]
     which = "train" if part == "train" else "val"
     source, about, notes = getattr(splits, which), splits.description, list(splits.notes)
-    before = run.get("data", {}).get("fingerprint")
-    if before and before != about.get("fingerprint"):
+    stored = run.get("data", {})
+    before, found = stored.get("fingerprint"), {"contents": contents({which: source} if "contents" in stored else {})}
+    if before and (before != about.get("fingerprint") or not same_contents(stored, found)):
         notes.append(f"the pictures in {run['settings']['data']} are not those that {classifier.source} was begun with")
     about = {**about, "data": run["settings"]["data"], "part": which, "pictures": len(source)}
     return Found(source, str(about[which]), tuple(notes), about)

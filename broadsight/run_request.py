@@ -12,6 +12,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from .data.contents import same_contents
 from .data.loading import Transforms
 from .data.sources import Splits
 from .data.stratify import METHOD
@@ -261,21 +262,30 @@ def history(
     }
 
 
-def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> None:
-    """Refuse to continue a run whose network, classes or pictures are not these."""
+def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> list[str]:
+    """Refuse to continue a run whose network, classes or pictures are not these; what the user should know."""
     if not is_run(folder.path):
         if first and folder.path.exists() and not _unmade(folder.path):
             raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
-        return
+        return []
     there, here = folder.config(), json.loads(json.dumps(description))
     for key in ("architecture", "num_classes", "label_names", "model_args"):
         if there.get(key) != here[key]:
             old, new = _short(there.get(key)), _short(here[key])
             raise ValueError(f"{folder.path} holds a run with {key}={old}, not {new}; choose another --out")
-    if there["broadsight"]["data"].get("fingerprint") != here["broadsight"]["data"].get("fingerprint"):
+    before, now = there["broadsight"]["data"], here["broadsight"]["data"]
+    if before.get("fingerprint") != now.get("fingerprint"):
         raise ValueError(
             f"the pictures are not those that the run in {folder.path} was begun with; restore them, or another --out"
         )
+    if not same_contents(before, now):
+        raise ValueError(
+            f"the pictures or labels have their names but not the content that the run in {folder.path} was begun with; "
+            "restore them, or another --out"
+        )
+    if now.get("contents") and not before.get("contents"):
+        return ["this run was begun before contents were compared: only names and classes of its pictures are checked"]
+    return []
 
 
 def _unmade(path: Path) -> bool:

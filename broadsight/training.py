@@ -219,7 +219,7 @@ def prepare(
 
         parts = dense_parts(request, settings, recipe, accelerator, begun)
     recipe, order = parts.recipe, parts.order
-    check_same(folder, parts.description, accelerator.is_main_process)
+    notes = (*parts.notes, *check_same(folder, parts.description, accelerator.is_main_process))
 
     model = parts.model
     model = (synchronise(model, accelerator.device) if recipe.sync_bn else model).to(accelerator.device)
@@ -253,7 +253,7 @@ def prepare(
         f"{epochs} epochs of {order.updates} updates; {accelerator.device.type}, processes: {count}, "
         f"threads: {threads}; {folder.path}"
     )
-    return Prepared(engine, parts.description, summary, parts.notes, parts.splits, stored is not None)
+    return Prepared(engine, parts.description, summary, notes, parts.splits, stored is not None)
 
 
 def _run(prepared: Prepared, request: Request, resume: bool, held: ExitStack) -> Progress:

@@ -8,6 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
+from .data.contents import contents
 from .data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
 from .data.sources import Splits, resolve
 from .data.view import labels_of
@@ -75,6 +76,7 @@ def classifier_parts(
     seed, channels = settings["seed"], image_channels(settings)
     with accelerator.main_process_first():  # a tar is unpacked once
         splits = _data(settings, request, channels, recipe)
+    splits.description["contents"] = contents({"train": splits.train, "val": splits.val})
     classes, notes = len(splits.classes), list(splits.notes)
     judged = sorted(set(labels_of(splits.val).tolist()))
     if not judged:

@@ -273,7 +273,7 @@ def test_fit_batch__a_resumed_run_keeps_its_batch(data, tmp_path):
     train(ask(data, out=out, changes=dict(batch_size=16)))
     with pytest.MonkeyPatch.context() as patch:
         seen = []
-        patch.setattr(training, "_run", lambda ready, request, resume: seen.append(ready) or ready.engine.progress)
+        patch.setattr(training, "_run", lambda ready, *_: seen.append(ready) or ready.engine.progress)
         train(Request(out=out, workers=0, threads=1, device="cpu"), resume=True)
     assert seen[0].engine.recipe.batch_size == 16
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from .coco_masks import MaskPool
+from .contents import of_arrays, of_file
 from .decoding import open_image
 from .dense import find_images, open_labelled
 from .listing import Names
@@ -120,6 +121,16 @@ class CocoDataset(Dataset):
         if self._points is not None:
             counted &= (self._points[rows][..., 2] > 0).any(1)
         return np.unique(self._labels[rows][counted]).tolist()
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture and its objects; see `contents`."""
+        rows = self._order[self._ends[index] : self._ends[index + 1]]
+        objects = [self._labelled[rows], self._labels[rows], self._crowds[rows], self._areas[rows], self._sizes[index]]
+        if self.masks:
+            objects += [numbers for row in rows.tolist() for numbers in self._pool.numbers(row)]
+        if self._points is not None:
+            objects.append(self._points[rows])
+        return of_file(self.images / self.name(index), content) + of_arrays(*objects)
 
     def _read_categories(self, categories: Any) -> None:
         try:

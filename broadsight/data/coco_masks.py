@@ -1,6 +1,7 @@
 """COCO's two ways to write a mask, polygons and run lengths, filled to the pixels that pycocotools fills."""
 
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ class MaskPool:
         self._parts.append(len(self._ends) - 1)
         self._runs.append(isinstance(segmentation, dict))
         return True
+
+    def numbers(self, i: int) -> list[np.ndarray]:
+        """What mask i is drawn from: the numbers of each of its parts."""
+        ends = self._ends[self._parts[i] : self._parts[i + 1] + 1]
+        return [np.array(self._numbers[start:end], np.int64) for start, end in pairwise(ends)]
 
     def draw(self, i: int, height: int, width: int) -> np.ndarray:
         """Mask i as (H, W) booleans."""

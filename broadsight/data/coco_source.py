@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from .contents import of_arrays, of_file
 from .decoding import UnreadableImage
 from .dense import find_images, is_coco, open_labelled
 from .listing import Listed, Names, Part, Parts, by_name, some
@@ -58,6 +59,11 @@ class CocoSource(Listed):
         except ValueError as error:  # unreadable, or of another size than the boxes are for
             raise UnreadableImage(str(error).removeprefix(f"{file}: ")) from None
         return whole.crop(tuple(self.boxes[index].tolist()))
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a crop: its image's file and its box; see `contents`."""
+        file = Path(self.root, self.files[int(self.images[index])])
+        return of_file(file, content) + of_arrays(self.boxes[index])
 
 
 def cocos_in(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Data for dense tasks seen in another way: some of the pictures, other numbers of the classes, objects as pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,6 +98,13 @@ class DenseView(Dataset):
         image, target = self.dataset[int(self.indices[index])]
         return image, self._renumbered(target)
 
+    @property
+    def vouch(self) -> Callable[[int, bool], bytes]:
+        """What stands for a picture and its labels; data that is drawn has none. See `contents`."""
+        inner: Any = self.dataset
+        own = inner.vouch  # an AttributeError, so that there is none here either
+        return lambda i, content: own(int(self.indices[i]), content)
+
     def _renumbered(self, target: Any) -> Any:
         if not isinstance(target, dict):
             return target if self._places is None else tv_tensors.Mask(self._places[target.as_subclass(Tensor)])
@@ -156,6 +163,9 @@ class CocoPixels(Dataset):
 
     def open(self, i: int) -> Image.Image:
         return self.coco.open(i)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        return self.coco.vouch(index, content)
 
     def target(self, i: int) -> tv_tensors.Mask:
         """(H, W) int64: from 0 up to the number of classes, or 255."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from .contents import of_file
 from .decoding import decode
 from .listing import Listed, Part, Parts
 
@@ -27,6 +28,10 @@ class CellSource(Listed):
 
     def picture(self, index: int) -> Image.Image:
         return decode(self.folder / self.names[index].partition("/")[2], self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture's file; see `contents`."""
+        return of_file(self.folder / self.names[index].partition("/")[2], content)
 
 
 def open_elpv(cache: Path, channels: int = 3) -> Parts:

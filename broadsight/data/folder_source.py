@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from .contents import of_file
 from .decoding import decode
 from .listing import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
 from .walking import Walk, entries, images_below, is_folder
@@ -27,6 +28,10 @@ class FolderSource(Listed):
 
     def picture(self, index: int) -> Image.Image:
         return decode(os.path.join(self.root, self.names[index]), self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture's file; see `contents`."""
+        return of_file(os.path.join(self.root, self.names[index]), content)
 
 
 def open_folder(path: Path, channels: int = 3) -> Parts:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from .contents import of_file
 from .decoding import UnreadableImage, decode, open_image
 from .dense import open_labelled
 from .listing import Names, in_order
@@ -119,6 +120,11 @@ class MaskFolder(Dataset):
         except (OSError, ValueError):
             return []
         return [value for value in values if 0 <= value < len(self.classes) and value != self.ignore]
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture and its mask; see `contents`."""
+        files = self.images / self._pictures[index], self.masks / self._masks[index]
+        return b"".join(of_file(file, content) for file in files)
 
     def _refuse_black_and_white(self) -> None:
         """Masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn."""

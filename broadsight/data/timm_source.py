@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from .contents import of_file
 from .decoding import UnreadableImage, decode, open_image
 from .listing import Listed, Names, Part, Parts
 
@@ -49,6 +50,23 @@ class DatasetSource(Listed):
         except (OSError, ValueError, SyntaxError, MemoryError) as error:
             raise UnreadableImage((str(error).splitlines() or [type(error).__name__])[0]) from None
         return decode(picture, self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture, as far as its data set can say; see `contents`."""
+        number, known = int(self.numbers[index]), getattr(self.dataset, "samples", None)
+        if isinstance(known, list) and isinstance(known[number][0], (str, Path)):  # files
+            return of_file(known[number][0], content)
+        if not content:
+            return b""
+        try:
+            picture = stored(self.dataset, number) if hasattr(self.dataset, "image_key") else self.dataset[number][0]
+        except (OSError, ValueError, SyntaxError, MemoryError):
+            return b"unreadable"
+        if isinstance(picture, bytes | str):
+            return of_file(picture, content) if isinstance(picture, str) else picture
+        if isinstance(picture, Image.Image):
+            return f"{picture.mode} {picture.size}".encode() + picture.tobytes()
+        return picture.read() if hasattr(picture, "read") else repr(type(picture)).encode()
 
 
 def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Parts:

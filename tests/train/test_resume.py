@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from broadsight.cli import main
 from broadsight.train import state
@@ -294,6 +295,41 @@ def test_other_pictures__refused_and_untouched(change, pictures, tmp_path):
         picture.unlink()
     before = everything_in(tmp_path / "left")
     with pytest.raises(ValueError, match="num_classes=4, not 5" if change == "class" else "the pictures are not those"):
+        train(again(tmp_path / "left"), resume=True)
+    assert everything_in(tmp_path / "left") == before
+
+
+@pytest.mark.parametrize("change", ["replaced", "one replaced", "swapped", "validation", "moved", "older"])
+def test_pictures_of_the_same_names(change, pictures, whole, tmp_path, capsys):
+    """Other content is refused, the same content elsewhere or written anew is not."""
+    data = shutil.copytree(pictures, tmp_path / "data", copy_function=shutil.copyfile)
+    kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
+    files, config = sorted(data.rglob("*.png")), tmp_path / "left" / "config.json"
+    if change == "swapped":
+        for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
+            (data / "train" / old).rename(data / "train" / new)
+    elif change == "moved":
+        shutil.copytree(data, tmp_path / "new", copy_function=shutil.copyfile)
+        shutil.rmtree(data)
+        (tmp_path / "new").rename(data)
+    elif change == "older":
+        content = json.loads(config.read_text())
+        del content["broadsight"]["digest"], content["broadsight"]["data"]["contents"]
+        config.write_text(json.dumps(content))
+    for file in files if change == "replaced" else files[:1] if change == "one replaced" else []:
+        file.write_bytes(files[-1].read_bytes())
+    if change == "validation":
+        files[-1].write_bytes(files[0].read_bytes())
+    if change in ("moved", "older"):
+        notes = train(again(tmp_path / "left"), resume=True).notes
+        assert any("only names and classes of its pictures are checked" in note for note in notes) == (
+            change == "older"
+        )
+        one, other = (load_file(folder / "model.safetensors") for folder in (whole("plain"), tmp_path / "left"))
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+        return
+    before = everything_in(tmp_path / "left")
+    with pytest.raises(ValueError, match="have their names but not the content that the run in .* was begun with"):
         train(again(tmp_path / "left"), resume=True)
     assert everything_in(tmp_path / "left") == before
 
