@@ -280,8 +280,8 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
         )
     if not same_contents(before, now):
         raise ValueError(
-            f"the pictures or labels have their names but not the content that the run in {folder.path} was begun with; "
-            "restore them, or another --out"
+            f"the pictures or labels have their names but not the content that the run in {folder.path} was begun "
+            "with; restore them, or another --out"
         )
     if now.get("contents") and not before.get("contents"):
         return ["this run was begun before contents were compared: only names and classes of its pictures are checked"]

@@ -43,7 +43,7 @@ def _of_part(source: Any) -> str:
 
 
 def _chosen(turns: Sequence[bytes], labels: np.ndarray | None) -> np.ndarray:
-    """Which pictures (N,) are read: all of few, else those of each class whose turn comes first, by their names alone."""
+    """Which pictures (N,) are read: all of few, else of each class those whose turn comes first, by their names."""
     count = len(turns)
     if count <= READ:
         return np.ones(count, bool)

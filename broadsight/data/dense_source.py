@@ -46,7 +46,7 @@ class DenseSplits:
             written as COCO results.
         notes: What the user should know, a line each.
         description: What was resolved, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
-            names and objects, by which a resumed run notices other data.
+            names and objects, by which a resumed run notices other data. Training adds `contents`.
     """
 
     train: DenseView

@@ -57,7 +57,7 @@ class Splits:
         classes: Their names.
         notes: What the user should know, a line each: empty classes, files ignored, images held out.
         description: What was resolved, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
-            all names and classes, by which a resumed run notices other data.
+            all names and classes, by which a resumed run notices other data. Training adds `contents`.
     """
 
     train: Source

@@ -329,7 +329,7 @@ def test_pictures_of_the_same_names(change, pictures, whole, tmp_path, capsys):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
         return
     before = everything_in(tmp_path / "left")
-    with pytest.raises(ValueError, match="have their names but not the content that the run in .* was begun with"):
+    with pytest.raises(ValueError, match=r"have their names but not the content that the run in .* was begun with"):
         train(again(tmp_path / "left"), resume=True)
     assert everything_in(tmp_path / "left") == before
 
