@@ -1,0 +1,239 @@
+"""What lies inside a PT2 archive, looked at before torch sees it, and written anew from what was understood.
+
+torch.export.load unpickles what an archive asks it to, evaluates the formulas of open sizes, executes the guards, loads
+compiled code and calls operators by any name. Here every entry, name, operator and formula is one of those that
+exported models need, or the archive is refused. torch then reads an archive that holds nothing else.
+"""
+
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from .pt2_formulas import check_expression, check_guard
+
+MODEL, WEIGHTS, CONSTANTS = "models/model.json", "data/weights/", "data/constants/"
+SAMPLES = "data/sample_inputs/model.pt"
+WEIGHTS_CONFIG, CONSTANTS_CONFIG = f"{WEIGHTS}model_weights_config.json", f"{CONSTANTS}model_constants_config.json"
+PLAIN = {"archive_format": rb"pt2", "archive_version": rb"0", "byteorder": rb"little"}
+PLAIN |= {".data/version": rb"\d{1,4}\n?", "version": rb"\d{1,4}\n?", ".data/serialization_id": rb"\d{1,64}"}
+PLAIN |= {".format_version": rb"\d{1,4}\n?", ".storage_alignment": rb"\d{1,8}\n?"}
+PAYLOAD = re.compile(r"data/(weights/weight|constants/tensor)_\d+")
+EXTRA = re.compile(r"extra/\w+\.json")
+UNREADABLE = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError)
+LARGEST = 2**28  # bytes of a description
+
+NAME, PATH = re.compile(r"[A-Za-z_]\w{0,199}"), re.compile(r"[\w.]{0,400}")
+ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z]\w*|__(?:and|or|xor)__|_\w+)\.\w+")
+# Of the operators for torch's own use, those that programs hold; of the others, those that touch files or memory.
+INTERNAL = {"_assert_scalar", "_assert_tensor_metadata", "_assert_async", "_to_copy", "_softmax", "_log_softmax"}
+INTERNAL |= {"_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_native_batch_norm_legit_no_training"}
+UNSAFE = {"from_file", "save", "load", "set_", "set_data", "resize_", "resize", "eval", "warn", "print", "open"}
+ON_SIZES = ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "and_", "or_", "not_", "getitem")
+ON_SIZES += ("eq", "ne", "lt", "le", "gt", "ge")
+OPERATORS = {f"_operator.{name}" for name in ON_SIZES}
+OPERATORS |= {f"torch.sym_{name}" for name in ("not", "max", "min", "int", "float", "ite", "sum", "sqrt")}
+OPERATORS |= {f"math.{name}" for name in ("ceil", "floor", "trunc", "sqrt")}
+OPERATORS |= {f"torch.ops.torchvision.{name}.default" for name in ("nms", "roi_align", "deform_conv2d")}
+# Which operators take words, and which words.
+WORDED = {"_assert_scalar", "_assert_async", "pad", "gelu", "div", "div_", "einsum", "meshgrid", "conv1d", "conv2d"}
+WORD = re.compile(r"[a-z_]{0,20}|[A-Za-z,.\-> ]{1,60}")
+VALUES = {"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors", "as_int", "as_ints", "as_float"}
+VALUES |= {"as_floats", "as_bool", "as_bools", "as_none", "as_name", "as_expr", "as_sym_int", "as_sym_ints"}
+VALUES |= {"as_sym_float", "as_sym_floats", "as_sym_bool", "as_sym_bools", "as_string", "as_device", "as_layout"}
+VALUES |= {"as_memory_format", "as_scalar_type"}
+NAMED = {"name", "as_name", "parameter_name", "buffer_name", "tensor_constant_name", "fqn"}
+BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 12: 1, 13: 2}  # of a number, by torch's code for its type
+TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+
+
+class Refused(ValueError):
+    """An archive that holds more than a model."""
+
+
+def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.BytesIO, dict[str, str]]:
+    """An archive of the same model that holds nothing to execute, and the files beside the model by name.
+
+    Args:
+        archive: As torch.export.save writes it.
+        own: It was written here just now: pickled sample inputs are left out, not refused.
+
+    Raises:
+        Refused: Something in it is not known to be harmless.
+    """
+    root, entries = _entries(archive)
+    if entries.get(SAMPLES) and not own:
+        raise Refused("it holds pickled sample inputs, which could run code; export the model again")
+    entries[SAMPLES] = b""
+    for name, pattern in PLAIN.items():
+        if name in entries and not re.fullmatch(pattern, entries[name]):
+            raise Refused(f"its {name} is {entries[name][:20]!r}")
+    for name in (MODEL, WEIGHTS_CONFIG, CONSTANTS_CONFIG, "archive_format", "archive_version"):
+        if name not in entries:
+            raise Refused(f"it holds no {name}")
+    for place, below in ((WEIGHTS_CONFIG, WEIGHTS), (CONSTANTS_CONFIG, CONSTANTS)):
+        config = _json(entries[place], place)
+        _check_payloads(config, below, entries)
+        entries[place] = json.dumps(config).encode()
+    program = _json(entries[MODEL], MODEL)
+    _check_program(program)
+    entries[MODEL] = json.dumps(program).encode()
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_STORED) as target:
+        for name, content in entries.items():
+            target.writestr(zipfile.ZipInfo(f"{root}/{name}"), content)
+    found.seek(0)
+    beside = {name.removeprefix("extra/"): _text(entries[name], name) for name in entries if EXTRA.fullmatch(name)}
+    return found, beside
+
+
+def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
+    """The name of the archive's one folder, and what is in it, each entry known by its name and stored as it is."""
+    found: dict[str, bytes] = {}
+    root = ""
+    try:
+        with zipfile.ZipFile(archive) as source:
+            for entry in source.infolist():
+                folder, _, name = entry.filename.partition("/")
+                root = root or folder
+                pickled = "pickled " if name.endswith((".pt", ".pkl")) or "_obj_" in name else ""
+                known = name in PLAIN or name in (MODEL, WEIGHTS_CONFIG, CONSTANTS_CONFIG, SAMPLES)
+                if folder != root or not (known or PAYLOAD.fullmatch(name) or EXTRA.fullmatch(name)):
+                    raise Refused(f"it holds a {pickled}entry {entry.filename[:80]!r}, which is not part of a model")
+                if name in found:
+                    raise Refused(f"it holds {name} twice")
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                    raise Refused(f"its entry {name} is compressed, as torch writes none")
+                found[name] = source.read(entry)
+    except Refused:
+        raise
+    except (*UNREADABLE, OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), "damaged")
+        raise Refused(f"it is no archive of torch ({reason})") from None
+    return root, found
+
+
+def _json(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        if len(content) > LARGEST:
+            raise ValueError(f"{len(content):,} bytes")
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"its {name} is damaged ({type(error).__name__})") from None
+    if not isinstance(found, dict):
+        raise Refused(f"its {name} is damaged")
+    return found
+
+
+def _text(content: bytes, name: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise Refused(f"its {name} is damaged") from None
+
+
+def _check_payloads(config: dict[str, Any], below: str, entries: dict[str, bytes]) -> None:
+    """Tensors lie in entries of their own as plain numbers, all of them."""
+    if config.keys() != {"config"} or not isinstance(config["config"], dict):
+        raise Refused(f"what it says of {below} is damaged")
+    for name, said in config["config"].items():
+        try:
+            meta, entry = said["tensor_meta"], f"{below}{said['path_name']}"
+            if said["use_pickle"] is not False:
+                raise Refused(f"{name[:80]!r} in it is pickled, which could run code")
+            if not PATH.fullmatch(name) or not PAYLOAD.fullmatch(entry) or entry not in entries:
+                raise Refused(f"{name[:80]!r} in it lies in {said['path_name']!r}, which is no entry of tensors")
+            numbers = 1
+            for side in meta["sizes"]:
+                numbers *= _plain_int(side)
+            strides = [_plain_int(stride) for stride in meta["strides"]]
+            if min([*strides, _plain_int(meta["storage_offset"]), numbers]) < 0 or meta["layout"] != 7:
+                raise Refused(f"{name[:80]!r} in it has no plain layout")
+            if numbers * BYTES[meta["dtype"]] > len(entries[entry]) or meta["device"]["type"] != "cpu":
+                raise Refused(f"{name[:80]!r} in it is larger than what is stored of it")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"what it says of {name[:80]!r} is damaged ({type(error).__name__})") from None
+
+
+def _plain_int(value: Any) -> int:
+    number = value["as_int"]
+    if not isinstance(number, int) or isinstance(number, bool) or len(value) != 1:
+        raise TypeError
+    return number
+
+
+def _check_program(program: dict[str, Any]) -> None:
+    """The graph, its formulas and names; what only developers read is emptied."""
+    try:
+        if not set(program["verifiers"]) <= {"TRAINING", "ATEN"}:
+            raise Refused(f"it wants to be verified by {program['verifiers']!r}")
+        for guard in program.get("guards_code") or []:
+            check_guard(guard)
+        module = program["graph_module"]
+        module["metadata"], graph = {}, module["graph"]
+        if module.get("treespec_namedtuple_fields") or graph.get("custom_obj_values"):
+            raise Refused("it holds objects beside tensors")
+        for node in graph["nodes"]:
+            node["metadata"] = {}
+            _check_node(node)
+        for call in module["module_call_graph"]:
+            signature = call["signature"]
+            if signature is not None:
+                for key in ("in_spec", "out_spec"):
+                    _check_tree(json.loads(signature[key])[1])
+                if not all(NAME.fullmatch(name) for name in signature["forward_arg_names"] or []):
+                    raise Refused("it names arguments by what is no name")
+        _walk({**program, "guards_code": [], "verifiers": [], "torch_version": None}, "")
+    except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError, RecursionError) as error:
+        raise Refused(f"its {MODEL} is damaged ({type(error).__name__})") from None
+
+
+def _check_node(node: dict[str, Any]) -> None:
+    target = node["target"]
+    aten = ATEN.fullmatch(target)
+    name = aten[1] if aten else ""
+    internal = name.startswith("_") and not name.startswith("__") and name not in INTERNAL
+    if target not in OPERATORS and (not aten or internal or name in UNSAFE):
+        raise Refused(f"it calls {target[:80]!r}, which is no operator of a model")
+    for given in node["inputs"]:
+        said = given["arg"].get("as_string")
+        if said is None:
+            continue
+        message = given["name"] == "assert_msg" and len(said) < 5000
+        if name not in WORDED or not (message or WORD.fullmatch(said)):
+            raise Refused(f"it gives {target[:80]!r} the text {said[:40]!r}")
+
+
+def _check_tree(spec: dict[str, Any]) -> None:
+    if spec["type"] not in TREES:
+        raise Refused(f"it takes or gives a {str(spec['type'])[:80]!r}; expected tensors, tuples, lists and dicts")
+    keys = json.loads(spec["context"] or "null")
+    if keys and not all(isinstance(key, str) and NAME.fullmatch(key) for key in keys):
+        raise Refused("it takes or gives what has no name")
+    for child in spec["children_spec"]:
+        _check_tree(child)
+
+
+def _walk(value: Any, key: str) -> None:
+    """Whatever text there is must be a name, a formula, or one of those that were looked at already."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            if not isinstance(name, str) or not PATH.fullmatch(name) or (name.startswith("as_") and name not in VALUES):
+                raise Refused(f"it holds {name[:80]!r}, which no model needs")
+            _walk(below, name)
+    elif isinstance(value, list):
+        for below in value:
+            _walk(below, key)
+    elif isinstance(value, str):
+        if key == "expr_str":
+            check_expression(value)
+        elif key in NAMED:
+            if not PATH.fullmatch(value):
+                raise Refused(f"it calls something {value[:80]!r}, which is no name")
+        elif key == "type":
+            if value != "cpu":
+                raise Refused(f"it wants the device {value[:40]!r}; expected cpu")
+        elif key not in ("target", "as_string", "in_spec", "out_spec", "forward_arg_names"):
+            raise Refused(f"it says {key}={value[:40]!r}, which no model needs")
