@@ -7,6 +7,7 @@ from typing import Annotated
 
 from .command_line import DONE, Arg, register_models, value_of
 from .evaluation_commands import Checkpoint, Device, ModelArgs, Pretrained, Size, Threads
+from .terminal import printable
 
 
 def app(
@@ -59,16 +60,16 @@ def app(
         device=device,
     )
     for note in contestants.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     if contestants.untrained:
-        names = ", ".join(contestants.untrained)
+        names = printable(", ".join(contestants.untrained))
         print(f"note: {names}: random weights, the answers mean nothing; `broadsight train` makes trained ones")
     if not server.is_loopback(host):
         print(f"warning: --host {host}: everybody who reaches this computer can use the page", file=sys.stderr)
     with server.serving(
         contestants, host=host, port=port, megabytes=max_upload, storage=max_storage, allow_host=allow_host or ""
     ) as address:
-        print(f"{', '.join(contestants.names)}: {address} (Ctrl-C stops)", flush=True)
+        print(f"{printable(', '.join(contestants.names))}: {address} (Ctrl-C stops)", flush=True)
         if open:
             webbrowser.open(address)
         server.wait()

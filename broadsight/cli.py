@@ -39,7 +39,7 @@ from .evaluation_commands import eval, predict, report
 from .explain_commands import explain
 from .export_commands import export
 from .gallery_commands import gallery
-from .terminal import check_writable, number, progress_bar, show
+from .terminal import check_writable, number, printable, progress_bar, show
 
 
 def models(
@@ -401,7 +401,7 @@ def _conclude(outcomes: list[Any]) -> None:
         print(f"next: broadsight predict {first.folder} PATH/TO/YOUR/IMAGES --out DIR    # draws what it finds")
     for note in first.notes:
         if note.startswith("no report"):
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {printable(note)}", file=sys.stderr)
     if first.report:
         print(f"report: {first.report}    # open it in a browser")
 
@@ -534,7 +534,7 @@ def _run(argv: list[str]) -> int:
 def _complain(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print("broadsight: " + " ".join(message.split()), file=sys.stderr)
+    print("broadsight: " + printable(" ".join(message.split())), file=sys.stderr)
     return code
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .command_line import DONE, FAILED, INTERRUPTED, UsageError, typed
-from .terminal import check_creatable, number, progress_bar, show
+from .terminal import check_creatable, number, printable, progress_bar, show
 
 WORST = 5  # classes that the terminal shows
 FEW = 50  # pictures that are all shown
@@ -32,7 +32,7 @@ def eval_dense(
     folder = new_folder(out)
     asked = DenseAsked(run, data, batch=batch or BATCH, **options)
     with progress_bar() as progress:
-        evaluation = evaluate_dense(asked, progress, lambda note: print(f"note: {note}", file=sys.stderr))
+        evaluation = evaluate_dense(asked, progress, lambda note: print(f"note: {printable(note)}", file=sys.stderr))
     folder = folder or next_folder(evaluation.run.title, evaluation.part.description)
     record = write_dense_evaluation(evaluation, folder, typed())
     code = INTERRUPTED if evaluation.interrupted else DONE
@@ -111,7 +111,6 @@ def predict_dense(
     from . import dense_predicting
     from .data.unlabelled import find_images
     from .dense_run import open_dense
-    from .predicting import printable
 
     if csv == "-":
         raise UsageError("--csv of a dense run goes to a file; expected --csv FILE")
@@ -172,8 +171,6 @@ def predict_dense(
 def _show_findings(rows: list[tuple[str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from .predicting import printable
 
     table = Table()
     table.add_column("file", overflow="fold")

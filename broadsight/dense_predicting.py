@@ -1,6 +1,5 @@
 """What a dense model finds in pictures: drawn onto them, as COCO's results, as a table of boxes."""
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from .data.decoding import UnreadableImage, within_memory
+from .data.names import CsvRows, unique_stems
 from .data.pose_crops import cut_out
 from .data.pose_geometry import crop_affine, invert_affine
 from .data.unlabelled import Unlabelled
@@ -169,13 +169,7 @@ def image_ids(names: Sequence[str]) -> list[int]:
 
 def output_names(names: Sequence[str]) -> list[str]:
     """A file for each picture, of its own name; with a number where two have the same."""
-    taken: Counter[str] = Counter()
-    found = []
-    for name in names:
-        stem = Path(name).stem
-        taken[stem] += 1
-        found.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
-    return found
+    return [f"{stem}.png" for stem in unique_stems(names)]
 
 
 def read_boxes(path: str | Path) -> dict[str, Tensor]:
@@ -206,11 +200,11 @@ def write_findings(
         write_results(findings.entries, results)
     if table is not None:
         with whole_file(table) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            rows = CsvRows(file)
             names = {number: run.classes[label - 1] for label, number in run.category_ids.items()}
-            writer.writerow(["file", "class", "score", "x", "y", "width", "height"])
+            rows.write(["file", "class", "score", "x", "y", "width", "height"])
             for entry in findings.entries:
-                writer.writerow([entry["file_name"], names[entry["category_id"]], entry["score"], *entry["bbox"]])
+                rows.write([entry["file_name"], names[entry["category_id"]], entry["score"], *entry["bbox"]])
     place = results or table
     if place is not None:
         record = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .command_line import DONE, FAILED, INTERRUPTED, Arg, UsageError, register_models, typed, value_of
-from .terminal import check_creatable, check_writable, number, progress_bar, show
+from .terminal import check_creatable, check_writable, number, printable, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,9 +185,9 @@ def eval(
         latency=latency,
     )
     with progress_bar() as progress:
-        evaluation = evaluate(asked, progress, lambda note: print(f"note: {note}", file=sys.stderr))
+        evaluation = evaluate(asked, progress, lambda note: print(f"note: {printable(note)}", file=sys.stderr))
     if evaluation.how["interrupted"]:
-        print(f"note: {evaluation.found.notes[-1]}", file=sys.stderr)
+        print(f"note: {printable(evaluation.found.notes[-1])}", file=sys.stderr)
     folder = folder or next_folder(evaluation.results[0].task.classifier.title, evaluation.found.description)
     record = write_evaluation(evaluation, folder, typed())
     if json and json != "-":
@@ -414,7 +414,7 @@ def predict(
         device=device,
     )
     for note in notes:
-        print(f"note: {predicting.printable(note)}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     top = min(top, classifier.num_classes)
     printed, many = "-" in outputs.values(), len(source) > predicting.FEW
     summary = predicting.Summary(len(source))

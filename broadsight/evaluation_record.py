@@ -1,6 +1,5 @@
 """An evaluation as plain types: what evaluation.json holds and a report is made from."""
 
-import csv
 import io
 import json
 import time
@@ -9,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .benchmark import Summary
+from .data.names import CsvRows
 from .evaluate.classification import BINS, calibration_record, confusion_matrix, coverage, most_confused, per_class
 from .evaluating import Evaluation, Result
 from .provenance import commit, versions
@@ -166,11 +166,11 @@ def predictions_csv(result: Result) -> str:
     """A line for each picture: what it shows, what was said, how surely, and how probable the truth seemed."""
     said, task = result.predictions, result.task
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", "predicted", "confidence", "rank", "loss"])
+    rows = CsvRows(text)
+    rows.write(["file", "label", "predicted", "confidence", "rank", "loss"])
     for place in range(len(said)):
         row = int(said.rows[place])
-        writer.writerow(
+        rows.write(
             [
                 task.source.name(row),
                 task.names[said.labels[place]],

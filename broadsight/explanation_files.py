@@ -12,12 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from .classifier import Classifier
+from .data.names import printable
+from .data.names import unique_stems as unique
 from .drawing import whole_file
 from .explain.inside import kinds_of
 from .explain.looks import Look
 from .explain.overlay import overlay
 from .explain.sheet import overview_sheet
-from .predicting import class_names, printable
+from .predicting import class_names
 from .provenance import commit, versions
 
 RECORD = "explanation.json"
@@ -75,18 +77,8 @@ class Explained:
 
 
 def unique_stems(names: Sequence[str]) -> list[str]:
-    """What the files of each picture are called: as the picture, with a number where two would be the same."""
-    taken = {Path(RECORD).stem}
-    stems = []
-    for name in names:
-        stem = first = Path(name).stem or "picture"
-        number = 1
-        while stem.casefold() in taken:  # to some disks, Dog and dog are the same
-            number += 1
-            stem = f"{first}-{number}"
-        taken.add(stem.casefold())
-        stems.append(stem)
-    return stems
+    """What the files of each picture are called; none has the record's name."""
+    return unique(names, [Path(RECORD).stem])
 
 
 def write_files(

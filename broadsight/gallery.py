@@ -11,6 +11,7 @@ from typing import Any
 
 from .classifier import Classifier
 from .data.decoding import open_image
+from .data.names import address, markdown, markdown_block, markdown_code
 from .drawing import whole_file
 from .explain.inside import kinds_of
 from .explain.sheet import HEADINGS
@@ -124,21 +125,22 @@ def _page(record: dict[str, Any], folder: str) -> str:
     for one in networks:
         shown = ", ".join(HEADINGS.get(kind, (kind,))[0] for kind in one["has"])
         lines.append(
-            f"| [{one['name']}](#{_anchor(one['name'])}) | {one['model']['parameters'] / 1e6:.2f} M "
-            f"| {one['model']['weights']} | {shown} |"
+            f"| [{markdown(one['name'])}](#{address(_anchor(one['name']))}) "
+            f"| {one['model']['parameters'] / 1e6:.2f} M | {markdown(one['model']['weights'])} | {shown} |"
         )
-    lines += ["", f"Pictures: {record['data']}. Made by", "", "```text", record["command"], "```"]
+    lines += ["", f"Pictures: {markdown(record['data'])}. Made by", "", *markdown_block(record["command"])]
     for one in networks:
-        lines += ["", f"## {one['name']}", ""]
+        lines += ["", f"## {markdown(one['name'])}", ""]
         if one["untrained"]:
             lines += [f"**{UNTRAINED}.**", ""]
         for entry in one["pictures"]:
             best = entry["predictions"][0]
             name = Path(entry["file"]).name
-            lines.append(f"`{name}`: {best['class']}, {100 * best['probability']:.0f} %")
-            lines += ["", f"![{one['name']} looks at {name}]({folder}/{one['name']}/{entry['sheet']})", ""]
+            lines.append(f"{markdown_code(name)}: {markdown(best['class'])}, {100 * best['probability']:.0f} %")
+            sheet = address(f"{folder}/{one['name']}/{entry['sheet']}")
+            lines += ["", f"![{markdown(one['name'])} looks at {markdown(name)}]({sheet})", ""]
         for name, reason in one["failed"].items():
-            lines += [f"`{Path(name).name}` cannot be read: {reason}", ""]
+            lines += [f"{markdown_code(Path(name).name)} cannot be read: {markdown(reason)}", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from .command_line import DONE, Arg, UsageError, register_models, typed
 from .evaluation_commands import Device, Size, Threads
 from .explain_commands import drawn_scenes, scenes_asked_for, words_of
-from .terminal import check_creatable, progress_bar
+from .terminal import check_creatable, printable, progress_bar
 
 
 def gallery(
@@ -47,13 +47,13 @@ def gallery(
     for exhibit in exhibits:
         explaining.check_kinds(exhibit.classifier, wanted.kinds)
         if exhibit.untrained:
-            print(f"note: {exhibit.classifier.title} is {explaining.UNTRAINED}", file=sys.stderr)
+            print(f"note: {printable(exhibit.classifier.title)} is {explaining.UNTRAINED}", file=sys.stderr)
     data = f"{scenes} drawn scenes that no run has learned from" if scenes else images
     with progress_bar() as progress:
         record = build_gallery(exhibits, page, wanted, command=typed(), data=data, seen=progress)
     sheets = sum(len(one["pictures"]) for one in record["networks"])
     for name, reason in {name: why for one in record["networks"] for name, why in one["failed"].items()}.items():
-        print(f"broadsight: {name} cannot be read: {reason}", file=sys.stderr)
+        print(f"broadsight: {printable(name)} cannot be read: {printable(reason)}", file=sys.stderr)
     print(f"gallery: {page} ({sheets} sheets of {len(exhibits)} networks in {page.with_suffix('')})")
     return DONE
 

@@ -1,6 +1,5 @@
 """What a classifier sees in pictures, one after the other: nothing is kept, so there may be any number of them."""
 
-import csv
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from torch import Tensor
 from .classifier import Classifier
 from .data.listing import is_image
 from .data.loading import Batch, EvalOrder, Pictures, close, default_workers, load
+from .data.names import CsvRows, printable
 from .data.sources import Source
 from .data.unlabelled import Unlabelled
 from .drawing import whole_file
@@ -141,18 +141,14 @@ class CsvWriter:
     """A line for each picture: file, class_1, probability_1, class_2, …, error. Bytes of file names are kept."""
 
     def __init__(self, file: TextIO, top: int):
-        self.plain = csv.writer(file, lineterminator="\n")
-        self.quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        self.top = top
+        self.rows, self.top = CsvRows(file), top
         ranks = [f"{what}_{rank}" for rank in range(1, top + 1) for what in ("class", "probability")]
-        self.plain.writerow(["file", *ranks, "error"])
+        self.rows.write(["file", *ranks, "error"])
 
     def write(self, prediction: Prediction) -> None:
         pairs = zip(prediction.classes, map(_short, prediction.probabilities), strict=True)
         cells = [cell for pair in pairs for cell in pair] or [""] * (2 * self.top)
-        row = [prediction.file, *cells, prediction.error]
-        # Python before 3.13 quotes a carriage return only where lines end in one
-        (self.quoted if any("\r" in str(cell) for cell in row) else self.plain).writerow(row)
+        self.rows.write([prediction.file, *cells, prediction.error])
 
     def finish(self) -> None:
         pass
@@ -313,12 +309,6 @@ class Summary:
         if self.failed > len(self.failures):
             lines.append(f"  and {self.failed - len(self.failures):,} more")
         return lines
-
-
-def printable(text: str) -> str:
-    """For a terminal: what is no letter, such as a line break or bytes that are not Unicode, as an escape."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def write_settings(path: str, command: str, classifier: Classifier, summary: Summary) -> None:

@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .data.names import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,12 +42,23 @@ def number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
 
 def _console() -> "Console":
     from rich.console import Console
+    from rich.text import Text
 
     class Pipe(Console):
         def on_broken_pipe(self) -> None:  # rich would leave with code 1; `main` knows better
             raise BrokenPipeError
 
-    return Pipe()
+        def render_str(self, text: str, **options: Any) -> Text:
+            # what stands in a table may be the name of a class or file: [red] and escape sequences are letters there
+            options |= {"markup": False, "emoji": False}
+            return super().render_str(printable_lines(text), **options)
+
+    return Pipe(markup=False, emoji=False)
+
+
+def printable_lines(text: str) -> str:
+    """Text for a terminal with its line breaks, and without anything else that is no letter."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def show(table: "Table", whole: bool = False) -> None:
@@ -72,7 +85,7 @@ def progress_bar() -> Generator[Progress, None, None]:
         parts.MofNCompleteColumn(),
         parts.TimeElapsedColumn(),
         parts.TimeRemainingColumn(),
-        "{task.description}",
+        parts.TextColumn("{task.description}", markup=False),
         console=console,
         transient=True,
         auto_refresh=False,
@@ -80,4 +93,8 @@ def progress_bar() -> Generator[Progress, None, None]:
     )
     with bar:
         task = bar.add_task("")
-        yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing, refresh=True)
+
+        def update(done: int, total: int | None, doing: str) -> None:
+            bar.update(task, completed=done, total=total, description=printable(doing), refresh=True)
+
+        yield update

@@ -12,6 +12,7 @@ import timm
 import torch
 import yaml
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from . import broadcast_tables, dense_tables, map_tables
@@ -145,12 +146,12 @@ def render(checks: Sequence[Check]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("match")
     table.add_column("note", overflow="fold")
-    marks = {"match": "[green]yes[/]", "explained": "[yellow]no, explained[/]", "miss": "[red]NO[/]"}
+    marks = {"match": ("yes", "green"), "explained": ("no, explained", "yellow"), "miss": ("NO", "red")}
     for c in checks:
         ours, executed = ("" if x is None else f"{x:.3f}" for x in (c.ours, c.executed))
         if c.figure in map_tables.SIZES:
             ours = f"{c.ours:.0f}"
-        mark = marks.get(c.status, f"[yellow]{c.status}[/]")
+        mark = Text(*marks.get(c.status, (c.status, "yellow")))
         table.add_row(c.family, c.row, c.figure, c.convention, c.paper, ours, executed, mark, c.note)
     return table
 

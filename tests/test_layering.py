@@ -81,7 +81,7 @@ INSIDE = {
     "classifier": {"data", "dry_run", "given_weights", "models", "packaged_weights", "pooling", "run_request", "train"},
     "evaluation_tasks": {"classifier", "data", "evaluate", "train"},
     "evaluating": {"benchmark", "classifier", "data", "evaluate", "evaluation_tasks", "macs"},
-    "evaluation_record": {"benchmark", "evaluate", "evaluating", "provenance", "report"},
+    "evaluation_record": {"benchmark", "data", "evaluate", "evaluating", "provenance", "report"},
     "reporting": {
         "classifier",
         "data",
@@ -114,7 +114,7 @@ INSIDE = {
         "verify",
     },
     "analysis_record": {"analysis_subjects", "analyzing", "drawing", "provenance"},
-    "explanation_files": {"classifier", "drawing", "explain", "predicting", "provenance"},
+    "explanation_files": {"classifier", "data", "drawing", "explain", "predicting", "provenance"},
     "explaining": {"classifier", "data", "explain", "explanation_files", "predicting"},
     "gallery": {"classifier", "data", "drawing", "explain", "explaining", "explanation_files"},
     "demo": {
@@ -195,7 +195,7 @@ INSIDE = {
     "dense_tables": {"dense", "layers", "macs", "map_tables"},
     "verify": {"__init__", "broadcast_tables", "dense_tables", "layers", "macs", "map_tables", "models"},
     "command_line": {"models"},
-    "terminal": set(),
+    "terminal": {"data"},
     "evaluation_commands": {
         "classifier",
         "command_line",
@@ -264,7 +264,7 @@ INSIDE = {
         "terminal",
         "train",
     },
-    "app_commands": {"command_line", "demo", "evaluation_commands", "predicting", "train"},
+    "app_commands": {"command_line", "demo", "evaluation_commands", "predicting", "terminal", "train"},
     "cli": {
         "__init__",
         "accuracy_plot",

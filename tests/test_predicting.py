@@ -16,6 +16,7 @@ from PIL import Image
 from broadsight import predicting
 from broadsight.classifier import Classifier, open_classifier
 from broadsight.cli import main
+from broadsight.data.names import csv_text
 from broadsight.data.unlabelled import Unlabelled, find_images
 from broadsight.evaluate.imagenet_sets import class_names as imagenet_names
 from broadsight.predicting import CsvWriter, JsonWriter, Prediction, Summary, class_names, predict, printable, writing
@@ -195,7 +196,7 @@ def written(path: Path, form: str, predictions=SOME) -> None:
 def test_csv__reads_back(tmp_path):
     written(tmp_path / "x.csv", "csv")
     with open(tmp_path / "x.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        header, *rows = csv.reader(file)
+        header, *rows = [[csv_text(cell) for cell in row] for row in csv.reader(file)]
     assert header == ["file", "class_1", "probability_1", "class_2", "probability_2", "error"]
     good = ["dog, wet", "0.75", 'the "odd" one', "1.23457e-09", ""]
     assert rows == [[name, *good] for name in ODD] + [["broken,\r\n.png", "", "", "", "", 'no "image"']]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .folder_source import FolderSource
 from .listing import TRAIN, VAL, Part, Parts, in_order, is_image, some
+from .names import csv_text
 from .walking import entries, is_there
 
 # What columns are called, by their letters alone; the first of them that is there counts.
@@ -134,11 +135,19 @@ def _lines(path: Path, whole: bool = False) -> Iterator[Line]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     try:
         for fields in reader:
-            fields = [field.strip() for field in fields]
+            fields = [_said(path, field.strip()) for field in fields]
             if any(fields) and not (comments and fields[0].startswith("#")):
                 yield reader.line_num, fields
     except csv.Error as error:
         raise ValueError(f"{path} line {reader.line_num}: {error}; see to its quotation marks") from None
+
+
+def _said(path: Path, field: str) -> str:
+    """A field without the apostrophe that our own tables put before what a spreadsheet would take for a formula; a file
+    that has one in its name keeps it."""
+    text = csv_text(field)
+    named_so = text != field and os.path.isfile(_place(path, field)) and not os.path.isfile(_place(path, text))
+    return field if named_so else text
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 NOTHING = "\u2013"  # shown where a number is not known
 SPACE = "\u00a0"  # between a number and its unit, which stay on one line
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any
 
+from ..data.names import printable
+
 PLAIN_EVERY = 30.0  # seconds between plain lines within an epoch
 
 
@@ -75,7 +77,7 @@ class Display:
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        self.spoke = time.monotonic()
+        self.spoke, text = time.monotonic(), "\n".join(map(printable, text.split("\n")))
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:

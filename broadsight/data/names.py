@@ -1,0 +1,120 @@
+"""Names that others have chosen, of files, classes and runs, wherever they are written: they stay mere text.
+
+A name may be a formula to a spreadsheet, a link or HTML to a Markdown page, a command to a terminal, or a way out of a
+folder. HTML is `report.words.escape`'s.
+"""
+
+import csv
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import quote
+
+MOST_BYTES = 200  # of a file name, which gets a number and an ending too
+# Where a spreadsheet may see a formula begin: in a cell, and behind what parts cells in some countries; also in wide
+# letters, which some of them read alike
+_BEGIN, _SIGN = "(?:^|(?<=[;\t\r\n]))", "'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
+_FORMULA, _QUOTED_FORMULA = re.compile(f"{_BEGIN}(?={_SIGN})"), re.compile(f"{_BEGIN}'(?={_SIGN})")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+# An address needs no brackets to become a link: it has :// or www.
+_MARKS = re.compile(r"([\\`*_\[\]<>#|~&@$]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
+_NO_FILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u2028-\u202e\u2066-\u2069]')
+
+
+def printable(text: str) -> str:
+    """For a terminal: what is no letter, such as a line break or bytes that are not Unicode, as an escape."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+# --- CSV -----------------------------------------------------------------------------------------------------------
+
+
+class CsvRows:
+    """Writes rows of a CSV file for programs and spreadsheets alike.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe in front, which spreadsheets and `csv_text` take
+    for no part of it. Numbers, and texts that are numbers, stay as they are.
+    """
+
+    def __init__(self, file: TextIO):
+        self.plain = csv.writer(file, lineterminator="\n")
+        self.quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+
+    def write(self, row: Iterable[Any]) -> None:
+        cells = [csv_cell(cell) for cell in row]
+        # Python before 3.13 quotes a carriage return only where lines end in one; some countries' spreadsheets part
+        # fields at semicolons
+        odd = any(isinstance(cell, str) and re.search("[\r\t;]", cell) for cell in cells)
+        (self.quoted if odd else self.plain).writerow(cells)
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell as it is written: text that would be a formula behind an apostrophe."""
+    return value if not isinstance(value, str) or _NUMBER.fullmatch(value) else _FORMULA.sub("'", value)
+
+
+def csv_text(cell: str) -> str:
+    """What a cell says: the opposite of `csv_cell`."""
+    return _QUOTED_FORMULA.sub("", cell)
+
+
+# --- Markdown ------------------------------------------------------------------------------------------------------
+
+
+def markdown(text: object) -> str:
+    """Any text as one line of Markdown that shows it and nothing else: no link, no HTML, no further column."""
+    return _MARKS.sub(r"\\\1", printable(str(text)))
+
+
+def markdown_code(text: object) -> str:
+    """Likewise in the letters of code; not for tables, where a bar would end the column."""
+    text = printable(str(text))
+    marks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") or not text else ""
+    return f"{marks}{space}{text}{space}{marks}"
+
+
+def markdown_block(text: str) -> list[str]:
+    """Lines of a block of code, whatever the text has in it."""
+    marks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return [f"{marks}text", *map(printable, text.split("\n")), marks]
+
+
+def address(path: str) -> str:
+    """A relative path as the address of a link in Markdown or HTML."""
+    return quote(os.fsencode(path), safe="/")
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def file_stem(name: str, otherwise: str = "picture") -> str:
+    """The name of a file without folders and ending, good for a new file on any system: never a way out of a folder."""
+    stem = _NO_FILE.sub("_", Path(name).stem).rstrip(" .")
+    while len(os.fsencode(stem)) > MOST_BYTES:
+        stem = stem[:-1]
+    return stem.rstrip(" .") or otherwise
+
+
+def unique_stems(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
+    """What the files of each image are called: as the image, with a number where two would be the same.
+
+    Args:
+        taken: Names that are in use already.
+    """
+    used = {name.casefold() for name in taken}
+    numbers: dict[str, int] = {}
+    stems = []
+    for name in names:
+        stem = first = file_stem(name)
+        number = numbers.get(first.casefold(), 1)
+        while stem.casefold() in used:  # to some disks, Dog and dog are the same
+            number += 1
+            stem = f"{first}-{number}"
+        numbers[first.casefold()] = number
+        used.add(stem.casefold())
+        stems.append(stem)
+    return stems

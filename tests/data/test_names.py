@@ -1,0 +1,111 @@
+"""Names that others have chosen stay mere text in CSV files, Markdown, terminals and folders."""
+
+import csv
+import html
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from broadsight.data.list_source import open_list, read_paths
+from broadsight.data.names import (
+    CsvRows,
+    address,
+    csv_cell,
+    csv_text,
+    file_stem,
+    markdown,
+    markdown_block,
+    markdown_code,
+    printable,
+    unique_stems,
+)
+from tests.nasty_names import NASTY
+from tests.small_runs import png
+
+
+def table(*rows):
+    file = io.StringIO()
+    writer = CsvRows(file)
+    for row in rows:
+        writer.write(row)
+    return file.getvalue()
+
+
+def test_csv__no_cell_is_a_formula_and_all_read_back():
+    text = table(*([name, 1, name] for name in NASTY))
+    for delimiter in ",;":  # as spreadsheets here and elsewhere read it
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
+            assert not any(re.match("[=+\\-@\uff1d]", cell.lstrip()) for cell in row), row
+    found = list(csv.reader(io.StringIO(text, newline="")))
+    assert [[csv_text(cell) for cell in row] for row in found] == [[name, "1", name] for name in NASTY]
+
+
+def test_csv__numbers_stay_numbers():
+    assert table([-1.5, "-0.5", "+3", "-1e-05", "-inf", -2, "a"]) == "-1.5,-0.5,+3,-1e-05,-inf,-2,a\n"
+    assert csv_cell("-1+2") == "'-1+2" and csv_cell("-") == "'-" and csv_cell("it's") == "it's"
+    for text in ("=a", "'=a", "''=a", "a", "'a", "", "-1", "'-1", "-1x"):
+        assert csv_text(csv_cell(text)) == text
+
+
+def test_csv__a_table_of_ours_is_a_list_of_images(tmp_path):
+    names = ["=1.png", "+a.png", "-b.png", "@c.png", "'=d.png", "''=e.png", "plain.png", "a;=1.png"]
+    for name in names:
+        (tmp_path / name).write_bytes(png(1, 2, 3))
+    listed = tmp_path / "list.csv"
+    classes = ["=x", "-y"] * 4
+    listed.write_text(table(["file", "label"], *zip(names, classes, strict=True)), encoding="utf-8")
+    assert read_paths(listed) == [str(tmp_path / name) for name in names]
+    part = open_list(listed)["all"]
+    assert list(part.source.classes) == ["-y", "=x"] and part.source.labels.tolist() == [1, 0] * 4
+    listed.write_text("file\n'=d.png\n", encoding="utf-8")  # somebody else's, who knows of no apostrophes
+    (tmp_path / "=d.png").unlink(missing_ok=True)
+    assert read_paths(listed) == [str(tmp_path / "'=d.png")]
+
+
+@pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
+def test_markdown__shows_the_name_and_nothing_else(name):
+    """As a reader of Markdown takes it: a mark is a letter behind a backslash."""
+    text = markdown(name)
+    assert "\n" not in text and text.isprintable()
+    bare = re.sub(r"\\.", "", text)
+    assert not re.search(r"[<>`*_\[\]|&@]|://|www\.", bare)
+    assert re.sub(r"\\([^\w\s]|_)", r"\1", text) == printable(name)
+    code = markdown_code(name)
+    marks, inner = re.fullmatch(r"(`+)(?!`)(.*)(?<!`)\1", code).groups()
+    assert marks not in re.findall("`+", inner) and inner.strip() == printable(name).strip()
+    first, *lines, last = markdown_block(name)
+    assert first == f"{last}text" and not any(line.startswith(last) for line in lines)
+    assert re.fullmatch(r"[\w.~/%-]*", address(name))
+
+
+@pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
+def test_printable__a_terminal_obeys_no_name(name):
+    text = printable(name)
+    assert text.isprintable() and text.encode("utf-8") is not None
+
+
+def test_files__stay_in_their_folder(tmp_path):
+    forms = ("{}", "{}.jpg", "x.tar/{}.jpg", "..{}", "{}/...jpg")
+    names = [form.replace("{}", name) for name in NASTY for form in forms]
+    stems = unique_stems(names, ["taken"])
+    assert len({stem.casefold() for stem in stems}) == len(names)
+    for stem in stems:
+        file = tmp_path / "out" / stem / "x.png"
+        assert Path(os.path.normpath(file)).parent.parent == tmp_path / "out"
+        assert len(os.fsencode(f"{stem}.png")) < 255 and not re.search(r'[\x00-\x1f/\\:*?"<>|]', stem)
+    assert file_stem("...jpg") == file_stem("..") == file_stem("") == "picture"
+    assert unique_stems(["a.jpg", "b/a.jpg", "a-2.jpg", "A.png"]) == ["a", "a-2", "a-2-2", "A-3"]
+    assert unique_stems(["Taken.jpg"], ["taken"]) == ["Taken-2"]
+
+
+def test_nasty__html_of_a_name_is_its_text():
+    from broadsight.report.words import escape
+
+    for name in NASTY:
+        shown = escape(name)
+        assert not re.search("[<>\"']", shown) and "\x1b" not in shown and "\u202e" not in shown
+        left = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\udcff]", "\ufffd", name)
+        assert html.unescape(shown) == left
