@@ -7,8 +7,26 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .command_line import DONE, INTERRUPTED, Arg, UsageError, register_models, typed, value_of
-from .evaluation_commands import Checkpoint, Device, ModelArgs, Pretrained, Size, Threads, Workers, new_folder
+from .command_line import (
+    DONE,
+    INTERRUPTED,
+    MOST,
+    TIMM_NAMES,
+    Arg,
+    Checkpoint,
+    Device,
+    ModelArgs,
+    Pretrained,
+    Size,
+    Threads,
+    UsageError,
+    check_options,
+    refuse_all,
+    register_models,
+    typed,
+    value_of,
+)
+from .evaluation_commands import new_folder
 from .terminal import check_writable, progress_bar, show
 
 if TYPE_CHECKING:
@@ -19,6 +37,7 @@ if TYPE_CHECKING:
     from .terminal import Progress
 
 FOLDER = "analyses"
+SHOWN = "networks that are shown pictures"
 
 
 def analyze(
@@ -41,9 +60,12 @@ def analyze(
             metavar="DATA",
         ),
     ] = None,
-    samples: Annotated[int | None, Arg("so many pictures, drawn by chance; without it what the measure takes")] = None,
+    samples: Annotated[
+        int | None, Arg("so many pictures, drawn by chance; without it what the measure takes", of=(SHOWN,), least=1)
+    ] = None,
     part: Annotated[
-        Literal["auto", "train", "val", "test", "all"], Arg("of DATA; auto: what is set apart to validate, or all")
+        Literal["auto", "train", "val", "test", "all"],
+        Arg("of DATA; auto: what is set apart to validate, or all", of=(SHOWN,)),
     ] = "auto",
     set: Annotated[
         list[str] | None,
@@ -55,23 +77,32 @@ def analyze(
     pretrained: Pretrained = True,
     model_args: ModelArgs = None,
     size: Size = None,
-    batch: Annotated[int | None, Arg("images per call; without it what suits the measure")] = None,
-    workers: Workers = None,
+    batch: Annotated[
+        int | None, Arg("images per call; without it what suits the measure", of=(SHOWN,), least=1)
+    ] = None,
+    workers: Annotated[int | None, Arg("processes that prepare images", of=(SHOWN,), least=0, most=MOST)] = None,
     threads: Threads = None,
     device: Device = "auto",
     seed: Annotated[
-        int | None, Arg("of samples, random weights and what a measure draws; and of scenes, where it is the run's")
+        int | None,
+        Arg(
+            "of samples, random weights and what a measure draws; and of scenes, where it is the run's",
+            of=(SHOWN, TIMM_NAMES),
+            least=0,
+        ),
     ] = None,
-    strict: Annotated[bool, Arg("stop at an image that cannot be read instead of skipping it")] = False,
-    root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR")] = None,
-    download: Annotated[bool, Arg("let a timm dataset be fetched")] = False,
+    strict: Annotated[bool, Arg("stop at an image that cannot be read instead of skipping it", of=(SHOWN,))] = False,
+    root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR", of=(SHOWN,))] = None,
+    download: Annotated[bool, Arg("let a timm dataset be fetched", of=(SHOWN,))] = False,
     json: Annotated[
         str | None, Arg("print the record as JSON, not tables, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
 ) -> int:
     """Measure what networks do inside: the papers' figures, as PNG, SVG and numbers."""
+    given = dict(locals())
     check_writable(json if json != "-" else None)
     if measure in (None, "list"):
+        refuse_all(analyze, given, ("measure", "json"), "analyze list shows all measures alone")
         return _list(json)
     register_models()
     from .analysis.measures import find_measure
@@ -84,6 +115,7 @@ def analyze(
 
     _check_order(measure, networks or [])
     entry = find_measure(measure)
+    check_options(analyze, given, _facts(entry.name, networks or [], data))
     need_matplotlib()
     if plot is not None:
         check_writable(plot)
@@ -124,6 +156,17 @@ def analyze(
             show(table, whole=True)
         print(f"written: {folder} (figure.png, figure.svg, analysis.json)")
     return INTERRUPTED if analysis.how["interrupted"] else DONE
+
+
+def _facts(measure: str, networks: list[str], data: str | None) -> dict[str, str | None]:
+    """What options are for; see `Arg.of`."""
+    written = [name for name in networks if measure == "front" and Path(name).is_file()]
+    named = [name for name in networks if name not in written and not Path(name).is_dir()]
+    asked = measure != "front" or data is not None or bool(named)
+    return {
+        SHOWN: None if asked else "front reads what training and eval have found; give --data to ask again",
+        TIMM_NAMES: None if named else f"{' '.join(networks[:3])} brings weights and arguments of its own",
+    }
 
 
 def _run(asked: "Asked", progress: "Progress") -> "Analysis":

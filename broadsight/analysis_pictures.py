@@ -13,7 +13,7 @@ from .analysis_subjects import Asked, Subject
 from .data.evaluation_source import Found, Which, open_part, same_data
 from .data.folder_source import IMAGES, MASKS
 from .data.loading import EvalOrder, Pictures, close, load
-from .data.sources import LISTS, Source
+from .data.sources import LISTS, Source, check_places
 from .data.unlabelled import find_images
 from .data.view import View, sample
 from .data.walking import entries, is_folder
@@ -72,6 +72,7 @@ def open_pictures(
         data = "scenes"
         notes.append("no --data, so the pictures are built-in scenes; give your own by --data")
     if data == "scenes" or data.startswith("scenes:"):
+        check_places([data], root, download)
         found = _scenes(data, part, subjects, seed or 0)
     else:
         options: dict[str, Any] = dict(seed=seed or 0, channels=channels, root=root, download=download)
@@ -83,6 +84,7 @@ def _own_pictures(subject: Subject, part: Which, root: str | None, download: boo
     if subject.dense is None:
         assert subject.classifier is not None
         return found_in(subject.classifier, own_splits(subject.classifier, root, download), part)
+    check_places([str(subject.own_data)], root, download)
     splits = subject.dense.own_data()
     view = Whole(splits.train if part == "train" else splits.val)
     about = {**splits.description, "data": subject.own_data, "part": "train" if part == "train" else "val"}

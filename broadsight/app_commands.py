@@ -3,10 +3,23 @@
 import os
 import sys
 import webbrowser
+from pathlib import Path
 from typing import Annotated
 
-from .command_line import DONE, Arg, register_models, value_of
-from .evaluation_commands import Checkpoint, Device, ModelArgs, Pretrained, Size, Threads
+from .command_line import (
+    DONE,
+    TIMM_NAMES,
+    Arg,
+    Checkpoint,
+    Device,
+    ModelArgs,
+    Pretrained,
+    Size,
+    Threads,
+    check_options,
+    register_models,
+    value_of,
+)
 from .terminal import printable
 
 
@@ -35,8 +48,11 @@ def app(
     device: Device = "auto",
 ) -> int:
     """Serve a local web page: ask networks about pictures, look inside them, compare them."""
+    given = dict(locals())
     from .demo import server
 
+    named = [name for name in runs or [] if not Path(name).is_dir()]
+    check_options(app, given, {TIMM_NAMES: None if named else "none is named"})
     server.need_gradio()
     server.free_port(host, port)  # refused before networks are opened
     server.check_megabytes(max_upload)

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import pickle
-import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+
+from .errors import first_line, reason_of
 
 # Where training scripts put the weights in what they save, the usual place first.
 WEIGHTS = ("state_dict", "model", "state_dict_ema")
@@ -32,7 +33,7 @@ def read_file(path: Path) -> Any:
         try:
             weights, about = load_file(path), metadata_of(path)
         except SafetensorError as error:
-            raise RuntimeError(f"{path} is not a readable safetensors file: {error}") from None
+            raise RuntimeError(f"{path} is not a readable safetensors file: {first_line(error)}") from None
         if DIGEST in about and about[DIGEST] != weights_digest(weights):
             raise RuntimeError(f"{path} is damaged: its weights are not those that were written; restore the file")
         return weights
@@ -191,20 +192,6 @@ def _refuse_compressed(path: Path) -> None:
             f"{path} cannot be loaded as a file of tensors only (its entry {packed[0].filename} is compressed, as "
             "torch saves none)"
         )
-
-
-def reason_of(error: Exception) -> str:
-    """Torch explains a refusal on a page, with what it refused in the middle."""
-    refused = re.search(r"GLOBAL (\S+)", str(error))
-    if refused:
-        return f"it holds a {refused[1]}, which could run code"
-    inner = re.search(r"WeightsUnpickler error: *(.+)", str(error))
-    return inner[1].strip() if inner else first_line(error)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, for errors of one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 # What numpy calls numbers, as `struct` does.

@@ -13,8 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jsonargparse import Namespace
-
 from . import __version__
 from .analysis_commands import analyze
 from .app_commands import app
@@ -22,24 +20,34 @@ from .command_line import (
     DONE,
     FAILED,
     INTERRUPTED,
+    MOST,
     WRONG_USAGE,
     Arg,
     Command,
+    Threads,
     UsageError,
+    Workers,
     build_parser,
+    check_values,
+    explicit,
     flag,
+    named_in,
     names_first,
+    refuse_ignored,
     register_models,
     remember,
     together,
     typed,
     value_of,
 )
+from .errors import is_usage, one_line
 from .evaluation_commands import eval, predict, report
 from .explain_commands import explain
 from .export_commands import export
 from .gallery_commands import gallery
 from .terminal import check_writable, number, printable, progress_bar, show
+
+EXPORTS = "exported runtimes (--runtime onnx and others)"
 
 
 def models(
@@ -118,7 +126,9 @@ def bench(
     ] = None,
     broadcast: Annotated[
         str | None,
-        Arg("run every model with each of these, joined by commas: none, cb, scaled, gate, hybrid"),
+        Arg(
+            "run every model with each of these, joined by commas: none, cb, scaled, gate, hybrid", of=("whole models",)
+        ),
     ] = None,
     head_only: Annotated[
         bool, Arg("only the pooling on feature maps of the right shapes, without the backbone")
@@ -137,27 +147,37 @@ def bench(
         Arg("by commas: eager, compile, onnx, int8 (of onnx), openvino, openvino-int8, pt2, executorch"),
     ] = "eager",
     start_up: Annotated[
-        bool, Arg("with an exported runtime: also time the start of every contender in a process of its own")
+        bool,
+        Arg("with an exported runtime: also time the start of every contender in a process of its own", of=(EXPORTS,)),
     ] = True,
     artefacts: Annotated[
-        str | None, Arg("keep what is exported in this folder, and use it again", metavar="FOLDER")
+        str | None, Arg("keep what is exported in this folder, and use it again", metavar="FOLDER", of=(EXPORTS,))
     ] = None,
-    batch: Annotated[int, Arg("images per call")] = 8,
-    threads: Annotated[int, Arg("threads of operators, in every runtime")] = 1,
+    batch: Annotated[int, Arg("images per call", least=1)] = 8,
+    threads: Annotated[int, Arg("threads of operators, in every runtime", least=1, most=MOST)] = 1,
     size: Annotated[
-        int | str, Arg("image side in pixels, or HEIGHTxWIDTH; several joined by commas show how costs grow")
+        int | str,
+        Arg(
+            "image side in pixels, or HEIGHTxWIDTH; several joined by commas show how costs grow",
+            of=("models that bring no size of their own (NAME@256)",),
+        ),
     ] = 224,
     growth_from: Annotated[
-        int, Arg("with several sizes: growth exponents are of those with at least the pixels of this side squared")
+        int,
+        Arg(
+            "with several sizes: growth exponents are of those with at least the pixels of this side squared",
+            of=("several sizes (--size 224,448)",),
+            least=1,
+        ),
     ] = 512,
-    rounds: Annotated[int, Arg("timed calls of each contender")] = 9,
-    warmup: Annotated[int, Arg("calls of each contender before those")] = 2,
+    rounds: Annotated[int, Arg("timed calls of each contender", least=1)] = 9,
+    warmup: Annotated[int, Arg("calls of each contender before those", least=0)] = 2,
     train: Annotated[bool, Arg("time forward and backward in train mode")] = False,
     fuse: Annotated[bool, Arg("fold what inference allows first, as `broadsight.fuse` does")] = False,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Arg("of weights and images")] = "float32",
     device: Annotated[str, Arg("cpu or cuda")] = "cpu",
     channels_last: Annotated[bool, Arg("channels-last memory format")] = False,
-    seed: Annotated[int, Arg("of weights and images")] = 0,
+    seed: Annotated[int, Arg("of weights and images", least=0)] = 0,
     json: Annotated[
         str | None, Arg("print JSON, not a table, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
@@ -165,10 +185,19 @@ def bench(
     scatter: Annotated[str | None, Arg("draw published top-1 against latency into such a file", metavar="FILE")] = None,
 ) -> int:
     """Time models side by side: latency, throughput, memory, share of the machine's peak; start-up and file size."""
+    given = dict(locals())
     found = [re.fullmatch(r"(\d+)(?:x(\d+))?", one.strip()) for one in str(size).split(",")]
     sizes = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
     if len(sizes) < len(found):
         raise UsageError(f"--size {size}; expected pixels such as 224 or, height first, 224x320; several by commas")
+    exports = any(name.strip() not in ("eager", "compile") for name in runtime.split(","))
+    facts = {
+        EXPORTS: None if exports else f"this is --runtime {runtime}",
+        "several sizes (--size 224,448)": None if len(sizes) > 1 else f"this has one, {size}",
+        "models that bring no size of their own (NAME@256)": None if not all("@" in m for m in models) else "all do",
+        "whole models": "--head-only runs the pool alone" if head_only else None,
+    }
+    refuse_ignored(bench, given, facts)
     if scatter and len(sizes) > 1:
         raise UsageError("--scatter with several sizes; accuracy is published for one: drop one of the two")
     for path in (json if json != "-" else None, plot, scatter):
@@ -257,9 +286,11 @@ def train(
     ] = None,
     out: Annotated[str | None, Arg("folder of the run; without it a new one in runs/", metavar="DIR")] = None,
     resume: Annotated[bool, Arg("continue the run in --out to the same result as if it had never stopped")] = False,
-    epochs: Annotated[int | None, Arg("passes over the data; short for --set epochs=")] = None,
-    size: Annotated[int | None, Arg("image side in pixels; short for --set image_size=")] = None,
-    batch: Annotated[int | None, Arg("images of an update, over all processes; short for --set batch_size=")] = None,
+    epochs: Annotated[int | None, Arg("passes over the data; short for --set epochs=", least=1)] = None,
+    size: Annotated[int | None, Arg("image side in pixels; short for --set image_size=", least=1)] = None,
+    batch: Annotated[
+        int | None, Arg("images of an update, over all processes; short for --set batch_size=", least=1)
+    ] = None,
     lr: Annotated[float | None, Arg("learning rate; short for --set lr=")] = None,
     pretrained: Annotated[bool, Arg("begin from timm's weights; short for --set pretrained=true")] = False,
     compile: Annotated[bool, Arg("torch.compile the network; short for --set compile=true")] = False,
@@ -287,13 +318,15 @@ def train(
     twin: Annotated[
         str | None, Arg("train the same network with this pooling too, in DIR/twin-POOL, and compare", metavar="POOL")
     ] = None,
-    seed: Annotated[int | None, Arg("of everything random; 0 without it")] = None,
-    workers: Annotated[int | None, Arg("processes that prepare images")] = None,
-    threads: Annotated[int | None, Arg("threads of torch's operators")] = None,
+    seed: Annotated[int | None, Arg("of everything random; 0 without it", least=0)] = None,
+    workers: Workers = None,
+    threads: Threads = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], Arg("where to train")] = "auto",
-    processes: Annotated[int | None, Arg("refuse to start unless torchrun has started so many")] = None,
-    log_every: Annotated[int | None, Arg("updates between lines of metrics.jsonl; 10 without it")] = None,
-    checkpoint_minutes: Annotated[float, Arg("between checkpoints within an epoch; one follows every epoch")] = 10.0,
+    processes: Annotated[int | None, Arg("refuse to start unless torchrun has started so many", least=1)] = None,
+    log_every: Annotated[int | None, Arg("updates between lines of metrics.jsonl; 10 without it", least=1)] = None,
+    checkpoint_minutes: Annotated[
+        float, Arg("between checkpoints within an epoch; one follows every epoch", least=0)
+    ] = 10.0,
     report: Annotated[bool, Arg("evaluate the best network at the end and write report.html")] = True,
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
@@ -312,7 +345,7 @@ def train(
             changes[name] = value
     register_models()
     from .train.engine import Interrupted
-    from .training import Request, write_report
+    from .training import Request, check_twin, write_report
     from .training import train as run
 
     arguments: dict[str, dict[str, Any]] = {
@@ -352,6 +385,8 @@ def train(
         checkpoint_minutes=checkpoint_minutes,
         report=report,
     )
+    if twin:
+        check_twin(request, twin)
     first = int(os.environ.get("RANK", 0)) == 0
     try:
         # The report of a run with a twin compares the two, so it is written when both are there
@@ -505,13 +540,11 @@ def main(argv: list[str] | None = None) -> int:
         return DONE
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED, debug)
-    except (ValueError, FileNotFoundError) as error:
-        return _complain(str(error), WRONG_USAGE, debug)
     except Exception as error:
-        if isinstance(error, ImportError) and "pip install" in str(error):  # an extra that is not there
-            return _complain(str(error), WRONG_USAGE, debug)
+        if is_usage(error):
+            return _complain(one_line(error), WRONG_USAGE, debug)
         where = "" if debug else "; --debug shows where"
-        return _complain(f"{str(error) or type(error).__name__}{where}", FAILED, debug)
+        return _complain(one_line(error) + where, FAILED, debug)
 
 
 def _run(argv: list[str]) -> int:
@@ -527,14 +560,19 @@ def _run(argv: list[str]) -> int:
         given = parser.parse_args(argv)
     except SystemExit as leave:  # how argparse ends after --help, --version and --print_config
         return leave.code if isinstance(leave.code, int) else DONE
-    values: Namespace = given[given.command]
-    return COMMANDS[given.command](**{k: v for k, v in values.as_dict().items() if k != "config"})
+    command, values = (
+        COMMANDS[given.command],
+        {k: v for k, v in given[given.command].as_dict().items() if k != "config"},
+    )
+    explicit(named_in(argv, command))
+    check_values(command, values)
+    return command(**values)
 
 
 def _complain(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print("broadsight: " + printable(" ".join(message.split())), file=sys.stderr)
+    print(f"broadsight: {printable(message)}", file=sys.stderr)
     return code
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .benchmark_settings import DTYPES, EXPORTED, Settings
 from .broadcasting import add_context_broadcast
+from .errors import first_line
 from .layers import GroupLogits, MultiTokenPool
 from .pooling import PooledModel, create_backbone, swap_pool
 
@@ -164,7 +165,7 @@ def load_rival(path: str) -> type[nn.Module]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {_first_line(error)}") from error
+        raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     found = getattr(module, "PerGroupPool", None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{path} defines no module class PerGroupPool; expected one with MultiTokenPool's arguments")
@@ -349,8 +350,4 @@ def blame(name: str, doing: str) -> Generator[None, None, None]:
     try:
         yield
     except Exception as error:
-        raise RuntimeError(f"{name} failed while {doing}: {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        raise RuntimeError(f"{name} failed while {doing}: {type(error).__name__}: {first_line(error)}") from error

@@ -2,7 +2,6 @@
 
 import json as json_
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,6 @@ from .terminal import check_creatable, number, printable, progress_bar, show
 WORST = 5  # classes that the terminal shows
 FEW = 50  # pictures that are all shown
 BATCH = 4  # pictures per call, unless asked for otherwise: they are large
-
-
-def refuse(task: str, given: Mapping[str, Any]) -> None:
-    """Options that mean nothing to a dense run."""
-    for name, value in given.items():
-        if value not in (None, False, ()):
-            raise UsageError(f"--{name.replace('_', '-')} is for classifiers; this run is of --task {task}")
 
 
 def eval_dense(

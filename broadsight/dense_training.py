@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 from accelerate import Accelerator
@@ -23,16 +22,13 @@ from .models.dense_model import dense_network
 from .run_request import Request, history
 from .seeds import seed_everything
 from .train.dense import DenseWork
-from .train.recipes import Recipe
-from .training_parts import Begun, Parts, fit_batch, image_channels, size_of
+from .train.recipes import FIXED, Recipe
+from .training_parts import Begun, Parts, check_fields, fit_batch, image_channels, size_of
 
 SCENES = 128  # pixels of scenes that nobody has asked a size for
 LARGEST = 320  # pixels that are chosen for pictures of unknown size
 ASPECT = 1333 / 800  # of the longest picture that detectors see whole
 LOOKED_AT = 32  # pictures of each part, before a run begins
-FIXED = ("ssdlite", "rtdetr")  # heads that take squares of one size
-# Fields of a recipe that mean nothing here: they are refused rather than forgotten.
-CLASSIFIERS_OWN = ("mixup", "cutmix", "smoothing", "erasing", "auto_augment", "distill", "repeated_aug", "layer_decay")
 
 
 def dense_parts(
@@ -40,7 +36,6 @@ def dense_parts(
 ) -> Parts:
     """A dense model and its pictures."""
     rank, count, task = accelerator.process_index, accelerator.num_processes, settings["task"]
-    _check_recipe(recipe, task)
     seed, channels = settings["seed"], image_channels(settings)
     scenes = settings["data"].partition(":")[0] == "scenes"
     splits = data_of(settings, recipe, channels)
@@ -57,6 +52,8 @@ def dense_parts(
 
     seed_everything(seed)
     model, arguments = network(settings, recipe, splits, pretrained=recipe.pretrained and not begun.weighted)
+    if not begun.stored:
+        check_fields(request, recipe, settings, model)
     if settings["init"] and not begun.weighted:
         notes.append(f"begins from {begin_dense(model, settings['init'])}")
     order = TrainOrder(
@@ -144,13 +141,6 @@ def _compile(model: Any) -> None:
     model.stages.compile()
 
 
-def _check_recipe(recipe: Recipe, task: str) -> None:
-    usual = {setting.name: setting.default for setting in fields(Recipe)}
-    for name in CLASSIFIERS_OWN:
-        if getattr(recipe, name) != usual[name]:
-            raise ValueError(f"{name}={getattr(recipe, name)} is for --task classify, not {task}; leave it out")
-
-
 def pictures_of(splits: DenseSplits, recipe: Recipe, top_down: bool) -> tuple[Any, Any]:
     """What is learned from, and what is judged on: pictures, or crops of their objects."""
     if not top_down:
@@ -202,8 +192,10 @@ def network(
     )
     try:
         model: Any = dense_network(**arguments, pretrained_backbone=pretrained)
-    except (ValueError, TypeError, ImportError):
+    except (ValueError, ImportError):
         raise
+    except TypeError as error:
+        raise ValueError(f"{head} on {settings['model']} cannot be created: {first_line(error)}") from None
     except Exception as error:
         what = (
             f"the pretrained weights of {settings['model']} cannot be had"

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .errors import first_line as first_line
+
 
 def image_size(model: Any) -> tuple[int, int]:
     """(H, W) that the network was built for: its own record of it, or what its weights were trained on."""
@@ -24,11 +26,6 @@ def image_channels(model: Any) -> list[int]:
 
 def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in short."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

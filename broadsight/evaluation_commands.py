@@ -5,34 +5,41 @@ import re
 import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from .command_line import DONE, FAILED, INTERRUPTED, Arg, UsageError, register_models, typed, value_of
-from .terminal import check_creatable, check_writable, number, printable, progress_bar, show
+from .command_line import (
+    CLASSIFIERS,
+    DENSE_RUNS,
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    MOST,
+    PARTS,
+    SCORED,
+    Arg,
+    Batch,
+    Checkpoint,
+    Device,
+    Flip,
+    Light,
+    ModelArgs,
+    Pretrained,
+    Run,
+    Scales,
+    Size,
+    Slide,
+    Threads,
+    UsageError,
+    Workers,
+    check_options,
+    facts_of,
+    register_models,
+    typed,
+    value_of,
+)
+from .terminal import check_creatable, check_writable, printable, progress_bar, show
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-WORST = 5  # classes that the terminal shows
-
-# Options that several commands share.
-Run = Annotated[str, Arg("folder of a run, or a timm name", True, "RUN|MODEL")]
-Checkpoint = Annotated[
-    str | None, Arg("weights for a timm name: a file, a run, or package (of an installed one)", metavar="RUN|FILE")
-]
-Pretrained = Annotated[bool, Arg("timm's own weights for a timm name; without them random ones, for a trial")]
-ModelArgs = Annotated[
-    list[str] | None, Arg("arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", pairs=True)
-]
-Size = Annotated[int | None, Arg("image side in pixels; without it what the network was trained for")]
-Light = Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens alone")]
-Batch = Annotated[int, Arg("images per call")]
-Workers = Annotated[int | None, Arg("processes that prepare images")]
-Threads = Annotated[int | None, Arg("threads of torch's operators")]
-Flip = Annotated[bool, Arg("of a dense run: look at the mirror image of every picture too")]
-Scales = Annotated[str | None, Arg("of a dense run: look at pictures in several sizes, such as 0.75,1,1.25")]
-Slide = Annotated[bool, Arg("of a run that segments: look through overlapping windows instead of at the whole picture")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")]
+SUITES = ("occlusion", "fgsm", "salient", "corruptions")  # those that have options of their own
 
 
 def eval(
@@ -49,76 +56,100 @@ def eval(
         str | None,
         Arg(
             "joined by commas: occlusion, fgsm, salient, corruptions, robustness (all four); or what DATA must be: "
-            "imagenet, imagenet-real, imagenet-v2, imagenet-a, imagenet-r, imagenet-sketch"
+            "imagenet, imagenet-real, imagenet-v2, imagenet-a, imagenet-r, imagenet-sketch",
+            of=(CLASSIFIERS,),
         ),
     ] = None,
     beside: Annotated[
-        str | None, Arg("further runs and timm names to compare, joined by commas; NAME@FILE brings its weights")
+        str | None,
+        Arg(
+            "further runs and timm names to compare, joined by commas; NAME@FILE brings its weights", of=(CLASSIFIERS,)
+        ),
     ] = None,
     out: Annotated[
         str | None, Arg("folder for the result; without it a new one in evaluations/", metavar="DIR")
     ] = None,
     part: Annotated[
-        Literal["auto", "train", "val", "test", "all"], Arg("of DATA; auto: what is set apart to validate, or all")
+        Literal["auto", "train", "val", "test", "all"],
+        Arg("of DATA; auto: what is set apart to validate, or all", of=(PARTS,)),
     ] = "auto",
-    split: Annotated[float | None, Arg("where nothing is: the part that training with this --split held out")] = None,
-    samples: Annotated[int | None, Arg("so many pictures, drawn by chance, instead of all")] = None,
+    split: Annotated[
+        float | None, Arg("where nothing is: the part that training with this --split held out", of=(PARTS,))
+    ] = None,
+    samples: Annotated[int | None, Arg("so many pictures, drawn by chance, instead of all", least=1)] = None,
     metrics: Annotated[
         str | None,
         Arg(
             "figures, joined by commas, that must be there: top1, top5, loss, balanced_accuracy, macro_f1, auroc, ece, "
-            "confidence; without it all that can be"
+            "confidence; without it all that can be",
+            of=(CLASSIFIERS,),
         ),
     ] = None,
-    bins: Annotated[int, Arg("of the calibration error")] = 15,
+    bins: Annotated[int, Arg("of the calibration error", of=(CLASSIFIERS,), least=1)] = 15,
     checkpoint: Checkpoint = None,
     pretrained: Pretrained = True,
     model_args: ModelArgs = None,
     size: Size = None,
     light: Light = False,
     saliency: Annotated[
-        str | None, Arg("of the suite salient: scenes, gradcam, dino, or your own as file.py:function")
+        str | None,
+        Arg("of the suite salient: scenes, gradcam, dino, or your own as file.py:function", of=("--suite salient",)),
     ] = None,
-    dino_checkpoint: Annotated[str | None, Arg("weights of the saliency dino; timm's without", metavar="FILE")] = None,
-    corruptions: Annotated[str | None, Arg("of the suite corruptions, joined by commas; all fifteen without")] = None,
-    severities: Annotated[str | None, Arg("of the suite corruptions, joined by commas; 1,2,3,4,5 without")] = None,
-    epsilons: Annotated[str | None, Arg("of the suite fgsm, in 255ths, joined by commas; 1,4,8 without")] = None,
+    dino_checkpoint: Annotated[
+        str | None, Arg("weights of the saliency dino; timm's without", metavar="FILE", of=("--saliency dino",))
+    ] = None,
+    corruptions: Annotated[
+        str | None,
+        Arg("of the suite corruptions, joined by commas; all fifteen without", of=("--suite corruptions",)),
+    ] = None,
+    severities: Annotated[
+        str | None, Arg("of the suite corruptions, joined by commas; 1,2,3,4,5 without", of=("--suite corruptions",))
+    ] = None,
+    epsilons: Annotated[
+        str | None, Arg("of the suite fgsm, in 255ths, joined by commas; 1,4,8 without", of=("--suite fgsm",))
+    ] = None,
     occluded: Annotated[
-        str | None, Arg("of the suite occlusion, parts of the side, joined by commas; 0.25,0.5,0.75 without")
+        str | None,
+        Arg(
+            "of the suite occlusion, parts of the side, joined by commas; 0.25,0.5,0.75 without",
+            of=("--suite occlusion",),
+        ),
     ] = None,
-    real_labels: Annotated[str | None, Arg("other labels for imagenet-real than timm's", metavar="FILE")] = None,
+    real_labels: Annotated[
+        str | None, Arg("other labels for imagenet-real than timm's", metavar="FILE", of=(CLASSIFIERS,))
+    ] = None,
     flip: Flip = False,
     scales: Scales = None,
     slide: Slide = False,
-    batch: Annotated[int | None, Arg("images per call; 64, or of a dense run 4")] = None,
+    batch: Annotated[int | None, Arg("images per call; 64, or of a dense run 4", least=1)] = None,
     workers: Workers = None,
     threads: Threads = None,
     device: Device = "auto",
     seed: Annotated[
-        int | None, Arg("of samples and suites; and of scenes and hold-outs, where it is the run's")
+        int | None,
+        Arg(
+            "of samples and suites; and of scenes and hold-outs, where it is the run's",
+            of=(PARTS, "--samples"),
+            least=0,
+        ),
     ] = None,
     strict: Annotated[bool, Arg("stop at an image that cannot be read instead of skipping it")] = False,
-    latency: Annotated[bool, Arg("take times")] = True,
-    root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR")] = None,
-    download: Annotated[bool, Arg("let a timm dataset be fetched")] = False,
+    latency: Annotated[bool, Arg("take times", of=(CLASSIFIERS,))] = True,
+    root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR", of=(CLASSIFIERS,))] = None,
+    download: Annotated[bool, Arg("let a timm dataset be fetched", of=(CLASSIFIERS,))] = False,
     json: Annotated[
         str | None, Arg("print the record as JSON, not tables, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
 ) -> int:
     """Evaluate a run: accuracy, calibration and robustness, or AP and mIoU of a dense one; with a report."""
+    given = dict(locals())
     check_writable(json if json != "-" else None)
     register_models()
-    from .train.run_folder import task_of
+    facts = _facts_of_eval(run, data, _words(suite) or (), _words(beside) or (), saliency, samples)
+    check_options(eval, given, facts)
+    if facts[DENSE_RUNS] is None:
+        from .dense_commands import eval_dense
 
-    if task_of(Path(run)) not in (None, "classify"):
-        from .dense_commands import eval_dense, refuse
-
-        refuse(
-            "detect, instances, segment or keypoints",
-            dict(suite=suite, beside=beside, metrics=metrics, checkpoint=checkpoint, model_args=model_args, light=light)
-            | dict(saliency=saliency, corruptions=corruptions, severities=severities, epsilons=epsilons)
-            | dict(occluded=occluded, real_labels=real_labels, root=root, download=download),
-        )
         return eval_dense(
             run,
             data,
@@ -138,9 +169,9 @@ def eval(
             device=device,
             strict=strict,
         )
-    _only_dense(flip=flip, scales=scales, slide=slide)
     from .evaluate.suites import Choices
     from .evaluating import evaluate
+    from .evaluation_record import terminal_tables
     from .evaluation_tasks import Asked
     from .reporting import write_evaluation
     from .train.recipes import assignments
@@ -195,7 +226,7 @@ def eval(
     if json == "-":
         print(json_.dumps(record, indent=1, allow_nan=False))
         return INTERRUPTED if evaluation.how["interrupted"] else DONE
-    for table in _tables(record):
+    for table in terminal_tables(record):
         show(table, whole=True)
     if record["skipped"]:
         print(f"{len(record['skipped'])} pictures could not be read; the report names them", file=sys.stderr)
@@ -216,10 +247,21 @@ def new_folder(out: str | None, usual: str = "evaluations") -> Path | None:
     return folder
 
 
-def _only_dense(**given: Any) -> None:
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"--{name} is for dense runs (--task detect and others); this is a classifier")
+def _facts_of_eval(
+    run: str,
+    data: str | None,
+    suites: tuple[str, ...],
+    beside: tuple[str, ...],
+    saliency: str | None,
+    samples: int | None,
+) -> dict[str, str | None]:
+    facts = facts_of(run, *(one for one in beside if not one.partition("@")[1]))
+    dense = facts[CLASSIFIERS]
+    names = {f"--suite {name}": name in suites or "robustness" in suites for name in SUITES}
+    names |= {"--saliency dino": saliency == "dino" and names["--suite salient"], "--samples": samples is not None}
+    facts |= {name: dense or (None if holds else "which is not given") for name, holds in names.items()}
+    facts["--samples"] = None if samples is not None else "which is not given"
+    return facts | {PARTS: "a dense run is asked about what it validated on" if dense and data is None else None}
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
@@ -244,64 +286,6 @@ def next_folder(title: str, found: dict[str, Any]) -> Path:
     data = re.sub(r"\W+", "-", Path(str(found.get("data") or found.get("kind"))).name or "data").strip("-")
     stem = f"{data}-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', title)}"
     return Path("evaluations") / f"{stem}-{max(numbers_taken(Path('evaluations'), stem), default=0) + 1}"
-
-
-def _tables(record: dict[str, Any]) -> list["Table"]:
-    """What the terminal shows of a record: all classifiers, the worst classes, the suites."""
-    from rich.table import Table
-
-    from .evaluation_record import FIGURES
-    from .report.details import MEANS
-
-    models = [{**record["model"], "figures": record["figures"]}, *record["beside"]]
-    table = Table()
-    table.add_column("network")
-    for name in ("parameters M", "MACs G", "latency ms"):
-        table.add_column(name, justify="right", no_wrap=True)
-    names = [name for name in FIGURES if name in record["figures"]]
-    for name in names:
-        table.add_column(FIGURES[name] + ("" if name == "loss" else " %"), justify="right")
-    for model in models:
-        latency = model["latency_ms"]
-        latency = latency["median"] if isinstance(latency, dict) else latency
-        cells = [number(model["parameters"], 1e6), number(model["macs"], 1e9, 3), number(latency)]
-        table.add_row(model["title"], *cells, *(number(model["figures"].get(name)) for name in names))
-    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
-    if there < classes and len(means := [FIGURES[name] for name in names if name in MEANS]):
-        table.caption = f"{', '.join(means)} over {there} of {classes:,} classes: the others have no pictures here"
-        table.caption_justify = "left"
-    tables = [table]
-    seen = [row for row in record["per_class"] if row["pictures"]]
-    if len(seen) > 1:
-        worst = Table(title=f"the {min(WORST, len(seen))} worst of {len(seen)} classes")
-        worst.add_column("class")
-        for name in ("pictures", "recall %", "precision %"):
-            worst.add_column(name, justify="right")
-        worst.add_column("most often taken for")
-        for row in sorted(seen, key=lambda row: row["recall"])[:WORST]:
-            other = f"{row['most_confused_with']} ({row['confused']})" if row["confused"] else "-"
-            cells = [str(row["pictures"]), number(row["recall"], digits=1), number(row["precision"], digits=1)]
-            worst.add_row(row["class"], *cells, other)
-        tables.append(worst)
-    names = dict.fromkeys(suite["name"] for suite in record["suites"])
-    return tables + [_suite_table([suite for suite in record["suites"] if suite["name"] == name]) for name in names]
-
-
-def _suite_table(suites: list[dict[str, Any]]) -> "Table":
-    """One suite of all classifiers: their cases down, values of the axis across."""
-    from rich.table import Table
-
-    table = Table(title=f"{suites[0]['title']}: top-1 % by {suites[0]['axis']}", title_justify="left")
-    rows = [(suite["model"], row) for suite in suites for row in suite["rows"]]
-    places = list(dict.fromkeys(row["at"] for _, row in rows))
-    table.add_column("network", no_wrap=True)
-    table.add_column("case", no_wrap=True)
-    for place in places:
-        table.add_column("top-1" if place is None else f"{place:g}", justify="right")
-    for model, case in dict.fromkeys((model, row["case"]) for model, row in rows):
-        found = {row["at"]: row["top1"] for name, row in rows if (name, row["case"]) == (model, case)}
-        table.add_row(model, case, *(number(found.get(place), digits=1) for place in places))
-    return table
 
 
 def report(
@@ -331,7 +315,7 @@ def predict(
         list[str] | None, Arg("files, folders, or quoted patterns such as 'photos/**/*.jpg'", True, "IMAGE")
     ] = None,
     list: Annotated[str | None, Arg("text file with the path of an image on every line", metavar="FILE")] = None,
-    top: Annotated[int, Arg("classes of each image, the most probable first")] = 5,
+    top: Annotated[int, Arg("classes of each image, the most probable first", of=(CLASSIFIERS,), least=1)] = 5,
     csv: Annotated[
         str | None, Arg("print CSV, not a table, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
@@ -345,22 +329,30 @@ def predict(
     size: Size = None,
     light: Light = False,
     out: Annotated[
-        str | None, Arg("of a dense run: folder for pictures with what was found drawn onto them", metavar="DIR")
+        str | None,
+        Arg("of a dense run: folder for pictures with what was found drawn onto them", metavar="DIR", of=(DENSE_RUNS,)),
     ] = None,
-    threshold: Annotated[float, Arg("of a dense run: the lowest score that is drawn")] = 0.5,
+    threshold: Annotated[
+        float, Arg("of a dense run: the lowest score that is drawn", of=(SCORED,), least=0, most=1)
+    ] = 0.5,
     boxes: Annotated[
         str | None,
-        Arg("of a pose model: where the objects are, a COCO .json or a detector's results.json", metavar="FILE"),
+        Arg(
+            "of a pose model: where the objects are, a COCO .json or a detector's results.json",
+            metavar="FILE",
+            of=(DENSE_RUNS,),
+        ),
     ] = None,
     flip: Flip = False,
     scales: Scales = None,
     slide: Slide = False,
     batch: Batch = 64,
-    workers: Workers = None,
+    workers: Annotated[int | None, Arg("processes that prepare images", of=(CLASSIFIERS,), least=0, most=MOST)] = None,
     threads: Threads = None,
     device: Device = "auto",
 ) -> int:
     """Say what images show, as a table, CSV or JSON; a dense run draws what it finds and writes COCO results."""
+    given = dict(locals())
     outputs = {form: path for form, path in (("csv", csv), ("json", json)) if path is not None}
     if csv is not None and csv == json:
         where = "the terminal" if csv == "-" else csv
@@ -368,12 +360,11 @@ def predict(
     for path in outputs.values():
         check_writable(path if path != "-" else None)
     register_models()
-    from .train.run_folder import task_of
+    facts = facts_of(run)
+    check_options(predict, given, facts)
+    if facts[DENSE_RUNS] is None:
+        from .dense_commands import predict_dense
 
-    if task_of(Path(run)) not in (None, "classify"):
-        from .dense_commands import predict_dense, refuse
-
-        refuse("detect or another", dict(checkpoint=checkpoint, model_args=model_args, light=light))
         return predict_dense(
             run,
             images,
@@ -390,7 +381,6 @@ def predict(
             scales=_numbers("--scales", scales, float) or (1.0,),
             slide=slide,
         )
-    _only_dense(out=out, boxes=boxes, flip=flip, scales=scales, slide=slide)
     import torch
 
     from . import predicting

@@ -5,14 +5,21 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .benchmark import Summary
 from .data.names import CsvRows
 from .evaluate.classification import BINS, calibration_record, confusion_matrix, coverage, most_confused, per_class
 from .evaluating import Evaluation, Result
 from .provenance import commit, versions
+from .report.details import MEANS
 from .report.words import meaning
+from .terminal import number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WORST = 5  # classes that the terminal shows
 
 MOST_CLASSES = 200  # of a confusion matrix; a larger one says nothing that its most frequent pairs do not
 ORDER = ("real_top1", "top1", "top5", "balanced_accuracy", "macro_f1", "auroc", "ece", "confidence", "loss")
@@ -181,3 +188,58 @@ def predictions_csv(result: Result) -> str:
             ]
         )
     return text.getvalue()
+
+
+def terminal_tables(record: dict[str, Any]) -> list["Table"]:
+    """What the terminal shows of a record: all classifiers, the worst classes, the suites."""
+    from rich.table import Table
+
+    models = [{**record["model"], "figures": record["figures"]}, *record["beside"]]
+    table = Table()
+    table.add_column("network")
+    for name in ("parameters M", "MACs G", "latency ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    names = [name for name in FIGURES if name in record["figures"]]
+    for name in names:
+        table.add_column(FIGURES[name] + ("" if name == "loss" else " %"), justify="right")
+    for model in models:
+        latency = model["latency_ms"]
+        latency = latency["median"] if isinstance(latency, dict) else latency
+        cells = [number(model["parameters"], 1e6), number(model["macs"], 1e9, 3), number(latency)]
+        table.add_row(model["title"], *cells, *(number(model["figures"].get(name)) for name in names))
+    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
+    if there < classes and len(means := [FIGURES[name] for name in names if name in MEANS]):
+        table.caption = f"{', '.join(means)} over {there} of {classes:,} classes: the others have no pictures here"
+        table.caption_justify = "left"
+    tables = [table]
+    seen = [row for row in record["per_class"] if row["pictures"]]
+    if len(seen) > 1:
+        worst = Table(title=f"the {min(WORST, len(seen))} worst of {len(seen)} classes")
+        worst.add_column("class")
+        for name in ("pictures", "recall %", "precision %"):
+            worst.add_column(name, justify="right")
+        worst.add_column("most often taken for")
+        for row in sorted(seen, key=lambda row: row["recall"])[:WORST]:
+            other = f"{row['most_confused_with']} ({row['confused']})" if row["confused"] else "-"
+            cells = [str(row["pictures"]), number(row["recall"], digits=1), number(row["precision"], digits=1)]
+            worst.add_row(row["class"], *cells, other)
+        tables.append(worst)
+    names = dict.fromkeys(suite["name"] for suite in record["suites"])
+    return tables + [_suite_table([suite for suite in record["suites"] if suite["name"] == name]) for name in names]
+
+
+def _suite_table(suites: list[dict[str, Any]]) -> "Table":
+    """One suite of all classifiers: their cases down, values of the axis across."""
+    from rich.table import Table
+
+    table = Table(title=f"{suites[0]['title']}: top-1 % by {suites[0]['axis']}", title_justify="left")
+    rows = [(suite["model"], row) for suite in suites for row in suite["rows"]]
+    places = list(dict.fromkeys(row["at"] for _, row in rows))
+    table.add_column("network", no_wrap=True)
+    table.add_column("case", no_wrap=True)
+    for place in places:
+        table.add_column("top-1" if place is None else f"{place:g}", justify="right")
+    for model, case in dict.fromkeys((model, row["case"]) for model, row in rows):
+        found = {row["at"]: row["top1"] for name, row in rows if (name, row["case"]) == (model, case)}
+        table.add_row(model, case, *(number(found.get(place), digits=1) for place in places))
+    return table

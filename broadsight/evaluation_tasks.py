@@ -15,6 +15,7 @@ from .data.listing import some
 from .data.sources import Source, Splits, resolve
 from .data.stratify import METHOD
 from .data.view import View, labels_of, sample
+from .errors import refuse_idle
 from .evaluate.classification import BINS, check_metrics
 from .evaluate.imagenet_sets import (
     SETS,
@@ -149,6 +150,7 @@ def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, 
     """
     first = classifiers[0]
     sets = list(_imagenet_sets(asked, classifiers))
+    _refuse_ignored(asked, sets)
     if sets:
         one = sets[0]
         notes = tuple(dict.fromkeys(note for each in sets for note in each.notes))
@@ -165,6 +167,18 @@ def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, 
             more += _missing(labels_of(source), names, classifier.title, f"the sample of {found.place}")
         notes += more
     return replace(found, notes=tuple(dict.fromkeys(notes))), [tasks]
+
+
+def _refuse_ignored(asked: Asked, sets: Sequence[ImageNetSet]) -> None:
+    """Refuse options that these pictures would make nothing of."""
+    whole = f"DATA is {sets[0].title}, which is taken whole" if sets else None
+    given = {"--part": asked.part != "auto", "--split": asked.split is not None}
+    given |= {"--root": asked.root is not None, "--download": asked.download}
+    given |= {"--real-labels": asked.real_labels is not None}
+    needs = dict.fromkeys(given, ("other data",)) | {"--real-labels": ("imagenet-real",)}
+    real = any(one.accepted is not None for one in sets)
+    facts = {"other data": whole, "imagenet-real": None if real else "DATA is something else"}
+    refuse_idle({name: name for name, is_given in given.items() if is_given}, needs, facts)
 
 
 def _pictures(asked: Asked, classifier: Classifier) -> Found:

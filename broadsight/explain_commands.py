@@ -7,8 +7,27 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .command_line import DONE, INTERRUPTED, WRONG_USAGE, Arg, UsageError, register_models, typed, value_of
-from .evaluation_commands import Checkpoint, Device, Light, ModelArgs, Pretrained, Run, Size, Threads, new_folder
+from .command_line import (
+    DONE,
+    INTERRUPTED,
+    WRONG_USAGE,
+    Arg,
+    Checkpoint,
+    Device,
+    Light,
+    ModelArgs,
+    Pretrained,
+    Run,
+    Size,
+    Threads,
+    UsageError,
+    check_options,
+    facts_of,
+    register_models,
+    typed,
+    value_of,
+)
+from .evaluation_commands import new_folder
 from .terminal import check_writable, progress_bar, show
 
 if TYPE_CHECKING:
@@ -16,6 +35,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 3  # scenes that are looked at if nobody names a picture
 MOST_SCENES = 1000
+GRADCAM = "the kind gradcam"
 FEW = 20  # lines that the terminal shows
 
 
@@ -34,7 +54,8 @@ def explain(
         ),
     ] = None,
     class_: Annotated[
-        str | None, Arg("class that Grad-CAM explains; without it the predicted one", metavar="NAME|NUMBER")
+        str | None,
+        Arg("class that Grad-CAM explains; without it the predicted one", metavar="NAME|NUMBER", of=(GRADCAM,)),
     ] = None,
     layers: Annotated[
         str | None, Arg("only these, joined by commas: paths such as layer4, or patterns such as 'stages.2.*'")
@@ -57,6 +78,7 @@ def explain(
     device: Device = "auto",
 ) -> int:
     """Show what a network looks at: a sheet for every image with Grad-CAM, attention and the maps of its tokens."""
+    given = dict(locals())
     folder = new_folder(out, "explanations")
     check_writable(json if json != "-" else None)
     register_models()
@@ -71,15 +93,17 @@ def explain(
             f"{run} is a run of --task {task}; explain looks into classifiers, and what this run finds is drawn by: "
             f"broadsight predict {run} IMAGE --out DIR"
         )
+    seen = words_of("--kinds", kinds)
+    check_options(
+        explain, given, facts_of(run) | {GRADCAM: None if not seen or "gradcam" in seen else f"this is --kinds {kinds}"}
+    )
     import torch
 
     from . import explaining, explanation_files
     from .classifier import open_classifier
     from .train.recipes import assignments
 
-    wanted = explanation_files.Wanted(
-        words_of("--kinds", kinds), class_, words_of("--layers", layers), _depths(depth), singles, raw
-    )
+    wanted = explanation_files.Wanted(seen, class_, words_of("--layers", layers), _depths(depth), singles, raw)
     scenes = scenes_asked_for(images, list)
     source, notes = (None, []) if scenes else _found(images, list)
     if threads is not None:

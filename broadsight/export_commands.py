@@ -8,8 +8,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .command_line import DONE, Arg, UsageError, register_models, typed, value_of
-from .evaluation_commands import Checkpoint, Light, ModelArgs, Run, Size
+from .command_line import (
+    CLASSIFIERS,
+    DONE,
+    MOST,
+    TIMM_NAMES,
+    Arg,
+    Checkpoint,
+    Light,
+    ModelArgs,
+    Run,
+    Size,
+    UsageError,
+    check_options,
+    facts_of,
+    register_models,
+    typed,
+    value_of,
+)
 from .explain_commands import words_of
 from .terminal import check_writable, progress_bar
 
@@ -17,6 +33,7 @@ if TYPE_CHECKING:
     from .export_subjects import Subject
     from .exporting import Exported
 
+BATCHES = "formats that take several images at once"
 SEED = 0  # of weights that nobody has trained
 
 
@@ -27,24 +44,37 @@ def export(
         str | None,
         Arg("file, or folder of a page; without it NAME with the format's ending, here", metavar="FILE|DIR"),
     ] = None,
-    int8: Annotated[bool, Arg("quantise to 8-bit integers, by calibration on pictures")] = False,
+    int8: Annotated[bool, Arg("quantise to 8-bit integers, by calibration on pictures", of=(CLASSIFIERS,))] = False,
     data: Annotated[
         str | None,
-        Arg("with --int8: labelled pictures to measure accuracy on; without it what the run validated on"),
+        Arg(
+            "with --int8: labelled pictures to measure accuracy on; without it what the run validated on",
+            of=("--int8",),
+        ),
     ] = None,
     calibrate: Annotated[
         str | None,
-        Arg("with --int8: folder of pictures to calibrate on; without it the training part of DATA", metavar="IMAGES"),
+        Arg(
+            "with --int8: folder of pictures to calibrate on; without it the training part of DATA",
+            metavar="IMAGES",
+            of=("--int8",),
+        ),
     ] = None,
-    calibration_images: Annotated[int, Arg("with --int8: so many of them")] = 128,
+    calibration_images: Annotated[int, Arg("with --int8: so many of them", of=("--int8",), least=1)] = 128,
     max_drop: Annotated[
-        float, Arg("with --int8: points of accuracy that may be lost; layers that lose more stay in float")
+        float,
+        Arg(
+            "with --int8: points of accuracy that may be lost; layers that lose more stay in float",
+            of=("--int8",),
+            least=0,
+        ),
     ] = 1.0,
     keep_float: Annotated[
-        str | None, Arg("with --int8: layers to leave in float, joined by commas, such as 'stages.0.*'")
+        str | None,
+        Arg("with --int8: layers to leave in float, joined by commas, such as 'stages.0.*'", of=("--int8",)),
     ] = None,
     any_size: Annotated[bool, Arg("take images of any size, where the network can; slower than a fixed size")] = False,
-    any_batch: Annotated[bool, Arg("take any number of images at once; else one")] = True,
+    any_batch: Annotated[bool, Arg("take any number of images at once; else one", of=(BATCHES,))] = True,
     images: Annotated[
         str | None,
         Arg(
@@ -53,16 +83,22 @@ def export(
             metavar="IMAGES",
         ),
     ] = None,
-    compare: Annotated[int, Arg("so many pictures")] = 8,
+    compare: Annotated[int, Arg("so many pictures", least=1)] = 8,
     tolerance: Annotated[float, Arg("largest difference to torch that is let through, over the largest output")] = 1e-3,
-    rounds: Annotated[int, Arg("of timing against torch; 0 for none")] = 11,
-    threads: Annotated[int, Arg("of torch and of the runtime while comparing and timing")] = 1,
+    rounds: Annotated[int, Arg("of timing against torch; 0 for none", least=0)] = 11,
+    threads: Annotated[int, Arg("of torch and of the runtime while comparing and timing", least=1, most=MOST)] = 1,
     ort_web: Annotated[
-        str | None, Arg("with --format web: folder of onnxruntime-web; without it from npm, once", metavar="DIR")
+        str | None,
+        Arg(
+            "with --format web: folder of onnxruntime-web; without it from npm, once",
+            metavar="DIR",
+            of=("--format web",),
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     pretrained: Annotated[
-        bool, Arg("timm's own weights for a timm name that has some; others get random ones, with a note")
+        bool,
+        Arg("timm's own weights for a timm name that has some; others get random ones, with a note", of=(TIMM_NAMES,)),
     ] = True,
     model_args: ModelArgs = None,
     size: Size = None,
@@ -72,12 +108,8 @@ def export(
     ] = None,
 ) -> int:
     """Write a network for another runtime, open it there, compare it with torch on pictures, and take times."""
+    given = dict(locals())
     check_writable(json if json != "-" else None)
-    if compare < 1:
-        raise UsageError(f"--compare {compare}; expected 1 or more")
-    only_int8 = {"--data": data, "--calibrate": calibrate, "--keep-float": keep_float}
-    if not int8 and (given := [name for name, value in only_int8.items() if value is not None]):
-        raise UsageError(f"{given[0]} without --int8; expected both")
     shown = words_of("--images", images)
     register_models()
     from . import exporting
@@ -85,28 +117,22 @@ def export(
     from .train.run_folder import task_of
 
     options = (("ort_web", ort_web),) if ort_web is not None else ()
-    if options and format != "web":
-        raise UsageError("--ort-web is for --format web")
     wanted = exporting.Wanted(format, any_batch, any_size, tolerance, threads, rounds, options)
     form = exporting.check_request(wanted, int8)
-    task = task_of(Path(run))
+    facts, task = facts_of(run), task_of(Path(run))
+    facts["--int8"] = facts[CLASSIFIERS] or (None if int8 else "which is not given")
+    facts["--format web"] = None if format == "web" else f"this is --format {format}"
+    batches = form.int8_batches if int8 else form.batches
+    facts[BATCHES] = (
+        None if batches or not any_batch else f"{format}{' in int8' if int8 else ''} takes one image at a time"
+    )
+    check_options(export, given, facts)
     if out is not None:
         exporting.check_target(Path(out), form)
     if task in (None, "classify"):
         arguments = dict(checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, size=size, light=light)
         subject, classifier, notes = _classifier(run, arguments, shown, compare)
     else:
-        if given := [
-            name
-            for name, value in (
-                ("--int8", int8),
-                ("--checkpoint", checkpoint),
-                ("--model-args", model_args),
-                ("--light", light),
-            )
-            if value
-        ]:
-            raise UsageError(f"{given[0]} is for classifiers; {run} is a run of --task {task}")
         if format == "web":
             raise UsageError(
                 f"--format web is a page for classifiers; {run} is a run of --task {task}: "

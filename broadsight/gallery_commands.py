@@ -4,8 +4,18 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from .command_line import DONE, Arg, UsageError, register_models, typed
-from .evaluation_commands import Device, Size, Threads
+from .command_line import (
+    DONE,
+    TIMM_NAMES,
+    Arg,
+    Device,
+    Size,
+    Threads,
+    UsageError,
+    check_options,
+    register_models,
+    typed,
+)
 from .explain_commands import drawn_scenes, scenes_asked_for, words_of
 from .terminal import check_creatable, printable, progress_bar
 
@@ -22,12 +32,15 @@ def gallery(
     out: Annotated[
         str, Arg("the page; its pictures go into a folder of that name beside it", metavar="FILE.md")
     ] = "gallery.md",
-    pretrained: Annotated[bool, Arg("timm's own weights for timm names; without them random ones, for a trial")] = True,
+    pretrained: Annotated[
+        bool, Arg("timm's own weights for timm names; without them random ones, for a trial", of=(TIMM_NAMES,))
+    ] = True,
     size: Size = None,
     threads: Threads = None,
     device: Device = "auto",
 ) -> int:
     """Make a page of what networks look at in pictures of your choice: a sheet for each network and picture."""
+    given = dict(locals())
     register_models()
     import torch
 
@@ -39,6 +52,8 @@ def gallery(
     check_page(page)
     check_creatable(page.parent)
     named = networks or _runs()
+    plain = [name for name in named if not Path(name).is_dir() and "@" not in name]
+    check_options(gallery, given, {TIMM_NAMES: None if plain else "all that are named bring their own"})
     pictures = words_of("--images", images)
     scenes = scenes_asked_for(list(pictures))
     if threads is not None:

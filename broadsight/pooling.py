@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from .errors import check_arguments, refuse_idle
 from .layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
 from .layers.buffers import restore_on_load
 from .layers.check_images import check_images
@@ -216,6 +217,25 @@ class PooledModel(nn.Module):
         return {key: _below("backbone", pattern) for key, pattern in matcher.items()}
 
 
+GROUPED = ("map", "map-light", "ga")
+# Arguments of `swap_pool` that only some poolings have.
+ARGUMENTS_OF: dict[str, tuple[str, ...]] = dict.fromkeys(("groups", "dim", "mlp_dim", "level", "attn_dim"), GROUPED)
+ARGUMENTS_OF |= {"heads": (*GROUPED, "cap"), "tokens": ("map", "map-light")}
+
+
+def check_pool_arguments(pool: str | None, given: Iterable[str], what: str = "the pooling's") -> None:
+    """Refuse arguments that `swap_pool` does not have, and those that this pooling would ignore.
+
+    Args:
+        what: What the user calls them.
+    """
+    given = list(given)
+    check_arguments(swap_pool, given, what, ("model_or_name", "pool", "num_classes"))
+    pools = {name: [f"the pool {one}" for one in ARGUMENTS_OF.get(name, ())] for name in given}
+    facts = {f"the pool {one}": None if one == pool else f"this is {pool}" for one in POOLS}
+    refuse_idle({name: f"{what} {name}" for name in given}, pools, facts)
+
+
 def swap_pool(
     model_or_name: str | nn.Module,
     pool: str,
@@ -266,7 +286,10 @@ def swap_pool(
     _refuse_unknown(options, build)
     if light and pool not in ("map", "map-light"):
         raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
-    grouped = pool in ("map", "map-light", "ga")
+    usual = inspect.signature(swap_pool).parameters
+    sizes = dict(groups=groups, tokens=tokens, dim=dim, heads=heads, mlp_dim=mlp_dim, level=level, attn_dim=attn_dim)
+    check_pool_arguments(pool, [name for name, value in sizes.items() if value != usual[name].default])
+    grouped = pool in GROUPED
     arguments: dict[str, Any] = {}
     if grouped:
         arguments = dict(

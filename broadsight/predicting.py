@@ -16,10 +16,11 @@ from torch import Tensor
 from .classifier import Classifier
 from .data.listing import is_image
 from .data.loading import Batch, EvalOrder, Pictures, close, default_workers, load
-from .data.names import CsvRows, printable
+from .data.names import CsvRows
 from .data.sources import Source
 from .data.unlabelled import Unlabelled
 from .drawing import whole_file
+from .errors import printable
 from .provenance import commit, versions
 
 if TYPE_CHECKING:

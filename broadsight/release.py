@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .checkpoint import check_alone, check_stored, check_values, first_line, read_file, weights_in
+from .checkpoint import check_alone, check_stored, check_values, read_file, weights_in
+from .errors import first_line
 from .layers import MultiTokenPool, SuperTokenAttention
 from .models import STViT
 from .models._released_map import (

@@ -5,19 +5,21 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import timm
 from torch import nn
 
+from .broadcasting import add_context_broadcast
 from .data.contents import same_contents
 from .data.loading import Transforms
 from .data.sources import Splits
 from .data.stratify import METHOD
 from .dense.build import USUAL, models_for
-from .models._stored import check_arguments
+from .errors import check_arguments, refuse_idle
+from .pooling import check_pool_arguments
 from .provenance import commit, versions
 from .train import processes, recipes
 from .train.history import check_own_data
@@ -29,6 +31,7 @@ DEFAULT_MODEL = "emsnet_xxtiny"
 EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
 # What stays of timm's description of a network once it is trained on something else.
 KEPT = ("fixed_input_size", "crop_mode", "pool_size", "first_conv", "classifier", "min_input_size", "license")
+DENSE = {"of": ("dense tasks",)}  # what an option is for; elsewhere it is refused
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ class Request:
     data: str | None = None
     val: str | None = None
     split: float | None = None
-    root: str | None = None
-    download: bool = False
+    root: str | None = field(default=None, metadata={"of": ("--task classify",)})
+    download: bool = field(default=False, metadata={"of": ("--task classify",)})
     task: str | None = None
-    head: str | None = None
-    head_args: Mapping[str, Any] = field(default_factory=dict)
-    neck: str | None = None
-    neck_args: Mapping[str, Any] = field(default_factory=dict)
+    head: str | None = field(default=None, metadata=DENSE)
+    head_args: Mapping[str, Any] = field(default_factory=dict, metadata=DENSE)
+    neck: str | None = field(default=None, metadata=DENSE)
+    neck_args: Mapping[str, Any] = field(default_factory=dict, metadata=DENSE)
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
@@ -125,7 +128,9 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     if request.task not in (None, entry.task):
         raise ValueError(f"recipe {entry.name} is for --task {entry.task}, not {request.task}; name another of them")
     recipe = entry.recipe.change(request.changes)
-    if request.init and recipe.pretrained and "pretrained" not in request.changes:
+    if request.init and recipe.pretrained and "pretrained" in request.changes:
+        raise ValueError(f"--init {request.init} and pretrained=true are two beginnings; expected one of them")
+    if request.init and recipe.pretrained:
         recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
     settings = {name: getattr(request, name) for name in IDENTITY}
     settings |= {name: dict(getattr(request, name)) for name in ARGUMENTS}
@@ -137,7 +142,11 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     settings["task"] = entry.task
     settings["hold_out"] = METHOD
     settings["model"] = request.model or entry.model or DEFAULT_MODEL
+    _refuse_ignored(request, settings)
     _settle_head(settings, entry)
+    recipes.refuse_ignored(
+        request.changes, recipes.facts_of(recipe, settings["task"], settings["head"], request.changes)
+    )
     if settings["model"] == entry.model:
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
         if request.pool in (None, entry.pool):
@@ -145,6 +154,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     for name in ("pool", "broadcast"):
         if settings[f"{name}_args"] and not settings[name]:
             raise ValueError(f"--{name}-args without --{name}; name one, or leave them out")
+    check_pool_arguments(settings["pool"], request.pool_args, "--pool-args")
     if settings["pool"] == "map-light":
         raise ValueError("map-light only infers; train --pool map, and lighten what it has learned")
     if ":" in settings["model"]:
@@ -155,12 +165,25 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     return settings, recipe
 
 
+def _refuse_ignored(request: Request, settings: Mapping[str, Any]) -> None:
+    """Refuse what is asked for and would have no effect."""
+    here, classify = f"this is --task {settings['task']}", settings["task"] == "classify"
+    facts = {"dense tasks": here if classify else None, "--task classify": None if classify else here}
+    given = {one.name: "--" + one.name.replace("_", "-") for one in fields(Request) if getattr(request, one.name)}
+    refuse_idle(given, {one.name: one.metadata.get("of", ()) for one in fields(Request)}, facts)
+    twice = {"drop_path": "drop_path_rate", "drop_rate": "drop_rate"}
+    for name, argument in twice.items():
+        if name in request.changes and argument in request.model_args:
+            raise ValueError(
+                f"{name}={request.changes[name]} and --model-args {argument}={request.model_args[argument]} are the "
+                "same; expected one of them"
+            )
+    check_arguments(add_context_broadcast, request.broadcast_args, "--broadcast-args", ("model", "kind"))
+
+
 def _settle_head(settings: dict[str, Any], entry: recipes.Entry) -> None:
     """What is put on the network: as asked for, else as the recipe has it, else as is usual for the task."""
     if settings["task"] == "classify":
-        given = [name for name in ("head", "neck", "head_args", "neck_args") if settings[name]]
-        if given:
-            raise ValueError(f"--{given[0].replace('_', '-')} is for dense tasks; expected --task detect or another")
         return
     if settings["pool"]:
         raise ValueError(
@@ -221,7 +244,7 @@ def describe(
     if settings["pool"] or settings["broadcast"]:
         arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
         architecture = "edited"
-    check_arguments(architecture, arguments, "--model-args")  # else nobody could open the run again
+    check_stored_arguments(architecture, arguments, "--model-args")  # else nobody could open the run again
     config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k in KEPT}
     side = recipe.eval_size or transforms.size
     config |= dict(

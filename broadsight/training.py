@@ -32,7 +32,7 @@ from .train.run_folder import (
 )
 from .train.state import newest
 from .train.synchronise import synchronise
-from .training_parts import Begun, classifier_parts
+from .training_parts import Begun, classifier_parts, network
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,17 @@ def _hold(folder: Path, accelerator: Accelerator, held: ExitStack, new: bool = F
             failure = f"cannot write to {folder}: {error.strerror}; choose another --out"
     if (failure := processes.from_first(failure)) is not None:
         raise ValueError(failure)
+
+
+def check_twin(request: Request, twin: str) -> None:
+    """Refuse a twin that could not be trained, before the first of the two is."""
+    stored = stored_in(Path(request.out)) if request.out and is_run(Path(request.out)) else None
+    settings, recipe = settings_of(request, stored)
+    if settings["task"] != "classify":
+        raise ValueError(f"--twin {twin} is for --task classify; this is --task {settings['task']}; leave it out")
+    if settings["pool"] == twin:
+        raise ValueError(f"--twin {twin} is what the run itself has; name another pooling to compare it with")
+    network({**settings, "pool": twin, "pool_args": {}}, replace(recipe, pretrained=False), classes=2)
 
 
 def _says_what(request: Request) -> bool:

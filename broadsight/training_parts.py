@@ -19,7 +19,7 @@ from .run_request import EDITS, Request, describe, network_arguments
 from .seeds import seed_everything
 from .train.augmentation import LARGEST, transforms_of
 from .train.classification import Classification
-from .train.recipes import Recipe
+from .train.recipes import DEPTH, DROPOUT, GROUPS, Recipe, facts_of, refuse_ignored
 from .train.tasks import make_task
 from .train.work import Work
 
@@ -92,7 +92,9 @@ def classifier_parts(
         recipe = fit_batch(recipe, request, len(splits.train), count, notes)
 
     seed_everything(seed)
-    model = _network(settings, replace(recipe, pretrained=recipe.pretrained and not begun.weighted), classes)
+    model = network(settings, replace(recipe, pretrained=recipe.pretrained and not begun.weighted), classes)
+    if not begun.stored:
+        check_fields(request, recipe, settings, model)
     if settings["init"] and not begun.weighted:
         load_given(model, settings["init"], other_classes=True)
     transforms = transforms_of(recipe, model.pretrained_cfg, channels)
@@ -133,12 +135,26 @@ def classifier_parts(
         recipe=recipe,
         order=order,
         work=work,
-        compile=lambda network: network.compile(),
+        compile=lambda model: model.compile(),
         description=describe(settings, recipe, splits, model, transforms, begun.how),
         summary=f"{len(splits.train):,} pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px",
         notes=tuple(notes),
         splits=splits,
     )
+
+
+def check_fields(request: Request, recipe: Recipe, settings: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse fields of the recipe that the user has set for what the model does not have."""
+    modules = list(model.modules())
+    dropout = not settings["pool"] or any(isinstance(one, nn.Dropout) and one.p > 0 for one in modules)
+    depth = not recipe.drop_path or any(getattr(one, "drop_prob", None) for one in modules)  # as timm calls it
+    own = {
+        GROUPS: None if getattr(model, "has_groups", False) else "this has none",
+        DROPOUT: None if dropout or not recipe.drop_rate else f"--pool {settings['pool']} has none",
+        DEPTH: None if depth else "this has none",
+    }
+    facts = facts_of(recipe, settings["task"], settings["head"], request.changes)
+    refuse_ignored(request.changes, {fact: why or own.get(fact) for fact, why in facts.items()})
 
 
 def image_channels(settings: Mapping[str, Any]) -> int:
@@ -194,7 +210,7 @@ def fit_batch(recipe: Recipe, request: Request, pictures: int, count: int, notes
     return recipe
 
 
-def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
+def network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
     """The network as it will be trained, with `pretrained_cfg` saying what it takes from now on."""
     name, given = settings["model"], network_arguments(settings, recipe)
     rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.drop_rate}
@@ -203,8 +219,10 @@ def _network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
     edits = {key: settings[key] for key in EDITS if settings[key]}
     try:
         model: Any = edit(name, **edits, **given)
-    except (ValueError, TypeError):
+    except ValueError:
         raise
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be created: {first_line(error)}") from None
     except Exception as error:
         reason = first_line(error)
         if recipe.pretrained:

@@ -73,7 +73,7 @@ def test_app__names_and_room_that_the_user_gives(served, tmp_path):
         (["--allow-host", "http://gpu.example"], "--allow-host 'http://gpu.example'; expected a host name"),
         (["runs/none"], "there is no run in runs/none"),
         (["no_such_net", "--no-pretrained"], "unknown model 'no_such_net'"),
-        (["--checkpoint", "x.pt"], "for a timm name"),
+        (["--checkpoint", "x.pt"], "--checkpoint is for timm names; none is named"),
         (["--threads", "0"], "--threads 0"),
     ],
 )

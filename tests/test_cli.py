@@ -100,7 +100,7 @@ def test_python_m__is_the_command():
         ("bench x --json no/such/folder.json", "cannot write 'no/such/folder.json': there is no folder"),
         ("bench x --plot .", "cannot write '.': it is a folder"),
         ("bench x --plot x.jpg", "cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf"),
-        ("bench x --batch 0", "batch=0; expected 1 or more"),
+        ("bench x --batch 0", "--batch 0; expected 1 or more"),
         ("bench x --runtime eager,magic", "unknown runtime 'magic'; expected one of eager, compile"),
         (
             "bench x --pool gap,mapp",

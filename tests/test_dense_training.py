@@ -122,7 +122,7 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
     [
         (dict(pool="map"), "--pool map with --task detect, where nothing is pooled; --neck map"),
         (dict(head="mask_rcnn"), "--head mask_rcnn with --task detect; expected retinanet, "),
-        (dict(changes=dict(mixup=0.5)), "mixup=0.5 is for --task classify, not detect"),
+        (dict(changes=dict(mixup=0.5)), "mixup=0.5 is for --task classify; this is --task detect"),
         (dict(recipe="quick"), "recipe quick is for --task classify, not detect"),
         (dict(head_args=dict(wings=2)), "retinanet cannot be built: .*wings"),
         (dict(data="nowhere"), "no such data: nowhere"),
@@ -136,7 +136,7 @@ def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
 
 
 def test_classify__refuses_what_is_for_dense_tasks(tmp_path):
-    with pytest.raises(ValueError, match="--neck is for dense tasks; expected --task detect"):
+    with pytest.raises(ValueError, match="--neck is for dense tasks; this is --task classify"):
         train(Request(data="scenes:8", neck="map", out=str(tmp_path / "run")))
 
 

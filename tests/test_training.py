@@ -366,7 +366,7 @@ def test_pool__light_is_refused_before_anything_is_written(data, tmp_path):
 @pytest.mark.parametrize("pool", ["ga", "cap"])
 def test_pool__of_groups_gets_distillation_tokens(data, tmp_path, pool):
     teacher = str(leave_run(tmp_path / "teacher")[0])
-    small = SMALL_POOL if pool == "ga" else dict(dim=24, heads=1)
+    small = dict(groups=2, dim=24) if pool == "ga" else dict(heads=1)
     changes = dict(distill="hard", teacher=teacher)
     assert updates(ready(ask(data, pool=pool, pool_args=small, changes=changes)), 1)
 

@@ -57,13 +57,19 @@ def open_dense_part(
             as "train", the rest).
         method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
+    if split is not None and not 0 < split < 1:
+        raise ValueError(f"--split {split}; expected a part between 0 and 1, such as 0.1")
     if data == "scenes" or data.startswith("scenes:"):
+        if split is not None:
+            raise ValueError("scenes validate on scenes of their own; --split is for other data")
         return _scenes(data, task, part, seed, channels, scenes_size)
     parts = {key: found for key, found in find_parts(data, task).items() if not key.startswith("unused")}
     order = {"auto": ("val", "all", "train"), "val": ("val", "all"), "train": ("train", "all"), "all": ("all",)}
     chosen = next((name for name in order.get(part, ()) if name in parts), None)
     if chosen is None or (chosen == "all" and part in ("train", "val") and split is None):
         raise ValueError(f"{data} has no part {part!r}; it has {', '.join(parts)}; leave --part out, or give --split")
+    if split is not None and chosen != "all":
+        raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
     found = parts[chosen]
     dataset = open_found(found, task, channels, class_file_of(found, Path(data)))
     if extra := [name for name in dataset.classes if name not in classes]:

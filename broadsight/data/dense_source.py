@@ -139,7 +139,7 @@ def _files(
         others = find_parts(val, task)
         apart = others.get("val") or others.get("all") or others["train"]
     elif apart and split is not None:
-        notes.append(f"split={split} is not used: {apart.labels} is there to validate")
+        raise ValueError(f"split={split}, but {apart.labels} is set apart to validate; leave split out")
 
     class_file = class_file_of(found, data)
     dataset = open_found(found, task, channels, class_file)

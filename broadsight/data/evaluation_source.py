@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .sources import Source, cache_folder, hold_out, open_parts, scenes_count
+from .sources import Source, cache_folder, check_places, hold_out, open_parts, scenes_count
 from .stratify import METHOD
 from .view import Grey
 
@@ -51,14 +51,19 @@ def open_part(
             hold out (or, as "train", the rest).
         method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
+    check_places([data], root, download)
     folder = cache_folder(cache)
+    if split is not None and not 0 < split < 1:
+        raise ValueError(f"split={split} is not between 0 and 1; 0.1 is a tenth of each class")
     if data == "scenes" or data.startswith("scenes:"):
+        if split is not None:
+            raise ValueError("scenes validate on scenes of their own; --split is for other data")
         return _scenes(data, part, seed, channels, scenes_size, folder)
     kind, parts = open_parts(data, channels, folder, root, download)
     notes: list[str] = []
-    if split is not None and "all" in parts:
-        if not 0 < split < 1:
-            raise ValueError(f"split={split} is not between 0 and 1; 0.1 is a tenth of each class")
+    if split is not None and "all" not in parts:
+        raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
+    if split is not None:
         train, val = hold_out(parts["all"], split, seed, method)
         parts = {"train": train, "val": val}
     order = {"auto": ("val", "all", "train"), "val": ("val",), "train": ("train",), "all": ("all",), "test": ()}[part]

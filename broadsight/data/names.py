@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
+from ..errors import printable
+
 MOST_BYTES = 200  # of a file name, which gets a number and an ending too
 # Where a spreadsheet may see a formula begin: in a cell, and behind what parts cells in some countries; also in wide
 # letters, which some of them read alike
@@ -21,12 +23,6 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IG
 # An address needs no brackets to become a link: it has :// or www.
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~&@$]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
 _NO_FILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u2028-\u202e\u2066-\u2069]')
-
-
-def printable(text: str) -> str:
-    """For a terminal: what is no letter, such as a line break or bytes that are not Unicode, as an escape."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 # --- CSV -----------------------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def resolve(
             glob or brace pattern, or any of these behind wds/), a COCO .json or the folder that holds it, or a list
             (.csv, .tsv, .txt) of pictures with their classes.
         val: A path with the images to validate on; without it, those that DATA sets apart or else a hold-out.
-        split: The fraction of each class to hold out where nothing is set apart for validation; 0.1 if None.
+        split: The fraction of each class to hold out where nothing is set apart for validation; 0.1 if None. Refused
+            where something is.
         seed: Of the hold-out and of the scenes.
         channels: 3 for RGB, 1 for grey.
         scenes_size: Side of the scenes in pixels.
@@ -111,6 +112,7 @@ def resolve(
         raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
+    check_places([data or "scenes", *([val] if val else [])], root, download)
     cache = cache_folder(cache)
     if data is None or data == "scenes" or data.startswith("scenes:"):
         if val is not None or split is not None:
@@ -133,7 +135,7 @@ def resolve(
     elif "val" in parts:
         valid = parts["val"]
         if split is not None:
-            notes.append(f"split={split} is not used: {valid.place} is there to validate")
+            raise ValueError(f"split={split}, but {valid.place} is set apart to validate; leave split out")
     else:
         fraction = HOLD_OUT if split is None else split
         train, valid = hold_out(train, fraction, seed, method)
@@ -148,6 +150,15 @@ def resolve(
     sources: dict[str, Source] = {"train": train.source, "val": valid.source.under(classes)}
     description = dict(kind=kind, train=train.place, val=valid.place, split=fraction, seed=seed)
     return Splits(**sources, classes=classes, notes=tuple(notes), description=description | _measured(sources))
+
+
+def check_places(names: Sequence[str], root: str | None, download: bool) -> None:
+    """Refuse a root and a download where none of the data that is named has use for them."""
+    datasets = any(name.startswith(DATASETS) for name in names)
+    if download and not datasets:
+        raise ValueError(f"download is for timm datasets, such as torch/cifar10; {names[0]} is none: leave it out")
+    if root is not None and not datasets and not any(name.startswith("wds/") for name in names):
+        raise ValueError(f"root is for timm datasets and wds/ shards; {names[0]} is neither: leave it out")
 
 
 def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, cache: str | Path | None) -> Splits:

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from ..data.names import printable
+from ..errors import printable
 
 PLAIN_EVERY = 30.0  # seconds between plain lines within an epoch
 

@@ -1,6 +1,6 @@
 """How a network is trained, as data: the settings and the published recipes in `recipes.yaml`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -10,9 +10,24 @@ from typing import Any, Literal, get_args
 import yaml
 from jsonargparse import ArgumentParser
 
+from ..errors import refuse_idle
+
 # Published figures that stand for a row, in words.
 METRICS = {"top1": "top-1", "top1_320": "top-1", "box_ap": "box AP", "mask_ap": "mask AP", "miou": "mIoU"}
 METRICS |= {"keypoint_ap": "keypoint AP"}
+
+
+FIXED = ("ssdlite", "rtdetr")  # heads that take squares of one size
+CLASSIFY = "--task classify"
+MIXING, BOTH_MIXINGS = "mixup or cutmix above 0", "mixup and cutmix together"
+# What only a model says, once it is there.
+GROUPS, DROPOUT = "models with groups of tokens, such as those under --pool map", "classifiers with dropout"
+DEPTH = "models with stochastic depth"
+
+
+def _of(default: Any, *of: str) -> Any:
+    """A field that only counts for some of these; see `facts_of`. Elsewhere it is refused, not ignored."""
+    return field(default=default, metadata={"of": of})
 
 
 @dataclass(frozen=True)
@@ -69,52 +84,52 @@ class Recipe:
     epoch_updates: int | None = None
     batch_size: int = 1024
     accumulate: int = 1
-    fit_batch: bool = False
+    fit_batch: bool = _of(False, "batches that nobody has asked for")
     optimizer: str = "adamw"
     lr: float = 1e-3
-    min_lr: float = 1e-6
-    warmup_lr: float = 1e-6
+    min_lr: float = _of(1e-6, "schedule=cosine", "schedule=poly")
+    warmup_lr: float = _of(1e-6, "warmup_epochs above 0")
     weight_decay: float = 0.05
     momentum: float | None = None
     betas: tuple[float, float] | None = None
     eps: float | None = None
     schedule: Literal["cosine", "constant", "step", "poly"] = "cosine"
-    milestones: tuple[float, float] = (8 / 12, 11 / 12)
-    power: float = 0.9
-    layer_decay: float | None = None
+    milestones: tuple[float, float] = _of((8 / 12, 11 / 12), "schedule=step")
+    power: float = _of(0.9, "schedule=poly")
+    layer_decay: float | None = _of(None, CLASSIFY)
     clip_norm: float | None = None
     image_size: int | None = 224
-    eval_size: int | None = None
-    long_side: int | None = None
-    resize: tuple[float, float] = (1.0, 1.0)
-    crop: Literal["none", "random", "iou"] = "none"
-    rotation: float = 0.0
-    crop_pct: float | None = None
-    interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = None
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    eval_size: int | None = _of(None, "models of whole images")
+    long_side: int | None = _of(None, "heads that take any shape")
+    resize: tuple[float, float] = _of((1.0, 1.0), "dense tasks")
+    crop: Literal["none", "random", "iou"] = _of("none", "heads that find objects")
+    rotation: float = _of(0.0, "the head simple_baseline")
+    crop_pct: float | None = _of(None, CLASSIFY)
+    interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = _of(None, CLASSIFY)
+    scale: tuple[float, float] = _of((0.08, 1.0), CLASSIFY)
+    ratio: tuple[float, float] = _of((3 / 4, 4 / 3), CLASSIFY)
     hflip: float = 0.5
-    color_jitter: float = 0.4
-    auto_augment: str | None = None
-    erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    mixup_prob: float = 1.0
-    mixup_switch: float = 0.5
-    mixup_off_epoch: int = 0
-    smoothing: float = 0.0
-    repeated_aug: int = 1
-    drop_path: float | None = None
-    drop_rate: float | None = None
-    loss: Literal["ce", "bce"] = "ce"
-    intra: float = 1.0
-    inter: float = -0.8
-    distill: Literal["none", "hard", "soft"] = "none"
-    teacher: str | None = None
-    alpha: float = 0.5
-    temperature: float = 3.0
+    color_jitter: float = _of(0.4, "images whose colours nothing else decides")
+    auto_augment: str | None = _of(None, CLASSIFY)
+    erasing: float = _of(0.0, CLASSIFY)
+    mixup: float = _of(0.0, CLASSIFY)
+    cutmix: float = _of(0.0, CLASSIFY)
+    mixup_prob: float = _of(1.0, MIXING)
+    mixup_switch: float = _of(0.5, BOTH_MIXINGS)
+    mixup_off_epoch: int = _of(0, MIXING)
+    smoothing: float = _of(0.0, CLASSIFY)
+    repeated_aug: int = _of(1, CLASSIFY)
+    drop_path: float | None = _of(None, DEPTH)
+    drop_rate: float | None = _of(None, DROPOUT)
+    loss: Literal["ce", "bce"] = _of("ce", CLASSIFY)
+    intra: float = _of(1.0, GROUPS)
+    inter: float = _of(-0.8, GROUPS)
+    distill: Literal["none", "hard", "soft"] = _of("none", CLASSIFY)
+    teacher: str | None = _of(None, CLASSIFY)
+    alpha: float = _of(0.5, "distill=hard", "distill=soft")
+    temperature: float = _of(3.0, "distill=soft")
     ema: float = 0.0
-    ema_warmup: bool = False
+    ema_warmup: bool = _of(False, "ema above 0")
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     channels_last: bool = False
     compile: bool = False
@@ -184,6 +199,50 @@ class Recipe:
         return replace(self, **typed)
 
 
+def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]) -> dict[str, str | None]:
+    """What holds of a run, by what fields are for: None, or why it does not. `facts_of_model` has more.
+
+    Args:
+        given: Fields that the user has set.
+    """
+    here, classify, pose = f"this is --task {task}", task == "classify", head == "simple_baseline"
+    by_head = f"the head is {head}" if head else here
+    policy = recipe.auto_augment if classify and "3a" not in (recipe.auto_augment or "") else None
+    fits, size = recipe.fit_batch, recipe.batch_size
+    alone = here if not classify else "nothing is mixed so"
+    untaught = here if not classify else f"this has distill={recipe.distill}"
+    rows: list[tuple[str, Any, str]] = [
+        (CLASSIFY, classify, here),
+        (GROUPS, classify, here),
+        (DROPOUT, classify, here),
+        (DEPTH, True, ""),
+        (MIXING, classify and (recipe.mixup or recipe.cutmix), alone),
+        (BOTH_MIXINGS, classify and recipe.mixup and recipe.cutmix, alone),
+        ("distill=hard", classify and recipe.distill == "hard", untaught),
+        ("distill=soft", classify and recipe.distill == "soft", untaught),
+        ("dense tasks", not classify, here),
+        ("heads that find objects", task not in ("classify", "segment") and not pose, by_head),
+        ("heads that take any shape", not classify and not pose and head not in FIXED, by_head),
+        ("the head simple_baseline", pose, by_head),
+        ("models of whole images", not pose, f"{head} takes crops of image_size alone"),
+        ("images whose colours nothing else decides", not pose and not policy, f"auto_augment={policy}, {by_head}"),
+        ("warmup_epochs above 0", recipe.warmup_epochs, "there are none"),
+        ("ema above 0", recipe.ema, "no weights are averaged"),
+        ("batches that nobody has asked for", not fits or "batch_size" not in given, f"batch_size={size} is set"),
+    ]
+    rows += [
+        (f"schedule={kind}", kind == recipe.schedule, f"this has schedule={recipe.schedule}")
+        for kind in ("cosine", "step", "poly")
+    ]
+    return {fact: None if holds else why for fact, holds, why in rows}
+
+
+def refuse_ignored(given: Mapping[str, Any], facts: Mapping[str, str | None]) -> None:
+    """Refuse fields that the user has set and that would have no effect; see `facts_of`."""
+    needs = {setting.name: setting.metadata.get("of", ()) for setting in fields(Recipe)}
+    refuse_idle({name: f"{name}={value}" for name, value in given.items()}, needs, facts)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A named recipe, and what its paper says of it.
@@ -232,6 +291,7 @@ def names() -> list[str]:
     return list(_entries())
 
 
+@cache
 def find(name: str) -> Entry:
     """A recipe by name, with what it inherits; a ValueError that names the nearest if there is none."""
     if name not in _entries():

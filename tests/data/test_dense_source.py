@@ -199,9 +199,10 @@ def test_val__the_same_pictures_again(tmp_path):
 def test_parts__of_the_data_itself(tmp_path):
     for key, count in (("train", 3), ("val", 2)):
         write(tmp_path / key, [box(1)], count)
-    splits = resolve_dense(tmp_path, "detect", split=0.5)
+    splits = resolve_dense(tmp_path, "detect")
     assert (len(splits.train), len(splits.val)) == (3, 2)
-    assert any("split=0.5 is not used" in note for note in splits.notes)
+    with pytest.raises(ValueError, match=r"split=0.5, but .*coco.json is set apart to validate; leave split out"):
+        resolve_dense(tmp_path, "detect", split=0.5)
     other = write(tmp_path / "other", [box(1)], 1)
     splits = resolve_dense(tmp_path, "detect", val=other)
     assert len(splits.val) == 1 and any(note.startswith("not used: ") for note in splits.notes)

@@ -242,8 +242,8 @@ def test_hold_out__is_a_fraction(tmp_path, split):
 def test_hold_out__not_beside_validation_images(tmp_path):
     fill(tmp_path / "train", a=2, b=2)
     fill(tmp_path / "val", a=1, b=1)
-    splits = resolve(str(tmp_path), split=0.5)
-    assert len(splits.train) == 4 and said(splits, "split=0.5 is not used", "val is there to validate")
+    with pytest.raises(ValueError, match=r"split=0.5, but .*val is set apart to validate; leave split out"):
+        resolve(str(tmp_path), split=0.5)
     with pytest.raises(ValueError, match="two ways to validate; give one of them"):
         resolve(str(tmp_path), val=str(tmp_path / "val"), split=0.5)
 

@@ -436,7 +436,7 @@ def test_every_recipe__trains_a_tiny_network(data, teacher, names):
     """Recipes that differ in nothing but the network share a run."""
     pool = pooled(names[0])
     small = SMALL_POOL if pool in ("map", "cap") else {}
-    small = {"dim": 24, "heads": 1} if pool == "cap" else small
+    small = {"heads": 1} if pool == "cap" else small
     trained(data, teacher, names[0], model="test_resnet", pool=pool, pool_args=small)
 
 

@@ -1,0 +1,132 @@
+"""What an error says, in one line; which errors are the user's to mend; options that would be ignored."""
+
+import errno
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+LONGEST_WORD, LONGEST = 300, 2000  # characters of a line that is still read
+# Errors of the system that a name causes, which the user can change; others, such as a full disk, come while working.
+OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENXIO)
+# Types that say nothing beside their text; any other is named.
+PLAIN = ("ValueError", "RuntimeError", "UsageError", "OSError", "FileNotFoundError", "UnreadableImage", "Exception")
+
+
+class UsageError(ValueError):
+    """The command line cannot be understood."""
+
+
+def said(error: BaseException) -> str:
+    """What an error says, without what only its programmers read: C++ frames, a worker's traceback, advice of torch.
+
+    An error without a text says its type.
+    """
+    text = _cause(str(error))
+    text = _refused(text) or text
+    text = re.sub(r"\s*(Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: ).*", "", text, flags=re.S)
+    text = re.sub(r"Exception from \S+:\d+:\s*|Check '[^\n]*' failed at \S+:\d+:\s*", "", text)  # OpenVINO's frames
+    text = re.sub(r"\[enforce fail at [^\]]*\] *(?:[^\n.]*\. )?", "", text)
+    text = re.sub(r"^\[Errno -?\d+\] ", "", text.strip())
+    kind = type(error).__name__
+    if isinstance(error, (LookupError, AssertionError)) and text and not text.startswith(kind):
+        return f"{kind}: {text}"
+    if isinstance(error, MemoryError) and not text:
+        return "there is not enough memory"
+    return text or kind
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    return next(line.strip() for line in said(error).splitlines() if line.strip())
+
+
+def one_line(error: BaseException) -> str:
+    """All that an error says, in one line that a terminal can show; what is very long is cut."""
+    line = " ".join(said(error).split())
+    line = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _cut(word[0], LONGEST_WORD), line)
+    line = printable(_cut(line, LONGEST))
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        line += "; give a shorter one"
+    return line
+
+
+def is_usage(error: BaseException) -> bool:
+    """Whether the user can mend it by asking for something else."""
+    if isinstance(error, OSError):
+        return isinstance(error, FileNotFoundError) or error.errno in OF_NAMES
+    if isinstance(error, ImportError):
+        return "pip install" in str(error)  # an extra that is not there
+    return isinstance(error, ValueError)
+
+
+def printable(text: str) -> str:
+    """For a terminal: what is no letter, such as a line break or bytes that are not Unicode, as an escape."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Torch explains a refusal on a page, with what it refused in the middle."""
+    return _refused(str(error)) or first_line(error)
+
+
+def refuse_idle(given: Mapping[str, str], needs: Mapping[str, Iterable[str]], facts: Mapping[str, str | None]) -> None:
+    """Refuse what would be ignored.
+
+    Args:
+        given: What the user gave, by name, in his words.
+        needs: By name what it is for; one of these must hold. Names that are missing are for everything.
+        facts: Of what something can be for, why it does not hold here, or None where it does.
+    """
+    for name, words in given.items():
+        wanted = list(needs.get(name, ()))
+        if wanted and all(facts.get(one, "") is not None for one in wanted):
+            why = next((reason for one in wanted if (reason := facts.get(one))), "which is not so here")
+            raise UsageError(f"{words} is for {' or '.join(wanted)}; {why}; leave it out")
+
+
+def check_arguments(function: Callable[..., Any], given: Iterable[str], what: str, own: Iterable[str] = ()) -> None:
+    """Refuse arguments that a function does not have, with the nearest that it has.
+
+    Args:
+        what: What the user calls them.
+        own: Arguments of the function that are not the user's.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in set(own)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise UsageError(f"{what} {name}: there is no such argument; {hint}")
+
+
+def _refused(text: str) -> str | None:
+    """What torch will not unpickle; None if the text is not the page on which it says so."""
+    if "Weights only load failed" not in text and "WeightsUnpickler error" not in text:
+        return None
+    if found := re.search(r"GLOBAL (\S+)", text):
+        return f"it holds a {found[1]}, which could run code"
+    found = re.search(r"WeightsUnpickler error:\s*(.+)", text)
+    return found[1].strip() if found else "it does not hold tensors alone"
+
+
+def _cause(text: str) -> str:
+    """Of a text with a traceback in it, as workers send one, what the traceback ends in."""
+    _, mark, rest = text.rpartition("Traceback (most recent call last):\n")
+    if not mark:
+        return text
+    lines = rest.splitlines()
+    while lines and lines[0][:1] in ("", " "):
+        lines.pop(0)
+    ending = "\n".join(lines).strip()
+    kind, colon, words = ending.partition(": ")
+    plain = colon and kind.rpartition(".")[2] in PLAIN and words.strip()
+    return words if plain else ending or text.partition("\n")[0]
+
+
+def _cut(text: str, longest: int) -> str:
+    kept = longest // 3
+    return text if len(text) < longest else f"{text[:kept]}...({len(text):,} characters)...{text[-kept:]}"
