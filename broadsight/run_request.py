@@ -19,6 +19,7 @@ from .data.sources import Splits
 from .data.stratify import METHOD
 from .dense.build import USUAL, models_for
 from .errors import check_arguments, refuse_idle
+from .models._stored import check_arguments as check_stored_arguments
 from .pooling import check_pool_arguments
 from .provenance import commit, versions
 from .train import processes, recipes
