@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import nn
 
@@ -23,7 +24,7 @@ from .run_request import Request, history
 from .seeds import seed_everything
 from .train.dense import DenseWork
 from .train.recipes import FIXED, Recipe
-from .training_parts import Begun, Parts, check_fields, fit_batch, image_channels, size_of
+from .training_parts import Begun, Parts, check_fields, check_passes, fit_batch, image_channels, opening, size_of
 
 SCENES = 128  # pixels of scenes that nobody has asked a size for
 LARGEST = 320  # pixels that are chosen for pictures of unknown size
@@ -95,6 +96,12 @@ def dense_parts(
             stacked=task == "segment" or top_down,
         )
 
+    description = describe(settings, recipe, splits, model, arguments, begun.how)
+    if not begun.stored:
+        description = opening(description, model)
+        height, width = crop_size(recipe) if top_down else (size, size)
+        image = torch.zeros(channels, height, width)
+        check_passes(model, image[None] if task == "segment" or top_down else [image], None, size)
     objects = splits.description.get("objects")
     held = f", {objects['train']:,} objects" if objects and objects["train"] else ""
     unit = "crops of objects" if top_down else "pictures"
@@ -104,7 +111,7 @@ def dense_parts(
         order=order,
         work=work,
         compile=_compile,
-        description=describe(settings, recipe, splits, model, arguments, begun.how),
+        description=description,
         summary=(
             f"{len(learned_from):,} {unit} of {len(splits.classes)} classes{held}, {len(splits.val):,} pictures to "
             f"validate, at {size} px"

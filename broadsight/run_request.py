@@ -20,9 +20,10 @@ from .data.stratify import METHOD
 from .dense.build import USUAL, models_for
 from .errors import check_arguments, refuse_idle
 from .models._stored import check_arguments as check_stored_arguments
-from .pooling import check_pool_arguments
+from .pooling import SIZE_ARGUMENTS, check_pool_arguments
 from .provenance import commit, versions
 from .train import processes, recipes
+from .train.decided import refuse_decided
 from .train.history import check_own_data
 from .train.lock import LOCK
 from .train.recipes import Recipe
@@ -152,6 +153,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
         if request.pool in (None, entry.pool):
             settings["pool"], settings["pool_args"] = entry.pool, {**entry.pool_args, **settings["pool_args"]}
+    refuse_decided(settings, request.changes)
     for name in ("pool", "broadcast"):
         if settings[f"{name}_args"] and not settings[name]:
             raise ValueError(f"--{name}-args without --{name}; name one, or leave them out")
@@ -293,6 +295,8 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
             raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
         return []
     there, here = folder.config(), json.loads(json.dumps(description))
+    for one in (there, here):  # which follow from the settings, and which older runs do not have
+        one["model_args"] = {k: v for k, v in (one.get("model_args") or {}).items() if k not in SIZE_ARGUMENTS}
     for key in ("architecture", "num_classes", "label_names", "model_args"):
         if there.get(key) != here[key]:
             old, new = _short(there.get(key)), _short(here[key])

@@ -1,10 +1,15 @@
 """What a task brings to a run, and what classification brings: its pictures, network, description and work."""
 
+import json
 import math
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import timm
+import torch
 from accelerate import Accelerator
 from torch import nn
 
@@ -12,14 +17,16 @@ from .data.contents import contents
 from .data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
 from .data.sources import Splits, resolve
 from .data.view import labels_of
-from .dry_run import first_line
+from .dry_run import first_line, image_size, in_eval_mode
 from .given_weights import load_given
 from .models.edited import edit
+from .pooling import ANY_SIZE
 from .run_request import EDITS, Request, describe, network_arguments
 from .seeds import seed_everything
 from .train.augmentation import LARGEST, transforms_of
 from .train.classification import Classification
 from .train.recipes import DEPTH, DROPOUT, GROUPS, Recipe, facts_of, refuse_ignored
+from .train.run_folder import CONFIG
 from .train.tasks import make_task
 from .train.work import Work
 
@@ -130,13 +137,18 @@ def classifier_parts(
             comparable=len(judged) > 1,
         )
 
+    description = describe(settings, recipe, splits, model, transforms, begun.how)
+    if not begun.stored:
+        description = opening(description, model)
+        for side in sorted({size, recipe.eval_size or size}):
+            check_passes(model, torch.zeros(1, channels, side, side), classes, side)
     return Parts(
         model=model,
         recipe=recipe,
         order=order,
         work=work,
-        compile=lambda model: model.compile(),
-        description=describe(settings, recipe, splits, model, transforms, begun.how),
+        compile=lambda network: network.compile(),
+        description=description,
         summary=f"{len(splits.train):,} pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px",
         notes=tuple(notes),
         splits=splits,
@@ -158,10 +170,65 @@ def check_fields(request: Request, recipe: Recipe, settings: Mapping[str, Any], 
 
 
 def image_channels(settings: Mapping[str, Any]) -> int:
-    channels = settings["model_args"].get("in_chans", 3)
-    if not isinstance(channels, int):
-        raise ValueError(f"in_chans={channels}; expected 1 (grey) or 3 (RGB)")
-    return channels
+    """Of the images that the network takes."""
+    return settings["model_args"].get("in_chans", 3)
+
+
+def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """What a folder has to say so that the network is made again as it is; a ValueError if nothing does.
+
+    Of a network for one size that is tested at another, timm would make one for that other size.
+    """
+    height, width = image_size(model)
+    sized = ({"img_size": height if height == width else [height, width], **choice} for choice in ANY_SIZE)
+    faults = []
+    for more in ({}, *sized):
+        said = {**description, "model_args": {**more, **description["model_args"]}}
+        if (fault := _fault(said, model)) is None:
+            return said
+        faults.append(fault)
+    raise ValueError(f"the run could not be opened again: {faults[0]}; see its --model-args")
+
+
+def _fault(description: Mapping[str, Any], model: nn.Module) -> str | None:
+    """What is wrong with the network that is made from a description, without content."""
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    with tempfile.TemporaryDirectory() as place, torch.random.fork_rng(devices=[]):
+        Path(place, CONFIG).write_text(json.dumps(description), encoding="utf-8")
+        try:
+            again = _made_again(place)
+        except Exception as error:
+            return first_line(error)
+    found = {name: value.shape for name, value in again.state_dict().items()}
+    wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+    return f"{wrong[0]} would be another" if wrong else None
+
+
+def _made_again(place: str) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return timm.create_model(f"local-dir:{place}", pretrained=False)
+    except Exception:  # some networks compute with their weights when they are made
+        return timm.create_model(f"local-dir:{place}", pretrained=False)
+
+
+def check_passes(model: Any, images: Any, classes: int | None, size: int) -> None:
+    """Refuse a network that does not take the images of the run, or does not tell its classes apart.
+
+    Args:
+        images: As the network takes them in eval mode.
+        classes: How many it must answer with; None for objects.
+        size: Pixels of a side, for the message.
+    """
+    with torch.random.fork_rng(devices=[]), in_eval_mode(model):
+        try:
+            found = model(images)
+        except Exception as error:
+            raise ValueError(
+                f"the network does not take images of {size} pixels: {first_line(error)}; see --size and --model-args"
+            ) from None
+    if classes is not None and tuple(found.shape) != (1, classes):
+        raise ValueError(f"the network answers {tuple(found.shape)}, expected (1, {classes}); see --model-args")
 
 
 def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:

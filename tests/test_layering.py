@@ -44,7 +44,7 @@ INSIDE = {
     "given_weights": {"checkpoint"},
     "packaged_weights": {"checkpoint", "drawing"},
     "run_request": {"broadcasting", "data", "dense", "models", "pooling", "provenance", "train"},
-    "training_parts": {"data", "dry_run", "given_weights", "models", "run_request", "seeds", "train"},
+    "training_parts": {"data", "dry_run", "given_weights", "models", "pooling", "run_request", "seeds", "train"},
     "dense_training": {
         "data",
         "dense",
@@ -342,7 +342,7 @@ OUTSIDE = {
     "given_weights": {"torch"},
     "packaged_weights": {"safetensors", "timm", "torch"},
     "run_request": {"timm", "torch"},
-    "training_parts": {"accelerate", "torch"},
+    "training_parts": {"accelerate", "timm", "torch"},
     "dense_training": {"accelerate", "torch"},
     "training": {"accelerate", "torch"},
     "dense_run": {"PIL", "numpy", "torch"},

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from broadsight import training
+from broadsight.classifier import open_classifier
 from broadsight.given_weights import load_given
 from broadsight.run_request import Request
 from broadsight.train.run_folder import RunFolder
@@ -78,6 +79,7 @@ def test_train__run_answers_as_it_did(data, tmp_path, model, options):
     again = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     x = torch.randn(2, *again.pretrained_cfg["input_size"])
     torch.testing.assert_close(again(x), engine.plain.eval()(x))
+    torch.testing.assert_close(open_classifier(out, device="cpu").model(x), engine.plain(x))
 
 
 def test_train__network_of_a_folder_is_refused_or_can_be_loaded(data, tmp_path):

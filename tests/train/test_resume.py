@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from broadsight.cli import main
 from broadsight.train import state
 from broadsight.train.classification import Classification
-from broadsight.train.engine import Engine, Interrupted
+from broadsight.train.engine import Engine, Failed, Interrupted
 from broadsight.train.run_folder import RunFolder
 from broadsight.training import Request, train
 
@@ -226,6 +226,20 @@ def test_no_checkpoint__from_the_beginning(pictures, whole, tmp_path, capsys):
     train(again(folder), resume=True)
     assert left_by(folder) == left_by(whole("plain"))
     assert "no checkpoint yet: from the beginning" in capsys.readouterr().err
+
+
+def test_failing_evaluation__nothing_that_was_trained_is_lost(pictures, whole, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(Failed):
+        patch.setattr(Classification, "evaluate", fail)
+        train(small(pictures, tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run" / "last").iterdir()] == ["update-000000003"]
+    left = kill(again(tmp_path / "run"), tmp_path / "left", Classification, "step", resume=True)
+    assert (tmp_path / "left" / "last" / "update-000000003-evaluated").is_dir()  # evaluated, before another step
+    train(left, resume=True)
+    assert left_by(tmp_path / "left") == left_by(whole("plain"))
 
 
 def test_nothing_to_resume(tmp_path, capsys):
