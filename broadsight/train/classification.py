@@ -125,18 +125,20 @@ class Classification:
                 with self.accelerator.autocast():
                     logits = model(images)
                 logits = logits.float()
-                broken += int((~logits.isfinite()).sum())
+                count += len(labels)
+                seen(len(labels) * self.order.processes, "evaluating")
+                if not logits.isfinite().all():
+                    broken += 1
+                    continue
                 metrics["val_loss"].update(F.cross_entropy(logits, labels, reduction="none"))
                 for name in metrics.keys() - {"val_loss"}:
                     metrics[name].update(logits, labels)
-                count += len(labels)
-                seen(len(labels) * self.order.processes, "evaluating")
         count, broken = sum_over_processes(torch.tensor([count, broken], device=self.device)).tolist()
         if not count:
             raise Failed(
                 f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
             )
+        if broken:  # torchmetrics would leave losses that are no numbers out, and count the argmax of such answers
+            return dict.fromkeys(metrics), skipped
         values = {name: float(metric.compute()) for name, metric in metrics.items()}
-        if broken:  # torchmetrics leaves losses that are no numbers out, and counts the argmax of such answers
-            return dict.fromkeys(values), skipped
         return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}, skipped

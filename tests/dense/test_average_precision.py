@@ -138,6 +138,30 @@ def test_compute__by_hand():
     assert math.isnan(metric.compute()["box_ap"])
 
 
+def test_coverage__classes_that_have_objects_that_count():
+    metric = AveragePrecision(["box"], {1: 1, 2: 2, 3: 3}, ["a", "b", "c"])
+    assert metric.coverage() == (0, 3)
+    found, there = one()
+    nothing = {key: value[:0] for key, value in found.items()}
+    metric.update("empty", (100, 100), nothing, {key: value[:0] for key, value in there.items()})
+    crowd, of_crowd = one(label=3, iscrowd=torch.tensor([1]))
+    metric.update("crowd", (100, 100), crowd, of_crowd)
+    assert metric.coverage() == (0, 3) and math.isnan(metric.compute()["box_ap"])  # nothing to be found, some found
+    metric.update("a", (100, 100), nothing, there)  # to be found, and nothing found
+    assert metric.coverage() == (1, 3) and metric.compute()["box_ap"] == 0
+    found, there = one(label=2)
+    metric.update("b", (100, 100), found, there)
+    assert metric.coverage() == (2, 3) and metric.compute()["box_ap"] == pytest.approx(50)
+    assert [row["objects"] for row in metric.per_class()] == [1, 1, 0]
+
+
+def test_coverage__keypoints_that_nobody_has_labelled_do_not_count():
+    metric = AveragePrecision(["keypoint"], {1: 1}, ["thing"])
+    found, there = one(keypoints=torch.zeros(1, 3, 3))
+    metric.update("a", (100, 100), found | {"keypoints": torch.ones(1, 3, 3)}, there)
+    assert metric.coverage() == (0, 1) and math.isnan(metric.compute()["keypoint_ap"])
+
+
 def test_area__without_one_it_is_the_mask_s_or_the_box_s():
     mask = torch.zeros(1, 100, 100, dtype=torch.uint8)
     mask[0, 10:30, 10:30] = 1  # 400 pixels in a box of 1600

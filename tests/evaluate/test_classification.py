@@ -1,5 +1,7 @@
 """Figures by hand, and beside torchmetrics."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -220,3 +222,32 @@ def test_figures__asked_for_what_cannot_be_said(hand, names, bins, message):
 def test_figures__one_class_has_no_auroc():
     with pytest.raises(NotEnough, match="auroc needs pictures of at least two classes; 1 given"):
         figures(predictions([[1.0, 0], [2, 0]], [0, 0]), ["auroc"])
+
+
+def test_figures__of_no_pictures():
+    found = predictions(np.zeros((0, 7)), np.zeros(0, np.int64))
+    values, absent = figures(found)
+    assert not values and absent == dict.fromkeys(METRICS, "needs pictures; none given")
+    record = calibration_record(found)
+    assert (record["ece"], record["mce"]) == (None, None) and not any(row["count"] for row in record["bins"])
+    assert most_confused(found, "abcdefg") == [] and all(row["recall"] is None for row in per_class(found))
+
+
+def test_figures__of_one_class_are_those_that_are_not_means_over_classes():
+    values, absent = figures(predictions([[2.0, 1, 0, 0, 0, 0], [1.0, 2, 0, 0, 0, 0]], [0, 0]))
+    assert values.keys() == {"top1", "top5", "loss", "confidence"} and values["top1"] == 50
+    assert absent["balanced_accuracy"] == absent["macro_f1"] == "needs pictures of at least two classes; 1 given"
+
+
+def test_figures__top5_of_classes_that_compete(many):
+    """Five of the network's seven: the right one is always among them."""
+    found = replace(many[2], competing=5)
+    assert figures(found)[1]["top5"] == "needs more than 5 classes; 5 given" and coverage(found) == (6, 5)
+
+
+def test_figures__found_short_after_the_work_are_missing():
+    found = predictions([[2.0, 1, 0]], [0])
+    with pytest.raises(NotEnough, match="auroc needs pictures of at least two classes"):
+        figures(found, ["top1", "auroc"])
+    values, absent = figures(found, ["top1", "auroc"], refuse=False)
+    assert values == {"top1": 100} and absent.keys() == {"auroc"}
