@@ -373,11 +373,12 @@ def report_dense_run(
     rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
     rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
     rows += [["minutes", f"{seconds / 60:.1f}"]] if seconds else []
-    best = epochs[-1].get("best") if epochs else None
+    last = epochs[-1] if epochs else {}
+    best = last.get("best")
     done = f"{len(epochs)} of {recipe['epochs']} epochs"
     goal = GOAL_NAMES[f"val_{about['goal']}"]
-    over = over_classes(epochs[-1].get(CLASSES_JUDGED) if epochs else None, config["num_classes"])
-    kept = f"; no epoch has a {goal} to be compared by, so the network of the last one is kept" if epochs else ""
+    over = over_classes(last.get(CLASSES_JUDGED), config["num_classes"])
+    kept = f"; no epoch has a {goal} to be compared by, so the network of the last one is kept" * ("best" in last)
     record |= {
         "title": f"{settings['head']} with {settings['model']} on {settings['data']}",
         "kind": "run",

@@ -194,9 +194,9 @@ def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> st
     whole = recipe["epochs"] + recipe["cooldown_epochs"]
     done = epochs[-1]["epoch"] if epochs else 0
     text = f"{'finished' if done >= whole else 'stopped'} after {done} of {whole} epochs"
-    if not epochs:
+    if not epochs or "best" not in epochs[-1]:
         return text
-    if epochs[-1].get("best") is None:
+    if epochs[-1]["best"] is None:
         return f"{text}; no epoch has a top-1 to be compared by, so the network of the last one is kept"
     return f"{text}; the best network, that of epoch {epochs[-1]['best_epoch']}, is kept"
 
@@ -221,7 +221,7 @@ def _twins(path: Path) -> list[dict[str, Any]]:
     rows = []
     for folder in [path, *others] if others else []:
         config, lines = RunFolder(folder).config()["broadsight"], RunFolder(folder).metrics()
-        best = next((line["best"] for line in reversed(lines) if line["kind"] == "epoch"), None)
+        best = next((line["best"] for line in reversed(lines) if "best" in line), None)
         if best is not None:
             rows.append(
                 {

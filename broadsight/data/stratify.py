@@ -8,7 +8,9 @@ import numpy as np
 # How hold-outs are chosen; a run keeps the number, since another method holds out other images.
 # 1: images of several classes by their turn alone. 2: the rarest class first.
 METHOD = 2
-ORDERS = 32  # that are tried before a class is given up
+ORDERS = 32  # that are tried before a class is given up,
+MANY = 10_000  # and of so many images, which take seconds,
+FEW_ORDERS = 4
 
 
 def turn(name: str, seed: int) -> int:
@@ -36,7 +38,7 @@ def stratified(
     count = 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
     best, fewest = np.zeros(len(names), bool), count + 1
     reachable = _reachable(sets, count)
-    for attempt in range(ORDERS):
+    for attempt in range(ORDERS if len(names) < MANY else FEW_ORDERS):
         turns = [turn(name, seed) if not attempt else turn(f"{attempt}/{name}", seed) for name in names]
         held = _held(np.argsort(np.array(turns, np.uint64), kind="stable"), sets, count, fraction, sizes)
         lost = len(reachable - _shown(sets, held))
