@@ -12,6 +12,7 @@ from .command_line import (
     INTERRUPTED,
     MOST,
     TIMM_NAMES,
+    AllowOutside,
     Arg,
     Checkpoint,
     Device,
@@ -94,6 +95,7 @@ def analyze(
     strict: Annotated[bool, Arg("stop at an image that cannot be read instead of skipping it", of=(SHOWN,))] = False,
     root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR", of=(SHOWN,))] = None,
     download: Annotated[bool, Arg("let a timm dataset be fetched", of=(SHOWN,))] = False,
+    allow_outside: AllowOutside = False,
     json: Annotated[
         str | None, Arg("print the record as JSON, not tables, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
@@ -108,11 +110,13 @@ def analyze(
     from .analysis.measures import find_measure
     from .analysis_record import write_analysis
     from .analysis_subjects import Asked
+    from .data.inside import permit_outside
     from .drawing import need_matplotlib, plot_format
     from .predicting import printable
     from .train.recipes import assignments
     from .train.state import write_text
 
+    permit_outside(allow_outside)
     _check_order(measure, networks or [])
     entry = find_measure(measure)
     check_options(analyze, given, _facts(entry.name, networks or [], data))

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from contextvars import copy_context
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +23,7 @@ from .command_line import (
     INTERRUPTED,
     MOST,
     WRONG_USAGE,
+    AllowOutside,
     Arg,
     Command,
     Threads,
@@ -300,6 +302,7 @@ def train(
     strict: Annotated[bool, Arg("stop at an image that cannot be read instead of skipping it")] = False,
     root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR")] = None,
     download: Annotated[bool, Arg("let a timm dataset be fetched")] = False,
+    allow_outside: AllowOutside = False,
     model_args: Annotated[
         list[str] | None, Arg("arguments of the model, such as in_chans=1", metavar="KEY=VALUE", pairs=True)
     ] = None,
@@ -364,6 +367,7 @@ def train(
         split=split,
         root=root,
         download=download,
+        allow_outside=allow_outside,
         task=task,
         head=head,
         neck=neck,
@@ -566,7 +570,7 @@ def _run(argv: list[str]) -> int:
     )
     explicit(named_in(argv, command))
     check_values(command, values)
-    return command(**values)
+    return copy_context().run(command, **values)  # what a command allows ends with it
 
 
 def _complain(message: str, code: int, debug: bool) -> int:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args
 
 from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser
 
+from .data.file_kinds import odd_kind
 from .errors import UsageError, refuse_idle
 
 Command = Callable[..., int]
@@ -44,6 +45,19 @@ class Arg:
     of: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
+
+
+AllowOutside = Annotated[bool, Arg("let lists and COCO files name files outside of their own folder")]
+
+
+class ConfigFile(ActionConfigFile):
+    """A file of options; a pipe or a device might never end."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        kind = odd_kind(values) if isinstance(values, str) else None
+        if kind is not None:
+            parser.error(f"--config {values} is {kind}, not a file; expected a YAML file")
+        super().__call__(parser, cfg, values, option_string)
 
 
 class Parser(ArgumentParser):
@@ -118,7 +132,7 @@ def _subparser(function: Command, configured: bool) -> Parser:
     parser = Parser(description=inspect.getdoc(function))
     if configured:
         parser.add_argument(
-            "--config", action=ActionConfigFile, help="YAML file with these options; --print_config shows one"
+            "--config", action=ConfigFile, help="YAML file with these options; --print_config shows one"
         )
     for name, parameter in inspect.signature(function).parameters.items():
         kind, arg = get_args(parameter.annotation)

@@ -13,6 +13,7 @@ from .data.decoding import UnreadableImage, within_memory
 from .data.dense_loading import DensePictures
 from .data.dense_source import DenseSplits, resolve_dense
 from .data.dense_transforms import DenseTransforms
+from .data.inside import outside_allowed
 from .data.loading import EvalOrder, TrainOrder, default_workers, load
 from .data.pose_crops import PoseCrops
 from .dense.scoring import GOALS, Views, make_scorer
@@ -123,16 +124,17 @@ def dense_parts(
 
 def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> DenseSplits:
     """The pictures of a run."""
-    return resolve_dense(
-        settings["data"],
-        settings["task"],
-        val=settings["val"],
-        split=settings["split"],
-        seed=settings["seed"],
-        channels=channels,
-        scenes_size=recipe.image_size or SCENES,
-        method=settings.get("hold_out", 1),
-    )
+    with outside_allowed(settings.get("allow_outside", False)):
+        return resolve_dense(
+            settings["data"],
+            settings["task"],
+            val=settings["val"],
+            split=settings["split"],
+            seed=settings["seed"],
+            channels=channels,
+            scenes_size=recipe.image_size or SCENES,
+            method=settings.get("hold_out", 1),
+        )
 
 
 def look_at_some(splits: DenseSplits) -> None:

@@ -16,6 +16,7 @@ from .command_line import (
     MOST,
     PARTS,
     SCORED,
+    AllowOutside,
     Arg,
     Batch,
     Checkpoint,
@@ -137,6 +138,7 @@ def eval(
     latency: Annotated[bool, Arg("take times", of=(CLASSIFIERS,))] = True,
     root: Annotated[str | None, Arg("where a timm dataset lies or is put", metavar="DIR", of=(CLASSIFIERS,))] = None,
     download: Annotated[bool, Arg("let a timm dataset be fetched", of=(CLASSIFIERS,))] = False,
+    allow_outside: AllowOutside = False,
     json: Annotated[
         str | None, Arg("print the record as JSON, not tables, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
@@ -145,6 +147,9 @@ def eval(
     given = dict(locals())
     check_writable(json if json != "-" else None)
     register_models()
+    from .data.inside import permit_outside
+
+    permit_outside(allow_outside)
     facts = _facts_of_eval(run, data, _words(suite) or (), _words(beside) or (), saliency, samples)
     check_options(eval, given, facts)
     if facts[DENSE_RUNS] is None:
@@ -315,6 +320,7 @@ def predict(
         list[str] | None, Arg("files, folders, or quoted patterns such as 'photos/**/*.jpg'", True, "IMAGE")
     ] = None,
     list: Annotated[str | None, Arg("text file with the path of an image on every line", metavar="FILE")] = None,
+    allow_outside: AllowOutside = False,
     top: Annotated[int, Arg("classes of each image, the most probable first", of=(CLASSIFIERS,), least=1)] = 5,
     csv: Annotated[
         str | None, Arg("print CSV, not a table, or write it to FILE; comes last", False, "FILE", "-")
@@ -360,6 +366,9 @@ def predict(
     for path in outputs.values():
         check_writable(path if path != "-" else None)
     register_models()
+    from .data.inside import permit_outside
+
+    permit_outside(allow_outside)
     facts = facts_of(run)
     check_options(predict, given, facts)
     if facts[DENSE_RUNS] is None:

@@ -11,6 +11,7 @@ import numpy as np
 from .classifier import Classifier, open_classifier
 from .data.contents import contents, same_contents
 from .data.evaluation_source import Found, Which, open_part, same_data
+from .data.inside import outside_allowed
 from .data.listing import some
 from .data.sources import Source, Splits, resolve
 from .data.stratify import METHOD
@@ -216,17 +217,18 @@ def own_splits(
     run = classifier.run["broadsight"]
     settings = run["settings"]
     check_own_data(settings, given)
-    return resolve(
-        settings["data"],
-        val=settings.get("val"),
-        split=settings.get("split"),
-        seed=settings["seed"],
-        channels=classifier.transforms.channels,
-        scenes_size=run["recipe"].get("image_size") or classifier.transforms.size,
-        root=root or settings.get("root"),
-        download=download,
-        method=settings.get("hold_out", 1),
-    )
+    with outside_allowed(settings.get("allow_outside", False)):
+        return resolve(
+            settings["data"],
+            val=settings.get("val"),
+            split=settings.get("split"),
+            seed=settings["seed"],
+            channels=classifier.transforms.channels,
+            scenes_size=run["recipe"].get("image_size") or classifier.transforms.size,
+            root=root or settings.get("root"),
+            download=download,
+            method=settings.get("hold_out", 1),
+        )
 
 
 def found_in(classifier: Classifier, splits: Splits, part: Which = "val") -> Found:

@@ -11,6 +11,7 @@ from .command_line import (
     DONE,
     INTERRUPTED,
     WRONG_USAGE,
+    AllowOutside,
     Arg,
     Checkpoint,
     Device,
@@ -46,6 +47,7 @@ def explain(
         Arg("files, folders, quoted patterns, or scenes:N, which are drawn; none: a few scenes", True, "IMAGE"),
     ] = None,
     list: Annotated[str | None, Arg("text file with the path of an image on every line", metavar="FILE")] = None,
+    allow_outside: AllowOutside = False,
     kinds: Annotated[
         str | None,
         Arg(
@@ -82,9 +84,11 @@ def explain(
     folder = new_folder(out, "explanations")
     check_writable(json if json != "-" else None)
     register_models()
+    from .data.inside import permit_outside
     from .predicting import check_counts, check_output, printable
     from .train.run_folder import task_of
 
+    permit_outside(allow_outside)
     check_counts(threads=threads)
     check_output("--json", json)
     task = task_of(Path(run))

@@ -42,6 +42,7 @@ class Request:
 
     Args:
         data, val, split, root, download: As for `broadsight.data.sources.resolve`.
+        allow_outside: Whether lists and COCO files may name files outside of their folder; a run remembers it.
         task: "classify", "detect", "instances", "segment" or "keypoints".
         head, head_args, neck, neck_args: Of dense tasks, what is put on the network; see `broadsight.dense.build`.
         model, model_args: A timm name, and arguments for it.
@@ -63,6 +64,7 @@ class Request:
     split: float | None = None
     root: str | None = field(default=None, metadata={"of": ("--task classify",)})
     download: bool = field(default=False, metadata={"of": ("--task classify",)})
+    allow_outside: bool = False
     task: str | None = None
     head: str | None = field(default=None, metadata=DENSE)
     head_args: Mapping[str, Any] = field(default_factory=dict, metadata=DENSE)
@@ -107,6 +109,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
                 f"{request.out} holds a run with teacher={_short(recipe.teacher)}, which would be fetched; "
                 "give that teacher again to allow it"
             )
+        settings["allow_outside"] = bool(settings.get("allow_outside")) or request.allow_outside
         before = settings.get("changes", {})  # in the user's own words, where the data have completed them since
         for name in IDENTITY:
             asked = getattr(request, name)
@@ -137,6 +140,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     settings = {name: getattr(request, name) for name in IDENTITY}
     settings |= {name: dict(getattr(request, name)) for name in ARGUMENTS}
     settings["changes"] = dict(request.changes)
+    settings["allow_outside"] = request.allow_outside
     settings["recipe"] = entry.name
     settings["data"] = request.data or "scenes"
     settings["seed"] = 0 if request.seed is None else request.seed

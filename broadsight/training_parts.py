@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from .data.contents import contents
+from .data.inside import outside_allowed
 from .data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
 from .data.sources import Splits, resolve
 from .data.view import labels_of
@@ -235,14 +236,15 @@ def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: 
     options: dict[str, Any] = {name: settings[name] for name in ("val", "split", "root") if settings[name] is not None}
     if request.download:
         options["download"] = True
-    return resolve(
-        settings["data"],
-        seed=settings["seed"],
-        channels=channels,
-        scenes_size=recipe.image_size or SMALLEST,
-        method=settings.get("hold_out", 1),
-        **options,
-    )
+    with outside_allowed(settings.get("allow_outside", False)):
+        return resolve(
+            settings["data"],
+            seed=settings["seed"],
+            channels=channels,
+            scenes_size=recipe.image_size or SMALLEST,
+            method=settings.get("hold_out", 1),
+            **options,
+        )
 
 
 def size_of(source: Any, data: str, largest: int = LARGEST) -> int:

@@ -12,6 +12,7 @@ from pycocotools.cocoeval import COCOeval
 
 from broadsight.cli import main
 from broadsight.data.mask_folders import read_indices
+from broadsight.dense.scoring import ObjectScorer
 from broadsight.dense_run import open_dense
 from broadsight.training import train
 
@@ -130,6 +131,36 @@ def test_predict__a_broken_picture_is_named_and_the_others_are_done(detector, co
     assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
     assert "broken.png" in capsys.readouterr().err
     assert (tmp_path / "out" / "grey.png").is_file() and not (tmp_path / "out" / "broken.png").exists()
+
+
+def test_predict__narrow_pictures_cost_nobody_anything(detector, segmenter, tmp_path, capsys):
+    """Of a side of one pixel nothing would be left once the other is made smaller."""
+    (tmp_path / "in").mkdir()
+    for width, height in ((8000, 1), (1, 8000), (60, 40)):
+        Image.new("RGB", (width, height), (9, 200, 30)).save(tmp_path / "in" / f"{width}x{height}.png")
+    for run in (detector, segmenter):
+        assert main(["predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+        assert "cannot be read" not in capsys.readouterr().err
+        for path in (tmp_path / "in").iterdir():
+            with Image.open(tmp_path / "out" / path.name) as drawn:
+                assert drawn.width >= int(path.stem.partition("x")[0])
+
+
+def test_predict__a_picture_that_memory_does_not_suffice_for_is_named(detector, coco, tmp_path, monkeypatch, capsys):
+    find = ObjectScorer.find
+
+    def fail(self, model, images):
+        if images[0].shape[-1] == 500:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried")
+        return find(self, model, images)
+
+    monkeypatch.setattr(ObjectScorer, "find", fail)
+    (tmp_path / "in").mkdir()
+    for name, width in (("a", 60), ("b", 500), ("c", 60)):
+        Image.new("RGB", (width, 40), (9, 200, 30)).save(tmp_path / "in" / f"{name}.png")
+    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+    assert "b.png" in (said := capsys.readouterr().err) and "out of memory while it is prepared" in said
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["a.png", "c.png"]
 
 
 def test_report__of_a_dense_run(segmenter, capsys):

@@ -196,7 +196,7 @@ INSIDE = {
     "broadcast_tables": {"layers", "macs", "map_tables"},
     "dense_tables": {"dense", "layers", "macs", "map_tables"},
     "verify": {"__init__", "broadcast_tables", "dense_tables", "layers", "macs", "map_tables", "models"},
-    "command_line": {"models", "train"},
+    "command_line": {"data", "models", "train"},
     "terminal": set(),
     "evaluation_commands": {
         "classifier",
@@ -221,6 +221,7 @@ INSIDE = {
         "analysis_subjects",
         "analyzing",
         "command_line",
+        "data",
         "drawing",
         "evaluation_commands",
         "predicting",

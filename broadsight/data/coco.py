@@ -18,7 +18,8 @@ from torchvision import tv_tensors
 from .coco_masks import MaskPool
 from .contents import of_arrays, of_file
 from .decoding import open_image
-from .dense import find_images, open_labelled
+from .dense import find_images, homes, open_labelled
+from .inside import refuse_outside
 from .listing import Names
 
 NO_AREA = "annotations of no area inside of their image dropped"
@@ -165,6 +166,7 @@ class CocoDataset(Dataset):
         if not names:
             raise ValueError(f"{self.annotations} lists no images; expected at least one")
         self.images = Path(folder) if folder is not None else find_images(self.annotations, names[0])
+        refuse_outside(self.annotations, names, [self.images, *homes(self.annotations)])
         self._names, self._ids = Names(names), list(places)
         self._check_files(names)
         for i, size in enumerate(sizes):

@@ -12,7 +12,8 @@ from PIL import Image
 
 from .contents import of_arrays, of_file
 from .decoding import UnreadableImage
-from .dense import find_images, is_coco, open_labelled
+from .dense import find_images, homes, is_coco, open_labelled
+from .inside import refuse_outside
 from .listing import Listed, Names, Part, Parts, by_name, some
 from .walking import entries
 
@@ -96,6 +97,7 @@ def part_of(path: Path, channels: int) -> Part:
 
 def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], channels: int) -> Part:
     images = {image["id"]: image for image in content["images"]}
+    refuse_outside(path, (str(image["file_name"]) for image in images.values()), [root, *homes(path)])
     there = {key for key, image in images.items() if os.path.isfile(root / image["file_name"])}
     number = {key: row for row, key in enumerate(images)}
     categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}

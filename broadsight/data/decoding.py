@@ -139,6 +139,8 @@ def _check_format(image: Image.Image) -> None:
 
 def _decoded(image: Image.Image, channels: int) -> Image.Image:
     image.load()  # before the orientation is asked for: PNG may have it behind the pixels
+    if 0 in image.size:
+        raise ValueError("no pixels")
     turn = None
     if not ORIENTED.isdisjoint(image.info):
         with contextlib.suppress(SyntaxError, ValueError, TypeError, OSError, LookupError, struct.error):

@@ -94,6 +94,12 @@ def _places(annotations: Path) -> Iterator[Path]:
         yield folder / "images" / split
 
 
+def homes(annotations: Path) -> list[Path]:
+    """The folders that the data of a COCO file is: its own, and the one around where that is called annotations."""
+    folder = annotations.absolute().parent
+    return [folder, folder.parent] if folder.name.lower() in ("annotations", "labels") else [folder]
+
+
 def has_images(folder: Path) -> bool:
     """Whether a folder holds a picture, at any depth."""
     return folder.is_dir() and next(images_below(folder, "", []), None) is not None

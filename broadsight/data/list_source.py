@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .folder_source import FolderSource
+from .inside import refuse_outside
 from .listing import TRAIN, VAL, Part, Parts, in_order, is_image, some
 from .names import csv_text
 from .walking import entries, is_there
@@ -49,7 +50,7 @@ class Columns:
 
 
 def open_list(path: Path, channels: int = 3) -> Parts:
-    """The pictures of a .csv, .tsv or .txt list, with paths that are absolute or relative to the list's folder.
+    """The pictures of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
 
     Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
     tabs, or else by white space: the last word of a line is the label then. Lines of a .txt that begin with # are
@@ -72,6 +73,7 @@ def open_list(path: Path, channels: int = 3) -> Parts:
         names.append(name)
         labels.append(label)
         splits.append("all" if columns.split is None else _split(path, number, fields[columns.split]))
+    refuse_outside(path, names, [path.parent])
     _refuse_missing(path, names)
 
     numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
@@ -111,6 +113,7 @@ def read_paths(path: Path) -> list[str]:
     if "" in names:
         number, _ = lines[names.index("") + columns.header]
         raise ValueError(f"{path} line {number} has no path; expected one on each line")
+    refuse_outside(path, names, [path.parent])
     _refuse_missing(path, names)
     return [_place(path, name) for name in names]
 

@@ -176,8 +176,15 @@ class Pictures(Dataset):
 
     def _item(self, index: int) -> tuple[Tensor, Any]:
         """Pixels and label."""
-        with within_memory():
-            return torch.as_tensor(self.transform(self.source.open(index))), self.source.label(index)
+        image = self.source.open(index)
+        try:
+            with within_memory():
+                return torch.as_tensor(self.transform(image)), self.source.label(index)
+        except UnreadableImage:
+            raise
+        except Exception as error:  # whatever it is: one image of a million should not end a run
+            reason = (str(error).splitlines() or [""])[0]
+            raise UnreadableImage(f"cannot be prepared ({type(error).__name__}: {reason})") from error
 
 
 class TrainOrder:

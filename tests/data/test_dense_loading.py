@@ -37,6 +37,22 @@ class Numbered:
         return Image.new("L", (4 + i, 4), i), torch.full((4, 4 + i), i)
 
 
+@pytest.mark.parametrize("where", ["source", "transform"])
+def test_too_large__is_skipped_and_named(where, monkeypatch):
+    """A mask for each of many objects in a large picture, or what becomes of it."""
+
+    def fail(*_):
+        raise MemoryError
+
+    source = Numbered(4)
+    if where == "source":
+        monkeypatch.setattr(Numbered, "__getitem__", lambda self, i: fail() if i == 1 else (Image.new("L", (4, 4)), i))
+    pictures = DensePictures(source, lambda image, target: fail() if image.width == 5 else (image, target))
+    batch = pictures.__getitems__([(0, i, i) for i in range(4)])
+    assert batch.failure == "" and [key[2] for key in batch.keys] == [0, 2, 3]
+    assert batch.skipped == (("1.png", "out of memory while it is prepared; make the image smaller"),)
+
+
 def numbers(pixels, target):
     return torch.full((1, 1, 1), pixels.getpixel((0, 0)), dtype=torch.uint8), target
 

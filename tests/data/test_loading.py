@@ -265,6 +265,29 @@ def test_unreadable__strict(training, workers):
     assert failures[1:] == ["", ""]
 
 
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (MemoryError(), "out of memory while it is prepared; make the image smaller"),
+        (OverflowError("x"), "numbers overflow while it is prepared; make the image smaller"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory while it is prepared"),
+        (ZeroDivisionError("division by zero"), "cannot be prepared (ZeroDivisionError: division by zero)"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_unreadable__a_transform_that_fails(training, error, reason):
+    """One image is skipped, counted and named, and nothing else happens."""
+
+    def fail(image: Image.Image) -> torch.Tensor:
+        if image.getpixel((0, 0)) == (3, 3, 3):
+            raise error
+        return pixels(image)
+
+    batch = Pictures(Numbered(9), fail, training=training).__getitems__([(0, index, index) for index in (2, 3, 5)])
+    assert batch.failure == "" and batch.images[:, 0, 0, 0].tolist() == ([2, 4, 5] if training else [2, 5])
+    assert [name for name, _ in batch.skipped] == ["3.png"] and batch.skipped[0][1].startswith(reason)
+
+
 def test_unreadable__fifty_in_a_row():
     source = Numbered(60, broken=tuple(range(2, 52)))
     pictures = Pictures(source, pixels, training=True)

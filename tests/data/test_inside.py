@@ -1,0 +1,121 @@
+"""Lists and COCO files that name what lies elsewhere: refused with the entry and the way out, or allowed."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from broadsight.cli import main
+from broadsight.data.coco import CocoDataset
+from broadsight.data.inside import is_inside, outside_allowed
+from broadsight.data.sources import resolve
+from broadsight.data.unlabelled import find_images
+
+from ..small_runs import SIZE
+from .reading import rows
+
+
+def put(path: Path, shade: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (40, 30), (shade, 0, 0)).save(path)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """A folder with four images, and one beside it that is none of its business."""
+    for number in range(8):
+        put(tmp_path / "data" / "images" / f"{number}.png", number)
+    put(tmp_path / "secret.png", 200)
+    return tmp_path / "data"
+
+
+def write_list(data: Path, *more: str) -> Path:
+    lines = [f"images/{number}.png,{'ab'[number % 2]}" for number in range(8)] + [f"{name},a" for name in more]
+    (data / "list.csv").write_text("\n".join(["path,label", *lines]), "utf-8")
+    return data / "list.csv"
+
+
+def write_coco(data: Path, *names: str, folder: str = "") -> Path:
+    names = names or tuple(f"images/{number}.png" for number in range(4))
+    images = [dict(id=number, file_name=name, width=40, height=30) for number, name in enumerate(names)]
+    boxes = [dict(id=n, image_id=n, category_id=1 + n % 2, bbox=[2, 2, 20, 20], area=400) for n in range(len(names))]
+    categories = [dict(id=1, name="a"), dict(id=2, name="b")]
+    file = data / folder / "coco.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(dict(images=images, annotations=boxes, categories=categories)), "utf-8")
+    return file
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "{there}/secret.png"])
+def test_list__of_what_is_elsewhere(data, name):
+    file = write_list(data, name := name.format(there=data.parent))
+    said = f"^{file} names 1 file outside of {data}: {name}; if they are meant, add --allow-outside"
+    for read in (lambda: resolve(str(file)), lambda: find_images([], file)):
+        with pytest.raises(ValueError, match=said):
+            read()
+    with outside_allowed():
+        splits = resolve(str(file))
+        assert len(splits.train) + len(splits.val) == len(find_images([], file)[0]) == 9
+
+
+def test_list__absolute_paths_and_links_into_and_out_of_its_own_folder(data):
+    """Links are what a user has put there himself."""
+    (data / "link.png").symlink_to(data.parent / "secret.png")
+    file = write_list(data, str(data / "images" / "0.png"), "images/../images/1.png", "link.png")
+    splits = resolve(str(file))
+    assert len(splits.train) + len(splits.val) == 11
+    (data / "away").symlink_to(data.parent.parent)
+    assert not is_inside("away/../secret.png", [data]) and is_inside("away/secret.png", [data])
+    assert not is_inside("..", [data]) and is_inside("a..b/c...png", [data])
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "{there}/secret.png"])
+def test_coco__of_what_is_elsewhere(data, name):
+    name = name.format(there=data.parent)
+    file = write_coco(data, "images/0.png", "images/1.png", name)
+    said = rf"^{file} names 1 file outside of {data}: {name}; if they are meant, add --allow-outside"
+    for read in (lambda: resolve(str(file)), lambda: CocoDataset(file, masks=False)):
+        with pytest.raises(ValueError, match=said):
+            read()
+    with outside_allowed():
+        assert len(CocoDataset(file, masks=False)) == 3 and rows(resolve(str(file)).train)
+
+
+def test_coco__in_annotations_may_name_what_is_beside_that_folder(data):
+    file = write_coco(data, "../images/0.png", "../images/1.png", folder="annotations")
+    assert len(CocoDataset(file, masks=False)) == 2
+    file = write_coco(data, "../images/0.png", "../images/1.png", folder="odd")
+    with pytest.raises(ValueError, match="names 2 files outside of"):
+        CocoDataset(file, masks=False)
+
+
+def test_commands(data, tmp_path, monkeypatch, capsys):
+    """The option is one of train, eval and predict; a run remembers it."""
+    monkeypatch.chdir(tmp_path)
+    file = str(write_list(data, "../secret.png"))
+    small = ["--model", "test_resnet", "--size", str(SIZE), "--epochs", "1", "--batch", "2", "--set", "warmup_epochs=0"]
+    train = ["train", file, *small, "--workers", "0", "--threads", "1", "--no-report", "--out", "run"]
+
+    def complaint(arguments: list[str]) -> str:
+        assert main(arguments) == 2
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    assert "--allow-outside" in complaint(train) and not os.path.exists("run")
+    assert main([*train, "--allow-outside"]) == 0
+    assert main(["train", "--resume", "--out", "run", "--threads", "1"]) == 0
+    assert main(["eval", "run", "--threads", "1", "--workers", "0", "--no-latency"]) == 0
+    capsys.readouterr()
+    names = tmp_path / "data" / "names.txt"
+    names.write_text("../secret.png\n", "utf-8")
+    assert "--allow-outside" in complaint(["predict", "run", "--list", str(names)])
+    assert main(["predict", "run", "--list", str(names), "--allow-outside", "--threads", "1"]) == 0
+    assert "--allow-outside" in complaint(["predict", "run", "--list", str(names)])  # it ends with its command
+    assert "--allow-outside" in complaint(["explain", "run", "--list", str(names), "--out", "o"])
+    if hasattr(os, "mkfifo"):
+        os.mkfifo("options.yaml")
+        assert "--config options.yaml is a pipe, not a file; expected a YAML file" in complaint(
+            ["train", "--config", "options.yaml"]
+        )
