@@ -6,6 +6,7 @@ from typing import Any
 
 KEY = "broadsight"  # under which a format keeps it
 VERSION = 1
+MOST = 2**16  # pixels of a side
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,29 @@ class Description:
                 raise ValueError(f"its description has version {version}, this broadsight reads up to {VERSION}")
             values["outputs"] = tuple(values["outputs"])
             values["classes"] = None if values["classes"] is None else tuple(values["classes"])
-            return cls(**values)
+            found = cls(**values)
+            found.check()
+            return found
+        except RecursionError:
+            raise ValueError("its description is damaged (nested too deeply)") from None
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"its description is damaged ({type(error).__name__}: {error})") from None
+
+    def check(self) -> None:
+        """
+        Raises:
+            TypeError: A value is not of the kind that it should be.
+        """
+        names = (self.task, self.title, self.source, *self.outputs, *(self.classes or ()))
+        if not self.outputs or not all(isinstance(name, str) for name in names):
+            raise TypeError("names that are no text")
+        sides = self.shape
+        if not all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MOST for side in sides):
+            raise TypeError(f"images of {str(sides)[:60]}")
+        if not all(isinstance(self.image[name], bool) for name in ("any_batch", "any_size")):
+            raise TypeError("any_batch or any_size that is neither true nor false")
+        if not isinstance(self.preprocessing, dict) or not isinstance(self.provenance, dict):
+            raise TypeError("parts that are no tables")
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -55,15 +55,19 @@ def open(path: Path, threads: int | None = None) -> Session:
         _set_threads(threads)
 
         try:
-            program = Runtime.get().load_program(str(path))
+            _check(path)
+            program = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
         except Exception as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise ValueError(f"{path} cannot be opened by ExecuTorch: {lines[0]}") from None
-        if METHOD not in program.method_names:
+        if program.method_names != {METHOD, "forward"}:
             raise ValueError(f"{path} does not say what it is; expected a file that `broadsight export` wrote")
-        kept: Any = program.load_method(METHOD)
-        description = Description.from_json(bytes(kept.execute([])[0].tolist()).decode())
-        method: Any = program.load_method("forward")
+        try:
+            kept: Any = program.load_method(METHOD)
+            description = Description.from_json(bytes(kept.execute([])[0].tolist()).decode())
+            method: Any = program.load_method("forward")
+        except (RuntimeError, UnicodeDecodeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{path} cannot be opened by ExecuTorch: {str(error).splitlines()[0]}") from None
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         # The runtime writes into memory of its own, which the next call uses again.
@@ -72,6 +76,18 @@ def open(path: Path, threads: int | None = None) -> Session:
     session = Session(description, run)
     _open.add(session)
     return session
+
+
+def _check(path: Path) -> None:
+    """Refuse what is not a program of ExecuTorch by its first bytes, or shorter than it says."""
+    with path.open("rb") as file:
+        head = file.read(32)
+    if len(head) < 32 or head[4:6] != b"ET":
+        raise ValueError("it is no program of ExecuTorch")
+    if head[8:10] == b"eh":  # its own header: the size of the program
+        length = int.from_bytes(head[16:24], "little")
+        if length > path.stat().st_size:
+            raise ValueError(f"it says that it has {length:,} bytes, and has {path.stat().st_size:,}")
 
 
 def _set_threads(wanted: int | None) -> None:

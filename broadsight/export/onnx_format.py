@@ -12,6 +12,7 @@ import numpy as np
 from torch.export import ExportedProgram
 
 from .description import KEY, Description
+from .onnx_inside import check_onnx
 from .onnx_products import add_bias_within
 from .session import Session
 
@@ -49,19 +50,28 @@ def to_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
 
 
 def open(path: Path, threads: int | None = None) -> Session:
-    """An ONNX file of ours in ONNX Runtime, on the CPU.
+    """An ONNX file of ours in ONNX Runtime, on the CPU. What is inside is looked at first; see `onnx_inside`.
 
     Args:
         threads: Of its operators; None leaves it to ONNX Runtime.
+
+    Raises:
+        ValueError: It refers to other files or foreign operators, or is not a file of ours.
     """
     import onnxruntime
+
+    content = path.read_bytes()
+    try:
+        check_onnx(content)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be opened: {error}") from None
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     try:
-        session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session: Any = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(f"{path} cannot be opened by ONNX Runtime: {lines[0]}") from None

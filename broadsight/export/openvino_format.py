@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from . import signal_stack
 from .description import KEY, Description
 from .onnx_format import INPUT
+from .openvino_inside import check_openvino
 from .session import Session
 
 MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
@@ -81,6 +82,10 @@ def open(path: Path, threads: int | None = None) -> Session:
     """
     import openvino
 
+    try:
+        check_openvino(path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be opened: {error}") from None
     core = openvino.Core()
     try:
         model = core.read_model(str(path))

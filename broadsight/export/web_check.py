@@ -1,10 +1,12 @@
 """The network of an exported page outside the browser: under node, with the very files of the folder."""
 
+import hashlib
 import json
 import shutil
 import subprocess
 import tempfile
 import weakref
+import zlib
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from .web_format import manifest
+from ..checkpoint import inside
+from . import web_runtime
+from .web_format import CLOSING, MANIFEST, OPENING, manifest, unpacked
 
 OLDEST = 18  # of node: it brings what the page unpacks its files with
 
@@ -28,6 +32,25 @@ def node() -> str | None:
         return found if int(said.strip().lstrip("v").split(".")[0]) >= OLDEST else None
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
+
+
+def is_ours(folder: str | Path) -> bool:
+    """Whether all that node would execute of a folder is what `broadsight export` puts there, byte by byte."""
+    folder, page = Path(folder), files("broadsight") / "web"
+    try:
+        said = manifest(folder)["packed"]
+        if (folder / "network.js").read_bytes() != (page / "network.js").read_bytes():
+            return False
+        runtime = {web_runtime.SCRIPT: inside(folder, f"runtime/{web_runtime.SCRIPT}").read_bytes()}
+        runtime[web_runtime.GLUE] = unpacked(folder, said["glue"]["parts"])
+        runtime[web_runtime.WASM] = unpacked(folder, said["wasm"]["parts"])
+        text = inside(folder, MANIFEST).read_text(encoding="utf-8")
+        data = json.loads(text.removeprefix(OPENING).removesuffix(CLOSING))
+        if text != OPENING + json.dumps(data, indent=1) + CLOSING:
+            return False
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zlib.error):
+        return False
+    return all(hashlib.sha256(runtime[name]).hexdigest() == digest for name, digest in web_runtime.DIGESTS.items())
 
 
 def check_in_node(folder: str | Path, images: np.ndarray) -> list[np.ndarray]:

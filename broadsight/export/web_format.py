@@ -5,9 +5,11 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Generator
+import zlib
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -16,14 +18,17 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..checkpoint import inside
 from . import web_runtime
 from .description import Description
+from .onnx_inside import check_onnx
 from .session import Session
 
 PAGE = ("index.html", "style.css", "resampling.js", "pictures.js", "network.js", "page.js")
 MANIFEST = "manifest.js"
 OPENING, CLOSING = "Bundle.manifest = ", ";\n"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+PART_NAME = re.compile(r"(runtime/(glue|wasm)|model/part)-\d{3,4}\.js")
 PART = 6 * 2**20  # bytes of a file that go into one script, a few so that the page can tell how far it is
 
 
@@ -73,7 +78,9 @@ def write(
 
 
 def open(path: str | Path, threads: int | None = None) -> Session:
-    """The network of a folder: under node in the folder's own runtime, or without node in ONNX Runtime.
+    """The network of a folder: under node in the folder's own runtime, or else in ONNX Runtime.
+
+    Node executes what lies in the folder: only if those are the very files that `write` puts there.
 
     Args:
         threads: Of ONNX Runtime; the folder's own runtime has one.
@@ -82,7 +89,9 @@ def open(path: str | Path, threads: int | None = None) -> Session:
 
     path = Path(path)
     description = Description.from_json(json.dumps(manifest(path)["description"]))
-    if web_check.node() is not None:
+    model = model_bytes(path)
+    check_onnx(model)
+    if web_check.node() is not None and web_check.is_ours(path):
         return Session(description, web_check.NodeNetwork(path))
     import onnxruntime
 
@@ -90,7 +99,7 @@ def open(path: str | Path, threads: int | None = None) -> Session:
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session: Any = onnxruntime.InferenceSession(model_bytes(path), options, providers=["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         found: Any = session.run(list(description.outputs), {"images": images})
@@ -105,10 +114,10 @@ def model_bytes(folder: str | Path) -> bytes:
     Raises:
         ValueError: A part is missing or damaged.
     """
-    said = manifest(folder)["packed"]["model"]
     try:
-        model = b"".join(_unpack(Path(folder) / name) for name in said["parts"])
-    except (OSError, ValueError, EOFError) as error:
+        said = manifest(folder)["packed"]["model"]
+        model = unpacked(folder, said["parts"])
+    except (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.error) as error:
         raise ValueError(f"the model in {folder} is damaged ({error}); export it again") from None
     if hashlib.sha256(model).hexdigest() != said["sha256"]:
         raise ValueError(f"the model in {folder} is not the one that was exported; export it again")
@@ -219,6 +228,25 @@ def _pack(folder: Path, stem: str, content: bytes) -> dict[str, Any]:
     return {"parts": parts, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _unpack(script: Path) -> bytes:
-    text = script.read_text(encoding="ascii").split('"')[3]
-    return gzip.decompress(base64.b64decode(text, validate=True))
+def unpacked(folder: str | Path, parts: Sequence[str]) -> bytes:
+    """A file that `_pack` made scripts of.
+
+    Raises:
+        ValueError: A part is not such a script, or larger than parts are.
+    """
+    found = []
+    for name in parts:
+        if not PART_NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no part of a page")
+        script = inside(folder, name)
+        if script.stat().st_size > 2 * PART:
+            raise ValueError(f"{name} is larger than a part")
+        said = re.fullmatch(r'Bundle\.part\("([\w/.-]+)", "([A-Za-z0-9+/=]*)"\);\n', script.read_text(encoding="ascii"))
+        if said is None or said[1] != name:
+            raise ValueError(f"{name} is no part of a page")
+        # 31: gzip. No more than a part has, whatever it was packed from
+        opened = zlib.decompressobj(31)
+        found.append(opened.decompress(base64.b64decode(said[2], validate=True), PART + 1))
+        if len(found[-1]) > PART or not opened.eof:
+            raise ValueError(f"{name} is damaged")
+    return b"".join(found)

@@ -186,7 +186,7 @@ def test_routes__are_refused_before_torch_sees_them(sound, tmp_path, route, monk
     mark = tmp_path / "mark"
     path = written(tmp_path / "net.pt2", route(sound, mark))
     monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("torch saw it"))
-    with pytest.raises(ValueError, match=r"net\.pt2 cannot be opened: it") as error:
+    with pytest.raises(ValueError, match=r"net\.pt2 cannot be opened: ") as error:
         open_artefact(path)
     assert not mark.exists() and "\n" not in str(error.value)
 
@@ -221,7 +221,7 @@ def test_archives__of_another_shape(sound, tmp_path):
         ({**sound, MODEL: b"[" * 100_000}, {}),
     ):
         written(path, entries, **options)
-        with pytest.raises(ValueError, match=r"net\.pt2 cannot be opened: it"):
+        with pytest.raises(ValueError, match=r"net\.pt2 cannot be opened: "):
             open_artefact(path)
     with zipfile.ZipFile(path, "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         for _ in range(2):
