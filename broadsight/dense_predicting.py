@@ -199,7 +199,8 @@ def write_findings(
     if results is not None and run.task != "segment":
         write_results(findings.entries, results)
     if table is not None:
-        with whole_file(table) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as file:
+        options: dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape", newline="")  # names keep their bytes
+        with whole_file(table) as unfinished, open(unfinished, "w", **options) as file:
             rows = CsvRows(file)
             names = {number: run.classes[label - 1] for label, number in run.category_ids.items()}
             rows.write(["file", "class", "score", "x", "y", "width", "height"])

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .data.names import printable
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -33,8 +35,28 @@ def need_matplotlib() -> None:
 def save(figure: "Figure", path: str | Path) -> None:
     """Write a figure in the format that the file's name asks for."""
     suffix = plot_format(path)
+    _take_names_as_they_are(figure)
     with whole_file(Path(path)) as unfinished:
         figure.savefig(unfinished, format=suffix, dpi=150)
+
+
+def _take_names_as_they_are(figure: "Figure") -> None:
+    """A class or run may be called $x$ or have bytes that no font has; only the numbers of an axis are formulas."""
+    from matplotlib.axes import Axes
+    from matplotlib.text import Text
+
+    def plain(text: str) -> str:
+        return "\n".join(map(printable, text.split("\n")))
+
+    for axes in figure.findobj(Axes):
+        for axis in (axes.xaxis, axes.yaxis):
+            shown = [label.get_text() for label in axis.get_ticklabels()]
+            if any(plain(text) != text for text in shown):
+                axis.set_ticks(axis.get_ticklocs(), list(map(plain, shown)))
+    for text in figure.findobj(Text):
+        if text.get_text() and not text.get_text().startswith("$\\mathdefault"):
+            text.set_parse_math(False)
+            text.set_text(plain(text.get_text()))
 
 
 @contextmanager

@@ -6,9 +6,12 @@ import io
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import broadsight
 from broadsight.data.list_source import open_list, read_paths
 from broadsight.data.names import (
     CsvRows,
@@ -109,3 +112,40 @@ def test_nasty__html_of_a_name_is_its_text():
         assert not re.search("[<>\"']", shown) and "\x1b" not in shown and "\u202e" not in shown
         left = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\udcff]", "\ufffd", name)
         assert html.unescape(shown) == left
+
+
+def test_csv__one_writer_for_all_tables():
+    """Whoever writes a table has it from here."""
+    files = Path(broadsight.__file__).parent.rglob("*.py")
+    assert [path.name for path in files if "csv.writer(" in path.read_text("utf-8")] == ["names.py"]
+
+
+def test_csv__tables_of_predictions_boxes_and_evaluations(tmp_path):
+    from broadsight.dense_predicting import Findings, write_findings
+    from broadsight.evaluation_record import predictions_csv
+    from broadsight.predicting import Prediction, writing
+
+    names = [name for name in NASTY if name]
+    with writing(str(tmp_path / "a.csv"), 1, "csv") as writer:
+        for name in names:
+            writer.write(Prediction(name, (name,), (0,), (0.5,), ""))
+    ids = {number: number for number in range(1, 1 + len(names))}
+    run: Any = SimpleNamespace(task="detect", classes=names, category_ids=ids, title="", path="", parameters=1)
+    box = dict(score=0.5, bbox=[-1.5, 2, 3, 4])
+    boxes = [{"file_name": name, "category_id": number, **box} for number, name in enumerate(names, 1)]
+    write_findings(Findings(entries=boxes), run, results=None, table=tmp_path / "b.csv", command="")
+    count = len(names)
+    said = SimpleNamespace(
+        rows=range(count), labels=range(count), predicted=range(count), confidence=[0.5] * count, ranks=[0] * count
+    )
+    said.losses, Said = [-0.5] * count, type("Said", (SimpleNamespace,), {"__len__": lambda self: count})
+    task = SimpleNamespace(source=SimpleNamespace(name=names.__getitem__), names=names)
+    result: Any = SimpleNamespace(predictions=Said(**vars(said)), task=task)
+    (tmp_path / "c.csv").write_text(predictions_csv(result), "utf-8", "surrogateescape", newline="")
+    for file, texts in (("a.csv", (0, 1)), ("b.csv", (0, 1)), ("c.csv", (0, 1, 2))):
+        with open(tmp_path / file, encoding="utf-8", errors="surrogateescape", newline="") as opened:
+            _, *rows = csv.reader(opened)
+        for name, row in zip(names, rows, strict=True):
+            assert not any(re.match("[=+\\-@\t\r]", row[place]) for place in texts)
+            assert [csv_text(row[place]) for place in texts] == [name] * len(texts)
+    assert rows[0][5] == "-0.500000"

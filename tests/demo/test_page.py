@@ -4,6 +4,7 @@ import io
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,7 @@ from broadsight.demo.answers import answer
 from broadsight.demo.contestants import Contestant, Contestants, untrained
 from broadsight.demo.samples import sample
 from tests.demo.test_uploads import png_header
+from tests.nasty_names import NASTY
 from tests.small_runs import leave_run
 
 # looked for, not imported: that takes seconds, also where these tests are not run
@@ -273,3 +275,28 @@ def test_paths__none_is_told(browser, contestants):
     for text in texts:
         for secret in (source, source.parent, Path.home() / "", Path(io.__file__).parent, "broadsight-app-"):
             assert str(secret) not in text
+
+
+def test_names__are_text_in_the_page(contestants):
+    """Networks and classes that are called like scripts, in the page, its settings and all answers."""
+    import httpx
+
+    from broadsight.demo.server import serving
+
+    names = [name for name in NASTY if name.strip() and "\udcff" not in name][:24]
+    mine = contestants.of("mine")
+    odd = replace(mine.classifier, labels=tuple(names[10:14]))
+    given = Contestants([replace(mine, name=name, classifier=odd) for name in names])
+    with (
+        serving(given, megabytes=1) as address,
+        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
+    ):
+        path = upload(client, png(sample(3)), '"><img src=x onerror=alert(1)>.png').json()[0]
+        texts = [client.get("/").text]
+        texts += call(client, "predict", sent(path), names, 0.5)[1]
+        found = call(client, "compare", names[:6], [], "latency", "accuracy")[1]
+        texts += [part for part in found if isinstance(part, str)]
+        texts.append(call(client, "predict", sent(path), ["<img src=x onerror=alert(1)>"], 0.5)[1])
+    for text in texts:
+        assert not re.search(r"<(script|img|b)[^>]*(>alert|onerror)|' onmouseover='", text)
+    assert "&lt;script&gt;alert(1)" in texts[1]

@@ -10,6 +10,7 @@ from PIL import Image
 
 from broadsight.report import Picture, render
 from broadsight.report.page import SECTIONS
+from tests.nasty_names import NASTY as NASTY_NAMES
 
 from .reading import of_class, read, text
 
@@ -133,6 +134,16 @@ def test_text__is_escaped_everywhere():
     assert [element.tag for element in page.iter()] == [element.tag for element in plain.iter()]
     assert text(page.find(".//h1")) == text(page.find(".//title")) == NASTY
     assert {element.get("alt") for element in page.iter("img")} == {NASTY}
+
+
+@pytest.mark.parametrize(
+    "name", [one for one in NASTY_NAMES if one and not re.search("[\r\n]", one)], ids=lambda name: ascii(name)[:12]
+)
+def test_text__of_any_name_is_escaped(name):
+    """All elements and attributes are those of a harmless name."""
+    page, plain = read(whole(name)), read(whole("dog"))
+    assert [element.tag for element in page.iter()] == [element.tag for element in plain.iter()]
+    assert [list(element.attrib) for element in page.iter()] == [list(element.attrib) for element in plain.iter()]
 
 
 def test_text__that_cannot_be_written_as_utf8():
