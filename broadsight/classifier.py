@@ -166,6 +166,7 @@ def _of_timm(
     if "/" in name and ":" not in name:
         raise FileNotFoundError(f"there is no run in {name}; give the folder that train wrote, or a timm name")
     check_name(name)
+    given = bool(arguments)  # by the user, whose fault it is then
     config = timm.models.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
     if size is not None and config is not None and config.fixed_input_size:
         arguments.setdefault("img_size", size)
@@ -178,12 +179,12 @@ def _of_timm(
         )
     try:
         model: Any = create_backbone(name, pretrained=fetched, **arguments)
-    except (ValueError, TypeError):
+    except ValueError:
         raise
     except Exception as error:
         if fetched:
             raise RuntimeError(f"the pretrained weights of {name} cannot be had: {first_line(error)}") from None
-        raise RuntimeError(f"{name} cannot be made: {first_line(error)}") from None
+        raise (ValueError if given else RuntimeError)(f"{name} cannot be made: {first_line(error)}") from None
     if checkpoint is not None:
         load_given(model, checkpoint)
     return model

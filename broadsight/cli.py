@@ -42,7 +42,7 @@ from .command_line import (
     typed,
     value_of,
 )
-from .errors import is_usage, one_line
+from .errors import first_line, is_usage, one_line
 from .evaluation_commands import eval, predict, report
 from .explain_commands import explain
 from .export_commands import export
@@ -552,7 +552,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser, argv = build_parser(COMMANDS, CONFIGURED, __version__), names_first(together(argv, COMMANDS), COMMANDS)
+    argv = names_first(together(argv, COMMANDS), COMMANDS)
+    known = {argv[0]: COMMANDS[argv[0]]} if argv and argv[0] in COMMANDS else COMMANDS  # others are not asked for
+    parser = build_parser(known, CONFIGURED, __version__)
     if not argv:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
@@ -564,10 +566,10 @@ def _run(argv: list[str]) -> int:
         given = parser.parse_args(argv)
     except SystemExit as leave:  # how argparse ends after --help, --version and --print_config
         return leave.code if isinstance(leave.code, int) else DONE
-    command, values = (
-        COMMANDS[given.command],
-        {k: v for k, v in given[given.command].as_dict().items() if k != "config"},
-    )
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"--config: {first_line(error)}; expected a text file in YAML") from None
+    command = COMMANDS[given.command]
+    values = {name: value for name, value in given[given.command].as_dict().items() if name != "config"}
     explicit(named_in(argv, command))
     check_values(command, values)
     return copy_context().run(command, **values)  # what a command allows ends with it

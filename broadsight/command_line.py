@@ -72,11 +72,12 @@ class Parser(ArgumentParser):
         message = re.sub(r"an? typing\.Literal\[(.*?)\]", r"one of \1", message)
         message = re.sub(r"Expected (.*?)\. Got value: ", r"expected \1, got ", message)
         message = re.sub(
-            r"Does not validate against any of the Union.*?\[(\w+), NoneType\].*?Given value: ",
+            r"Does not validate against any of the Union.*?\[([\w\[\]]+), NoneType\].*?Given value: ",
             r"expected \1, got ",
             message,
             flags=re.DOTALL,
         )
+        message = re.sub(r"^Unexpected config: ", "--config: expected lines such as `batch: 4`, got ", message)
         missing = re.search(r"arguments are required: (\w+)\.(\w+)", message)
         if missing:
             command, name = missing.groups()
@@ -212,9 +213,12 @@ def value_of(text: str) -> Any:
     import yaml
 
     try:
-        return float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text) else yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text) else yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeError, RecursionError):
         return text
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise UsageError(f"{_short(value)} is too large a number; expected less than {2**31}")
+    return value
 
 
 def arguments_of(function: Command) -> dict[str, Arg]:
@@ -248,6 +252,8 @@ def check_values(function: Command, values: Mapping[str, Any]) -> None:
         for one in given if isinstance(given, list) else [given]:
             if isinstance(one, str) and "\0" in one:
                 raise UsageError(f"{words} {one!r} has a zero byte in it, which no name has; leave that out")
+            if isinstance(one, str) and not one.strip():
+                raise UsageError(f"{words} is empty; expected {arg.help}")
             if isinstance(one, (int, float)) and not isinstance(one, bool):
                 _check_number(words, one, arg)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .data.names import printable
+from .errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

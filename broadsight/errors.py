@@ -29,6 +29,9 @@ def said(error: BaseException) -> str:
     text = re.sub(r"Exception from \S+:\d+:\s*|Check '[^\n]*' failed at \S+:\d+:\s*", "", text)  # OpenVINO's frames
     text = re.sub(r"\[enforce fail at [^\]]*\] *(?:[^\n.]*\. )?", "", text)
     text = re.sub(r"^\[Errno -?\d+\] ", "", text.strip())
+    text = re.sub(r"\S+\(\) got an unexpected keyword argument ('\w+')", r"there is no argument \1", text)
+    text = re.sub(r"(\w)\(\)", r"\1", text)
+    text = re.sub(r"Exceeds the limit .* value has (\d+) digits; use .* the limit", r"a number of \1 digits", text)
     kind = type(error).__name__
     if isinstance(error, (LookupError, AssertionError)) and text and not text.startswith(kind):
         return f"{kind}: {text}"

@@ -230,7 +230,7 @@ def check_pool_arguments(pool: str | None, given: Iterable[str], what: str = "th
         what: What the user calls them.
     """
     given = list(given)
-    check_arguments(swap_pool, given, what, ("model_or_name", "pool", "num_classes"))
+    check_arguments(swap_pool, given, what, ("model_or_name", "pool", "num_classes", "img_size", "light"))
     pools = {name: [f"the pool {one}" for one in ARGUMENTS_OF.get(name, ())] for name in given}
     facts = {f"the pool {one}": None if one == pool else f"this is {pool}" for one in POOLS}
     refuse_idle({name: f"{what} {name}" for name in given}, pools, facts)

@@ -22,7 +22,7 @@ from .dry_run import first_line, image_size, in_eval_mode
 from .given_weights import load_given
 from .models.edited import edit
 from .pooling import ANY_SIZE
-from .run_request import EDITS, Request, describe, network_arguments
+from .run_request import ARGUMENTS, EDITS, Request, describe, network_arguments
 from .seeds import seed_everything
 from .train.augmentation import LARGEST, transforms_of
 from .train.classification import Classification
@@ -296,5 +296,8 @@ def network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
         reason = first_line(error)
         if recipe.pretrained:
             raise RuntimeError(f"the pretrained weights of {name} cannot be had: {reason}") from None
-        raise RuntimeError(f"{name} cannot be created: {reason}") from None
+        kind = (
+            ValueError if any(settings[key] for key in ARGUMENTS) else RuntimeError
+        )  # the user's, or the model's fault
+        raise kind(f"{name} cannot be created: {reason}") from None
     return model

@@ -31,7 +31,7 @@ INSIDE = {
     "broadcasting": {"branch_structure", "branches", "layers", "surgery"},
     "analysis": {"analysis", "branch_structure", "data", "drawing", "dry_run", "evaluate", "layers", "models"},
     "explain": {"analysis", "branch_structure", "dense", "dry_run", "evaluate", "explain", "layers"},
-    "drawing": {"data"},
+    "drawing": set(),
     "losses": {"given_weights", "layers", "models"},
     "fusion": {"layers", "surgery"},
     "seeds": set(),
