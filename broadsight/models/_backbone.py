@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
+from timm.layers import ClassifierHead, calculate_drop_path_rates
 from timm.models import build_model_with_cfg, checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -221,9 +221,9 @@ class StagedBackbone(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for num_classes (0: none) and, if given, another pooling ("": none)."""
         self.num_classes = num_classes
-        device_dtype = get_device_dtype(self)
+        weight = next(self.parameters())
         self.head.reset(num_classes, global_pool)
-        self.head.to(**device_dtype).train(self.training)
+        self.head.to(weight.device, weight.dtype).train(self.training)
         if isinstance(self.head.fc, nn.Linear):
             _init_classifier(self.head.fc)
 

@@ -635,6 +635,16 @@ def test_timm__hugging_face_rows(tmp_path, monkeypatch):
             assert source.label(row) == labels[number] and grey(source, row) == number
 
 
+def test_timm__hugging_face_reads_a_folder(tmp_path):
+    pytest.importorskip("datasets", reason="the extra `data` is not installed")
+    fill(tmp_path / "photos" / "train", no=3, yes=2)
+    splits = resolve(f"hfds/{tmp_path / 'photos'}", root=str(tmp_path / "kept"), split=0.4)
+    assert splits.classes == ("no", "yes") and (len(splits.train), len(splits.val)) == (3, 2)
+    parts = (splits.train, splits.val)
+    seen = {(part.label(row), grey(part, row)) for part in parts for row in range(len(part))}
+    assert seen == {(0, 0), (0, 1), (0, 2), (1, 10), (1, 11)}
+
+
 def test_timm__hugging_face_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(timm_source, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^hfds/a/b needs a package that is not installed: pip install datasets$"):
