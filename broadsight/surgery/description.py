@@ -95,17 +95,19 @@ def check_description(config: Any, source: object) -> None:
     for name in (config["architecture"], arguments.get("backbone", config["architecture"])):
         if not isinstance(name, str) or not timm.is_model(name.split(".")[0]) or not set(name).isdisjoint(":/\\"):
             raise ValueError(f"{source} names the model {name!r}; expected one that timm or broadsight registers")
-    _check_arguments(arguments, source)
+    _check_values(arguments, source)
 
 
-def _check_arguments(arguments: Mapping[str, Any], source: object) -> None:
-    for key, value in arguments.items():
+def _check_values(value: Any, source: object) -> None:
+    """Go through all that arguments hold, however deep."""
+    if isinstance(value, str) and ":" in value:
+        raise ValueError(f"{source}: model_args holds {value!r}, an address; expected plain values")
+    for part in value if isinstance(value, list | tuple) else ():
+        _check_values(part, source)
+    for key, part in value.items() if isinstance(value, Mapping) else ():
         if key in FORBIDDEN:
             raise ValueError(f"{source}: model_args holds {key!r}, which says nothing of a model; remove it")
-        if isinstance(value, str) and ":" in value:
-            raise ValueError(f"{source}: model_args holds {key}={value!r}, an address; expected plain values")
-        if isinstance(value, Mapping):
-            _check_arguments(value, source)
+        _check_values(part, source)
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +153,8 @@ def _current(model: Any) -> dict[str, Any]:
     """What may have changed since the model was made, by `reset_classifier` or `set_input_size`."""
     current = {k: getattr(model, k) for k in ("num_classes", "in_chans") if isinstance(getattr(model, k, None), int)}
     size = getattr(model, "_traits", {}).get("img_size")
+    if not hasattr(model, "_traits"):  # an older timm does not note it
+        size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size:
         current["img_size"] = tuple(size)
     head = getattr(model, "head", None)

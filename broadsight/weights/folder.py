@@ -94,7 +94,7 @@ def load(folder: str | Path) -> nn.Module:
             raise FileNotFoundError(f"{folder} holds no {file}; give a folder that broadsight.save has written")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / CONFIG} is damaged: {first_line(error)}") from None
     check_description(config, folder / CONFIG)
     _refuse_dense(config, folder)
@@ -149,9 +149,11 @@ def _made(config: Mapping[str, Any], source: object) -> Any:
         arguments["num_classes"] = config["num_classes"]
     try:
         with torch.random.fork_rng(devices=[]):  # what is drawn here is thrown away
-            return timm.create_model(config["architecture"], pretrained_cfg=known, **arguments)
+            model: Any = timm.create_model(config["architecture"], pretrained_cfg=known, **arguments)
     except Exception as error:
         raise ValueError(f"the model that {source} describes cannot be made: {first_line(error)}") from None
+    model._model_args = getattr(model, "_model_args", arguments)  # older releases of timm do not note them
+    return model
 
 
 def _take_precision(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -80,6 +80,15 @@ def test_description__of_a_registered_model_is_its_name():
     assert description_of(model)[1].items() >= {"num_classes": 0, "global_pool": ""}.items()
 
 
+def test_description__without_notes_of_timm_is_checked():
+    model = vit(img_size=64)
+    del model._model_args, model._traits  # as an older timm leaves it
+    assert as_edited(model).items() >= {"backbone": "test_vit", "img_size": (64, 64), "num_classes": 3}.items()
+    model = vit(depth=2)
+    del model._model_args, model._traits
+    assert as_edited(model)["undescribed"].startswith("how test_vit was created is not known (blocks.2 is missing")
+
+
 class Own(nn.Module):
     """Somebody's network."""
 
@@ -147,6 +156,7 @@ def test_fuse__of_what_has_nothing_to_fold_stays_described():
         ({"architecture": "test_vit", "model_args": {"checkpoint_path": "/etc/passwd"}}, "holds 'checkpoint_path'"),
         ({"architecture": "edited", "model_args": {"pool_args": {"url": "x"}, "backbone": "test_vit"}}, "holds 'url'"),
         ({"architecture": "test_vit", "model_args": {"norm_layer": "local-dir:/tmp"}}, "an address"),
+        ({"architecture": "test_vit", "model_args": {"a": [{"b": ["hf-hub:x"]}]}}, "holds 'hf-hub:x', an address"),
     ],
 )
 def test_check_description__refuses_what_asks_for_more_than_a_model(config, message):
