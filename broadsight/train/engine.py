@@ -92,6 +92,8 @@ class Engine:
         for checkpoint in found:
             try:
                 self.progress = Progress(**state.read_progress(checkpoint))
+                if self.progress.run not in (None, self.folder.identity):
+                    raise state.DamagedCheckpoint(f"checkpoint {checkpoint} is not of the run in config.json")
                 state.restore(checkpoint, self.accelerator, self.average and self.average.module)
                 break
             except state.DamagedCheckpoint as error:
@@ -161,6 +163,7 @@ class Engine:
         with self._writing():
             progress.metrics_size = self.folder.metrics_size()
         progress.scheduler = {k: v for k, v in self.scheduler.state_dict().items() if k != "metric"}
+        progress.run = self.folder.identity
         with self._writing():
             state.save(
                 self.folder.last,

@@ -139,10 +139,11 @@ class RunFolder:
 
     def keep_best(self, model: nn.Module) -> str | None:
         """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; the file's digest."""
-        return state.write_weights(model, self.path / WEIGHTS, {RUN: self._identity}) if self.writing else None
+        return state.write_weights(model, self.path / WEIGHTS, {RUN: self.identity}) if self.writing else None
 
     @cached_property
-    def _identity(self) -> str:
+    def identity(self) -> str:
+        """Which run it is; see `seal.identity`."""
         return identity(self.config())
 
     def copies(self, best_is_another: bool) -> dict[str, Path]:

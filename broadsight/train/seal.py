@@ -53,8 +53,7 @@ def check_owner(config: Mapping[str, Any], weights: Mapping[str, str], path: Pat
         weights: What their file says of itself.
         path: That file.
     """
-    known = DIGEST in config.get("broadsight", {})
-    if known and weights.get(RUN, identity(config)) != identity(config):
+    if DIGEST in config.get("broadsight", {}) and weights.get(RUN) != identity(config):
         raise ValueError(f"{path} holds weights of another run than the config.json beside it; restore what was there")
 
 

@@ -67,6 +67,7 @@ class Progress:
         skipped: Pictures that could not be read, and why.
         metrics_size: Bytes of the metrics that belong to this.
         finished: There is nothing left to do.
+        run: Which run it is, as `identity` has it.
     """
 
     epoch: int = 0
@@ -83,6 +84,7 @@ class Progress:
     metrics_size: int = 0
     finished: bool = False
     scheduler: dict[str, Any] = field(default_factory=dict)
+    run: str | None = None
 
     @property
     def keeps_present(self) -> bool:
