@@ -184,7 +184,8 @@ def _scaled(image: Image.Image) -> Image.Image:
     places = list(_strips(image))
 
     def values(top: int, bottom: int) -> np.ndarray:
-        return np.nan_to_num(np.asarray(stored[top:bottom], np.float64), posinf=0, neginf=0)
+        with np.errstate(invalid="ignore"):  # some not-a-numbers complain when they are converted
+            return np.nan_to_num(np.asarray(stored[top:bottom], np.float64), posinf=0, neginf=0)
 
     low, high = min(values(*rows).min() for rows in places), max(values(*rows).max() for rows in places)
     usual = WHITE if image.mode == "F" else WHITE[-1:]
