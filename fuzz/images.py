@@ -4,6 +4,7 @@
 image that is not what was promised, or more memory than MOST_BYTES. `seeds` are images to begin from.
 """
 
+import contextlib
 import io
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from broadsight.data.loading import Transforms
 from broadsight.seeds import seed_transforms
 
 SIZE = 32
+TIFFS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits")
 MOST_BYTES = 1 << 30  # that PIL and numpy may hold at once, beyond the pixels of the image itself
 EVALUATION = Transforms(SIZE).build(training=False)
 GREY = Transforms(SIZE, 1, (0.5,), (0.5,), "bilinear", 1.0).build(training=False)
