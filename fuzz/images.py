@@ -109,23 +109,15 @@ def seeds() -> list[bytes]:
         _saved(rgb, "PPM"),
         _saved(deep, "PPM"),
         b"P3 2 2 255\n1 2 3 4 5 6 7 8 9 10 11 12",
-        *(
-            _saved(rgb, "TIFF", compression=kind)
-            for kind in ("raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits")
-        ),
+        *(_saved(rgb, "TIFF", compression=kind) for kind in TIFFS),
         _saved(Image.fromarray(values[..., 0].astype(np.float32) - 9), "TIFF"),
         _saved(Image.fromarray(values[..., 0].astype(np.int32) * 99999), "TIFF"),
         _saved(rgb, "TIFF", save_all=True, append_images=[grey]),
         _saved(rgb, "EPS"),
-        *(
-            narrow(width, height)
-            for width, height in ((8000, 1), (1, 8000), (200_000, 1), (3, 100_000), (20_000, 20_000))
-        ),
+        *(narrow(*size) for size in ((8000, 1), (1, 8000), (200_000, 1), (3, 100_000), (20_000, 20_000))),
     ]
-    try:
+    with contextlib.suppress(KeyError, OSError):  # some PILs are without it
         found.append(_saved(rgba, "AVIF"))
-    except (KeyError, OSError):
-        pass  # this PIL is without it
     return found
 
 
