@@ -1,6 +1,7 @@
 """ExecuTorch: a .pte file for phones, lowered to XNNPACK, run here by the Python runtime."""
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
@@ -19,6 +20,7 @@ from .description import Description
 from .executorch_passes import drop_idle_expands, flatten_soft_maxes, fold_constants
 from .session import Session
 
+SEAL = b"\nbroadsight sha256 "
 METHOD = "broadsight"  # gives the description, as the bytes of its JSON
 
 _open: WeakSet[Session] = WeakSet()
@@ -37,7 +39,7 @@ def write(program: ExportedProgram, description: Description, path: Path) -> Non
             partitioner=[XnnpackPartitioner()],
             constant_methods={METHOD: text},
         ).to_executorch()
-    path.write_bytes(lowered.buffer)
+    path.write_bytes(sealed(lowered.buffer))
 
 
 def open(path: Path, threads: int | None = None) -> Session:
@@ -78,16 +80,19 @@ def open(path: Path, threads: int | None = None) -> Session:
     return session
 
 
+def sealed(program: bytes) -> bytes:
+    """A program with its digest behind it, where ExecuTorch does not look."""
+    return bytes(program) + SEAL + hashlib.sha256(program).hexdigest().encode()
+
+
 def _check(path: Path) -> None:
-    """Refuse what is not a program of ExecuTorch by its first bytes, or shorter than it says."""
-    with path.open("rb") as file:
-        head = file.read(32)
-    if len(head) < 32 or head[4:6] != b"ET":
+    """Refuse what is not a program as it was written: the runtime may end the whole process over a damaged one."""
+    content = path.read_bytes()
+    if content[4:6] != b"ET":
         raise ValueError("it is no program of ExecuTorch")
-    if head[8:10] == b"eh":  # its own header: the size of the program
-        length = int.from_bytes(head[16:24], "little")
-        if length > path.stat().st_size:
-            raise ValueError(f"it says that it has {length:,} bytes, and has {path.stat().st_size:,}")
+    program, seal, _ = content.rpartition(SEAL)
+    if not seal or sealed(program) != content:
+        raise ValueError("it is damaged, or not by this version of `broadsight export`; export the model again")
 
 
 def _set_threads(wanted: int | None) -> None:

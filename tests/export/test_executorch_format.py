@@ -9,6 +9,7 @@ from torch.nn import functional as F
 portable_lib = pytest.importorskip("executorch.extension.pybindings.portable_lib")
 
 from broadsight.export import FORMATS, capture, open_artefact  # noqa: E402
+from broadsight.export.executorch_format import SEAL, sealed  # noqa: E402
 from tests.export.tiny import described  # noqa: E402
 
 IMAGES = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
@@ -86,3 +87,25 @@ def test_write__soft_maxes_behind_convolutions_run_over_columns(tmp_path):
     columns, said = Columns().eval().requires_grad_(False), described(any_batch=False)
     FORMATS["executorch"].write(capture(columns, said.shape, any_batch=False), said, tmp_path / "columns.pte")
     check(open_artefact(tmp_path / "columns.pte"), columns)
+
+
+def test_open__what_is_no_whole_program(artefact, tmp_path):
+    content = artefact.read_bytes()
+    path = tmp_path / "net.pte"
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for changed in (b"", content[:20], content[: len(content) // 2], bytes(flipped), content + b"x", b"PK" + content):
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"net\.pte cannot be opened by ExecuTorch"):
+            open_artefact(path)
+
+
+def test_open__a_program_names_no_files_and_no_backends_but_ours(artefact, tmp_path):
+    """All that a program can ask for is what the runtime brings along."""
+    content = artefact.read_bytes()
+    assert b"XnnpackBackend" in content
+    path = tmp_path / "net.pte"
+    program = content.rpartition(SEAL)[0]
+    path.write_bytes(sealed(program.replace(b"XnnpackBackend", b"StrangeBackend")))
+    with pytest.raises(ValueError, match=r"net\.pte cannot be opened by ExecuTorch"):
+        open_artefact(path)

@@ -1,6 +1,11 @@
 """The very files of a folder, run under node: the browser's runtime computes what torch does."""
 
+import base64
+import contextlib
+import gzip
+import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,3 +117,40 @@ def test_export__a_page_that_differs_is_not_written(subject, tmp_path, monkeypat
     with pytest.raises(Disagreement, match=r"tiny in the browser's runtime differs from torch .* nothing was written"):
         export(subject, tmp_path / "page", Wanted("web", rounds=0, options=(("ort_web", found_runtime()),)))
     assert not list(tmp_path.iterdir())
+
+
+@needs_node
+@pytest.mark.parametrize("file", ["network.js", "manifest.js", "runtime/ort.wasm.min.js", "runtime/glue-000.js"])
+def test_open__executes_nothing_of_a_stranger(folder, classifier, tmp_path, file):
+    pytest.importorskip("onnxruntime")
+    mark = tmp_path / "mark"
+    copy = Path(shutil.copytree(folder, tmp_path / "page"))
+    script = f'\nprocess.getBuiltinModule("fs").writeFileSync({json.dumps(str(mark))}, "");\n'
+    (copy / file).write_text((copy / file).read_text("utf-8") + script, "utf-8")
+    with contextlib.suppress(RuntimeError, ValueError):
+        check_in_node(copy, IMAGES)
+    assert mark.exists() or file.startswith("runtime/glue") or file == "manifest.js"  # node itself would run it
+    mark.unlink(missing_ok=True)
+    if file == "manifest.js":
+        with pytest.raises(ValueError, match="is not the folder of a page"):
+            open_artefact(copy)
+    else:
+        found = open_artefact(copy)(IMAGES)["logits"]  # in ONNX Runtime
+        np.testing.assert_allclose(found, classifier.model(torch.from_numpy(IMAGES)).numpy(), atol=1e-4, rtol=1e-5)
+    assert not mark.exists()
+
+
+def test_model__parts_that_are_none(folder, tmp_path):
+    copy = Path(shutil.copytree(folder, tmp_path / "page"))
+    bomb = base64.b64encode(gzip.compress(bytes(2**26))).decode()
+    part = copy / "model" / "part-000.js"
+    for text in (f'Bundle.part("model/part-000.js", "{bomb}");\n', 'Bundle.part("x", "");\n', 'x"y"z"w"', ""):
+        part.write_text(text)
+        with pytest.raises(ValueError, match="is damaged"):
+            web_format.model_bytes(copy)
+    said = web_format.manifest(copy)
+    for name in ("../../x", "/etc/passwd", "model/../x.js", 3):
+        said["packed"]["model"]["parts"] = [name]
+        (copy / "manifest.js").write_text(web_format.OPENING + json.dumps(said) + web_format.CLOSING)
+        with pytest.raises(ValueError, match="is damaged"):
+            web_format.model_bytes(copy)
