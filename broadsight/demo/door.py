@@ -20,7 +20,7 @@ MOST_JSON = 2**20  # bytes of an event: names and numbers, and where the image i
 EXTRA = 2**16  # bytes of an upload beside the file
 MOST_PATH = 2048
 MOST_READING = 256 * 2**20  # bytes of uploads that are on their way at once
-MOST_STREAMS = 128  # answers that may be open at once, such as the page's own heartbeat
+MOST_STREAMS = 240  # answers that may be open at once, such as the page's own heartbeat
 ALIAS = "/uploads"  # what visitors see instead of the folder of uploads
 API = "/gradio_api"
 PAGES = re.compile(
@@ -87,11 +87,11 @@ class Door(Gate):
             if parts is None:
                 return
             async with self._storing:  # one by one: room that was made is not for somebody else
-                if not await asyncio.to_thread(self.storage.make_room, length):
+                files = sum(part.count(b"filename") for part in parts)  # one upload may bring many
+                if not await asyncio.to_thread(self.storage.make_room, length, files):
                     await refuse(send, 507, "there is no room for more uploads; try again later")
                     return
                 await self.app(scope, again(parts, receive), send)
-                await asyncio.to_thread(self.storage.make_room, 0, 0)  # one upload may bring many files
         finally:
             self.reading -= length
 
@@ -135,7 +135,7 @@ class Door(Gate):
             content = json.loads(body)
         except (ValueError, RecursionError):
             return (400, "the request is no JSON"), b""
-        waiting, changed = [content], False
+        waiting = [content]
         while waiting:
             found = waiting.pop()
             if isinstance(found, dict):
@@ -143,12 +143,11 @@ class Door(Gate):
                 if path is not None:
                     if not isinstance(path, str) or not self._is_file(self._real(path)):
                         return (400, "an image must be uploaded; paths and addresses are not opened"), b""
-                    changed |= self._real(path) != path
                     found["path"] = self._real(path)
                 waiting += found.values()
             elif isinstance(found, list):
                 waiting += found
-        return None, json.dumps(content).encode() if changed else body
+        return None, json.dumps(content).encode()  # what was looked at, not what else a second reader might see
 
     def _is_file(self, path: str) -> bool:
         return not ADDRESS.match(path) and is_uploaded(path, self.folder)

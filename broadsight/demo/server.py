@@ -76,7 +76,7 @@ def serving(
         page = _page(blocks, most)
         door = Door(page, folder=folder, most_bytes=most, storage=Storage(folder, int(room * 2**20)), allowed=allowed)
         server = ThreadServer(
-            config_of(door, patience or Patience(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
+            config_of(door, patience or Patience(), log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
         )
         server.start([_listening(host, chosen)])
         name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

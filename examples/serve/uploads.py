@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from broadsight.data.decoding import KINDS, UnreadableImage, decode, open_image
+from broadsight.demo.gate import without_paths
 
 ENVELOPE = 16 * 2**10  # bytes around the file in a form
 
@@ -129,7 +130,7 @@ async def _file_of(request: Request) -> bytes:
     except HTTPException as error:
         raise Refused(400, f"the form cannot be read: {error.detail}") from None
     except Exception as error:  # without a boundary there is no form
-        raise Refused(400, f"the form cannot be read: {type(error).__name__}: {error}") from None
+        raise Refused(400, f"the form cannot be read: {type(error).__name__}: {without_paths(str(error))}") from None
     raise Refused(400, "the form has no file; send one, such as by curl --form file=@picture.jpg")
 
 

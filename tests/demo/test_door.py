@@ -134,6 +134,8 @@ def test_door__events_come_through_whole(knock, tmp_path):
     assert knock(EVENT, body, pieces=3)[:2] == (200, body)
     assert knock("/gradio_api/queue/join", body)[:2] == (200, body)
     assert knock(EVENT, b'{"data": [null]}')[0] == 200
+    twice = b'{"path": "/etc/passwd", "path": "%s/a.png"}' % str(tmp_path).encode()
+    assert knock(EVENT, twice)[1] == b'{"path": "%s/a.png"}' % str(tmp_path).encode()  # nobody sees the other one
 
 
 @pytest.mark.parametrize(
