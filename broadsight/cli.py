@@ -11,6 +11,7 @@ import traceback
 from contextvars import copy_context
 from dataclasses import asdict, replace
 from difflib import get_close_matches
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -532,6 +533,8 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: 0 done, 1 failed while working, 2 wrong usage, 130 interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no Unicode
     remember(given)
     debug = "--debug" in given
     try:

@@ -25,6 +25,8 @@ from .listing import Names
 NO_AREA = "annotations of no area inside of their image dropped"
 NO_MASK = "annotations without a mask dropped"
 CLIPPED = "boxes that reached out of their image clipped to it"
+CROWD = "crowds, which nothing is learned from"
+MARKED = 'annotations marked "ignore", which COCO does not know, taken as any other'
 
 
 class CocoDataset(Dataset):
@@ -219,6 +221,10 @@ class CocoDataset(Dataset):
                 raise ValueError(f'{self.annotations}: annotation {name} has no "{error.args[0]}"') from None
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{self.annotations}: annotation {name}: {error}") from None
+            for what, is_so in ((CROWD, item.get("iscrowd")), (MARKED, item.get("ignore"))):
+                if is_so:
+                    told[what] += 1
+                    first.setdefault(what, name)
             reach = max(abs(a - b) for a, b in zip(whole, box, strict=True))
             if dropped or reach > 1:  # by less than a pixel, boxes of every data set do
                 told[dropped or CLIPPED] += 1

@@ -42,6 +42,12 @@ def write(tmp_path):
     return write
 
 
+def test_notes__of_a_mark_that_means_nothing(write):
+    data = CocoDataset(write([annotation(id=5, ignore=1), annotation(id=6, ignore=0)]))
+    (note,) = data.notes
+    assert note == 'annotations marked "ignore", which COCO does not know, taken as any other: 1 (first: annotation 5)'
+
+
 def test_target__by_hand(write):
     crowd = dict(size=[6, 8], counts=[6, 6, 36])
     items = [
@@ -49,7 +55,8 @@ def test_target__by_hand(write):
         annotation(id=2, bbox=[1, 0, 1, 6], category_id=3, segmentation=crowd, iscrowd=1, area=6.5),
     ]
     data = CocoDataset(write(items))
-    assert (len(data), data.name(0), data.notes) == (1, "a.png", ())
+    told = ("crowds, which nothing is learned from: 1 (first: annotation 2)",)
+    assert (len(data), data.name(0), data.notes) == (1, "a.png", told)
     assert data.classes == ("cat", "dog", "brush")
     assert data.category_ids == {1: 3, 2: 7, 3: 90}
 
@@ -329,7 +336,8 @@ def test_real__instances():
     content = json.loads(file.read_text())
     data = CocoDataset(file)
     assert (len(data), len(data.classes), data.classes[0], data.category_ids[80]) == (128, 80, "person", 90)
-    assert len(data.notes) == 1 and re.match(r"boxes .* clipped to it: 1 \(first: annotation 1463315\)", data.notes[0])
+    assert len(data.notes) == 2 and re.match(r"boxes .* clipped to it: 1 \(first: annotation 1463315\)", data.notes[1])
+    assert data.notes[0].startswith("crowds, which nothing is learned from: 13 ")
     boxes, objects, apart = CocoDataset(file, masks=False), 0, []
     for i, entry in enumerate(content["images"]):
         target = boxes.target(i)
