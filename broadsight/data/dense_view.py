@@ -13,6 +13,7 @@ from torchvision import tv_tensors
 from .coco import CocoDataset
 
 IGNORE = 255  # pixels of no class
+DRAWN = 2000  # images of a COCO file that are drawn to see which classes have pixels
 
 
 class DenseData(Protocol):
@@ -151,6 +152,7 @@ class CocoPixels(Dataset):
 
     def __init__(self, coco: CocoDataset):
         self.coco = coco
+        self._shown: dict[int, list[int]] = {}
         self.classes = ("background", *coco.classes)
         made = "pixels have the class of the last object there; other pixels are background, crowds are ignored"
         self.notes: tuple[str, ...] = (*coco.notes, made)
@@ -178,8 +180,13 @@ class CocoPixels(Dataset):
         return tv_tensors.Mask(pixels)
 
     def shown(self, i: int) -> list[int]:
-        """The background, and classes of objects: nothing is drawn, so that some may be hidden behind others."""
-        return [0, *self.coco.shown(i)]
+        """Classes that have pixels, ascending; of a large file those of its objects, some of which others may hide."""
+        if len(self.coco) > DRAWN:
+            return [0, *self.coco.shown(i)]
+        if i not in self._shown:
+            labels = self.target(i).as_subclass(Tensor).unique().tolist()
+            self._shown[i] = [label for label in labels if label != IGNORE]
+        return self._shown[i]
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
         return self.open(index), self.target(index)

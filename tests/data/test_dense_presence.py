@@ -14,7 +14,9 @@ def test_labels__objects_that_count(tmp_path):
     file = write(tmp_path, [box(1), box(2, 1, category_id=7), crowd, box(4, 3, category_id=7)])
     view = resolve_dense(file, "detect", val=file).val
     assert labels_of_images(view) == [[1, 2], [], [2], []]
-    assert labels_of_images(resolve_dense(file, "segment", val=file).val) == [[0, 1, 2], [0], [0, 2], [0]]
+    assert labels_of_images(resolve_dense(file, "segment", val=file).val) == [[0, 2], [], [0, 2], [0]]
+    hidden = write(tmp_path / "b", [box(1), box(2, category_id=7), box(3, 2)])  # a dog before the cat
+    assert labels_of_images(resolve_dense(hidden, "segment", val=hidden).val) == [[0, 2], [0, 1], [0], [0]]
     other = DenseView(DenseView(view, [2, 0]), classes=("dog", "cat"))
     assert labels_of_images(other) == [[1], [1, 2]]  # as another numbers them
 
