@@ -21,7 +21,7 @@ INSIDE = {
     "errors": set(),
     "checkpoint": set(),
     "surgery": set(),
-    "weights": {"dry_run", "given_weights", "surgery", "train"},
+    "weights": {"dry_run", "given_weights", "models", "surgery", "train"},
     "models": {"broadcasting", "checkpoint", "dense", "layers", "models", "pooling", "surgery"},
     "pooling": {"layers", "pyramid", "surgery"},
     "pyramid": {"dry_run"},

@@ -18,28 +18,21 @@ import timm
 import torch
 from torch import nn
 
-from ..checkpoint import first_line, inside
+from ..checkpoint import inside
+from ..errors import first_line
+from ..surgery.description import FORBIDDEN, refuse_undescribed
 
 CONFIG = "config.json"
 LARGEST = 2**26  # bytes of a description: 64 MiB, a thousand times what a run of ImageNet's classes has
 DEEPEST, LONGEST, WIDEST = 8, 512, 2**16  # of arguments: dicts and lists in each other, entries, whole numbers
 MOST_LAYERS = 256  # of what is counted in layers, each of which takes time to make
 MOST_CLASSES, MOST_CHANNELS, MOST_PIXELS = 10**6, 1024, 2**16
+LONGEST_LABEL = 1000  # characters of the name of a class
 COUNTED = re.compile(r"depth|layer|block|stage|repeat|num_units")
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
 
 # What says where weights come from, or makes something else of a model than itself, at whatever depth it is said.
-SOURCES = {
-    "pretrained",
-    "pretrained_backbone",
-    "checkpoint_path",
-    "cache_dir",
-    "url",
-    "file",
-    "state_dict",
-    "hf_hub_id",
-}
-SOURCES |= {"hf_hub_filename", "source", "custom_load", "weights", "weights_backbone", "device", "dtype"}
+SOURCES = {*FORBIDDEN, "hf_hub_filename", "source", "custom_load", "weights", "weights_backbone"}
 # What families take out of their keywords without naming it.
 FURTHER = {"num_classes", "in_chans", "img_size", "global_pool", "drop_rate", "drop_path_rate", "use_naflex", "pruned"}
 FURTHER |= {"bn_momentum", "bn_eps", "bn_tf", "pad_type", "drop_connect_rate", "act_layer", "norm_layer", "patch_size"}
@@ -135,6 +128,7 @@ def check_arguments(name: str, arguments: Any, where: str) -> None:
     """
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{where} gives the model {_short(arguments)}; expected arguments by name")
+    refuse_undescribed(arguments)
     check_values(arguments, where)
     names, below = [name], arguments.get("backbone")
     if below is not None:
@@ -155,11 +149,12 @@ def check_stored(arguments: Mapping[str, Any], name: str) -> None:
     Raises:
         ValueError: The model below is named by a place, or an argument would load something.
     """
+    refuse_undescribed(arguments)
     own = {key: value for key, value in arguments.items() if key not in _refused() or key == "checkpoint_path"}
     if not isinstance(arguments.get("backbone", ""), nn.Module):
-        check_values({key: value for key, value in own.items() if not callable(value)}, name)
         if arguments.get("backbone"):
             model_name(arguments["backbone"], name)
+        check_values({key: value for key, value in own.items() if not callable(value)}, name)
 
 
 def check_values(values: Any, where: str, key: str = "model_args", depth: int = 0) -> None:
@@ -207,13 +202,15 @@ def _known(name: str) -> frozenset[str]:
 
 @cache
 def _known_to_its_class(name: str) -> frozenset[str]:
-    """Arguments of the class that a registered model is of, where its file only passes them on."""
+    """Arguments of the class that a registered model is of, and of its backbone's, to which its file passes them on."""
     try:
         with torch.device("meta"):
-            kind = type(timm.create_model(name.split(".")[0]))
+            model = timm.create_model(name.split(".")[0])
     except Exception:
         return frozenset()
-    return frozenset(_parameters([kind]) - _refused())
+    below = getattr(model, "backbone", None)
+    own = [type(model), *([type(below)] if isinstance(below, nn.Module) else [])]
+    return frozenset(_parameters(own) - _refused())
 
 
 def _parameters(takers: Iterable[Any]) -> set[str]:
@@ -261,7 +258,9 @@ def described_as(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     classes = config.get("num_classes", said.get("num_classes"))
     if classes is not None:
         found["num_classes"] = _count(classes, "num_classes", MOST_CLASSES, where)
-    labels = label_names(config, where)
+    labels, words = label_names(config, where), config.get("label_descriptions")
+    if labels is not None and isinstance(words, Mapping) and set(words) <= set(labels):
+        found["label_descriptions"] = {name: str(words[name])[:LONGEST_LABEL] for name in words}
     return found if labels is None else {**found, "label_names": labels}
 
 
@@ -275,7 +274,7 @@ def label_names(config: Mapping[str, Any], where: str) -> tuple[str, ...] | None
     if labels is None:
         return None
     wrong = not isinstance(labels, list) or len(labels) > MOST_CLASSES
-    if wrong or not all(isinstance(name, str | int | float) and len(str(name)) <= 1000 for name in labels):
+    if wrong or not all(isinstance(name, str | int | float) and len(str(name)) <= LONGEST_LABEL for name in labels):
         raise ValueError(f"{where} says label_names={_short(labels)}; expected a list of names")
     return tuple(map(str, labels))
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..broadcasting import add_context_broadcast
 from ..pooling import ARGUMENTS_OF, create_backbone, swap_pool
-from ..surgery.description import as_edited, describe_edited
+from ..surgery.description import as_edited, describe_edited, refuse_undescribed
 from ._backbone import build, cfg
 from ._stored import check_stored
 
@@ -37,8 +37,7 @@ def edit(
         undescribed: Why the model that was saved cannot be made again; raised.
         create_kwargs: For `create_backbone`: any_size, and what timm.create_model takes.
     """
-    if undescribed:
-        raise ValueError(f"the saved model cannot be made again: {undescribed}")
+    refuse_undescribed({"undescribed": undescribed})
     if not backbone:
         raise ValueError("edited is no network by itself; give backbone=, a timm name, and pool= or broadcast=")
     if isinstance(create_kwargs.get("img_size"), list):  # as JSON has it

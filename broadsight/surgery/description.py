@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 EDITED = "edited"
+LONGEST_REASON = 500  # characters
 # In a stored description these would fetch or read something else than the folder, or are the loader's to decide.
 FORBIDDEN = (
     "cache_dir",
@@ -81,33 +82,10 @@ def undescribe(model: Any, reason: str) -> None:
         describe_edited(model, {"undescribed": reason})
 
 
-def check_description(config: Any, source: object) -> None:
-    """Refuse a stored description (the content of config.json) that is none, or that asks for more than a model.
-
-    Args:
-        source: Where it was found, for the message.
-    """
-    if not isinstance(config, Mapping) or not isinstance(config.get("architecture"), str):
-        raise ValueError(f"{source} describes no model; expected what broadsight.save or timm has written")
-    arguments = config.get("model_args") or {}
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"{source}: model_args is a {type(arguments).__name__}; expected arguments by name")
-    for name in (config["architecture"], arguments.get("backbone", config["architecture"])):
-        if not isinstance(name, str) or not timm.is_model(name.split(".")[0]) or not set(name).isdisjoint(":/\\"):
-            raise ValueError(f"{source} names the model {name!r}; expected one that timm or broadsight registers")
-    _check_values(arguments, source)
-
-
-def _check_values(value: Any, source: object) -> None:
-    """Go through all that arguments hold, however deep."""
-    if isinstance(value, str) and ":" in value:
-        raise ValueError(f"{source}: model_args holds {value!r}, an address; expected plain values")
-    for part in value if isinstance(value, list | tuple) else ():
-        _check_values(part, source)
-    for key, part in value.items() if isinstance(value, Mapping) else ():
-        if key in FORBIDDEN:
-            raise ValueError(f"{source}: model_args holds {key!r}, which says nothing of a model; remove it")
-        _check_values(part, source)
+def refuse_undescribed(arguments: Mapping[str, Any]) -> None:
+    """Refuse to make a model whose description says why it cannot be made again; a ValueError with that reason."""
+    if reason := arguments.get("undescribed"):
+        raise ValueError(f"the saved model cannot be made again: {' '.join(str(reason).split())[:LONGEST_REASON]}")
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
 from ..dry_run import first_line
 from ..given_weights import load_given, read_weights
-from ..surgery.description import Undescribed, check_description, description_of, difference, plain_arguments
+from ..models._stored import stored_model
+from ..surgery.description import Undescribed, description_of, difference, plain_arguments
 from ..train import state
-from ..train.run_folder import CONFIG, WEIGHTS
+from ..train.run_folder import CONFIG, WEIGHTS, RunFolder
 
 # Of timm's `pretrained_cfg`: what says how images reach the model, and where its ends are. Sources of weights are not
 # among it: those of the folder are beside it.
@@ -58,8 +58,7 @@ def save(model: nn.Module, folder: str | Path, *, labels: Sequence[str] | None =
             f"{type(model).__name__} is a dense model, which its run folder keeps; here only classifiers are saved"
         )
     config = _config(model, name, arguments, labels)
-    check_description(config, "the model")
-    _check_true(model, config)
+    _check_true(model, config, folder)
     unfinished = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +91,12 @@ def load(folder: str | Path) -> nn.Module:
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{folder} holds no {file}; give a folder that broadsight.save has written")
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / CONFIG} is damaged: {first_line(error)}") from None
-    check_description(config, folder / CONFIG)
+    config = RunFolder(folder).config()
     _refuse_dense(config, folder)
-    model = _made(config, folder / CONFIG)
-    _take_precision(model, read_weights(folder))
+    RunFolder(folder).check_weights(config)
+    weights = read_weights(folder)
+    model = _made(config, folder, sum(tensor.numel() for tensor in weights.values()))
+    _take_precision(model, weights)
     load_given(model, folder)
     return model.eval()
 
@@ -107,7 +104,7 @@ def load(folder: str | Path) -> nn.Module:
 def _refuse_dense(config: Mapping[str, Any], source: object) -> None:
     about = config.get("broadsight")
     task = about.get("task", "classify") if isinstance(about, Mapping) else "classify"
-    if config["architecture"] == DENSE or task != "classify":
+    if config.get("architecture") == DENSE or task != "classify":
         raise ValueError(
             f"{source} holds a dense model, which finds more than classes; open its run: broadsight predict {source}"
         )
@@ -137,21 +134,21 @@ def _config(model: Any, name: str, arguments: dict[str, Any], labels: Sequence[s
     return json.loads(json.dumps({**config, "pretrained_cfg": described}))
 
 
-def _made(config: Mapping[str, Any], source: object) -> Any:
-    """The model that a folder describes, with random weights."""
-    described = config.get("pretrained_cfg")
-    if not isinstance(described, Mapping):
-        raise ValueError(f"{source} has no pretrained_cfg; expected what broadsight.save or timm has written")
-    known = {key: described[key] for key in (*KEPT, *LABELS, "num_classes") if key in described}
-    known |= {key: config[key] for key in LABELS if key in config}
-    arguments = dict(config.get("model_args") or {})
-    if "num_classes" in config:
-        arguments["num_classes"] = config["num_classes"]
+def _made(config: Mapping[str, Any], folder: Path, numbers: int) -> Any:
+    """The model that a folder describes, with random weights.
+
+    Args:
+        folder: Its folder, for messages.
+        numbers: How many its weights have.
+    """
+    if not isinstance(config.get("pretrained_cfg"), Mapping):
+        raise ValueError(f"{folder / CONFIG} has no pretrained_cfg; expected what broadsight.save or timm has written")
     try:
         with torch.random.fork_rng(devices=[]):  # what is drawn here is thrown away
-            model: Any = timm.create_model(config["architecture"], pretrained_cfg=known, **arguments)
-    except Exception as error:
-        raise ValueError(f"the model that {source} describes cannot be made: {first_line(error)}") from None
+            model: Any = stored_model(config, folder, numbers)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    arguments = {**(config.get("model_args") or {}), "num_classes": model.num_classes}
     model._model_args = getattr(model, "_model_args", arguments)  # older releases of timm do not note them
     return model
 
@@ -166,12 +163,12 @@ def _take_precision(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             tensor.data = tensor.data.to(weights[name].dtype)
 
 
-def _check_true(model: nn.Module, config: Mapping[str, Any]) -> None:
+def _check_true(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
     """Refuse a model that its description does not make again: other layers, other tensors, or another answer."""
     blank = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
     if blank:
         raise ValueError(f"the model has no weights: {blank} is on the meta device; load some first")
-    made = _made(config, "the model")
+    made = _made(config, folder, sum(tensor.numel() for tensor in model.state_dict().values()))
     found = difference(model, made)
     if not found and not _answers_alike(model, made, config["pretrained_cfg"]["input_size"]):
         found = "all its layers are there, but it answers otherwise"
