@@ -17,7 +17,7 @@ from tests.compare import assert_close, randomize
 
 NAMES = timm.list_models(module=list(FAMILIES))
 SMALL = dict(groups=2, tokens=1, dim=24)
-# One block of each network or stage, for images of few pixels; the others are small as they are.
+# One block of each model or stage, for images of few pixels; the others are small as they are.
 SHALLOW = {
     "map_deit": dict(depth=4),
     "cap_deit": dict(depth=1),

@@ -90,7 +90,7 @@ def test_description__without_notes_of_timm_is_checked():
 
 
 class Own(nn.Module):
-    """Somebody's network."""
+    """Somebody's model."""
 
     def __init__(self):
         super().__init__()
