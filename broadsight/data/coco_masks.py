@@ -9,6 +9,7 @@ import numpy as np
 # pycocotools draws outlines on a grid this many times finer than the pixels, so that is what rounding happens on.
 FINER = 5
 FARTHEST = 100_000  # pixels; an outline is walked in steps, so that one absurd corner would fill the memory
+LONGEST = 1_000_000  # pixels of an outline, for the same reason: a thousand corners may be far from each other
 
 
 class MaskPool:
@@ -70,6 +71,10 @@ def read_polygon(numbers: Any) -> np.ndarray:
         raise ValueError(f"a polygon has {len(numbers)} numbers; expected pairs [x, y, x, y, …]")
     if not (np.abs(corners) < FARTHEST).all():
         raise ValueError("a polygon has a corner that is no number or far outside of any image")
+    places = corners.reshape(-1, 2)
+    length = np.abs(places - np.roll(places, -1, 0)).max(1, initial=0).sum()
+    if length > LONGEST:
+        raise ValueError(f"a polygon has an outline of {length:,.0f} pixels; expected up to {LONGEST:,}")
     return (FINER * corners + 0.5).astype(np.int64)  # towards zero, as C does
 
 

@@ -18,6 +18,7 @@ from textwrap import shorten
 import numpy as np
 from timm.data import ImageNetInfo
 
+from ..data.file_kinds import refuse_odd
 from ..data.folder_source import FolderSource, part_of
 from ..data.listing import TRAIN, VAL, Listed, in_order, is_image, some
 from ..data.walking import entries, images_below, is_folder, is_there
@@ -440,6 +441,7 @@ def _real_labels(file: str | Path | None) -> list[list[int]]:
     if file is None:
         return json.loads(_info("imagenet_real_labels.json"))
     expected = f"expected {VAL_PICTURES:,} lists of classes from 0 to {len(synsets()) - 1}, as in ReaL's real.json"
+    refuse_odd(Path(file).expanduser())
     try:
         labels = json.loads(Path(file).expanduser().read_text("utf-8"))
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broadsight.data.coco_masks import MaskPool, expand_text
+from broadsight.data.coco_masks import MaskPool, expand_text, read_polygon
 
 INSTANCES = Path(__file__).parents[3] / "shared" / "data" / "coco" / "instances.json"
 
@@ -138,3 +138,11 @@ def test_masks__of_real_annotations_equal_pycocotools():
             different.append(item["id"])
     assert different == []
     assert kinds == {list: 887, dict: 13}
+
+
+def test_polygon__of_an_endless_outline_is_refused():
+    """A line of text that would take gigabytes to walk along."""
+    there_and_back = [90_000.0, 5.0, -90_000.0, 5.0] * 500
+    with pytest.raises(ValueError, match=r"^a polygon has an outline of 180,000,000 pixels; expected up to 1,000,000$"):
+        read_polygon(there_and_back)
+    assert len(read_polygon([0, 0, 9, 0, 9, 9])) == 6 and len(read_polygon([])) == 0

@@ -64,6 +64,14 @@ def test_picture_to_images__bit_by_bit_as_the_classifier(transforms, size, mode)
     assert np.array_equal(found, expected.numpy())
 
 
+@pytest.mark.parametrize("size", [(8000, 1), (1, 200_000), (3_000_000, 1)])
+def test_picture_to_images__of_narrow_pictures(size):
+    """Whole, the last would take 200 GB on its way to the network."""
+    prepare = picture_to_images(described(Transforms(224, mean=(0.0,) * 3, std=(1.0,) * 3)))
+    image = prepare(Image.new("RGB", size, (255, 51, 0)))
+    assert image.shape == (3, 224, 224) and np.allclose(image.mean((1, 2)), [1, 0.2, 0])
+
+
 def test_picture_to_images__by_hand():
     """A picture of one colour stays so, whatever is cut off."""
     prepare = picture_to_images(described(Transforms(8, 3, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))))

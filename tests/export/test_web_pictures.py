@@ -85,6 +85,26 @@ def test_prepare__bit_by_bit_as_python(prepared, interpolation):
     assert tried >= 10
 
 
+def test_prepare__narrow_pictures_take_no_memory(tmp_path):
+    """Resized as a whole, these would have ten billion pixels; Python crops them first and may round otherwise."""
+    size, cases, expected = 200_000, [], []
+    pixels = np.random.default_rng(0).integers(0, 256, (size, 3), dtype=np.uint8)
+    for width, height in ((size, 1), (1, size)):
+        picture = pixels.reshape(height, width, 3)
+        expected.append(Transforms(224).build(training=False)(Image.fromarray(picture)).numpy())
+        file = tmp_path / f"{width}"
+        np.dstack([picture, np.full((height, width), 255, np.uint8)]).tofile(file)
+        said = dict(resize=256, crop=224, interpolation="bicubic", mean=(0.0,) * 3, std=(1 / 255,) * 3)
+        cases.append(dict(file=str(file), width=width, height=height, channels=3, preprocessing=said))
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    (tmp_path / "script.cjs").write_text(SCRIPT)
+    command = [node(), tmp_path / "script.cjs", files("broadsight") / "web", tmp_path / "cases.json"]
+    subprocess.run([str(part) for part in command], check=True, timeout=300)
+    for case, seen in zip(cases, expected, strict=True):
+        found = np.fromfile(case["file"] + ".out", np.float32).reshape(seen.shape)
+        assert abs(found - seen).max() <= 1 and seen.std() > 9
+
+
 def test_prepare__cases_are_not_all_alike(prepared):
     """What would make the comparison empty: pictures of one colour, one channel, no border."""
     assert {case["channels"] for case, _, _ in prepared} == {1, 3}
