@@ -46,7 +46,8 @@ def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
     elif not path.is_file():
         raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
     weights = weights_in(read_file(path))
-    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+    named = isinstance(weights, Mapping) and all(isinstance(name, str) for name in weights)
+    if not named or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"{source} holds no weights; expected tensors by name")
     check_stored(weights, source, path.stat().st_size)
     return weights
