@@ -36,11 +36,12 @@ class CsvRows:
     """
 
     def __init__(self, file: TextIO):
+        self.watched = file.isatty()  # a terminal would obey what a file keeps
         self.plain = csv.writer(file, lineterminator="\n")
         self.quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
 
     def write(self, row: Iterable[Any]) -> None:
-        cells = [csv_cell(cell) for cell in row]
+        cells = [csv_cell(printable(cell) if self.watched and isinstance(cell, str) else cell) for cell in row]
         # Python before 3.13 quotes a carriage return only where lines end in one; some countries' spreadsheets part
         # fields at semicolons
         odd = any(isinstance(cell, str) and re.search("[\r\t;]", cell) for cell in cells)

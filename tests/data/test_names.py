@@ -46,6 +46,16 @@ def test_csv__no_cell_is_a_formula_and_all_read_back():
     assert [[csv_text(cell) for cell in row] for row in found] == [[name, "1", name] for name in NASTY]
 
 
+def test_csv__a_terminal_obeys_no_cell():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    file = Terminal()
+    CsvRows(file).write(NASTY)
+    assert file.getvalue().rstrip("\n").isprintable()
+
+
 def test_csv__numbers_stay_numbers():
     assert table([-1.5, "-0.5", "+3", "-1e-05", "-inf", -2, "a"]) == "-1.5,-0.5,+3,-1e-05,-inf,-2,a\n"
     assert csv_cell("-1+2") == "'-1+2" and csv_cell("-") == "'-" and csv_cell("it's") == "it's"

@@ -150,7 +150,7 @@ def test_slow__the_second_request_of_a_connection_too():
 
 
 def test_slow__a_body_that_comes_fast_enough_may_be_long():
-    with listening(**{**SOON, "rate": 10}) as (port, _):
+    with listening(**{**SOON, "head": 30, "rate": 10}) as (port, _):
         assert b'{"bytes": 60}' in talk(port, POST + b"Content-Length: 60\r\n\r\n" + b"x" * 60, pause=0.003)
 
 
