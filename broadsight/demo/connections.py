@@ -6,6 +6,7 @@ such connections keep everybody else out.
 
 import asyncio
 import re
+import socket
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,9 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # asyncio does so only for sockets that were made with the protocol's number; else an answer takes 40 ms more
+        if (one := transport.get_extra_info("socket")) is not None and one.family in (socket.AF_INET, socket.AF_INET6):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.patience.connections:
             self._answer(503, b"too many connections are open; try again")
         else:
