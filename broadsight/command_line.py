@@ -244,6 +244,16 @@ def typed() -> str:
     return _typed
 
 
+def check_config(argv: Sequence[str]) -> None:
+    """Refuse a --config file that would be waited for: a named pipe that nobody may ever write to."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        name = word.partition("=")[2] if word.startswith("--config=") else following if word == "--config" else ""
+        if name and "\0" in name:
+            raise UsageError(f"--config {name!r} has a zero byte in it, which no name has; leave that out")
+        if name and not name.startswith("/dev/") and Path(name).is_fifo():
+            raise UsageError(f"--config {name} is a pipe; expected a text file in YAML")
+
+
 def check_values(function: Command, values: Mapping[str, Any]) -> None:
     """Refuse numbers that no option can mean, by the bounds of each, and names that no file can have."""
     for name, arg in arguments_of(function).items():

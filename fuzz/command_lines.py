@@ -20,7 +20,7 @@ NUMBERS = ("0", "-1", "nan", "inf", "1e309", "abc", "", "9" * 30, "9" * 5000, "1
 TEXTS = ("", "missing", ".", "a" * 300, "a" * 5000, "a/" * 3000, "a\0b", "\udcff", "\n", "-", "/dev/null/x", "\u2603")
 TEXTS += ("a,b", ",,", "=", "a=b", "a=b=c", "[", "{", "!!python/object:x", "\x1b[31m", "--", "*", "hf-hub:a/b", "a@b")
 # What follows a command so that it would fail by itself, for want of what is named.
-NAMES = {"predict": ["zzz", "a.png"], "analyze": ["lens", "zzz"], "convert": ["a.pth", "b.safetensors"]}
+NAMES = {"predict": ["zzz", "a.png"], "analyze": ["entropy", "zzz"], "convert": ["a.pth", "b.safetensors"]}
 # Where work begins: a command line that gets there is well formed, and ends.
 WORK = (
     "training:prepare",

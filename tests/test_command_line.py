@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -57,6 +58,15 @@ def test_config__one_line(text, tmp_path):
         code, out, err = command_lines.run(["train", "--config", str(tmp_path / "run.yaml")])
     command_lines.judge(["train"], code, err)
     assert (code, out) == (2, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_config__that_would_be_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for given in (["--config", str(tmp_path / "pipe")], [f"--config={tmp_path / 'pipe'}"]):
+        with command_lines.without_work():
+            code, _, err = command_lines.run(["train", *given])
+        assert code == 2 and "is a pipe; expected a text file" in err
 
 
 # ---- options that would be ignored

@@ -14,6 +14,7 @@ from .group_linear import GroupLayerNorm, GroupLinear
 from .merge_maps import MergeMaps, check_features, grows
 
 CLASSIFIERS = ("norm", "linear")
+MOST_GROUPS = 10_000  # of which one is proposed
 
 
 class GroupLogits(NamedTuple):
@@ -327,10 +328,10 @@ def check_gram(dim: int, tokens: int, gram_dim: int, gram_groups: int | None) ->
             f"choose another number of tokens or another gram_dim"
         )
     common = gcd(triangle, dim * tokens)
-    possible = [n for n in range(1, common + 1) if common % n == 0]
     if gram_groups is None:
-        return max(n for n in possible if n <= 32)
-    if gram_groups not in possible:
+        return max(n for n in range(1, 33) if common % n == 0)
+    if gram_groups < 1 or common % gram_groups:
+        possible = (n for n in range(1, min(common, MOST_GROUPS) + 1) if common % n == 0)
         near = min(possible, key=lambda n: abs(n - gram_groups))
         raise ValueError(
             f"gram_groups={gram_groups} does not divide both {triangle} Gram entries and dim * tokens = "
