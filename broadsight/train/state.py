@@ -117,7 +117,7 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
             raise ValueError(f"its manifest does not name {PROGRESS}")
         return json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError, AttributeError) as error:
-        raise DamagedCheckpoint(f"checkpoint {checkpoint} is damaged ({error}); {_advice}") from None
+        raise DamagedCheckpoint(f"checkpoint {checkpoint} is damaged ({first_line(error)}); {_advice}") from None
 
 
 def vouched(checkpoint: Path, name: str) -> bytes | None:
