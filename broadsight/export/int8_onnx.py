@@ -217,7 +217,8 @@ def _ranges(source: Path, calibration: Images) -> tuple[Any, set[str]]:
         By name, as the quantiser takes them, and the names of those without such values.
     """
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, TensorsData, create_calibrator
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
+    from onnxruntime.quantization.calibrate import TensorsData
 
     count = onnx.load(source).graph.input[0].type.tensor_type.shape.dim[0].dim_value or BATCH  # 0 if any number does
 
