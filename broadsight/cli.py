@@ -31,7 +31,6 @@ from .command_line import (
     UsageError,
     Workers,
     build_parser,
-    check_config,
     check_values,
     explicit,
     flag,
@@ -566,7 +565,6 @@ def _run(argv: list[str]) -> int:
         near = get_close_matches(argv[0], COMMANDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"unknown command {argv[0]!r}; {hint}commands are {', '.join(COMMANDS)}")
-    check_config(argv)
     try:
         given = parser.parse_args(argv)
     except SystemExit as leave:  # how argparse ends after --help, --version and --print_config

@@ -51,12 +51,15 @@ AllowOutside = Annotated[bool, Arg("let lists and COCO files name files outside 
 
 
 class ConfigFile(ActionConfigFile):
-    """A file of options; a pipe or a device might never end."""
+    """A file of options; a pipe or a device might never end. One that the shell opens, as <(command), does."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        kind = odd_kind(values) if isinstance(values, str) else None
+        name = values if isinstance(values, str) else ""
+        kind = None if name.startswith("/dev/fd/") else odd_kind(name)
         if kind is not None:
-            parser.error(f"--config {values} is {kind}, not a file; expected a YAML file")
+            parser.error(f"--config {name} is {kind}, not a file; expected a YAML file")
+        if "\0" in name:
+            parser.error(f"--config {name!r} has a zero byte in it, which no name has; leave that out")
         super().__call__(parser, cfg, values, option_string)
 
 
@@ -242,16 +245,6 @@ def remember(argv: Sequence[str]) -> None:
 def typed() -> str:
     """The command line that is being run."""
     return _typed
-
-
-def check_config(argv: Sequence[str]) -> None:
-    """Refuse a --config file that would be waited for: a named pipe that nobody may ever write to."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        name = word.partition("=")[2] if word.startswith("--config=") else following if word == "--config" else ""
-        if name and "\0" in name:
-            raise UsageError(f"--config {name!r} has a zero byte in it, which no name has; leave that out")
-        if name and not name.startswith("/dev/") and Path(name).is_fifo():
-            raise UsageError(f"--config {name} is a pipe; expected a text file in YAML")
 
 
 def check_values(function: Command, values: Mapping[str, Any]) -> None:

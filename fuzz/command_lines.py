@@ -10,6 +10,7 @@ import inspect
 import io
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Generator
 from typing import Any, get_args
@@ -102,13 +103,14 @@ def to_words(data: bytes) -> list[str]:
 def without_work() -> Generator[None, None, None]:
     """In a folder of its own, and where work would begin, it ends."""
 
-    def stop(*arguments: Any, **options: Any) -> None:
-        raise Started
-
+    stopped: list[tuple[Any, Any]] = []
     with contextlib.ExitStack() as stack:
+        stack.callback(_undo, stopped)
         for place in WORK:
-            module, _, name = place.partition(":")
-            stack.enter_context(mock.patch.object(importlib.import_module(f"broadsight.{module}"), name, stop))
+            name = place.partition(":")[2]
+            module, stop = importlib.import_module(f"broadsight.{place.partition(':')[0]}"), _stop()
+            stopped.append((stop, getattr(module, name)))
+            stack.enter_context(mock.patch.object(module, name, stop))
         stack.enter_context(mock.patch.object(importlib.import_module("broadsight.demo.server"), "need_gradio"))
         before = os.getcwd()
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -118,6 +120,21 @@ def without_work() -> Generator[None, None, None]:
             assert os.listdir(folder) == [], f"left behind: {os.listdir(folder)}"
         finally:
             os.chdir(before)
+
+
+def _stop() -> Any:
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise Started
+
+    return stop
+
+
+def _undo(stopped: list[tuple[Any, Any]]) -> None:
+    """Give modules that were imported meanwhile what they would have found otherwise."""
+    originals = {id(stop): original for stop, original in stopped}
+    for module in [module for name, module in sys.modules.items() if name.startswith("broadsight.")]:
+        for name in [name for name, value in vars(module).items() if id(value) in originals]:
+            setattr(module, name, originals[id(vars(module)[name])])
 
 
 def run(argv: list[str]) -> tuple[int | None, str, str]:

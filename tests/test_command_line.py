@@ -66,7 +66,7 @@ def test_config__that_would_be_waited_for(tmp_path):
     for given in (["--config", str(tmp_path / "pipe")], [f"--config={tmp_path / 'pipe'}"]):
         with command_lines.without_work():
             code, _, err = command_lines.run(["train", *given])
-        assert code == 2 and "is a pipe; expected a text file" in err
+        assert code == 2 and "is a pipe, not a file; expected a YAML file" in err
 
 
 # ---- options that would be ignored
