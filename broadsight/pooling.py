@@ -286,9 +286,6 @@ def swap_pool(
     _refuse_unknown(options, build)
     if light and pool not in ("map", "map-light"):
         raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
-    usual = inspect.signature(swap_pool).parameters
-    sizes = dict(groups=groups, tokens=tokens, dim=dim, heads=heads, mlp_dim=mlp_dim, level=level, attn_dim=attn_dim)
-    check_pool_arguments(pool, [name for name, value in sizes.items() if value != usual[name].default])
     grouped = pool in GROUPED
     arguments: dict[str, Any] = {}
     if grouped:

@@ -7,7 +7,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from ..broadcasting import add_context_broadcast
-from ..pooling import ARGUMENTS_OF, create_backbone, swap_pool
+from ..pooling import create_backbone, swap_pool
 from ..surgery.description import as_edited, describe_edited, refuse_undescribed
 from ._backbone import build, cfg
 from ._stored import check_stored
@@ -63,9 +63,7 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Any network of another name under another pooling or with broadcast context; see `edit` for the arguments."""
     own: dict[str, Any] = {}
 
-    def make(backbone: str = "", pool_args: Mapping[str, Any] | None = None, **given: Any) -> nn.Module:
-        pool = given.get("pool")  # folders of earlier runs may hold arguments that it does not have
-        given["pool_args"] = {k: v for k, v in (pool_args or {}).items() if pool in ARGUMENTS_OF.get(k, (pool,))}
+    def make(backbone: str = "", **given: Any) -> nn.Module:
         model: Any = edit(backbone, **given)
         describe_edited(model, as_edited(model))  # a model without edits, too, is now one by this name
         own.update(model.pretrained_cfg)
