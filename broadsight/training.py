@@ -270,7 +270,10 @@ def prepare(
 def _run(prepared: Prepared, request: Request, resume: bool, held: ExitStack) -> Progress:
     """Write the folder, or find in it where to go on, and go."""
     engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
-    if not prepared.stored:
+    restarted = processes.restarted() and is_run(folder.path)  # in a folder that nobody has named
+    if restarted and not prepared.stored:
+        _hold(folder.path, engine.accelerator, held)
+    elif not prepared.stored:
         _hold(folder.path, engine.accelerator, held, new=True)
         try:
             folder.create(prepared.description)

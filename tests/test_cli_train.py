@@ -228,7 +228,7 @@ MISTAKES = [
     ("DATA --pool map --pool-args grops=3", 2, "did you mean 'groups'"),
     ("DATA --pool-args groups=3", 2, "--pool-args"),
     ("DATA --broadcast-args branch=both", 2, "--broadcast-args"),
-    ("DATA --model-args in_chans=2", 2, "channels=2 is neither 1 (grey) nor 3 (RGB)"),
+    ("DATA --model-args in_chans=2", 2, "--model-args in_chans=2; images have 1 channel (grey) or 3 (RGB)"),
     ("DATA --model-args in_chans=many", 2, "in_chans=many"),
     ("DATA --pretrained", 1, "the pretrained weights of test_resnet cannot be had: "),
     ("DATA --init nowhere", 2, "nowhere is not a file"),
