@@ -14,7 +14,6 @@ from broadsight.given_weights import begin_dense, load_given
 from broadsight.models import STViT
 from broadsight.packaged_weights import packaged_weights
 from broadsight.release import convert_release
-from fuzz import checkpoints
 
 from .small_runs import refusal
 
@@ -143,10 +142,3 @@ def test_packaged_weights__are_looked_at_too(tmp_path, monkeypatch):
 def test_names__are_text(model, tmp_path, content):
     torch.save(content, tmp_path / "x.pth")
     assert "expected tensors by name" in refusal(lambda: load_given(model, tmp_path / "x.pth"))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_seeds__all():
-    for data in checkpoints.seeds():
-        checkpoints.one(data)

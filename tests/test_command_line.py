@@ -1,10 +1,8 @@
 """All options of all commands, walked by their declarations: wrong values, and options that would be ignored."""
 
-import importlib.util
 import inspect
 import json
 import os
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -12,13 +10,9 @@ import pytest
 from broadsight import command_line
 from broadsight.cli import COMMANDS, main
 from broadsight.command_line import arguments_of, flag
+from fuzz import command_lines
 
 from .small_runs import leave_run
-
-PLACE = Path(__file__).parents[1] / "fuzz" / "command_lines.py"
-SPEC = importlib.util.spec_from_file_location("command_lines", PLACE)
-command_lines = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(command_lines)
 
 
 def sweep(lines: list[list[str]]) -> None:
@@ -41,11 +35,6 @@ def test_wrong_values__one_line_and_exit_2(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_wrong_values__one_line_and_exit_2(command):
     sweep(list(command_lines.lines(command)))
-
-
-def test_seeds__are_answered():
-    sweep([command_lines.to_words(seed) for seed in command_lines.seeds()[-12:]])
-    command_lines.one(b"train\x1f--set\x1flr=\xff")
 
 
 @pytest.mark.parametrize(

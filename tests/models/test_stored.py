@@ -193,12 +193,6 @@ def test_harness__hears_what_must_not_happen(tmp_path):
     assert refused(lambda: int("x")) and refused(lambda: 1) is None
 
 
-@pytest.mark.slow
-def test_seeds__all(tmp_path):
-    for data in run_folders.seeds():
-        run_folders.one(data)
-
-
 def test_known_arguments__of_every_family():
     families = {timm.models.model_entrypoint(name).__module__: name for name in timm.list_models()}
     for name in families.values():
