@@ -178,13 +178,6 @@ def _refuse_ignored(request: Request, settings: Mapping[str, Any]) -> None:
     facts = {"dense tasks": here if classify else None, "--task classify": None if classify else here}
     given = {one.name: "--" + one.name.replace("_", "-") for one in fields(Request) if getattr(request, one.name)}
     refuse_idle(given, {one.name: one.metadata.get("of", ()) for one in fields(Request)}, facts)
-    twice = {"drop_path": "drop_path_rate", "drop_rate": "drop_rate"}
-    for name, argument in twice.items():
-        if name in request.changes and argument in request.model_args:
-            raise ValueError(
-                f"{name}={request.changes[name]} and --model-args {argument}={request.model_args[argument]} are the "
-                "same; expected one of them"
-            )
     check_arguments(add_context_broadcast, request.broadcast_args, "--broadcast-args", ("model", "kind"))
 
 

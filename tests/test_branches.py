@@ -513,7 +513,7 @@ class Broken(nn.Module):
     ("fault", "reason"),
     [
         (RuntimeError("out of order\nand more"), "out of order"),
-        (KeyError("bananas"), "'bananas'"),
+        (KeyError("bananas"), "KeyError: 'bananas'"),
         (AssertionError(), "AssertionError"),
     ],
 )

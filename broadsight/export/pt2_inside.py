@@ -46,6 +46,7 @@ VALUES |= {"as_sym_float", "as_sym_floats", "as_sym_bool", "as_sym_bools", "as_s
 VALUES |= {"as_memory_format", "as_scalar_type"}
 NAMED = {"name", "as_name", "parameter_name", "buffer_name", "tensor_constant_name", "fqn"}
 BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 12: 1, 13: 2}  # of a number, by torch's code for its type
+NOT_FINITE = ("Infinity", "-Infinity", "NaN")  # as JSON has no such numbers, torch writes their names
 TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
@@ -232,6 +233,9 @@ def _walk(value: Any, key: str) -> None:
         elif key in NAMED:
             if not PATH.fullmatch(value):
                 raise Refused(f"it calls something {value[:80]!r}, which is no name")
+        elif key in ("as_float", "as_floats"):
+            if value not in NOT_FINITE:
+                raise Refused(f"it gives {value[:40]!r} as a number")
         elif key == "type":
             if value != "cpu":
                 raise Refused(f"it wants the device {value[:40]!r}; expected cpu")

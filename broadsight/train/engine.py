@@ -92,7 +92,7 @@ class Engine:
         for checkpoint in found:
             try:
                 self.progress = Progress(**state.read_progress(checkpoint))
-                if self.progress.run not in (None, self.folder.identity):
+                if not self.folder.owns(self.progress.run):
                     raise state.DamagedCheckpoint(f"checkpoint {checkpoint} is not of the run in config.json")
                 state.restore(checkpoint, self.accelerator, self.average and self.average.module)
                 break

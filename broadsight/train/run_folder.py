@@ -18,7 +18,7 @@ from ..drawing import PALETTE
 from ..models._stored import read_config
 from . import state
 from .history import check_history
-from .seal import RUN, check_owner, check_seal, identity, sealed
+from .seal import RUN, check_owner, check_seal, identity, is_sealed, sealed
 
 CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
     "config.json",
@@ -145,6 +145,10 @@ class RunFolder:
     def identity(self) -> str:
         """Which run it is; see `seal.identity`."""
         return identity(self.config())
+
+    def owns(self, run: str | None) -> bool:
+        """Whether a checkpoint that says which run it is of is of this one; False only if that is certain."""
+        return run in (None, self.identity) or not is_sealed(self.config())
 
     def copies(self, best_is_another: bool) -> dict[str, Path]:
         """What a checkpoint keeps beside its own files, so that damaged ones can be made again.

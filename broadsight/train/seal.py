@@ -37,6 +37,11 @@ def check_seal(config: Any, path: Path) -> None:
         )
 
 
+def is_sealed(config: Mapping[str, Any]) -> bool:
+    """Whether a description has its digest; one without was changed on purpose, or is older."""
+    return DIGEST in config.get("broadsight", {})
+
+
 def identity(config: Mapping[str, Any]) -> str:
     """A digest of what makes a run: two with the same give the same weights, wherever and whenever they are trained."""
     about = config.get("broadsight", {})
@@ -49,11 +54,11 @@ def check_owner(config: Mapping[str, Any], weights: Mapping[str, str], path: Pat
     """Refuse weights that say that they are of another run.
 
     Args:
-        config: The run's description; one that is not sealed was changed on purpose, or is older.
+        config: The run's description; of one that is not sealed nothing is known.
         weights: What their file says of itself.
         path: That file.
     """
-    if DIGEST in config.get("broadsight", {}) and weights.get(RUN) != identity(config):
+    if is_sealed(config) and weights.get(RUN) != identity(config):
         raise ValueError(f"{path} holds weights of another run than the config.json beside it; restore what was there")
 
 

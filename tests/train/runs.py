@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from broadsight.train import recipes
 from broadsight.train.lock import LOCK
 from broadsight.train.state import newest
 from broadsight.training import Request, train
@@ -52,6 +53,12 @@ def small(data: Path, out: Path, *, changes: dict[str, Any] | None = None, **fie
     common: dict[str, Any] = dict(data=str(data), out=str(out), model="test_vit", log_every=2)
     common |= dict(workers=0, threads=1, device="cpu", report=False) | fields
     return Request(**common, changes=QUICK | (changes or {}))
+
+
+def fitting(request: Request) -> Request:
+    """The same with what its recipe says of fitting the batch to the data."""
+    assert recipes.find(request.recipe or "quick").recipe.fit_batch
+    return replace(request, changes={name: value for name, value in request.changes.items() if name != "fit_batch"})
 
 
 def again(folder: Path, **fields: Any) -> Request:

@@ -24,12 +24,12 @@ CLASSIFIERS = {
     "--pool-args num_classes=7;": dict(pool="map", pool_args=dict(POOL["pool_args"], num_classes=7)),
     "--pool-args num_classes=8;": dict(pool="map", pool_args=dict(pool_options=dict(num_classes=8))),
     "--pool-args light=True; leave it out: a light": dict(pool="map", pool_args=dict(light=True)),
-    "--broadcast-args num_classes=7;": dict(broadcast="cb", broadcast_args=dict(num_classes=7)),
+    "--broadcast-args num_classes: there is no such argument": dict(broadcast="cb", broadcast_args=dict(num_classes=7)),
     "--set drop_path=0.5 and --model-args drop_path_rate=0.1 are the same": dict(
         changes=dict(drop_path=0.5), model_args=dict(drop_path_rate=0.1)
     ),
     # What no table names
-    "the run could not be opened again: .*scriptable": dict(model_args=dict(scriptable=True)),
+    "--model-args gives the model 'scriptable', which a stored": dict(model_args=dict(scriptable=True)),
     "the network does not take images of 32 pixels: .*; see --size": dict(
         model_args=dict(img_size=64, dynamic_img_size=False)
     ),

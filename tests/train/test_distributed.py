@@ -47,7 +47,7 @@ for arguments in json.loads(sys.argv[1]):
         sys.exit(1)
 """
 
-AUGMENTED = ("--set", "auto_augment=rand-m5-mstd0.5-inc1", "color_jitter=0.4")
+AUGMENTED = ("--set", "auto_augment=rand-m5-mstd0.5-inc1")
 MAP = ("--pool", "map", "--pool-args", "dim=48", "heads=4", "groups=2", "tokens=2", "mlp_dim=96")
 MAP += ("pool_options={drop: 0}",)  # each process draws its own dropout
 

@@ -25,7 +25,7 @@ from broadsight.train import processes
 from broadsight.train.run_folder import is_run
 from broadsight.training import Request, prepare, train
 
-from .runs import again, new_processes
+from .runs import again, fitting, new_processes
 from .runs import small as small_run
 
 
@@ -236,7 +236,7 @@ def test_a_restart_continues_its_own_run(pictures, tmp_path, monkeypatch):
 def test_a_resumed_run_keeps_the_batch_that_was_asked_for(pictures, tmp_path):
     # Without the option, which need not be given again, it was fitted to the few pictures.
     changes = dict(epochs=1, batch_size=8, image_size=32)
-    run = small_run(pictures, tmp_path / "run", changes=changes | dict(fit_batch=True))
+    run = fitting(small_run(pictures, tmp_path / "run", changes=changes))
     assert train(run).progress.updates == 3
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     stored = stored_in(tmp_path / "run")

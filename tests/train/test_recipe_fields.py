@@ -1,6 +1,7 @@
 """Every field of a recipe is read by a task, or refused where it would be ignored."""
 
 import sys
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -69,7 +70,8 @@ def test_field__is_read_or_refused(head, tmp_path, monkeypatch, read):
     out = tmp_path / "run"
     request = ask("scenes:8", out=str(out)) if head == "classify" else ask_dense(head, out)
     prepared = ready(request)
-    training._run(prepared, request, False)
+    with ExitStack() as held:
+        training._run(prepared, request, False, held)
     model = prepared.engine.plain
     turned_down = {name for name in FIELDS if refused(request, name, model)}
     assert turned_down == REFUSED[head]
@@ -113,7 +115,7 @@ def test_fields__of_the_model():
     ("options", "words"),
     [
         (dict(init="x", changes=dict(pretrained=True)), "--init x and pretrained=true are two beginnings"),
-        (dict(changes=dict(drop_path=0.1), model_args=dict(drop_path_rate=0.2)), "are the same; expected one of them"),
+        (dict(changes=dict(drop_path=0.1), model_args=dict(drop_path_rate=0.2)), "are the same; give one"),
         (dict(pool="gap", pool_args=dict(groups=4)), "--pool-args groups is for the pool map"),
         (dict(pool="ga", pool_args=dict(tokens=4)), "--pool-args tokens is for the pool map"),
         (dict(pool="map", pool_args=dict(token=4)), "did you mean 'tokens'?"),

@@ -22,7 +22,7 @@ from broadsight.train.engine import Engine, Failed, Interrupted
 from broadsight.train.run_folder import RunFolder
 from broadsight.training import Request, train
 
-from .runs import Moments, again, everything_in, kill, left_by, small
+from .runs import Moments, again, everything_in, fitting, kill, left_by, small
 
 MAP = dict(model="test_resnet", pool="map", pool_args=dict(groups=2, dim=16, pool_options=dict(heads=2)))
 KINDS = {
@@ -166,9 +166,8 @@ def test_checkpoints_within_epochs_change_nothing(pictures, whole, tmp_path):
 
 def test_resume_keeps_the_batch_that_was_asked_for(pictures, tmp_path):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
-    changes = dict(fit_batch=True)
-    kill(small(pictures, tmp_path / "run", changes=changes), tmp_path / "left", Classification, "step", 5)
-    train(small(pictures, tmp_path / "whole", changes=changes))
+    kill(fitting(small(pictures, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
+    train(fitting(small(pictures, tmp_path / "whole")))
     train(again(tmp_path / "left"), resume=True)
     assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
 
