@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,11 +46,11 @@ def _hunt(name: str, seconds: float, cases: int, number: int, current: Path, cou
     """Seeds first, then mutated ones. The process ends with another code than 0 at the first that breaks the target."""
     target = importlib.import_module(f"fuzz.{name}")
     seeds = target.seeds()
-    _bound_memory()
+    _settle_in()
 
     def attempt(data: bytes) -> None:
         current.write_bytes(data)  # for the parent, if this process does not live to tell
-        faulthandler.dump_traceback_later(HANGS, exit=True)
+        faulthandler.dump_traceback_later(HANGS, exit=True, file=sys.stderr)
         try:
             target.one(data)
         finally:
@@ -78,8 +79,13 @@ def _hunt(name: str, seconds: float, cases: int, number: int, current: Path, cou
         batch += 1
 
 
-def _bound_memory() -> None:
-    """Let no input take the machine's memory. Systems without /proc and such limits go without a bound."""
+def _settle_in() -> None:
+    """Let no input take the machine's memory, and no library that decodes write its own lines on the terminal.
+
+    Systems without /proc and such limits go without a bound.
+    """
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -12,7 +12,8 @@ from fuzz import hunt
 @pytest.fixture
 def target(monkeypatch, tmp_path):
     """Hunts in this process with a function instead of a target; gives the inputs that it saw."""
-    monkeypatch.setattr(hunt, "_bound_memory", lambda: None)
+    monkeypatch.setattr(hunt, "_settle_in", lambda: None)
+    monkeypatch.setattr(hunt.faulthandler, "dump_traceback_later", lambda *_, **__: None)  # pytest has its own
 
     def start(one=lambda data: None, seconds=60.0, cases=200, number=0):
         seen = []
