@@ -3,6 +3,7 @@
 import json as json_
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -253,17 +254,13 @@ def new_folder(out: str | None, usual: str = "evaluations") -> Path | None:
 
 
 def _facts_of_eval(
-    run: str,
-    data: str | None,
-    suites: tuple[str, ...],
-    beside: tuple[str, ...],
-    saliency: str | None,
-    samples: int | None,
+    run: str, data: str | None, suites: Sequence[str], beside: Sequence[str], saliency: str | None, samples: int | None
 ) -> dict[str, str | None]:
+    """What holds of an evaluation, by what options are for: None, or why it does not."""
     facts = facts_of(run, *(one for one in beside if not one.partition("@")[1]))
     dense = facts[CLASSIFIERS]
     names = {f"--suite {name}": name in suites or "robustness" in suites for name in SUITES}
-    names |= {"--saliency dino": saliency == "dino" and names["--suite salient"], "--samples": samples is not None}
+    names |= {"--saliency dino": saliency == "dino" and names["--suite salient"]}
     facts |= {name: dense or (None if holds else "which is not given") for name, holds in names.items()}
     facts["--samples"] = None if samples is not None else "which is not given"
     return facts | {PARTS: "a dense run is asked about what it validated on" if dense and data is None else None}
