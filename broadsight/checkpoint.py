@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import pickle
 import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,8 @@ def read_file(path: Path) -> Any:
         return weights
     _refuse_compressed(path)
     try:
-        with torch.serialization.safe_globals(PLAIN_TYPES):
+        with torch.serialization.safe_globals(PLAIN_TYPES), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks on the format, beside which what is wrong is an error
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({reason_of(error)})") from None

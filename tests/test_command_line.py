@@ -69,7 +69,8 @@ def runs(tmp_path_factory) -> dict[str, str]:
     heads = {"detect": "retinanet", "segment": "upernet", "keypoints": "simple_baseline"}
     for task, head in heads.items():
         (folder / task).mkdir()
-        about = {"broadsight": {"task": task, "settings": {"head": head}}}
+        settings = dict(head=head, data="scenes", model="test_resnet", pool=None, broadcast=None, seed=0)
+        about = {"broadsight": {"task": task, "settings": settings}}
         (folder / task / "config.json").write_text(json.dumps(about))
         found[task] = str(folder / task)
     return found

@@ -6,6 +6,7 @@ more; of these, some start other programs (EPS starts Ghostscript) and most are 
 
 import contextlib
 import io
+import logging
 import re
 import struct
 import warnings
@@ -40,6 +41,7 @@ UPRIGHT = {
 }
 
 # Keeps PIL's remarks about damaged notes and large pictures from the terminal.
+SILENCE = logging.NullHandler()
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 # The usual ranges of numbers that are no bytes; a picture is taken to have the first that holds all its values.
@@ -98,6 +100,8 @@ def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
 
 
 def _keep_quiet() -> None:
+    """Keep PIL's remarks from the terminal: its warnings, and its log unless somebody has asked for that."""
+    logging.getLogger("PIL").addHandler(SILENCE)
     if QUIET not in warnings.filters:
         warnings.filterwarnings("ignore", module=QUIET[3].pattern)
 

@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
     "seed": int,
     "log_every": int,
 }
+NEEDED = ("data", "model", "pool", "broadcast", "seed")  # of the settings, which every run has written
 LABELS: dict[str, Any] = {
     "category_ids": dict,
     "keypoint_names": list,
@@ -61,6 +62,9 @@ def check_history(config: Mapping[str, Any], where: str | Path) -> None:
     _check_kinds({"broadsight": about}, {"broadsight": dict}, "", where)
     _check_kinds(about, ABOUT, "", where)
     _check_kinds(about.get("settings", {}), SETTINGS, "settings.", where)
+    missing = [name for name in NEEDED if "settings" in about and name not in about["settings"]]
+    if missing:
+        raise ValueError(f"{where} is damaged (settings.{missing[0]} is not there)")
     _check_kinds(about.get("labels", {}), LABELS, "labels.", where)
     if about.get("task", TASKS[0]) not in TASKS:
         raise ValueError(f"{where} says task={_short(about['task'])}; expected one of {', '.join(TASKS)}")

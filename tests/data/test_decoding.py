@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -375,3 +376,16 @@ def test_decode__keeps_pil_quiet_and_nobody_else(monkeypatch):
 def test_decode__channels():
     with pytest.raises(ValueError, match=r"channels=4 is neither 1 \(grey\) nor 3 \(RGB\)"):
         decode(Image.new("RGB", (1, 1)), 4)
+
+
+def test_decode__says_nothing_on_the_terminal(tmp_path):
+    """PIL logs what it finds in damaged TIFFs, and Python shows what nobody listens to."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "TIFF")
+    data = bytearray(file.getvalue())
+    place = data.index(struct.pack("<HH", 277, 3))  # samples per pixel
+    data[place + 8 : place + 10] = struct.pack("<H", 10755)
+    code = "import sys; from broadsight.data.decoding import decode, UnreadableImage\n"
+    code += "try: decode(sys.stdin.buffer.read())\nexcept UnreadableImage: print('refused')"
+    done = subprocess.run([sys.executable, "-c", code], input=bytes(data), capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"refused\n", b"")
