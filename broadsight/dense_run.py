@@ -18,7 +18,7 @@ from .given_weights import load_given
 from .models._stored import check_arguments, described_as, label_names, refuse_large
 from .models.dense_model import dense_network
 from .run_request import title
-from .train.history import check_own_data
+from .train.history import check_dense_history, check_own_data
 from .train.processes import has_gpu
 from .train.recipes import Recipe
 from .train.run_folder import CONFIG, WEIGHTS, RunFolder
@@ -90,14 +90,15 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     path = Path(path)
     config = RunFolder(path).config()
     RunFolder(path).check_weights(config)
+    where = str(path / CONFIG)
+    check_dense_history(config, where)
+    about = config["broadsight"]
+    settings, labels = about["settings"], about["labels"]
     try:
-        about = config["broadsight"]
-        settings, labels = about["settings"], about["labels"]
         recipe = Recipe().change(about["recipe"])
         arguments = {**config["model_args"], "num_classes": config["num_classes"]}
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path / CONFIG} describes no dense run ({first_line(error)} is not there)") from None
-    where = str(path / CONFIG)
+        raise ValueError(f"{where} describes no dense run ({first_line(error)} is not there)") from None
     check_arguments("dense_model", arguments, where)
     described, classes = described_as(config, where), label_names(config, where)
     if size is not None:

@@ -115,6 +115,7 @@ def seeds() -> list[bytes]:
         b'{"a":' * 100_000,
         b'{"architecture": "a", "architecture": 1}',
     ]
+    text += [json.dumps(_without(one, path)).encode() for one in (PLAIN, DENSE) for path in _paths(one)]
     return text + [
         _replaced(one, path, value) for one in (PLAIN, DENSE) for path in _paths(one) for value in (None, [], "x", -1)
     ]
@@ -176,6 +177,15 @@ def _with(config: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str
     for key in path[:-1]:
         below = below.setdefault(key, {})
     below[path[-1]] = value
+    return found
+
+
+def _without(config: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    found = copy.deepcopy(config)
+    below: Any = found
+    for key in path[:-1]:
+        below = below[key]
+    del below[path[-1]]
     return found
 
 

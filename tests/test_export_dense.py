@@ -128,10 +128,15 @@ def test_export__raw_outputs_that_differ_are_not_written(tmp_path, monkeypatch):
 # ---- What cannot be, in one line and at once
 
 
+NO_LABELS = {"category_ids": {}, "keypoint_names": [], "flip_pairs": [], "skeleton": [], "keypoint_offset": 0}
+
+
 def as_run_of(folder: Path, head: str, task: str) -> Path:
     """No more than what a run's folder says of itself."""
     folder.mkdir()
-    about = {"task": task, "settings": {"head": head, "model": "test_resnet"}, "recipe": {}, "labels": {}}
+    settings = {"data": "a", "model": "test_resnet", "pool": "gap", "broadcast": None, "seed": 0}
+    settings |= {"head": head, "neck": "fpn"}
+    about = {"task": task, "settings": settings, "recipe": {}, "parameters": 1, "labels": NO_LABELS}
     (folder / "config.json").write_text(json.dumps({"architecture": "dense_model", "broadsight": about}))
     (folder / "model.safetensors").touch()
     return folder

@@ -1,6 +1,6 @@
 """What a run folder says of its history, looked at before it is used: a stranger may have written it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ SETTINGS: dict[str, Any] = {
     "seed": int,
     "log_every": int,
 }
-NEEDED = ("data", "model", "pool", "broadcast", "seed")  # of the settings, which every run has written
+# What every run has written: of its settings; and of the parts of dense ones.
+NEEDED = ("data", "model", "pool", "broadcast", "seed")
+NEEDED_DENSE = {"settings": ("head", "neck"), "recipe": (), "parameters": ()}
 LABELS: dict[str, Any] = {
     "category_ids": dict,
     "keypoint_names": list,
@@ -62,16 +64,20 @@ def check_history(config: Mapping[str, Any], where: str | Path) -> None:
     _check_kinds({"broadsight": about}, {"broadsight": dict}, "", where)
     _check_kinds(about, ABOUT, "", where)
     _check_kinds(about.get("settings", {}), SETTINGS, "settings.", where)
-    missing = [name for name in NEEDED if "settings" in about and name not in about["settings"]]
-    if missing:
-        raise ValueError(f"{where} is damaged (settings.{missing[0]} is not there)")
     _check_kinds(about.get("labels", {}), LABELS, "labels.", where)
     if about.get("task", TASKS[0]) not in TASKS:
         raise ValueError(f"{where} says task={_short(about['task'])}; expected one of {', '.join(TASKS)}")
+    if "settings" in about:
+        _check_there(about, {"settings": NEEDED}, where)
     _check_labels(about.get("labels", {}), where)
     model = about.get("settings", {}).get("model", "")
     if any(letter in model for letter in ":/\\"):
         raise ValueError(f"{where} says model={_short(model)}; expected the name of a model, not a place")
+
+
+def check_dense_history(config: Mapping[str, Any], where: str | Path) -> None:
+    """Refuse the description of a dense run that lacks what its network is made and asked with."""
+    _check_there(config.get("broadsight", {}), {**NEEDED_DENSE, "labels": LABELS}, where)
 
 
 def check_own_data(settings: Mapping[str, Any], given: str | None = None) -> None:
@@ -101,6 +107,14 @@ def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], below: str
         ):
             names = " or ".join("null" if one is NONE else one.__name__ for one in wanted)
             raise ValueError(f"{where} is damaged ({below}{name}={_short(values[name])}, expected {names})")
+
+
+def _check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], where: str | Path) -> None:
+    """Whether the parts that are needed are there, and in each of them the names that are."""
+    for part, names in needed.items():
+        missing = [part] if part not in about else [f"{part}.{name}" for name in names if name not in about[part]]
+        if missing:
+            raise ValueError(f"{where} is damaged ({missing[0]} is not there)")
 
 
 def _check_labels(labels: Mapping[str, Any], where: str | Path) -> None:
