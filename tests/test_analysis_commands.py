@@ -188,7 +188,8 @@ def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
 
     arguments = dict(head="retinanet", backbone="test_resnet", head_args=SMALL_HEADS["retinanet"])
     network = dense_network(**arguments, num_classes=2)
-    settings = dict(data="scenes:8", seed=0, head="retinanet", model="test_resnet", pool=None, broadcast=None)
+    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet")
+    settings |= dict(pool=None, broadcast=None)
     labels = dict(category_ids={}, keypoint_names=[], flip_pairs=[], skeleton=[], keypoint_offset=0.0)
     about = dict(
         task="detect", settings=settings | dict(val=None, split=None, task="detect"), recipe=dict(image_size=64)
