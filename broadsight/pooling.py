@@ -15,7 +15,7 @@ from .layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTok
 from .layers.buffers import restore_on_load
 from .layers.check_images import check_images
 from .pyramid import Pyramid, find_pyramid
-from .surgery.description import EDITED, FORBIDDEN, as_edited, describe_edited, undescribe
+from .surgery.description import EDITED, as_edited, describe_edited, undescribe
 
 POOLS: dict[str, type[nn.Module]] = {
     "gap": AveragePool,
@@ -383,21 +383,14 @@ def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -
     choices = () if sized else ANY_SIZE
     for choice in choices:
         try:
-            return _created(name, **create_kwargs, **choice)
+            return timm.create_model(name, **create_kwargs, **choice)
         except (TypeError, ValueError) as error:  # our own networks, edited ones, have refused it as a ValueError
             if not any(argument in str(error) for argument in choice):
                 raise ValueError(f"{name} cannot be created: {error}") from error
     try:
-        return _created(name, **create_kwargs)
+        return timm.create_model(name, **create_kwargs)
     except TypeError as error:
         raise ValueError(f"{name} cannot be created: {error}") from error
-
-
-def _created(name: str, **create_kwargs: Any) -> nn.Module:
-    model: Any = timm.create_model(name, **create_kwargs)
-    if not hasattr(model, "_model_args"):  # older releases of timm do not note them
-        model._model_args = {k: v for k, v in create_kwargs.items() if v is not None and k not in FORBIDDEN}
-    return model
 
 
 def _positions(indices: int | Sequence[int] | None, count: int) -> list[int]:

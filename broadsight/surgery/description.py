@@ -53,7 +53,7 @@ def description_of(model: nn.Module) -> tuple[str, dict[str, Any]]:
         raise Undescribed(arguments["undescribed"])
     if arguments.get("features_only"):
         raise Undescribed(f"{name} was created with features_only=True and gives no classes")
-    if not hasattr(model, "_model_args"):  # not made by timm.create_model, or by an old one
+    if not hasattr(model, "_model_args"):  # not made by timm.create_model
         difference = _difference_to(model, name, arguments)
         if difference:
             raise Undescribed(f"how {name} was created is not known ({difference}); create it by timm.create_model")

@@ -145,12 +145,9 @@ def _made(config: Mapping[str, Any], folder: Path, numbers: int) -> Any:
         raise ValueError(f"{folder / CONFIG} has no pretrained_cfg; expected what broadsight.save or timm has written")
     try:
         with torch.random.fork_rng(devices=[]):  # what is drawn here is thrown away
-            model: Any = stored_model(config, folder, numbers)
+            return stored_model(config, folder, numbers)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    arguments = {**(config.get("model_args") or {}), "num_classes": model.num_classes}
-    model._model_args = getattr(model, "_model_args", arguments)  # older releases of timm do not note them
-    return model
 
 
 def _take_precision(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

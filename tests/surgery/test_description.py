@@ -82,7 +82,7 @@ def test_description__of_a_registered_model_is_its_name():
 
 def test_description__without_notes_of_timm_is_checked():
     model = vit(img_size=64)
-    del model._model_args, model._traits  # as an older timm leaves it
+    del model._model_args, model._traits  # as of a model that timm.create_model has not made
     assert as_edited(model).items() >= {"backbone": "test_vit", "img_size": (64, 64), "num_classes": 3}.items()
     model = vit(depth=2)
     del model._model_args, model._traits
