@@ -46,7 +46,8 @@ class FeaturePyramid(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.stages(images)[self.first :]
         levels = self.fpn({str(number): x for number, x in enumerate(maps)})
-        return {name: x.float() for name, x in levels.items()}  # anchors and boxes are of the maps' type
+        # Anchors and boxes are of the maps' type: single precision at least
+        return {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in levels.items()}
 
 
 class StridedAnchors(AnchorGenerator):

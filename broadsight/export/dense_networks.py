@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..layers.any_size import average_by_products
+
 NEARLY = 1e-4  # of scores, over the largest: what rounding makes of equals in another runtime
 
 
@@ -174,9 +176,9 @@ class RawSegmenter(nn.Module):
 
 
 class PoolToCells(nn.Module):
-    """nn.AdaptiveAvgPool2d as two products with matrices: (B, C, H, W) -> (B, C, cells, cells).
+    """nn.AdaptiveAvgPool2d as two products: (B, C, H, W) -> (B, C, cells, cells).
 
-    Exporters make a gather of each cell of the usual one, and a wrong one where the size is open.
+    Exporters make a gather of each cell of the usual one.
     """
 
     def __init__(self, cells: int):
@@ -184,16 +186,7 @@ class PoolToCells(nn.Module):
         self.cells = cells
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.cells == 1:
-            return x.mean((2, 3), keepdim=True)
-        return self.means(x.shape[-2], x) @ x @ self.means(x.shape[-1], x).mT
-
-    def means(self, side: int, x: Tensor) -> Tensor:
-        """(cells, side): what each place contributes to each cell."""
-        cells = torch.arange(self.cells, device=x.device)[:, None]
-        first, end = cells * side // self.cells, ((cells + 1) * side + self.cells - 1) // self.cells
-        places = torch.arange(side, device=x.device)
-        return ((places >= first) & (places < end)).to(x.dtype) / (end - first).to(x.dtype)
+        return x.mean((2, 3), keepdim=True) if self.cells == 1 else average_by_products(x, self.cells, self.cells)
 
 
 def replaced(model: nn.Module, wanted: Callable[[nn.Module], bool], make: Callable[[Any], nn.Module]) -> None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .any_size import symbolic
+from .any_size import average_to, symbolic
 from .exported import exporting
 from .folding import Shift, inference_form
 from .products import MiddleSample, map_product
@@ -106,7 +106,7 @@ class MergeMaps(nn.Module):
         if known and size == (h, w):
             return x
         if self.resize == "ga":
-            return F.adaptive_avg_pool2d(x, (h, w))
+            return average_to(x, h, w)
         ratio = size[0] // h if known else 0
         if known and ratio % 2 == 0 and size == (h * ratio, w * ratio) and x.is_contiguous():
             return MiddleSample.apply(x, ratio)
@@ -121,7 +121,7 @@ class MergeMaps(nn.Module):
         if not symbolic(h, w) and h % H == 0 and w % W == 0:
             cells = merged.unflatten(2, (W, w // W)).unflatten(1, (H, h // H))  # B H h/H W w/W dim
             return (cells + x[:, :, None, :, None]).view(merged.shape)
-        return merged + F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), (h, w)).permute(0, 2, 3, 1)
+        return merged + average_to(x.permute(0, 3, 1, 2), h, w).permute(0, 2, 3, 1)
 
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""

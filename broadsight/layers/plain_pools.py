@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .any_size import average_to
 from .merge_maps import check_features
 
 
@@ -97,7 +98,7 @@ class FlattenPool(PlainPool):
         self.fc2 = nn.Linear(hidden, hidden)
 
     def pool(self, x: Tensor) -> Tensor:
-        x = F.relu(self.fc1(F.adaptive_avg_pool2d(x, self.grid).flatten(1)))
+        x = F.relu(self.fc1(average_to(x, *self.grid).flatten(1)))
         return F.relu(self.fc2(self.drop(x)))
 
 
