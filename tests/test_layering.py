@@ -138,7 +138,7 @@ INSIDE = {
         "train",
     },
     "macs": {"dry_run"},
-    "export": {"__init__", "checkpoint", "data", "dense_run", "dense_training", "export", "fusion"},
+    "export": {"__init__", "checkpoint", "data", "dense_run", "dense_training", "export", "fusion", "layers"},
     "export_subjects": {"checkpoint", "classifier", "data", "evaluation_tasks", "export", "predicting", "provenance"},
     "export_dense": {"data", "dense_run", "export", "export_subjects", "layers", "train"},
     "export_int8": {
