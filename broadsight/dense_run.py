@@ -18,7 +18,7 @@ from .given_weights import load_given
 from .models._stored import check_arguments, described_as, label_names, refuse_large
 from .models.dense_model import dense_network
 from .run_request import title
-from .train.history import check_dense_history, check_own_data
+from .train.history import check_own_data
 from .train.processes import has_gpu
 from .train.recipes import Recipe
 from .train.run_folder import CONFIG, WEIGHTS, RunFolder
@@ -88,10 +88,9 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         size: Pixels of the shorter side to look at pictures in, instead of those it was trained in.
     """
     path = Path(path)
-    config = RunFolder(path).config()
+    config = RunFolder(path).dense_config()
     RunFolder(path).check_weights(config)
     where = str(path / CONFIG)
-    check_dense_history(config, where)
     about = config["broadsight"]
     settings, labels = about["settings"], about["labels"]
     try:

@@ -21,11 +21,21 @@ from .dry_run import first_line
 from .given_weights import begin_dense
 from .models._stored import check_arguments
 from .models.dense_model import dense_network
-from .run_request import ARGUMENTS, Request, history
+from .run_request import Request, history
 from .seeds import seed_everything
 from .train.dense import DenseWork
 from .train.recipes import FIXED, Recipe
-from .training_parts import Begun, Parts, check_fields, check_passes, fit_batch, image_channels, opening, size_of
+from .training_parts import (
+    Begun,
+    Parts,
+    check_fields,
+    check_passes,
+    failure,
+    fit_batch,
+    image_channels,
+    opening,
+    size_of,
+)
 
 SCENES = 128  # pixels of scenes that nobody has asked a size for
 LARGEST = 320  # pixels that are chosen for pictures of unknown size
@@ -211,8 +221,8 @@ def network(
             if pretrained
             else f"{head} on {settings['model']} cannot be created"
         )
-        theirs = not pretrained and any(settings[key] for key in ARGUMENTS)  # the user's fault, or the model's
-        raise (ValueError if theirs else RuntimeError)(f"{what}: {first_line(error)}") from None
+        kind = RuntimeError if pretrained else failure(settings)
+        raise kind(f"{what}: {first_line(error)}") from None
     model.stages.frozen_stats = recipe.frozen_stats
     return model, {name: value for name, value in arguments.items() if value is not None}
 

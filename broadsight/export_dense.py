@@ -19,8 +19,7 @@ from .export.dense_raw import CELL, RawNetwork, check_exportable, raw_network
 from .export.dense_session import apart, find
 from .export_subjects import Subject, provenance
 from .layers import PartialAttention
-from .train.history import check_dense_history
-from .train.run_folder import CONFIG, RunFolder
+from .train.run_folder import RunFolder
 
 NO_SIZE = 224  # pixels of scenes for a network that takes pictures as they come
 
@@ -56,8 +55,7 @@ def of_dense(
     Raises:
         NotExportable: The head looks into regions of its own choice; said before any weights are read.
     """
-    config = RunFolder(run).config()
-    check_dense_history(config, RunFolder(run).path / CONFIG)
+    config = RunFolder(run).dense_config()
     settings = config["broadsight"]["settings"]
     check_exportable(settings["head"], config["broadsight"]["task"])
     opened = open_dense(run, device="cpu", size=size)

@@ -148,7 +148,7 @@ def classifier_parts(
         recipe=recipe,
         order=order,
         work=work,
-        compile=lambda network: network.compile(),
+        compile=lambda model: model.compile(),
         description=description,
         summary=f"{len(splits.train):,} pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px",
         notes=tuple(notes),
@@ -247,6 +247,11 @@ def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: 
         )
 
 
+def failure(settings: Mapping[str, Any]) -> type[Exception]:
+    """What a model that cannot be created is: a wrong usage where its arguments were given, or else its own failure."""
+    return ValueError if any(settings[key] for key in ARGUMENTS) else RuntimeError
+
+
 def size_of(source: Any, data: str, largest: int = LARGEST) -> int:
     """Pixels to train at: what most pictures have, in steps of 32, within what backbones were made for.
 
@@ -296,8 +301,5 @@ def network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
         reason = first_line(error)
         if recipe.pretrained:
             raise RuntimeError(f"the pretrained weights of {name} cannot be had: {reason}") from None
-        kind = (
-            ValueError if any(settings[key] for key in ARGUMENTS) else RuntimeError
-        )  # the user's, or the model's fault
-        raise kind(f"{name} cannot be created: {reason}") from None
+        raise failure(settings)(f"{name} cannot be created: {reason}") from None
     return model

@@ -17,7 +17,7 @@ from ..checkpoint import metadata_of
 from ..drawing import PALETTE
 from ..models._stored import read_config
 from . import state
-from .history import check_history
+from .history import check_dense_history, check_history
 from .seal import RUN, check_owner, check_seal, identity, is_sealed, sealed
 
 CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
@@ -85,6 +85,12 @@ class RunFolder:
         config = read_config(self.path, "it cannot be continued")
         check_seal(config, self.path / CONFIG)
         check_history(config, self.path / CONFIG)
+        return config
+
+    def dense_config(self) -> dict[str, Any]:
+        """The description of a dense run, with all that its model is made and asked with."""
+        config = self.config()
+        check_dense_history(config, self.path / CONFIG)
         return config
 
     def open_logs(self, size: int, updates: int) -> None:
