@@ -16,7 +16,7 @@ import timm
 import torch
 
 import broadsight
-from broadsight.benchmark import (
+from broadsight.benchmark.run import (
     Settings,
     _Sample,
     describe_machine,

@@ -20,7 +20,7 @@ import timm
 import torch
 
 import broadsight
-from broadsight.benchmark import Settings, fixed_threads, measure, median_interval, write_json
+from broadsight.benchmark.run import Settings, fixed_threads, measure, median_interval, write_json
 from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import Uniform
 

@@ -17,11 +17,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight import analysis, explain
-from broadsight.analysis.passing import pass_images
-from broadsight.benchmark import fixed_threads, write_json
+from broadsight import analysis
+from broadsight import explanation as explain
+from broadsight.benchmark.run import fixed_threads, write_json
+from broadsight.benchmark.timing import interleave, paired_ratio, summarize
+from broadsight.inspection.passing import pass_images
 from broadsight.provenance import versions
-from broadsight.rounds import interleave, paired_ratio, summarize
 
 MODELS = (
     "mat_2",

@@ -32,12 +32,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from broadsight.benchmark import fixed_threads, write_json
-from broadsight.macs import executed_macs
+from broadsight.benchmark.run import fixed_threads, write_json
+from broadsight.inspection.macs import executed_macs
 from broadsight.provenance import commit, versions
-from broadsight.run_request import Request, settings_of, stored_in
-from broadsight.train import processes
-from broadsight.training import Prepared, prepare
+from broadsight.training import processes
+from broadsight.training.request import Request, settings_of, stored_in
+from broadsight.training.run import Prepared, prepare
 
 MODEL = "resnet10t"
 MODEL_ARGS = dict(channels=[16, 32, 64, 128], stem_width=8, output_stride=8)

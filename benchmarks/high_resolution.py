@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import broadsight.models  # noqa: F401  registers the models
-from broadsight.benchmark import Settings, describe_machine, fixed_threads, write_json
-from broadsight.contenders import Variant, build
-from broadsight.growth import Growth, measure, slope
-from broadsight.macs import blank_model, executed_macs
+from broadsight.benchmark.candidates import Variant, build
+from broadsight.benchmark.run import Settings, describe_machine, fixed_threads, write_json
+from broadsight.benchmark.scaling import Growth, measure, slope
+from broadsight.inspection.macs import blank_model, executed_macs
 
 SIZES = ((256, 256), (384, 384), (512, 512), (768, 768), (1024, 1024), (1333, 800))
 GROWTH_FROM = 512

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import broadsight  # noqa: F401  (registers the models)
-from broadsight.benchmark import Settings, measure, write_json
+from broadsight.benchmark.run import Settings, measure, write_json
 
 HEADS = ("map_resnet50", "map_convnext_tiny", "map_pit_s")
 ROOT = Path(__file__).parents[1]

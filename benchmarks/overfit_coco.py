@@ -25,13 +25,13 @@ import torch
 from PIL import Image
 
 import broadsight  # noqa: F401
-from broadsight.benchmark import write_json
-from broadsight.data.coco import CocoDataset
-from broadsight.data.mask_folders import MaskFolder
+from broadsight.benchmark.run import write_json
+from broadsight.data.sources.coco import CocoDataset
+from broadsight.data.sources.mask_folders import MaskFolder
 from broadsight.provenance import commit, versions
-from broadsight.run_request import Request
-from broadsight.train.run_folder import RunFolder, is_run
-from broadsight.training import train
+from broadsight.training.request import Request
+from broadsight.training.run import train
+from broadsight.training.run_folder import RunFolder, is_run
 
 MODEL = "emsnet_xxtiny"
 PLAIN: dict[str, Any] = dict(

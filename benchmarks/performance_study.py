@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 import broadsight.models  # noqa: F401  registers the models
-from broadsight.benchmark import Settings, fixed_threads, measure, write_json
-from broadsight.contenders import Variant, create, name_and_size
-from broadsight.exported_runtimes import Artefacts
-from broadsight.published_accuracy import published
+from broadsight.benchmark.candidates import Variant, create, name_and_size
+from broadsight.benchmark.published_accuracy import published
+from broadsight.benchmark.run import Settings, fixed_threads, measure, write_json
+from broadsight.benchmark.runtimes import Artefacts
 
 OURS = (
     *("stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0"),

@@ -17,8 +17,8 @@ import yaml
 
 import broadsight.models  # noqa: F401  registers the models
 from broadsight import swap_pool
-from broadsight.macs import blank_model, executed_macs
-from broadsight.train.recipes import Entry, find, names
+from broadsight.inspection.macs import blank_model, executed_macs
+from broadsight.training.recipes import Entry, find, names
 
 FILE = Path(__file__).parents[1] / "broadsight" / "train" / "recipes.yaml"
 PICTURES = {"imagenet-1k": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "cars": 8_144}

@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from timm.data import ImageDataset, create_loader
 
 import broadsight.models  # noqa: F401  registers the models
-from broadsight.benchmark import fixed_threads, median_interval, write_json
+from broadsight.benchmark.run import fixed_threads, median_interval, write_json
 from broadsight.data.loading import Batch, Pictures, TrainOrder, Transforms, load
 from broadsight.data.scenes import Scenes
 from broadsight.data.sources import resolve
 from broadsight.provenance import commit, versions
-from broadsight.run_request import Request, settings_of
-from broadsight.train import processes
-from broadsight.training import prepare
+from broadsight.training import processes
+from broadsight.training.request import Request, settings_of
+from broadsight.training.run import prepare
 
 STEPS = (("emsnet_xxtiny", 64, 32), ("resnet18", 64, 32), ("resnet18", 224, 8), ("vit_tiny_patch16_224", 224, 8))
 

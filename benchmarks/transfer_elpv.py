@@ -43,16 +43,16 @@ from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC
 
 from broadsight import swap_pool
-from broadsight.benchmark import fixed_threads, write_json
-from broadsight.data.elpv import open_elpv
+from broadsight.benchmark.run import fixed_threads, write_json
 from broadsight.data.loading import EvalOrder, Pictures, Transforms, load
+from broadsight.data.seeds import seed_everything
 from broadsight.data.sources import resolve
-from broadsight.drawing import whole_file
+from broadsight.data.sources.elpv import open_elpv
+from broadsight.files import whole_file
+from broadsight.inspection.macs import executed_macs
 from broadsight.losses import MultiTokenLoss
-from broadsight.macs import executed_macs
-from broadsight.packaged_weights import MEAN, STD, load_packaged
 from broadsight.provenance import commit, versions
-from broadsight.seeds import seed_everything
+from broadsight.weights.packaged import MEAN, STD, load_packaged
 
 MODEL, SIZE, SPLIT = "tf_efficientnet_lite0", 128, 0.25
 MAP = dict(groups=2, tokens=4, dim=192, heads=6, mlp_dim=768)

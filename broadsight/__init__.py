@@ -2,36 +2,72 @@
 
 import sys
 from importlib import import_module
-from pathlib import Path
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PARTS = ("analysis", "data", "dense", "evaluate", "evaluating", "explain", "layers", "losses", "models", "report")
-_PARTS += ("train", "training")
-_EXPORTS = {
-    "add_context_broadcast": "broadcasting",
-    "convert_release": "release",
-    "fuse": "fusion",
-    "load": "weights.folder",
-    "load_release": "release",
-    "open_classifier": "classifier",
-    "save": "weights.folder",
-    "swap_pool": "pooling",
+_ROOMS = ("analysis", "app", "benchmark", "data", "dense", "deployment", "evaluation", "explanation", "inspection")
+_ROOMS += ("layers", "losses", "models", "papers", "prediction", "report", "runs", "surgery", "training", "visual")
+_ROOMS += ("weights",)
+_NAMES = {
+    "add_context_broadcast": "surgery.broadcasting",
+    "convert_release": "weights.released_stvit",
+    "fuse": "surgery.fusion",
+    "load": "runs.folder",
+    "load_release": "weights.released_stvit",
+    "open_classifier": "runs.classifier",
+    "save": "runs.folder",
+    "swap_pool": "surgery.pooling",
 }
 
 
 def __getattr__(name: str):
-    if name in _EXPORTS:
-        return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
-    if name in _PARTS:
+    if name in _NAMES:
+        return getattr(import_module(f".{_NAMES[name]}", __name__), name)
+    if name in _ROOMS:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS, *_PARTS])
+    return sorted([*globals(), *_NAMES, *_ROOMS])
 
 
-# `broadsight --help` answers at once: a command registers the models when it needs them, not before.
-if Path(next(iter(sys.argv), "")).name != "broadsight" and sys.orig_argv[1:3] != ["-m", "broadsight"]:
-    from . import models as models
+class _Registration(MetaPathFinder, Loader):
+    """Registers the models as soon as timm or a room of this package has been imported: `--help` needs neither.
+
+    The first of them is loaded as always; the models are registered when it is complete, so that none is half there.
+    """
+
+    loader: Loader
+
+    def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
+        if fullname != "timm" and fullname not in {f"{__name__}.{room}" for room in _ROOMS}:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self.loader  # its own again, for whoever reads its files
+        self.loader.exec_module(module)
+        _register()
+
+
+def _register() -> None:
+    for room in ("models", "dense"):
+        import_module(f".{room}", __name__)
+
+
+if "timm" in sys.modules:
+    _register()
+else:
+    sys.meta_path.insert(0, _Registration())

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
 
-from .given_weights import load_given
 from .layers import GroupLogits
-from .layers.slices import runs_eagerly
-from .models._stored import read_config, stored_model
+from .layers.kernels.slices import runs_eagerly
+from .models.from_run import read_config, stored_model
+from .weights.loading import load_given
 
 __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
 

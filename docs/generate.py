@@ -58,14 +58,14 @@ def performance() -> dict:
 
 
 def draw_performance(file: str = "results/performance.json", picture: str = "docs/images/accuracy-latency.svg") -> None:
-    from broadsight.accuracy_plot import plot
+    from broadsight.benchmark.accuracy_plot import plot
 
     plot([performance()["opened"](file)[0]], ROOT / picture)
 
 
 @cache
 def models(family: str) -> list[dict]:
-    from broadsight.verify import catalogue
+    from broadsight.papers.verify import catalogue
 
     return catalogue(families=[family])
 
@@ -84,7 +84,7 @@ def sizes(*families: str) -> str:
 
 def dense_tables() -> str:
     """Every figure of the papers' dense tables beside ours, and below it why some differ."""
-    from broadsight.verify import verify
+    from broadsight.papers.verify import verify
 
     rows: dict[str, list] = {}
     for check in verify(["dense"]):
@@ -184,7 +184,7 @@ def map_head(file: str = "results/map_head.json") -> str:
 
 
 def broadcast(file: str) -> str:
-    from broadsight.benchmark import median_interval
+    from broadsight.benchmark.run import median_interval
 
     study = json.loads((ROOT / file).read_text("utf-8"))
     reports = study["reports"]
@@ -245,7 +245,7 @@ def setting(report: dict) -> str:
 
 
 def recipes() -> str:
-    from broadsight.train.recipes import find, names
+    from broadsight.training.recipes import find, names
 
     heads = ("recipe", "model", "data", "epochs, batch, optimiser, lr", "image size", "cost", "paper", "ours")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

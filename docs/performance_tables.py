@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from broadsight.accuracy_plot import NAMES, Point, points
-from broadsight.benchmark import Report, Row
-from broadsight.contenders import name_and_size
-from broadsight.published_accuracy import published
+from broadsight.benchmark.accuracy_plot import NAMES, Point, points
+from broadsight.benchmark.candidates import name_and_size
+from broadsight.benchmark.published_accuracy import published
+from broadsight.benchmark.run import Report, Row
 
 ROOT = Path(__file__).parents[1]
 NOT_RUN = "not run"

@@ -8,10 +8,10 @@ import argparse
 import torch
 from PIL import Image
 
-from broadsight.data.dense_part import open_dense_part
-from broadsight.dense_evaluating import truth_and
-from broadsight.dense_predicting import finder
-from broadsight.dense_run import open_dense
+from broadsight.data.dense.part import open_dense_part
+from broadsight.evaluation.dense import truth_and
+from broadsight.prediction.dense import finder
+from broadsight.runs.dense_model import open_dense
 
 GAP = 12
 

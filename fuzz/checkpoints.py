@@ -14,9 +14,9 @@ import timm
 import torch
 from safetensors.torch import save
 
-from broadsight.checkpoint import SHARED
-from broadsight.given_weights import load_given
-from broadsight.release import convert_release
+from broadsight.weights.loading import load_given
+from broadsight.weights.reading import SHARED
+from broadsight.weights.released_stvit import convert_release
 
 from .watching import CANARY, Violation, refused
 

@@ -49,8 +49,8 @@ class Started(BaseException):
 
 def lines(command: str) -> Generator[list[str], None, None]:
     """Wrong command lines of a command: every option with every value that it may not have."""
-    from broadsight.cli import COMMANDS
-    from broadsight.command_line import flag
+    from broadsight.cli.main import COMMANDS
+    from broadsight.cli.parser import flag
 
     names = NAMES.get(command, ["zzz"])
     for name, parameter in inspect.signature(COMMANDS[command]).parameters.items():
@@ -69,7 +69,7 @@ def lines(command: str) -> Generator[list[str], None, None]:
 
 def seeds() -> list[bytes]:
     """Some of each kind, and lines that were answered badly before."""
-    from broadsight.cli import COMMANDS
+    from broadsight.cli.main import COMMANDS
 
     found = [line for command in COMMANDS for line in list(lines(command))[:: len(NUMBERS)]]
     found += [
@@ -111,7 +111,7 @@ def without_work() -> Generator[None, None, None]:
             module, stop = importlib.import_module(f"broadsight.{place.partition(':')[0]}"), _stop()
             stopped.append((stop, getattr(module, name)))
             stack.enter_context(mock.patch.object(module, name, stop))
-        stack.enter_context(mock.patch.object(importlib.import_module("broadsight.demo.server"), "need_gradio"))
+        stack.enter_context(mock.patch.object(importlib.import_module("broadsight.app.server"), "need_gradio"))
         before = os.getcwd()
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         os.chdir(folder)
@@ -139,7 +139,7 @@ def _undo(stopped: list[tuple[Any, Any]]) -> None:
 
 def run(argv: list[str]) -> tuple[int | None, str, str]:
     """Exit code, or None where work would have begun; what was printed; and the complaints."""
-    from broadsight.cli import main
+    from broadsight.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

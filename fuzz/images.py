@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from broadsight.data.decoding import UnreadableImage, decode
-from broadsight.data.dense_transforms import DenseTransforms
+from broadsight.data.dense.transforms import DenseTransforms
 from broadsight.data.loading import Transforms
-from broadsight.seeds import seed_transforms
+from broadsight.data.seeds import seed_transforms
 
 SIZE = 32
 TIFFS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits")

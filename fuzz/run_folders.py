@@ -10,14 +10,14 @@ from typing import Any
 import timm
 import torch
 
-from broadsight.classifier import open_classifier
-from broadsight.dense_run import open_dense
+from broadsight.dense.registry import dense_network
 from broadsight.losses import load_teacher
-from broadsight.models.dense_model import dense_network
-from broadsight.run_request import stored_in
-from broadsight.train.history import check_own_data
-from broadsight.train.run_folder import task_of
-from broadsight.train.state import write_weights
+from broadsight.runs.classifier import open_classifier
+from broadsight.runs.dense_model import open_dense
+from broadsight.training.history import check_own_data
+from broadsight.training.request import stored_in
+from broadsight.training.run_folder import task_of
+from broadsight.weights.writing import write_weights
 
 from .watching import CANARY, refused
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from broadsight.data.decoding import UnreadableImage
-from broadsight.data.tar_source import open_tars
+from broadsight.data.sources.tar import open_tars
 
 
 def one(data: bytes) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broadsight import benchmark
-from broadsight.cli import main
+from broadsight.benchmark import run as benchmark
+from broadsight.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
@@ -73,7 +73,7 @@ def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert {command[0] for command in commands} == {"models", "verify", "bench", "train", "recipes", "eval", "export"}
     for command in commands:
         if command[0] == "verify":
-            command = [*command, "partialformer"]  # all families: tests/test_verify.py
+            command = [*command, "partialformer"]  # all families: tests/papers/test_verify.py
         if command[0] == "bench":
             command = [*command, "--batch", "1", "--rounds", "1", "--warmup", "0"]
         assert main(command) == 0, capsys.readouterr().err

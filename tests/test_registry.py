@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
@@ -83,8 +85,20 @@ def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor | None]:
 
 def test_families__are_the_model_files_and_each_registers():
     files = {path.stem for path in Path(broadsight.models.__file__).parent.glob("[!_]*.py")}
-    assert set(FAMILIES) == files - {"edited", "dense_model"}  # which are no networks by themselves
+    assert set(FAMILIES) == files - {"edited", "from_run"}  # which are no models by themselves
     assert [family for family in FAMILIES if not timm.list_models(module=family)] == []
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["broadsight, timm", "timm, broadsight", "broadsight.layers"],
+)
+def test_import__registers_whatever_comes_first_and_whatever_the_process_is_called(first):
+    code = f"import sys; sys.argv[0] = 'broadsight'; import {first}; import timm, timm.data\n"
+    code += "print([timm.is_model(name) for name in ('stvit_small', 'map_resnet50', 'edited', 'dense_model')])\n"
+    code += "print(type(timm.__spec__.loader).__name__, type(timm.__loader__).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [str([True] * 4), "SourceFileLoader SourceFileLoader"], done.stderr
 
 
 @each_name

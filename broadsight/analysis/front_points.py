@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..models._stored import read_config
+from ..models.from_run import read_config
 
 AXES = ("latency_ms", "macs", "parameters")
 IMAGENET = "ImageNet-1K"  # what all published accuracies are of
@@ -103,7 +103,7 @@ def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> li
     """Published accuracies; the cost is the published one too, which no paper gives in milliseconds of this machine.
 
     Args:
-        rows: Of `broadsight.verify.catalogue`.
+        rows: Of `broadsight.papers.verify.catalogue`.
     """
     column, unit = {"macs": ("paper_macs_g", 1e9), "parameters": ("paper_params_m", 1e6)}.get(check_axis(x), ("", 1.0))
     points = []

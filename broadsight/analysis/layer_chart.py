@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..drawing import PALETTE, need_matplotlib, plot_format
+from ..visual.plots import PALETTE, need_matplotlib, plot_format
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

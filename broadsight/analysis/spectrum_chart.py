@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..drawing import save
+from ..visual.plots import save
 from .layer_chart import check_results, draw_legend, draw_lines, new_figure
-from .spectrum import Spectra
+from .measures.spectrum import Spectra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

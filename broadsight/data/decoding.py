@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageFile
 
-from .file_kinds import check_regular
+from ..files import check_regular
 
 # What is read, by PIL's names. MPO is JPEG with further images behind it. HEIF is there where pillow-heif registers it.
 ACCEPTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO", "HEIF")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from .listing import some
+from .sources.sample_table import some
 
 _ALLOWED: ContextVar[bool] = ContextVar("allow_outside", default=False)
 

@@ -13,9 +13,9 @@ from timm.data.auto_augment import posterize
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..seeds import mixed, seed_transforms
 from .bounded_resize import BoundedResize
 from .decoding import UnreadableImage, within_memory
+from .seeds import mixed, seed_transforms
 
 IN_A_ROW = 50  # unreadable pictures one after the other, after which something else must be wrong
 

@@ -1,5 +1,6 @@
 """Detectors, segmenters and pose models on any timm network."""
 
+from . import registry as registry
 from .build import MODELS, build, models_for
 from .stages import Stages, open_stages
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drawing import whole_file
+from ..files import whole_file
 
 INSTALL = 'run: pip install "broadsight[det]"'
 KINDS = {"box": "bbox", "mask": "segmentation", "keypoint": "keypoints"}  # what an entry of that kind has to hold

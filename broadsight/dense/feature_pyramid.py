@@ -9,7 +9,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
-from ..dry_run import call_without_content, in_eval_mode, undisturbed, without_content
+from ..inspection.meta_pass import call_without_content, in_eval_mode, undisturbed, without_content
 from .stages import Stages
 
 WIDTH = 256

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.pose_geometry import apply_affine
+from ..data.dense.pose_geometry import apply_affine
 from .average_precision import AveragePrecision
 from .coco_results import to_results
 from .inference import detect_with_flip, segment

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ..data.normalising import per_channel
 from ..layers.check_images import check_images
-from ..layers.multi_token_neck import MultiTokenNeck
-from ..pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
-from ..pyramid import Pyramid, find_pyramid, takes
+from ..layers.pooling.neck import MultiTokenNeck
+from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
+from ..surgery.pyramid import Pyramid, find_pyramid, takes
 
 STRIDES = (4, 8, 16, 32)
 NECKS = ("fpn", "map")

@@ -11,7 +11,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .exported import exporting
-from .slices import runs_eagerly
+from .kernels.slices import runs_eagerly
 
 # Operations for each element of the tokens, as the paper counts them: sums and products there, the average is free.
 OPERATIONS = {"cb": 1, "scaled": 1, "gate": 1, "hybrid": 2}

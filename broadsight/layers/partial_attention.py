@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .any_size import symbolic
 from .exported import exporting, rank_foreground, split_heads
-from .slices import image_slices, runs_eagerly
+from .kernels.slices import image_slices, runs_eagerly
 
 # The mixed attention maps of one slice of queries should stay in the processor's cache.
 SLICE_BYTES = 2 << 20

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from .any_size import crop_to, join_cells, pad_to, split_cells
 from .exported import attention, exporting, split_heads
+from .kernels.dispatch import untouched
+from .kernels.slices import image_slices, runs_eagerly
 from .relative_position import RelativePositionBias
-from .slices import image_slices, runs_eagerly
 from .super_token_exported import sample_exported, spread_exported
-from .untouched import untouched
 
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
 

@@ -1,7 +1,6 @@
 """The registered models, one paper a file. Importing this package registers them with timm."""
 
 from . import context_broadcast as context_broadcast
-from . import dense_model as dense_model
 from . import edited as edited
 from . import map as map
 from .emsnet import EMSNet as EMSNet

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ..layers.buffers import restore_on_load
 from ..layers.check_images import check_images
 from ..layers.folding import fold_norm_after
+from ..layers.kernels.dispatch import sees_whole_batch
+from ..layers.kernels.slices import runs_eagerly
 from ..layers.memory_format import channels_last
-from ..layers.slices import runs_eagerly
-from ..layers.untouched import sees_whole_batch
 from ..surgery.description import EDITED
 
 Sizes = Sequence[int]

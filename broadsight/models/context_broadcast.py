@@ -10,8 +10,8 @@ from typing import Any
 from timm.models import generate_default_cfgs, pvt_v2, register_model, swin_transformer, vision_transformer
 from torch import nn
 
-from ..broadcasting import add_context_broadcast
-from ..pooling import create_backbone
+from ..surgery.broadcasting import add_context_broadcast
+from ..surgery.pooling import create_backbone
 from ._backbone import build, cfg
 
 ISOTROPIC = ("vit", "deit")  # blocks of one size all through

@@ -6,11 +6,11 @@ from typing import Any, cast
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from ..broadcasting import add_context_broadcast
-from ..pooling import create_backbone, swap_pool
+from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.description import as_edited, describe_edited, refuse_undescribed
+from ..surgery.pooling import create_backbone, swap_pool
 from ._backbone import build, cfg
-from ._stored import check_stored
+from .from_run import check_stored
 
 
 def edit(

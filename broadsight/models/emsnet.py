@@ -10,17 +10,8 @@ from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
 from ..layers.folding import fold_norm_after, fold_norm_before
-from ..layers.untouched import listened_to
-from ._backbone import (
-    ConvNorm,
-    Sizes,
-    Stage,
-    StagedBackbone,
-    build,
-    cfg,
-    drop_path_rates,
-    same_length,
-)
+from ..layers.kernels.dispatch import listened_to
+from ._backbone import ConvNorm, Sizes, Stage, StagedBackbone, build, cfg, drop_path_rates, same_length
 
 __all__ = ["EMSNet"]
 

@@ -14,10 +14,10 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from ..checkpoint import PLAIN_TYPES, weights_in
-from ..pooling import PooledModel, create_backbone, swap_pool
+from ..surgery.pooling import PooledModel, create_backbone, swap_pool
+from ..weights.reading import PLAIN_TYPES, weights_in
+from ..weights.released_map import model_from_release
 from ._backbone import build, cfg
-from ._released_map import model_from_release
 
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
 POOL_ARGUMENTS = ("groups", "tokens", "dim", "heads", "mlp_dim", "level", "light", "attn_dim", "stem", "indices")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ..layers.exported import exporting
 from ..layers.folding import fold_norm_before
-from ..layers.untouched import listened_to, untouched
+from ..layers.kernels.dispatch import listened_to, untouched
 from ._backbone import (
     ConvNorm,
     ProjectedHead,

@@ -22,7 +22,7 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
     command, versions, commit, seed
 """
 
+from ..visual.captioned import Picture
 from .page import render
-from .pictures import Picture
 
 __all__ = ["Picture", "render"]

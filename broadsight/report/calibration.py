@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..visual.words import known, number, numbers, percent, plural
 from .charts import Axis, Bar, Chart, Series, axis
 from .tables import Column, folded, numeric, table
-from .words import known, number, numbers, percent, plural
 
 _HUNDRED = tuple(float(tick) for tick in range(0, 101, 20))
 _EVEN = 1.0  # points of difference that are called none

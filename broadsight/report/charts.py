@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..drawing import PALETTE
-from .words import escape, known, number
+from ..visual.plots import PALETTE
+from ..visual.words import escape, known, number
 
 WIDTH, HEIGHT = 320, 226
 LEFT, RIGHT, TOP, BOTTOM = 44, 308, 26, 186  # edges of the plot area

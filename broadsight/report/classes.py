@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
+from ..runs.metrics import meaning
+from ..visual.words import NOTHING, escape, known, number, percent, plural
 from .colours import LEVELS
 from .tables import Cell, Column, folded, numeric, share, table
-from .words import NOTHING, escape, known, meaning, number, percent, plural
 
 ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5

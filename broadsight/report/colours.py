@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..drawing import PALETTE
+from ..visual.plots import PALETTE
 
 LEVELS = 10  # steps of a heat table beside the empty one
 GRAPHIC, TEXT = 3.0, 4.5  # contrast that WCAG 2.1 asks of graphics and of text

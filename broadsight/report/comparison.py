@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..runs.metrics import figure, meaning
+from ..visual.words import NOTHING, SPACE, amount, escape, known, number, numbers, percent
 from .charts import Chart, Dot, axis
 from .tables import Cell, Column, numeric, share, table
-from .words import NOTHING, SPACE, amount, escape, figure, known, meaning, number, numbers, percent
 
 _COSTS = ("parameters", "macs", "latency_ms")
 _ACROSS = (("macs", 1e9, "MACs, G"), ("latency_ms", 1.0, "latency, ms"))

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..runs.metrics import figure, meaning
+from ..visual.words import known, number, percent, plural
 from .charts import Axis, Chart, Point, Series, axis, finite
 from .tables import Column, folded, numeric, table
-from .words import figure, known, meaning, number, percent, plural
 
 GOALS = ("val_top1", "val_mask_ap", "val_keypoint_ap", "val_box_ap", "val_miou")
 _HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped", "val_classes"}

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..runs.metrics import MEANS, figure, meaning
+from ..visual.words import NOTHING, escape, number, plural, sentence
 from .tables import Column, table
-from .words import NOTHING, escape, figure, meaning, number, plural, sentence
 
 SKIPPED = 100  # pictures that are named
-MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
 OBJECTS = ("box_", "mask_", "keypoint_")
 
 

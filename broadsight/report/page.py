@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..visual.captioned import Picture
+from ..visual.words import escape, sentence
 from . import colours
 from .calibration import calibration
 from .classes import class_figures, confusions, per_class
 from .comparison import beside, twins
 from .curves import curves as training_curves
 from .details import facts, figures, skipped
-from .pictures import LARGE, Picture, gallery
+from .pictures import LARGE, gallery
 from .suites import suites
-from .words import escape, sentence
 
 KINDS = {"run": "Training run", "evaluation": "Evaluation"}
 # In the order in which they are read. The key is the section's id, and says in `absent` why the section is not there.

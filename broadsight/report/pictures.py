@@ -3,30 +3,15 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from PIL import Image
 
-from .words import escape
+from ..visual.captioned import Picture
+from ..visual.words import escape
 
 SIDE = 224  # pixels of the longer side at most
 LARGE = 960  # pixels of pictures that show what was found in them
 TINY = 64  # up to here a picture is kept exactly, and enlarged with its pixels visible
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture to show.
-
-    Args:
-        image: Of any size and mode.
-        caption: Shown below it; the first of its lines stands out.
-        alt: What the picture shows, for those who do not see it.
-    """
-
-    image: Image.Image
-    caption: str
-    alt: str
 
 
 def data_uri(image: Image.Image) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..drawing import PALETTE
+from ..runs.metrics import figure
+from ..visual.plots import PALETTE
+from ..visual.words import NOTHING, escape, known, number, percent, sentence
 from .charts import DASHES, Chart, Series, axis, finite
 from .colours import LEVELS
 from .tables import Cell, Column, folded, numeric, table
-from .words import NOTHING, escape, figure, known, number, percent, sentence
 
 Suite = Mapping[str, Any]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .words import NOTHING, SPACE, escape, known
+from ..visual.words import NOTHING, SPACE, escape, known
 
 
 @dataclass(frozen=True)

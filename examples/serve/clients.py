@@ -15,9 +15,9 @@ import numpy as np
 
 from broadsight.data.decoding import decode
 from broadsight.data.scenes import Scenes
-from broadsight.data.unlabelled import find_images
-from broadsight.export.pictures import picture_to_images, top_classes
-from broadsight.export.session import Session
+from broadsight.data.sources.unlabelled import find_images
+from broadsight.deployment.images import picture_to_images, top_classes
+from broadsight.deployment.session import Session
 
 APART = 0.02  # log-probability: pictures whose answers are nearer than this could not be told apart
 TRIES = 200  # of a request that is sent away with 503

@@ -23,9 +23,9 @@ from clients import Tally, known_pictures, storm
 from options import Parser
 from options import parse as parse_service
 
-from broadsight.benchmark import Settings, write_json
-from broadsight.export.formats import open_artefact
-from broadsight.machine import describe_machine, load
+from broadsight.benchmark.machine import describe_machine, load
+from broadsight.benchmark.run import Settings, write_json
+from broadsight.deployment.formats import open_artefact
 
 PATIENCE = 120.0  # seconds for a service to load
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
-from broadsight.demo.gate import allowed_names
+from broadsight.app.gate import allowed_names
 
 PREFIX = "BROADSIGHT_SERVE_"  # of a variable of the environment, as in BROADSIGHT_SERVE_MAX_BATCH=32
 

@@ -29,12 +29,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uploads import Bodies, Refused, open_picture, read_upload
 
-from broadsight.demo.connections import Patience, config_of
-from broadsight.demo.gate import Gate, allowed_names, without_paths
-from broadsight.export.description import Description
-from broadsight.export.formats import open_artefact
-from broadsight.export.pictures import picture_to_images, top_classes
-from broadsight.export.session import Session
+from broadsight.app.connections import Patience, config_of
+from broadsight.app.gate import Gate, allowed_names, without_paths
+from broadsight.deployment.description import Description
+from broadsight.deployment.formats import open_artefact
+from broadsight.deployment.images import picture_to_images, top_classes
+from broadsight.deployment.session import Session
 
 log = logging.getLogger("uvicorn.error")
 T = TypeVar("T")

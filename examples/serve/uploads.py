@@ -10,8 +10,8 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from broadsight.app.gate import without_paths
 from broadsight.data.decoding import KINDS, UnreadableImage, decode, open_image
-from broadsight.demo.gate import without_paths
 
 ENVELOPE = 16 * 2**10  # bytes around the file in a form
 

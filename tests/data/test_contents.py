@@ -11,12 +11,12 @@ from PIL import Image
 
 from broadsight.data import contents as module
 from broadsight.data.contents import contents, of_file, same_contents
-from broadsight.data.dense_source import resolve_dense
+from broadsight.data.dense.resolve import resolve_dense
 from broadsight.data.sources import resolve
-from broadsight.data.timm_source import DatasetSource
+from broadsight.data.sources.timm_string import DatasetSource
 
-from ..dense_runs import write_coco
-from ..small_runs import fill
+from ..training.dense_runs import write_coco
+from ..training.small_runs import fill
 
 
 def found(data, task=None, **options):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from broadsight.cli import main
-from broadsight.data.coco import CocoDataset
+from broadsight.cli.main import main
 from broadsight.data.inside import is_inside, outside_allowed
 from broadsight.data.sources import resolve
-from broadsight.data.unlabelled import find_images
+from broadsight.data.sources.coco import CocoDataset
+from broadsight.data.sources.unlabelled import find_images
 
-from ..small_runs import SIZE
+from ..training.small_runs import SIZE
 from .reading import rows
 
 

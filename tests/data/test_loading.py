@@ -11,10 +11,10 @@ from PIL import Image
 from broadsight.data import loading
 from broadsight.data.decoding import decode
 from broadsight.data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
+from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
-from broadsight.seeds import seed_transforms
 
-from ..small_runs import fill, png
+from ..training.small_runs import fill, png
 
 AUGMENTED = dict(scale=(0.3, 1.0), hflip=0.5, color_jitter=0.4, auto_augment="rand-m9-mstd0.5-inc1")
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import broadsight
-from broadsight.data.list_source import open_list, read_paths
 from broadsight.data.names import (
     CsvRows,
     address,
@@ -25,8 +24,9 @@ from broadsight.data.names import (
     printable,
     unique_stems,
 )
-from tests.nasty_names import NASTY
-from tests.small_runs import png
+from broadsight.data.sources.list_file import open_list, read_paths
+from tests.data.nasty_names import NASTY
+from tests.training.small_runs import png
 
 
 def table(*rows):
@@ -115,7 +115,7 @@ def test_files__stay_in_their_folder(tmp_path):
 
 
 def test_nasty__html_of_a_name_is_its_text():
-    from broadsight.report.words import escape
+    from broadsight.visual.words import escape
 
     for name in NASTY:
         shown = escape(name)
@@ -131,9 +131,9 @@ def test_csv__one_writer_for_all_tables():
 
 
 def test_csv__tables_of_predictions_boxes_and_evaluations(tmp_path):
-    from broadsight.dense_predicting import Findings, write_findings
-    from broadsight.evaluation_record import predictions_csv
-    from broadsight.predicting import Prediction, writing
+    from broadsight.evaluation.record import predictions_csv
+    from broadsight.prediction.classification import Prediction, writing
+    from broadsight.prediction.dense import Findings, write_findings
 
     names = [name for name in NASTY if name]
     with writing(str(tmp_path / "a.csv"), 1, "csv") as writer:

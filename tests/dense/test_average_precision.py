@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from broadsight.data.coco import CocoDataset
+from broadsight.data.sources.coco import CocoDataset
 from broadsight.dense import coco_comparison
 from broadsight.dense.average_precision import AveragePrecision
 from broadsight.dense.coco_comparison import first_of_each, group

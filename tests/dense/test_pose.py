@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.data.pose_geometry import encode
+from broadsight.data.dense.pose_geometry import encode
 from broadsight.dense import build
 from broadsight.dense.pose import SimpleBaseline, decode, flip_test
-from broadsight.macs import PRODUCTS, published_macs
+from broadsight.inspection.macs import PRODUCTS, published_macs
 
 # Millions of parameters and billions of multiply-accumulates at 256x192; the paper rounds these.
 PAPER = {

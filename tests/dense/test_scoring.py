@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.data.dense_loading import DensePictures
-from broadsight.data.dense_source import resolve_dense
-from broadsight.data.dense_transforms import DenseTransforms
-from broadsight.data.pose_crops import PoseCrops
+from broadsight.data.dense.loading import DensePictures
+from broadsight.data.dense.pose_crops import PoseCrops
+from broadsight.data.dense.resolve import resolve_dense
+from broadsight.data.dense.transforms import DenseTransforms
 from broadsight.dense.scoring import GOALS, ObjectScorer, PixelScorer, PoseScorer, Views, defined, moved_keypoints
 
 

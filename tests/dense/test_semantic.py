@@ -12,7 +12,7 @@ from torch import nn
 
 from broadsight.dense import build
 from broadsight.dense.semantic import Segmenter, SemanticFPN, chosen_norm, enlarged, group_norm
-from broadsight.macs import PRODUCTS, published_macs
+from broadsight.inspection.macs import PRODUCTS, published_macs
 
 SMALL = {
     "semantic_fpn": dict(pyramid_channels=16, channels=8),

@@ -17,8 +17,8 @@ from options import Options
 from PIL import Image
 from service import Service, config_for, create_app
 
-from broadsight.export.description import Description
-from broadsight.export.session import Session
+from broadsight.deployment.description import Description
+from broadsight.deployment.session import Session
 
 SIDE = 8
 POISON = (255, 0, 255)

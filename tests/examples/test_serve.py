@@ -21,7 +21,8 @@ from clients import Known, Tally, storm
 from options import Options, parse
 from service import create_app, public
 
-from broadsight.export_commands import export
+from broadsight.cli.export import export
+from tests.deployment.tiny import described
 from tests.examples.serving import (
     COLOURS,
     POISON,
@@ -35,8 +36,7 @@ from tests.examples.serving import (
     session_of,
     until,
 )
-from tests.export.tiny import described
-from tests.small_runs import leave_run
+from tests.training.small_runs import leave_run
 
 SERVE = Path(__file__).parents[2] / "examples" / "serve"
 
@@ -531,8 +531,8 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
 def test_load_test__64_clients(tmp_path):
     """Everything as in the README: an exported network, services in processes of their own, real sockets."""
     pytest.importorskip("onnxruntime")
-    from broadsight.export import onnx_format
-    from broadsight.export.capture import capture
+    from broadsight.deployment.capture import capture
+    from broadsight.deployment.formats import onnx as onnx_format
 
     file, report = tmp_path / "net.onnx", tmp_path / "load.json"
     _, network = leave_run(tmp_path / "run", num_classes=4)

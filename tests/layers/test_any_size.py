@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from broadsight.layers.any_size import average_by_products
-from broadsight.layers.merge_maps import MergeMaps
-from broadsight.layers.plain_pools import FlattenPool
+from broadsight.layers.pooling.merge_maps import MergeMaps
+from broadsight.layers.pooling.plain_pools import FlattenPool
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from broadsight.dense.build import build
 from broadsight.layers.buffers import restore_buffers
 from broadsight.losses import MultiTokenDistillationLoss
 from broadsight.models import FAMILIES
-from broadsight.weights.folder import save
+from broadsight.runs.folder import save
 from tests.compare import assert_close, randomize
 
 NAMES = timm.list_models(module=list(FAMILIES))

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from broadsight.inspection.macs import PRODUCTS, count
 from broadsight.layers import PartialAttention, partial_attention
 from broadsight.layers.partial_attention import select_foreground
-from broadsight.macs import PRODUCTS, count
 from tests.compare import assert_close, assert_same_function, randomize
 from tests.reference import partialformer as reference
 

@@ -10,7 +10,7 @@ from torch import nn
 from broadsight import add_context_broadcast, swap_pool
 from broadsight.layers import ContextBroadcast
 from broadsight.models.edited import edit
-from broadsight.train import state
+from broadsight.weights.writing import write_weights
 
 SMALL = dict(groups=2, tokens=1, dim=24)
 
@@ -99,7 +99,7 @@ def test_local_dir__round_trip(tmp_path, arguments):
         pretrained_cfg=dict(input_size=[3, 32, 32], mean=[0.1, 0.2, 0.3], std=[0.4] * 3, num_classes=3),
     )
     (tmp_path / "config.json").write_text(json.dumps(config))
-    state.write_weights(model, tmp_path / "model.safetensors")
+    write_weights(model, tmp_path / "model.safetensors")
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(again(x), model(x))

@@ -5,8 +5,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from broadsight.inspection.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
 from broadsight.layers.ems import VARIANTS, AttentionPath
-from broadsight.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
 from broadsight.models import EMSNet
 from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
 from tests.reference import emsnet as reference

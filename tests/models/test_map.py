@@ -11,8 +11,8 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 from broadsight import swap_pool
-from broadsight.models._released_map import NETWORKS, model_to_release
-from broadsight.pooling import PooledModel
+from broadsight.surgery.pooling import PooledModel
+from broadsight.weights.released_map import NETWORKS, model_to_release
 from tests.compare import assert_close, randomize
 
 NAMES = timm.list_models(module="map")

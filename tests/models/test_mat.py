@@ -5,8 +5,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from broadsight.inspection.macs import FVCORE, count, published_macs
 from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
-from broadsight.macs import FVCORE, count, published_macs
 from broadsight.models import MAT
 from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
 from tests.reference import mat as reference

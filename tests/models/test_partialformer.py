@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import Tensor
 
-from broadsight.macs import PRODUCTS, count
+from broadsight.inspection.macs import PRODUCTS, count
 from broadsight.models import PartialFormer
 from broadsight.models.partialformer import saliency
 from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import broadsight
-from broadsight.macs import FVCORE, PRODUCTS, count, published_macs
+from broadsight.inspection.macs import FVCORE, PRODUCTS, count, published_macs
 from broadsight.models import STViT, _backbone
 
 SPECS = Path(__file__).parents[3] / "shared" / "specs"

@@ -5,20 +5,7 @@ import re
 
 import pytest
 
-from broadsight.report.charts import (
-    BOTTOM,
-    LEFT,
-    RIGHT,
-    TOP,
-    Axis,
-    Bar,
-    Chart,
-    Dot,
-    Series,
-    axis,
-    finite,
-    thin,
-)
+from broadsight.report.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, Bar, Chart, Dot, Series, axis, finite, thin
 
 from .reading import of_class, read, text
 

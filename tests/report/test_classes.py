@@ -3,7 +3,7 @@
 import pytest
 
 from broadsight.report.classes import MATRIX, class_figures, confusions, per_class
-from broadsight.report.words import NOTHING
+from broadsight.visual.words import NOTHING
 
 from .reading import of_class, read, tables, text
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broadsight.drawing import PALETTE
 from broadsight.report.colours import DARK, GRAPHIC, LEVELS, LIGHT, TEXT, contrast, heat, mix, readable, style
+from broadsight.visual.plots import PALETTE
 
 THEMES = pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from broadsight.report import Picture, render
 from broadsight.report.page import SECTIONS
-from tests.nasty_names import NASTY as NASTY_NAMES
+from tests.data.nasty_names import NASTY as NASTY_NAMES
 
 from .reading import of_class, read, text
 

@@ -6,7 +6,8 @@ import io
 import pytest
 from PIL import Image
 
-from broadsight.report.pictures import SIDE, Picture, gallery, shrunk
+from broadsight.report.pictures import SIDE, gallery, shrunk
+from broadsight.visual.captioned import Picture
 
 from .reading import read, text
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from broadsight.report.words import NOTHING, amount, escape, figure, number, percent, plural, sentence
+from broadsight.runs.metrics import figure
+from broadsight.visual.words import NOTHING, amount, escape, number, percent, plural, sentence
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""The pictures that networks are measured on: found, labelled where that is wanted, and brought to them in batches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from ..data.loading import EvalOrder, Pictures, close, load
+from ..data.sources import LISTS, Source, check_places
+from ..data.sources.evaluation import Found, Which, open_part, same_data
+from ..data.sources.folder import IMAGES, MASKS
+from ..data.sources.unlabelled import find_images
+from ..data.sources.walking import entries, is_folder
+from ..data.view import View, sample
+from ..evaluation.request import found_in, match_classes, own_splits
+from .measures import Measure, unlabelled_measures
+from .request import Asked, Subject
+
+
+class Whole:
+    """Pictures of dense data, of which nothing but the pixels is wanted."""
+
+    classes = ()
+
+    def __init__(self, view: Any):
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def label(self, index: int) -> int:
+        return 0
+
+    def name(self, index: int) -> str:
+        return self.view.name(index)
+
+    def open(self, index: int) -> Image.Image:
+        return self.view.open(index)
+
+
+def open_pictures(
+    subjects: Sequence[Subject],
+    data: str | None,
+    *,
+    labelled: bool,
+    part: Which = "auto",
+    seed: int | None = None,
+    root: str | None = None,
+    download: bool = False,
+) -> Found:
+    """The pictures that all networks are shown.
+
+    Args:
+        data: As for `eval`; None for what the first run among the networks was validated on, and else scenes.
+            "scenes:COUNT" are so many. Where no labels are needed, any folder, file or pattern of pictures too.
+        labelled: Whether labels are needed.
+        part, root, download: As for `open_part`.
+        seed: Of scenes; the run's own if None.
+    """
+    channels = subjects[0].transforms.channels
+    owner = next((one for one in subjects if one.own_data and (data is None or same_data(data, one.own_data))), None)
+    notes: list[str] = []
+    if owner is not None and seed is None and part in ("auto", "train", "val"):
+        found = _own_pictures(owner, part, root, download)
+        if data is None and len(subjects) > 1:
+            notes.append(f"no --data, so all see the pictures that {owner.label} was validated on")
+        return replace(found, notes=(*notes, *found.notes))
+    if data is None:
+        data = "scenes"
+        notes.append("no --data, so the pictures are built-in scenes; give your own by --data")
+    if data == "scenes" or data.startswith("scenes:"):
+        check_places([data], root, download)
+        found = _scenes(data, part, subjects, seed or 0)
+    else:
+        options: dict[str, Any] = dict(seed=seed or 0, channels=channels, root=root, download=download)
+        found = open_part(data, part, **options) if labelled else _any_pictures(data, part, channels, options)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def _own_pictures(subject: Subject, part: Which, root: str | None, download: bool) -> Found:
+    if subject.dense is None:
+        assert subject.classifier is not None
+        return found_in(subject.classifier, own_splits(subject.classifier, root, download), part)
+    check_places([str(subject.own_data)], root, download)
+    splits = subject.dense.own_data()
+    view = Whole(splits.train if part == "train" else splits.val)
+    about = {**splits.description, "data": subject.own_data, "part": "train" if part == "train" else "val"}
+    return Found(view, str(subject.own_data), splits.notes, {**about, "pictures": len(view)})
+
+
+def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> Found:
+    """So many scenes as were asked for, of those that nobody trains on."""
+    _, colon, number = data.partition(":")
+    if colon and not (number.isdecimal() and int(number)):
+        raise ValueError(f"--data {data}: {number!r} is not a count; write for example scenes:1000")
+    side = max(one.transforms.size for one in subjects)
+    channels = subjects[0].transforms.channels
+    # a quarter of what `eval` and `train` are told of is for validation
+    told = f"scenes:{4 * int(number)}" if colon and part != "train" else data
+    found = open_part(told, part, seed=seed, channels=channels, scenes_size=side)
+    return replace(found, description={**found.description, "data": data})
+
+
+def _any_pictures(data: str, part: Which, channels: int, options: Mapping[str, Any]) -> Found:
+    """Labelled data as ever, but pictures that nobody has labelled too, and whole ones where COCO has boxes in them."""
+    place: list[str | Path] = [data]
+    try:
+        found = open_part(data, part, **options)
+        if found.description["kind"] != "coco" or not Path(data).is_dir():
+            return found
+    except (ValueError, FileNotFoundError):
+        if part not in ("auto", "all") or not (Path(data).exists() or any(sign in data for sign in "*?[")):
+            raise
+        if Path(data).is_dir():
+            folders = {entry.name.lower(): entry.path for entry in entries(data) if is_folder(entry)}
+            pair = [path for name, path in folders.items() if name in IMAGES]
+            if pair and MASKS & folders.keys():  # masks are no pictures
+                place = [pair[0]]
+    listed = Path(data).is_file() and data.lower().endswith(LISTS)
+    source, notes = find_images([], data) if listed else find_images(place)
+    chosen: Source = source.in_channels(channels) if channels in (1, 3) else source
+    about = dict(kind="pictures", data=data, part="all", place=data, pictures=len(source))
+    return Found(chosen, data, tuple(notes), about)
+
+
+def has_labels(source: Source) -> bool:
+    return len(source.classes) > 0
+
+
+def pictures_for(
+    asked: Asked, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
+) -> tuple[Found, list[tuple[Source, bool]]]:
+    """What was found, and for each network the pictures, with labels by its own numbers or without."""
+    where: dict[str, Any] = dict(part=asked.part, seed=asked.seed, root=asked.root, download=asked.download)
+    labels_are = measure.labels_for(settings)
+    needed = labels_are == "needed"
+    try:
+        found = open_pictures(subjects, asked.data, labelled=needed, **where)
+    except ValueError as error:
+        if not needed or "class" not in str(error):
+            raise
+        others = ", ".join(unlabelled_measures())
+        raise ValueError(
+            f"{measure.name} needs labelled pictures: {error}; without labels there are {others}"
+        ) from None
+    count = asked.samples or measure.samples
+    if count < measure.least:
+        raise ValueError(f"--samples {count}; {measure.name} needs {measure.least} pictures or more")
+    if len(found.source) < measure.least:
+        raise ValueError(
+            f"{found.place} has too few pictures, {len(found.source)}; {measure.name} needs {measure.least} or more"
+        )
+    sources, notes = [], list(found.notes)
+    for subject in subjects:
+        source, labels, more = _labelled(measure, labels_are, subject, found)
+        sources.append((sample(source, count, asked.seed or 0), labels))
+        notes += more
+    about = {**found.description, "there": len(found.source), "pictures": len(sources[0][0])}
+    return replace(found, notes=tuple(notes), description=about), sources
+
+
+def _labelled(
+    measure: Measure, labels_are: str, subject: Subject, found: Found
+) -> tuple[Source, bool, tuple[str, ...]]:
+    if labels_are == "no" or subject.classifier is None:
+        return found.source, False, ()
+    if not has_labels(found.source):
+        return found.source, False, (f"{found.place} has no labels, so {measure.name} is without what depends on them",)
+    try:
+        places, names, notes = match_classes(subject.classifier, found.source, found.place)
+    except ValueError as error:
+        if labels_are == "needed":
+            raise
+        return found.source, False, (f"labels are not used: {error}",)
+    return View(found.source, classes=names, places=places), True, notes
+
+
+class Batches:
+    """Pictures of a source as a network takes them, from the start whenever they are gone through.
+
+    Iterating gives normalised images (B, C, H, W), with their labels (B,) where there are some.
+
+    Args:
+        skipped: Gets name and reason of every picture that cannot be read.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        source: Source,
+        *,
+        labels: bool,
+        batch: int,
+        workers: int,
+        strict: bool,
+        skipped: dict[str, str],
+    ):
+        self.subject, self.source, self.labels = subject, source, labels
+        self.batch, self.workers, self.strict, self.skipped = batch, workers, strict, skipped
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        pictures = Pictures(self.source, self.subject.transforms.build(False), strict=self.strict)
+        loader = load(pictures, EvalOrder(self.source, self.batch), workers=self.workers)
+        passed = 0
+        try:
+            for batch in loader:
+                if batch.failure:
+                    raise ValueError(batch.failure)
+                self.skipped.update(batch.skipped)
+                if len(batch.images):
+                    passed += len(batch.images)
+                    images = self.subject.normalise(batch.images)
+                    yield (images, batch.labels) if self.labels else images
+        finally:
+            close(loader)
+        if not passed:
+            name, reason = next(iter(self.skipped.items()))
+            raise ValueError(f"none of {len(self.source):,} pictures can be read, {name}: {reason}; give other --data")

@@ -1,0 +1,159 @@
+"""How many neurons do not fire: activations that are exactly 0 after a ReLU, layer by layer.
+
+The measure of MAP's Sec. 3. Of a smooth activation such as GELU nothing is exactly 0; of these the share that is 0 or
+less is reported, and called so.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.activation_watch import ActivationWatch
+from ...inspection.blocks import peek
+from ...inspection.passing import Seen, check_model, pass_images, uncompiled
+from ...visual.plots import save
+from ..layer_chart import check_results, draw_legend, new_figure, style_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class LayerDeath:
+    """One activation; means over images.
+
+    Args:
+        name: Path of the module that calls it; "name#2" for its second such call.
+        function: "relu", "gelu" and so on.
+        exact: Whether what counts is exactly 0, as after a ReLU, rather than 0 or less.
+        share: Of all activations, those that count.
+        dead: Channels all of whose activations counted, at every place of every image.
+        channels: How many there are.
+    """
+
+    name: str
+    function: str
+    exact: bool
+    share: float
+    dead: int
+    channels: int
+
+    @property
+    def counted(self) -> str:
+        return "exactly 0" if self.exact else "0 or less"
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "name": self.name,
+            "function": self.function,
+            "counted": self.counted,
+            "share": self.share,
+            "dead_channels": self.dead,
+            "channels": self.channels,
+            "dead_channel_share": self.dead / self.channels,
+        }
+
+
+@dataclass(frozen=True)
+class DeadNeurons:
+    """All activations, in order of execution.
+
+    Args:
+        images: How many there were.
+    """
+
+    layers: tuple[LayerDeath, ...]
+    images: int
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {"images": self.images, "layers": [layer.record() for layer in self.layers]}
+
+
+def dead_neurons(
+    model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8, seen: Seen | None = None
+) -> DeadNeurons:
+    """The share of activations that do not fire after every ReLU or other activation of a network.
+
+    What counts is every call of one of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu,
+    selu, celu, leaky_relu and prelu (0 or less), whether by a module of torch or timm, by a norm that includes it, or
+    by the network itself, in gates and heads too; and timm's modules that write these out. What a network writes out
+    itself, such as clamp(min=0) for a ReLU, is not known. The network runs as it does without being watched.
+
+    Args:
+        model: Any network with such activations.
+        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
+        batch_size: How many images pass the network at a time, at most.
+        seen: Told how many images have passed.
+
+    Raises:
+        ValueError: The network calls none of these functions, or there are no images.
+    """
+    check_model(model)
+    network, compiled = uncompiled(model)
+    image, images = peek(images)
+    watch = ActivationWatch(network, (image.shape[-2], image.shape[-1]))
+
+    def after(passed: int) -> None:
+        watch.end_pass(passed)
+        if seen is not None:
+            seen(passed)
+
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watch:
+        passed = pass_images(network, images, batch_size=batch_size, seen=after)
+    if not watch.layers:
+        raise ValueError(
+            f"{type(network).__name__} calls no activation that can be dead, such as relu or gelu; pass a network with "
+            "one, such as resnet50, or choose variance or spectrum, which any network has"
+        )
+    layers = (
+        LayerDeath(x.name, x.function, x.exact, x.share / passed, int(x.silent.sum()), len(x.silent))
+        for x in watch.layers.values()
+    )
+    return DeadNeurons(tuple(layers), passed)
+
+
+def plot_dead_neurons(dead: Mapping[str, DeadNeurons], path: str | Path | None = None) -> "Figure":
+    """Draw the share of activations over layers, one line for each network; and the share of dead channels.
+
+    Filled markers are exactly 0, after a ReLU; hollow ones 0 or less, after another activation.
+
+    Args:
+        dead: What `dead_neurons` gave, by the name that the legend shows.
+        path: A png, svg or pdf file to write, which appears complete or not at all.
+    """
+    check_results(path, dead, DeadNeurons, "dead_neurons")
+    figure = new_figure(10.5, 4.2)
+    from matplotlib.ticker import MaxNLocator
+
+    left, right = figure.subplots(1, 2)
+    for number, (label, one) in enumerate(dead.items()):
+        style = style_of(number)
+        shares = [100 * layer.share for layer in one.layers], [100 * x.dead / x.channels for x in one.layers]
+        hollow = [place for place, layer in enumerate(one.layers) if not layer.exact]
+        face = style["color"] if len(hollow) < len(one.layers) else "white"
+        for panel, values in zip((left, right), shares, strict=True):
+            panel.plot(range(1, len(values) + 1), values, **style, markerfacecolor=face, label=label)
+            inner = style | dict(markerfacecolor="white", linestyle="none")
+            panel.plot([place + 1 for place in hollow], [values[place] for place in hollow], **inner)
+    left.set_ylabel("activations, %")
+    right.set_ylabel("channels, %")
+    kinds = {layer.counted for one in dead.values() for layer in one.layers}
+    counted = " (filled) or ".join(sorted(kinds, reverse=True)) + (" (hollow)" if len(kinds) > 1 else "")
+    left.set_title(f"activations that are {counted}", fontsize=10)
+    right.set_title("channels that are so everywhere", fontsize=10)
+    for panel in (left, right):
+        panel.set_xlabel("activation")
+        panel.set_ylim(-2, 102)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.spines[["top", "right"]].set_visible(False)
+    draw_legend(right)
+    if path is not None:
+        save(figure, path)
+    return figure

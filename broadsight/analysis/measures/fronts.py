@@ -1,0 +1,235 @@
+"""Which networks are worth their cost: fronts of accuracy over latency, MACs or parameters.
+
+Published accuracies and measured ones are of different trainings, mostly of different pictures too, so they never
+share a front; neither do accuracies on different data.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...visual.plots import PALETTE, need_matplotlib, plot_format, save
+from ...visual.point_names import name_points
+from ..front_points import AXES as AXES
+from ..front_points import Point as Point
+from ..front_points import check_axis
+from ..front_points import paper_points as paper_points
+from ..front_points import read_points as read_points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Name, unit, how many of the plain numbers make one.
+UNITS = {"latency_ms": ("latency", "ms per image", 1.0), "macs": ("MACs", "G", 1e9), "parameters": ("size", "M", 1e6)}
+MARKERS = {"ours": "oDv^P", "paper": "sX*<>"}
+WIDE = 20.0  # largest over smallest cost beyond which the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Front:
+    """Networks that may be compared.
+
+    Args:
+        source: "ours" or "paper".
+        data: What the accuracies are of.
+        points: All of them, by cost.
+        best: Those that no other beats, by cost.
+    """
+
+    source: str
+    data: str
+    points: tuple[Point, ...]
+    best: tuple[Point, ...]
+
+    @property
+    def title(self) -> str:
+        words = "published accuracy" if self.source == "paper" else "our accuracy"
+        return f"{words}, {self.data}" if self.data else words
+
+
+@dataclass(frozen=True)
+class Fronts:
+    """Fronts over one cost.
+
+    Args:
+        x: One of AXES.
+        fronts: Of each source and data.
+        notes: What was left out and why, and what to beware of.
+    """
+
+    x: str
+    fronts: tuple[Front, ...]
+    notes: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """As plain numbers, for JSON; costs in milliseconds, or plain counts."""
+        fronts = [
+            {
+                "source": front.source,
+                "data": front.data,
+                "points": [asdict(point) | {"on_front": point in front.best} for point in front.points],
+            }
+            for front in self.fronts
+        ]
+        return {"x": self.x, "fronts": fronts, "notes": list(self.notes)}
+
+
+def pareto_front(points: Iterable[Point]) -> list[Point]:
+    """The points that no other beats, by cost: none is as cheap and better, as good and cheaper, or both.
+
+    Points that are equal in both do not beat each other. Those without cost or accuracy are left out.
+    """
+    front: list[Point] = []
+    for point in sorted((point for point in points if point.complete), key=_place):
+        best = front[-1] if front else None
+        if best is None or _place(point) == _place(best) or point.accuracy > best.accuracy:  # ty: ignore
+            front.append(point)
+    return front
+
+
+def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
+    """A front for each source and data.
+
+    A point without accuracy, as a benchmark gives, lends its cost to those of the same network that have none, as the
+    papers' have no latency.
+
+    Args:
+        points: What `read_points` and `paper_points` gave for this x.
+        x: What their cost is; one of AXES.
+
+    Raises:
+        ValueError: Nothing has both cost and accuracy.
+    """
+    check_axis(x)
+    points, notes = _joined(list(points), UNITS[x][0])
+    if not points:
+        raise ValueError("; ".join([f"no network has both accuracy and {UNITS[x][0]}", *notes]))
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        groups.setdefault((point.source, point.data), []).append(point)
+    found = []
+    for (source, data), members in groups.items():
+        members = tuple(sorted(members, key=_place))
+        found.append(Front(source, data, members, tuple(pareto_front(members))))
+        if len(conditions := sorted({point.conditions for point in members})) > 1:
+            notes.append(f"{found[-1].title}: costs were measured under different conditions: {'; '.join(conditions)}")
+    return Fronts(x, tuple(found), tuple(notes))
+
+
+def plot_fronts(fronts: Fronts | Mapping[str, Fronts], path: str | Path | None = None) -> "Figure":
+    """Draw accuracy over cost: each front a line of steps, networks on it in full colour and others pale.
+
+    Published accuracies have hollow marks and broken lines. Bars show the quartiles of a latency where they are known.
+
+    Args:
+        fronts: What `fronts` gave; several, by title, are drawn side by side.
+        path: A png, svg or pdf file to write, which appears complete or not at all.
+    """
+    if path is not None:
+        plot_format(path)
+    panels_of = {"": fronts} if isinstance(fronts, Fronts) else dict(fronts)
+    if not panels_of or not all(isinstance(one, Fronts) for one in panels_of.values()):
+        raise ValueError("there is no result of fronts; expected one, or {title: result}")
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 6.0 * len(panels_of), 5.4), layout="constrained")
+    panels = figure.subplots(1, len(panels_of), squeeze=False).flatten()
+    styles = _styles([front for one in panels_of.values() for front in one.fronts])
+    handles: dict[str, Any] = {}
+    for panel, (title, one) in zip(panels, panels_of.items(), strict=True):
+        name, unit, scale = UNITS[one.x]
+        costs = [point.x / scale for front in one.fronts for point in front.points if point.x is not None]
+        if min(costs) > 0 and max(costs) / min(costs) > WIDE:
+            panel.set_xscale("log")
+        for front in one.fronts:
+            handles[front.title] = _draw(panel, front, styles[front.source, front.data], scale, max(costs))
+        panel.set_xlabel(f"{name}, {unit}")
+        panel.set_ylabel("top-1, %")
+        panel.set_title(title)
+        panel.margins(x=0.12, y=0.1)
+        panel.spines[["top", "right"]].set_visible(False)
+    columns = min(2, len(handles))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    for panel, one in zip(panels, panels_of.values(), strict=True):
+        scale = UNITS[one.x][2]
+        shown = [(point, point in front.best) for front in one.fronts for point in front.points]
+        name_points(figure, panel, [(p.label, p.x / scale, p.accuracy, best) for p, best in shown])  # ty: ignore
+    if path is not None:
+        save(figure, path)
+    return figure
+
+
+def _place(point: Point) -> tuple[float, float]:
+    """Cheapest first; of equally cheap ones the best first."""
+    assert point.x is not None and point.accuracy is not None
+    return point.x, -point.accuracy
+
+
+def _joined(points: Sequence[Point], cost: str) -> tuple[list[Point], list[str]]:
+    """Points that are complete, some of them by what others lent; and notes on those that are left out."""
+    lenders = [one for one in points if one.source == "ours" and one.x is not None and one.accuracy is None]
+    found: list[Point] = []
+    left_out: dict[str, list[str]] = {}
+    used: set[str] = set()
+    for point in points:
+        lent = [one for one in lenders if one.name == point.name and point.x is None and point.accuracy is not None]
+        for one in lent:
+            label = point.label + one.label.removeprefix(one.name)  # with the runtime or size that was timed
+            lending = dict(x=one.x, low=one.low, high=one.high, conditions=one.conditions, label=label)
+            found.append(replace(point, **lending))
+            used.add(one.name)
+        if point.complete:
+            found.append(point)
+        elif not lent and point not in lenders:
+            left_out.setdefault(_unknown(point, cost), []).append(point.label)
+    known = {point.name for point in found}
+    for one in lenders:
+        if one.name not in used:
+            why = f"{cost} came with the accuracy" if one.name in known else _unknown(one, cost)
+            left_out.setdefault(why, []).append(one.label)
+    return found, [f"left out, {why}: {', '.join(dict.fromkeys(names))}" for why, names in left_out.items()]
+
+
+def _unknown(point: Point, cost: str) -> str:
+    """Why a point cannot be drawn."""
+    whose = "published accuracy" if point.source == "paper" else "accuracy"
+    unknown = [whose] * (point.accuracy is None) + [cost] * (point.x is None)
+    run = " (not run)" if point.accuracy is None and point.source == "ours" else ""
+    return f"{' and '.join(unknown)} unknown{run}" if unknown else "a number not finite"
+
+
+def _styles(fronts: Sequence[Front]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Colour and marker of each source and data."""
+    styles: dict[tuple[str, str], tuple[str, str]] = {}
+    for front in fronts:
+        key = front.source, front.data
+        if key not in styles:
+            marks, before = MARKERS[front.source], sum(source == front.source for source, _ in styles)
+            styles[key] = PALETTE[len(styles) % len(PALETTE)], marks[before % len(marks)]
+    return styles
+
+
+def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: float) -> Any:
+    """The front's line, points and bars; what the legend shows for it."""
+    colour, marker = style
+    paper = front.source == "paper"
+    at = [point.x / scale for point in front.best if point.x is not None]
+    heights = [point.accuracy for point in front.best]
+    line = "--" if paper else "-"
+    panel.step([*at, end], [*heights, heights[-1]], where="post", color=colour, linestyle=line, linewidth=1.2)
+    for point in front.points:
+        assert point.x is not None
+        alpha = 1.0 if point in front.best else 0.3
+        if point.low is not None and point.high is not None:
+            bar = [[max(0.0, point.x - point.low) / scale], [max(0.0, point.high - point.x) / scale]]
+            panel.errorbar(point.x / scale, point.accuracy, xerr=bar, color=colour, alpha=alpha, capsize=2, linewidth=1)
+        face = "white" if paper else colour
+        panel.scatter(
+            point.x / scale, point.accuracy, s=42, marker=marker, color=face, edgecolor=colour, alpha=alpha, zorder=3
+        )
+    from matplotlib.lines import Line2D
+
+    face = "white" if paper else colour
+    return Line2D([], [], color=colour, linestyle=line, marker=marker, markerfacecolor=face)

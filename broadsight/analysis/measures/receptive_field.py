@@ -1,0 +1,289 @@
+"""How far a network looks: the effective receptive field of the centre of a feature map (Luo et al., NeurIPS 2016).
+
+The gradient of the centre's features, summed over channels, with respect to the picture: its absolute value, summed
+over colours and averaged over pictures, says how much each pixel matters to that place.
+"""
+
+import math
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.blocks import peek
+from ...inspection.layer_maps import LayerMaps
+from ...inspection.meta_pass import in_eval_mode
+from ...inspection.passing import Seen, batches, check_model
+from ...visual.plots import PALETTE, need_matplotlib, save
+from ..layer_chart import check_results, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Of the total, for which the area is given that holds them.
+SHARES = (0.2, 0.3, 0.5, 0.99)
+# Below this share of the largest value, a logarithmic picture is dark.
+DARKEST = 1e-4
+# A sum over channels that changes by less than this share of what a sum with random signs does has cancelled out.
+CANCELLED = 1e-3
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where a share of a receptive field is.
+
+    Args:
+        share: Of the total.
+        side: In pixels, of the smallest square around the centre that holds it. It may reach beyond the picture.
+        area: What that square covers of the picture, 0 to 1.
+        densest: The smallest part of the picture's area that holds it, wherever it is.
+    """
+
+    share: float
+    side: float
+    area: float
+    densest: float
+
+
+@dataclass(frozen=True, eq=False)
+class ReceptiveField:
+    """How much each pixel matters to the centre of a map.
+
+    Args:
+        values: (H, W) on the CPU, 0 to 1, the largest of which is 1.
+        layer: The module that gives the map.
+        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the picture, and of two the
+            later.
+        images: How many pictures it is the mean of.
+    """
+
+    values: Tensor
+    layer: str
+    grid: tuple[int, int]
+    images: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """Row and column, in pixels from 0, of the middle of what the central place of the map covers."""
+        return _middle(self.size[0], self.grid[0])[1], _middle(self.size[1], self.grid[1])[1]
+
+    def held(self, share: float) -> Held:
+        """Where a share of the total, more than 0 and at most 1, is."""
+        if not 0 < share <= 1:
+            raise ValueError(f"share={share} is no share of a receptive field; choose more than 0 and at most 1")
+        values, rows, columns = self._flat()
+        wanted = share * values.sum() * (1 - 1e-6)  # less what rounding may take
+        most = values.sort(descending=True).values.cumsum(0)
+        away = torch.maximum(rows, columns)
+        nearest = away.argsort(stable=True)
+        reach = away[nearest][values[nearest].cumsum(0).ge(wanted).nonzero()[0, 0]]
+        return Held(
+            share=share,
+            side=2 * reach.item() + 1,
+            area=(away <= reach).double().mean().item(),
+            densest=(most.lt(wanted).sum().item() + 1) / len(values),
+        )
+
+    def radial(self) -> list[float]:
+        """The mean value at each distance from the centre, rounded to whole pixels, from 0."""
+        values, rows, columns = self._flat()
+        distances = (rows.square() + columns.square()).sqrt().round().long()
+        counts = distances.bincount()
+        sums = distances.bincount(values)
+        there = counts.nonzero().flatten()  # between pixels a centre has none at 0: what is nearest stands for it
+        nearest = there[torch.searchsorted(there, torch.arange(len(counts)))]
+        return (sums / counts)[nearest].tolist()
+
+    def record(self) -> dict[str, Any]:
+        """All numbers but the picture itself."""
+        return {
+            "layer": self.layer,
+            "images": self.images,
+            "size": list(self.size),
+            "grid": list(self.grid),
+            "centre": list(self.centre),
+            "held": [vars(self.held(share)) for share in SHARES],
+            "radial": self.radial(),
+        }
+
+    def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The values in a row (H*W,), and how far each is from the centre in rows and in columns."""
+        rows, columns = (
+            (torch.arange(n, dtype=torch.float64) - at).abs() for n, at in zip(self.size, self.centre, strict=True)
+        )
+        away = torch.meshgrid(rows, columns, indexing="ij")
+        return self.values.double().flatten(), away[0].flatten(), away[1].flatten()
+
+
+def effective_receptive_field(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    *,
+    layer: str | None = None,
+    batch_size: int = 8,
+    seen: Seen | None = None,
+) -> ReceptiveField:
+    """The effective receptive field of the centre of a network's feature map.
+
+    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The network is
+    in eval mode; frozen weights are fine, and callers without gradients too.
+
+    Args:
+        model: Any network that takes a batch of images: timm's, ours, yours.
+        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one. All of one size. They
+            are moved to the model's device and dtype.
+        layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
+            "output" for the network itself; the last block if None.
+        batch_size: How many images pass the network at a time, at most; activations of that many are kept.
+        seen: Told after every pass how many images have passed.
+
+    Raises:
+        ValueError: There is no such layer or it gives no map, or the map does not depend on the picture, or there are
+            no images, or their sizes differ.
+    """
+    check_model(model)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
+    image, images = peek(images)
+    maps = LayerMaps(model, image)
+    name, module = maps.layer(layer)
+    total, done, grid = torch.zeros(maps.size, dtype=torch.float64), 0, (0, 0)
+    gradients = torch.inference_mode(False), torch.enable_grad()  # whatever the caller has
+    with maps.eager(), in_eval_mode(maps.network), gradients[0], gradients[1], _centres(maps, name, module) as found:
+        for batch, _ in batches(images):
+            if batch.shape[-2:] != total.shape:
+                (height, width), (rows, columns) = maps.size, batch.shape[-2:]
+                raise ValueError(f"images are {height}x{width}, and then {rows}x{columns}; pass images of one size")
+            for start in range(0, len(batch), batch_size):
+                part = batch[start : start + batch_size].to(maps.like.device, maps.like.dtype).clone().detach()
+                found.clear()
+                maps.network(part.requires_grad_())
+                if not found:
+                    raise ValueError(f"{name!r} does not run when the network answers; {maps.known()}")
+                centre = found[-1]
+                usual = 0 if done else _gradient(centre.signed, part, keep=True).sum()
+                gradient = _gradient(centre.plain, part)
+                if gradient.sum() < usual * CANCELLED:
+                    raise ValueError(
+                        f"the channels of {name!r} add up to a constant, as behind a norm; name the layer before it"
+                    )
+                total, grid, done = total + gradient, centre.grid, done + len(part)
+                if seen is not None:
+                    seen(done)
+    largest = total.max()
+    if not largest.isfinite():
+        raise ValueError(f"the gradient of {name!r} is not finite; look at the weights or use float32")
+    if not largest:
+        raise ValueError(f"the centre of {name!r} does not depend on the pictures; pass others or name another layer")
+    return ReceptiveField((total / largest).float(), name, grid, done)
+
+
+def plot_receptive_field(
+    results: Mapping[str, ReceptiveField], path: str | Path | None = None, *, log: bool = True
+) -> "Figure":
+    """Draw one picture for each network, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
+
+    Args:
+        results: What `effective_receptive_field` gave, by the name that the titles show.
+        path: A png, svg or pdf file to write, which appears complete or not at all.
+        log: Whether colours and profiles have a logarithmic scale; most fields are too sharp for another.
+    """
+    check_results(path, results, ReceptiveField, "effective_receptive_field")
+    need_matplotlib()
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+
+    columns = min(len(results) + 1, 4)
+    rows = math.ceil((len(results) + 1) / columns)
+    figure = new_figure(3.2 * columns + 0.8, 3.4 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    norm, profile = LogNorm(DARKEST, 1) if log else Normalize(0, 1), panels[len(results)]
+    for i, (label, result) in enumerate(results.items()):
+        panel, values = panels[i], result.values.clamp(min=DARKEST) if log else result.values
+        panel.imshow(values.numpy(), cmap="viridis", norm=norm, interpolation="nearest")
+        for share, style in ((0.5, "-"), (0.99, "--")):
+            side, (row, column) = result.held(share).side, result.centre
+            corner = column - side / 2, row - side / 2
+            for colour, line, width in (("black", "-", 2.4), ("white", style, 1.2)):  # seen on any colour
+                square = Rectangle(corner, side, side, fill=False, edgecolor=colour, linestyle=line, linewidth=width)
+                panel.add_patch(square)
+        half, most = (result.held(share).side for share in (0.5, 0.99))
+        panel.set_title(f"{label}\n{result.layer}\n50 % in {half:.0f} px, 99 % in {most:.0f} px", fontsize=9)
+        panel.set_xticks([0, result.size[1] - 1])
+        panel.set_yticks([0, result.size[0] - 1])
+        profile.plot(
+            result.radial(), color=PALETTE[i % len(PALETTE)], linestyle=("-", "--", ":")[i // 6 % 3], label=label
+        )
+    figure.colorbar(panels[0].images[0], ax=panels[: len(results)], shrink=0.7, label="gradient, share of the largest")
+    profile.set(xlabel="distance from the centre, pixels", ylabel="mean gradient, share of the largest")
+    if log:
+        profile.set_yscale("log")
+    profile.spines[["top", "right"]].set_visible(False)
+    profile.legend(frameon=False, fontsize=8)
+    for panel in panels[len(results) + 1 :]:
+        panel.set_visible(False)
+    if path is not None:
+        save(figure, path)
+    return figure
+
+
+@contextmanager
+def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list["_Centre"], None, None]:
+    """While it lasts, the list grows by what the centre is of every map that a layer gives."""
+    found: list[_Centre] = []
+
+    def look(module: nn.Module, inputs: tuple, output: Any) -> None:
+        # Added up here and now: the next layer may change the map in place.
+        x = maps.read(name, output)
+        grid = x.shape[-2], x.shape[-1]
+        row, column = (_middle(n, cells)[0] for n, cells in zip(maps.size, grid, strict=True))
+        centre = x[:, :, row, column].float()  # B C
+        signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
+        found.append(_Centre(grid, centre.sum(), (centre * signs).sum()))
+
+    handle = module.register_forward_hook(look)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True)
+class _Centre:
+    """The centre of a map.
+
+    Args:
+        grid: (h, w)
+        plain: Its sum over images and channels, and
+        signed: that with random signs of channels, which are always the same.
+    """
+
+    grid: tuple[int, int]
+    plain: Tensor
+    signed: Tensor
+
+
+def _middle(pixels: int, places: int) -> tuple[int, float]:
+    """Of a side, the central place and the middle of what it covers, in pixels from 0."""
+    stride = 2 ** round(math.log2(pixels / places))
+    if places not in (pixels // stride, -(-pixels // stride)):  # else a picture was padded, or an edge of it left out
+        stride = pixels / places
+    middles = [(place + 0.5) * stride - 0.5 for place in range(places)]
+    place = min(range(places), key=lambda i: (abs(middles[i] - (pixels - 1) / 2), -i))
+    return place, min(middles[place], pixels - 1.0)
+
+
+def _gradient(value: Tensor, images: Tensor, keep: bool = False) -> Tensor:
+    """Absolute values, added up over images and colours: (H, W) on the CPU. 0 if it does not depend on the images."""
+    if not value.requires_grad:
+        return torch.zeros(images.shape[-2:], dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(value, images, retain_graph=keep, materialize_grads=True)
+    return gradient.float().abs().sum((0, 1)).cpu().double()

@@ -1,0 +1,119 @@
+"""What every class token of a multi-token pool says, and what its group and all of them say together."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.passing import Seen, check_model, pass_images, uncompiled
+
+WHO_HAS = "pass one that has: broadsight.swap_pool(name, 'map'), map_resnet50 and its like, or a run with --pool map"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Logits of B images from G groups of T class tokens, C classes, in single precision or better.
+
+    Args:
+        tokens: (B, G, T, C), each token's share of its group's logits, without the bias. Where a group has one token,
+            that token's logits are the group's.
+        groups: (B, G, C)
+        aggregate: (B, C), what the network answers.
+        labels: (B,) on the same device, or None.
+    """
+
+    tokens: Tensor
+    groups: Tensor
+    aggregate: Tensor
+    labels: Tensor | None
+
+
+def hear_tokens(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    hear: Callable[[Answers], None],
+    *,
+    batch_size: int = 8,
+    seen: Seen | None = None,
+) -> int:
+    """Let a network answer all images and pass on what its tokens say, batch by batch; how many images there were.
+
+    Args:
+        model: Any with `forward_groups`, as `broadsight.swap_pool` makes.
+        images: As `pass_images` takes them; the second of a tuple is taken for labels.
+
+    Raises:
+        ValueError: The network has no groups of tokens, or labels do not fit.
+    """
+    check_model(model)
+    network, _ = uncompiled(model)
+    if not callable(getattr(network, "forward_groups", None)) or not getattr(network, "has_groups", True):
+        kind = type(getattr(network, "head", network) if hasattr(network, "forward_groups") else network).__name__
+        raise ValueError(f"{kind} has no groups of class tokens; {WHO_HAS}")
+    labelled: set[bool] = set()
+
+    def see(found: Any, rest: tuple) -> None:
+        answers = _answers(found, rest[0] if rest else None)
+        labelled.add(answers.labels is not None)
+        if len(labelled) > 1:
+            raise ValueError("some batches of images come with labels and others without; expected one or the other")
+        hear(answers)
+
+    return pass_images(_AskTokens(network), images, batch_size=batch_size, seen=seen, see=see)
+
+
+def with_labels(images: Tensor | Iterable[Any], labels: Tensor | None) -> Tensor | Iterable[Any]:
+    """Images as they are, or together with labels (B,) that come apart from them."""
+    if labels is None:
+        return images
+    if not isinstance(images, Tensor):
+        raise ValueError("labels are given apart from an iterable of batches; pass batches (images, labels)")
+    if len(labels) != len(images):
+        raise ValueError(f"{len(labels)} labels for {len(images)} images; expected one for each")
+    return [(images, labels)]
+
+
+class _AskTokens(nn.Module):
+    """`forward_groups` as a network's forward."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network: Any = network
+
+    def forward(self, x: Tensor) -> Any:
+        return self.network.forward_groups(x, per_token=True)
+
+
+def _answers(found: Any, labels: Any) -> Answers:
+    if found.tokens is None:
+        raise ValueError(
+            "the pool is light: it answers by its averaged tokens and has dropped the tokens' own classifiers; pass "
+            "the full one"
+        )
+    groups = found.tokens
+    distill = getattr(found, "distill", None)
+    voices = groups if distill is None else torch.cat([groups, distill], 1)
+    aggregate, tokens = voices.mean(1), found.per_token
+    if tokens is None or tokens.shape[2] == 1:
+        tokens = groups[:, :, None]
+    tokens, groups, aggregate = (x if x.dtype == torch.float64 else x.float() for x in (tokens, groups, aggregate))
+    for x in (tokens, groups):
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("the network answers with numbers that are not finite; its weights are damaged")
+    return Answers(tokens, groups, aggregate, None if labels is None else _checked(labels, aggregate))
+
+
+def _checked(labels: Any, logits: Tensor) -> Tensor:
+    try:
+        labels = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"labels are a {type(labels).__name__}; expected class numbers (B,)") from None
+    images, classes = logits.shape
+    if labels.shape != (images,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
+    if images and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
+        raise ValueError(f"a label is {wrong}, but the network has {classes} classes; expected 0 to {classes - 1}")
+    return labels.to(logits.device)

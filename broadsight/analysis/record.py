@@ -1,0 +1,139 @@
+"""An analysis as files: a figure as PNG and SVG, and a JSON record of all numbers and of how they came about."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..provenance import commit, versions
+from ..visual.plots import save
+from .request import RANDOM, Subject
+from .run import Analysis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RECORD, FIGURES = "analysis.json", ("figure.png", "figure.svg")
+
+
+def record_of(analysis: Analysis, command: str = "") -> dict[str, Any]:
+    """All that was found out, with what was resolved to find it out, as plain types; None for what is not finite."""
+    asked, measure, results = analysis.asked, analysis.measure, analysis.results
+    of_all = measure.takes == "files"  # then results are of all networks, by what they are of
+    more = {"results": {name: measure.record(one) for name, one in results.items()}} if of_all else {}
+    networks = [_network(analysis, one) for one in analysis.subjects if of_all or one.label in results]
+    record = {
+        "kind": "analysis",
+        "measure": measure.name,
+        "about": measure.about,
+        "source": measure.source,
+        "title": heading(analysis),
+        "networks": networks,
+        **more,
+        "settings": analysis.settings,
+        "data": analysis.found.description,
+        "skipped": analysis.skipped,
+        "notes": list(analysis.notes),
+        "asked": asdict(asked),
+        "how": analysis.how,
+        "command": command,
+        "seed": asked.seed or 0,
+        "versions": versions(),
+        "commit": commit(),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    return plain(record)
+
+
+def _network(analysis: Analysis, subject: Subject) -> dict[str, Any]:
+    side, label = subject.transforms.size, subject.label
+    record = {
+        "label": label,
+        "source": subject.source,
+        "weights": subject.weights,
+        "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
+        "input_size": [subject.transforms.channels, side, side],
+    }
+    if label in analysis.seconds:
+        record |= dict(seconds=analysis.seconds[label], result=analysis.measure.record(analysis.results[label]))
+    return record
+
+
+def heading(analysis: Analysis) -> str:
+    """What the figure shows: the measure, the pictures, and whether networks are untrained."""
+    data = analysis.found.description.get("data") or analysis.found.place
+    pictures = analysis.found.description.get("pictures")
+    of = f": {pictures - len(analysis.skipped):,} pictures of" if pictures else ":"
+    shown = [one for one in analysis.subjects if one.label in analysis.results or analysis.measure.takes == "files"]
+    untrained = [one.source for one in shown if one.weights == RANDOM]
+    which = "not trained" if len(untrained) == len(shown) else ", ".join(dict.fromkeys(untrained))
+    random = f"; RANDOM WEIGHTS: {which}" if untrained else ""
+    return f"{analysis.measure.name}{of} {Path(str(data)).name or data}{random}"
+
+
+def draw(analysis: Analysis) -> "Figure":
+    """The measure's own figure, with a heading."""
+    measure = analysis.measure
+    names = next((one.classifier.labels for one in analysis.subjects if one.classifier), None)
+    figure = measure.plot(analysis.results, **measure.of_plot({**analysis.settings, "names": names}))
+    above = [text for text in (heading(analysis), figure.get_suptitle()) if text]
+    figure.suptitle("\n".join(above), fontsize="medium")
+    return figure
+
+
+def write_analysis(analysis: Analysis, folder: Path, command: str = "", plot: str | None = None) -> dict[str, Any]:
+    """Write record and figures into a folder that appears when all of them are there.
+
+    Args:
+        folder: New, or empty.
+        command: The command line, for the record.
+        plot: A further file for the figure: png, svg or pdf.
+
+    Returns:
+        The record.
+    """
+    record = record_of(analysis, command)
+    figure = draw(analysis)
+    with whole_folder(folder) as unfinished:
+        for name in FIGURES:
+            save(figure, unfinished / name)
+        text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+        (unfinished / RECORD).write_text(text, "utf-8", "surrogateescape")
+    if plot is not None:
+        save(figure, plot)
+    return record
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Generator[Path, None, None]:
+    """Another folder to write to, which gets its name once that has succeeded."""
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        if folder.is_dir():  # empty, as was checked; not every system lets another take its place
+            folder.rmdir()
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def plain(value: Any) -> Any:
+    """Lists for tuples, None for what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Sequence):
+        return [plain(item) for item in value]
+    return str(value)

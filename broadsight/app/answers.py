@@ -1,0 +1,135 @@
+"""What networks say of one picture, side by side, and how long each takes for it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..benchmark.timing import Summary, interleave, summarize
+from ..evaluation.run import synchronise
+from ..prediction.classification import class_names
+from ..prediction.dense import finder, told
+from ..runs.classifier import Classifier
+from ..runs.dense_model import DenseRun
+from ..visual.objects import draw_objects, draw_semantic
+from .candidates import Contestant
+
+TOP = 5
+ROUNDS, SECONDS = 7, 2.0  # timed passes of each network: so many, or fewer if all together would take longer
+THRESHOLD = 0.5
+ROWS = 20  # objects that a table lists
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one network says.
+
+    Args:
+        latency: Milliseconds of one pass of the network, without reading and resizing the picture.
+        rounds, threads, device: How that was measured.
+        top: Of a classifier, its most probable classes and how probable they are, 0 to 1.
+        words: Of a dense run, what it found, in words;
+        rows: its objects: class, score, box in pixels as text; or classes of pixels and their share;
+        drawn: the picture with all of it drawn in.
+    """
+
+    name: str
+    task: str
+    trained: bool
+    latency: Summary
+    rounds: int
+    threads: int
+    device: str
+    top: tuple[tuple[str, float], ...] = ()
+    words: str = ""
+    rows: tuple[tuple[str, ...], ...] = ()
+    drawn: Image.Image | None = None
+
+
+def answer(asked: Sequence[Contestant], picture: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:
+    """Ask networks about a picture in RGB; times are taken in turns, after a first pass that gives the answers.
+
+    Whoever calls sees to it that nothing else computes meanwhile.
+    """
+    with torch.inference_mode():
+        passes = [_pass_of(one, picture) for one in asked]
+        started = time.perf_counter()
+        found = [run() for run in passes]
+        took = time.perf_counter() - started
+        rounds = max(1, min(ROUNDS, int(SECONDS / max(took, 1e-9))))
+
+        def timed(place: int, _: int) -> float:
+            device = asked[place].device
+            synchronise(device)
+            start = time.perf_counter()
+            passes[place]()
+            synchronise(device)
+            return 1e3 * (time.perf_counter() - start)
+
+        samples = interleave(range(len(asked)), timed, rounds)
+    return [
+        _answer(one, picture, result, summarize(times), rounds, threshold)
+        for one, result, times in zip(asked, found, samples, strict=True)
+    ]
+
+
+def image_of(classifier: Classifier, picture: Image.Image) -> Tensor:
+    """A picture in RGB as the network takes it: normalised, (1, C, H, W), on its device."""
+    shown = picture.convert("L") if classifier.transforms.channels == 1 else picture
+    pixels = torch.as_tensor(classifier.transforms.build(training=False)(shown))
+    return classifier.normalise(pixels[None])
+
+
+def _pass_of(one: Contestant, picture: Image.Image) -> Callable[[], Any]:
+    if one.run is not None:
+        find, shown = finder(one.run), picture.convert("L") if one.run.channels == 1 else picture
+        return lambda: find(shown, None)
+    classifier: Any = one.classifier
+    image = image_of(classifier, picture)
+    return lambda: classifier.logits(image)
+
+
+def _answer(
+    one: Contestant, picture: Image.Image, found: Any, latency: Summary, rounds: int, threshold: float
+) -> Answer:
+    options: dict[str, Any] = dict(threads=torch.get_num_threads(), device=one.device.type)
+    if one.run is not None:
+        options |= dict(words=told(one.run, found, threshold), rows=_rows(one.run, found, threshold))
+        options["drawn"] = _drawn(one.run, picture, found, threshold)
+    else:
+        options["top"] = top_classes(one.classifier, found)  # ty: ignore[invalid-argument-type]
+    return Answer(one.name, one.task, one.trained, latency, rounds, **options)
+
+
+def top_classes(classifier: Classifier, logits: Tensor, top: int = TOP) -> tuple[tuple[str, float], ...]:
+    """Logits (1, classes) -> names and probabilities of the most probable; of equals the first class."""
+    names = class_names(classifier)
+    order = logits[0].argsort(descending=True, stable=True)[:top].tolist()
+    probabilities = logits[0].softmax(0).tolist()
+    return tuple((names[place], probabilities[place]) for place in order)
+
+
+def _rows(run: DenseRun, found: Any, threshold: float) -> tuple[tuple[str, ...], ...]:
+    if run.task == "segment":
+        shares = torch.bincount(found.flatten(), minlength=len(run.classes)).double() / found.numel()
+        order = shares.argsort(descending=True, stable=True).tolist()
+        return tuple((run.classes[i], f"{100 * shares[i]:.1f} %") for i in order if shares[i] > 0.0005)[:ROWS]
+    sure = (found["scores"] >= (0 if run.top_down else threshold)).nonzero().flatten()[:ROWS].tolist()
+    rows = []
+    for place in sure:
+        x0, y0, x1, y1 = (round(value) for value in found["boxes"][place].tolist())
+        name = run.classes[int(found["labels"][place]) - 1]
+        rows.append((name, f"{found['scores'][place]:.2f}", f"{x0}, {y0}", f"{x1 - x0} x {y1 - y0}"))
+    return tuple(rows)
+
+
+def _drawn(run: DenseRun, picture: Image.Image, found: Any, threshold: float) -> Image.Image:
+    if run.task == "segment":
+        return draw_semantic(picture, found, run.classes)
+    options: dict[str, Any] = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
+    # boxes of a pose model are given, not found
+    return draw_objects(picture, found, run.classes, threshold=0.0 if run.top_down else threshold, **options)

@@ -1,0 +1,110 @@
+"""The page: a picture on the left, three tabs on the right."""
+
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from .candidates import Contestants
+from .compare_tab import add_compare_tab
+from .inside_tab import NAME as LOOK
+from .inside_tab import add_look_tab
+from .page_parts import RAW, Page, in_one_line
+from .predict_tab import add_predict_tab
+from .samples import sample, samples
+from .theme import theme
+
+TITLE = "Broadsight"
+# Gradio calls them "Thumbnail 1 of 10", whatever they show.
+NAME_SAMPLES = """() => { for (const button of document.querySelectorAll('#samples button')) {
+  const name = button.querySelector('img')?.alt; if (name) button.setAttribute('aria-label', 'Sample: ' + name); } }"""
+
+
+def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks:
+    """The page, to be launched with `look_of_page()`.
+
+    Args:
+        contestants: The networks that it offers.
+        folder: Where Gradio puts uploads, which GRADIO_TEMP_DIR says before Gradio is imported.
+        megabytes: The most that an uploaded file may have.
+    """
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
+        gr.HTML(_header(contestants), elem_id="bs-header", padding=False)
+        tab = gr.State("predict")
+        with gr.Row(equal_height=False, elem_id="bs-main"):
+            with gr.Column(scale=2, min_width=280, elem_id="bs-picture"):
+                picture = gr.Image(
+                    sample(0),
+                    label="Picture",
+                    sources=["upload", "clipboard"],
+                    format="png",
+                    height=320,
+                    buttons=[],
+                    placeholder=f"Drop a picture here\nor click to choose one, up to {megabytes:g} MB",
+                    elem_id="picture",
+                    alt_text="The picture that the networks are asked about",
+                )
+                gr.HTML('<h2 class="bs-small">Samples: drawn scenes</h2>', elem_id="samples-title", padding=False)
+                gallery = gr.Gallery(
+                    [(image, name) for name, image in samples()],
+                    label="Samples",
+                    show_label=False,
+                    columns=5,
+                    rows=2,
+                    height="auto",
+                    object_fit="cover",
+                    allow_preview=False,
+                    interactive=False,
+                    buttons=[],
+                    format="png",
+                    elem_id="samples",
+                )
+            with gr.Column(scale=5, min_width=320, elem_id="bs-tabs"), gr.Tabs():
+                page = Page(contestants, folder, megabytes, picture, tab)
+                with gr.Tab("Predict", id="predict", elem_id="tab-predict") as predict:
+                    add_predict_tab(page, blocks)
+                with gr.Tab("Look inside", id=LOOK, elem_id="tab-look") as look:
+                    # before the tab's own: what is open decides whether a new picture is looked into
+                    opened(look, tab, LOOK)
+                    add_look_tab(page, look)
+                with gr.Tab("Compare", id="compare", elem_id="tab-compare") as compare:
+                    add_compare_tab(page, compare)
+                opened(predict, tab, "predict")
+                opened(compare, tab, "compare")
+
+        @in_one_line
+        def pick(event: gr.SelectData) -> Any:
+            return sample(event.index)
+
+        gallery.select(pick, None, picture, show_progress="hidden", api_visibility="private", **RAW)
+        blocks.load(None, None, None, js=NAME_SAMPLES)
+    return blocks
+
+
+def opened(tab: gr.Tab, state: gr.State, name: str) -> None:
+    """Remember which tab a visitor has open."""
+    tab.select(lambda: name, None, state, queue=False, show_progress="hidden", api_visibility="private")
+
+
+def look_of_page() -> dict[str, Any]:
+    """Theme and style, as `launch` takes them."""
+    style = (files("broadsight.app") / "style.css").read_text(encoding="utf-8")
+    return dict(theme=theme(), css=style, head='<meta name="color-scheme" content="light dark">')
+
+
+def _header(contestants: Contestants) -> str:
+    banner = ""
+    if contestants.untrained:
+        which = "This network has" if len(contestants.untrained) == 1 else "These networks have"
+        names = ", ".join(escape(name) for name in contestants.untrained)
+        banner = (
+            f'<div class="bs-banner" role="alert"><strong>Untrained: {names}.</strong> {which} random weights, so the '
+            "answers and maps mean nothing. To get trained ones, run <code>broadsight train</code> (minutes on two "
+            "cores), then start <code>broadsight app</code> again in the same folder.</div>"
+        )
+    return (
+        f'<header class="bs-header"><h1>{TITLE}</h1><p>Ask networks about a picture, look inside them, compare '
+        f"them. All of it stays on this computer.</p></header>{banner}"
+    )

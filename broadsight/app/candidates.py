@@ -1,0 +1,261 @@
+"""The networks that the page offers: runs, timm names, or for want of those an untrained network that says so."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from ..data.loading import Transforms
+from ..data.normalising import Normalise
+from ..data.scenes import CLASSES
+from ..inspection.macs import executed_macs
+from ..inspection.meta_pass import first_line
+from ..runs.classifier import Classifier, open_classifier
+from ..runs.dense_model import DenseRun, open_dense
+from ..surgery.pooling import swap_pool
+from ..training import recipes
+from ..training.run_folder import WEIGHTS, is_run, task_of
+
+RUNS = Path("runs")
+FOUND = 3  # the newest so many runs that classify, and as many dense ones
+MOST_PARAMETERS = 250e6  # of a network that somebody adds in the page: 1 GB
+MOST_MACS = 60e9  # likewise: seconds of an image on two cores
+DENSE_TASKS = {"detect": "boxes", "instances": "masks", "segment": "classes of pixels", "keypoints": "keypoints"}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A network of the page. It has a classifier, or else it is a dense run.
+
+    Args:
+        name: What the page calls it; no two have the same.
+        source: A run folder or a timm name.
+        trained: Whether its weights have learned anything.
+    """
+
+    name: str
+    source: str
+    trained: bool
+    classifier: Classifier | None = None
+    run: DenseRun | None = None
+
+    @property
+    def task(self) -> str:
+        return "classify" if self.run is None else self.run.task
+
+    @property
+    def parameters(self) -> int:
+        found: Any = self.classifier or self.run
+        return found.parameters
+
+    @property
+    def device(self) -> torch.device:
+        found: Any = self.classifier or self.run
+        return found.device
+
+
+class Contestants:
+    """All networks of the page, shared by everybody who looks at it.
+
+    Only one of them computes at a time, under `computing`: a single network takes all threads anyway, a time that is
+    measured is then its own, and what is captured inside a network belongs to the one picture that passes.
+
+    Args:
+        given: At least one, the first being the page's first choice.
+        notes: What was left out, and why.
+        device: Where networks compute that are added later.
+    """
+
+    def __init__(self, given: Sequence[Contestant], notes: Sequence[str] = (), device: str = "auto"):
+        self.given = {one.name: one for one in _distinct(given)}
+        self.notes, self.device = tuple(notes), device
+        self.computing = threading.RLock()
+        self._added: OrderedDict[str, Contestant] = OrderedDict()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.given)
+
+    @property
+    def classifiers(self) -> list[str]:
+        return [name for name, one in self.given.items() if one.classifier is not None]
+
+    @property
+    def untrained(self) -> list[str]:
+        return [name for name, one in self.given.items() if not one.trained]
+
+    def of(self, name: Any) -> Contestant:
+        """The one of this name; a ValueError for any other name, whatever somebody has sent."""
+        if not isinstance(name, str) or name not in self.given:
+            raise ValueError(f"no network here is called {_quoted(name)}; choose from the list")
+        return self.given[name]
+
+    def added(self, name: Any) -> Contestant:
+        """A network of timm's with random weights, for its size and speed. Only what timm has registered: no path, no
+        address, and nothing that would be fetched."""
+        if not isinstance(name, str) or name not in registered():
+            raise ValueError(f"timm has no network called {_quoted(name)}; choose from the list")
+        with self.computing:
+            if name not in self._added:
+                _refuse_large(name)
+                self._added[name] = Contestant(name, name, False, _random(name, self.device))
+            self._added.move_to_end(name)
+            while len(self._added) > 1 and sum(one.parameters for one in self._added.values()) > MOST_PARAMETERS:
+                self._added.popitem(last=False)
+            return self._added[name]
+
+
+def registered() -> frozenset[str]:
+    """Names that timm knows, ours among them."""
+    return frozenset(timm.list_models())
+
+
+def open_contestants(
+    sources: Sequence[str] = (),
+    *,
+    checkpoint: str | None = None,
+    pretrained: bool = True,
+    model_args: Mapping[str, Any] | None = None,
+    size: int | None = None,
+    device: str = "auto",
+    runs: Path = RUNS,
+) -> Contestants:
+    """Networks as they are named, or the newest runs, or an untrained one.
+
+    Args:
+        sources: Run folders, of any task, and timm names.
+        checkpoint, pretrained, model_args: Of the timm names; see `open_classifier`.
+        size: Pixels of a side, instead of those that a network was made for.
+        runs: Where runs are looked for if nothing is named.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
+    if sources:
+        timm_names = [source for source in sources if not Path(source).is_dir()]
+        if checkpoint and len(timm_names) != 1:
+            raise ValueError(f"--checkpoint with {len(timm_names)} timm names; expected exactly one")
+        named = dict.fromkeys(sources)
+        return Contestants(
+            [_open(source, checkpoint, pretrained, model_args, size, device) for source in named], device=device
+        )
+    if checkpoint or model_args:
+        raise ValueError("--checkpoint and --model-args are for a timm name; name one")
+    found, notes = [], []
+    for path in newest_runs(runs):
+        try:
+            found.append(_open(str(path), None, True, None, size, device))
+        except Exception as error:  # an unfinished run must not keep the others from the page
+            notes.append(f"left out {path}: {first_line(error)}")
+    return Contestants(found or [untrained(device, size)], notes, device)
+
+
+def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
+    """The newest runs of a folder that have weights, and the twins beside them: so many of each kind."""
+    if not folder.is_dir():
+        return []
+    places = [path for path in (*folder.glob("*"), *folder.glob("*/twin-*")) if is_run(path)]
+    places = [path for path in places if (path / WEIGHTS).is_file()]
+    places.sort(key=lambda path: (-(path / WEIGHTS).stat().st_mtime, str(path)))
+    kept: dict[bool, list[Path]] = {True: [], False: []}
+    for path in places:
+        try:
+            kept[task_of(path) == "classify"].append(path)
+        except ValueError:  # a damaged description
+            continue
+    return [*kept[True][:most], *kept[False][:most]]
+
+
+def untrained(device: str = "auto", size: int | None = None) -> Contestant:
+    """The network that `broadsight train` would train on the scenes, as it is before that."""
+    entry = recipes.find("scenes")
+    place = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        model: Any = swap_pool(
+            str(entry.model), str(entry.pool), num_classes=len(CLASSES), **entry.model_args, **entry.pool_args
+        )
+    finally:
+        torch.set_rng_state(state)
+    transforms = Transforms(size or entry.recipe.image_size or 96, crop_pct=1.0)
+    classifier = Classifier(
+        title=f"{entry.model}-{entry.pool}",
+        source="random weights",
+        model=model.to(place).eval().requires_grad_(False),
+        transforms=transforms,
+        labels=CLASSES,
+        normalise=Normalise(transforms.mean, transforms.std, place),
+        run={},
+    )
+    return Contestant(f"{classifier.title} (untrained)", classifier.source, False, classifier)
+
+
+def _open(
+    source: str,
+    checkpoint: str | None,
+    pretrained: bool,
+    model_args: Mapping[str, Any] | None,
+    size: int | None,
+    device: str,
+) -> Contestant:
+    path = Path(source)
+    task = task_of(path) if path.is_dir() else None
+    if task not in (None, "classify"):
+        if not (path / WEIGHTS).is_file():
+            raise FileNotFoundError(f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation")
+        run = open_dense(path, device=device, size=size)
+        return Contestant(run.title, source, True, run=run)
+    if path.is_dir():
+        classifier = open_classifier(source, size=size, device=device)
+        return Contestant(classifier.title, source, True, classifier)
+    classifier = open_classifier(
+        source, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, size=size, device=device
+    )
+    trained = bool(checkpoint) or pretrained
+    return Contestant(classifier.title if trained else f"{classifier.title} (untrained)", source, trained, classifier)
+
+
+def _distinct(given: Sequence[Contestant]) -> list[Contestant]:
+    """Those that share a name also get that of their folder, and if need be a number."""
+    counts = [one.name for one in given]
+    found: list[Contestant] = []
+    for one in given:
+        name = one.name if counts.count(one.name) == 1 else f"{one.name} ({Path(one.source).absolute().name})"
+        taken, plain, number = {other.name for other in found}, name, 2
+        while name in taken:
+            name, number = f"{plain} {number}", number + 1
+        found.append(replace(one, name=name))
+    return found
+
+
+def _refuse_large(name: str) -> None:
+    try:
+        with torch.device("meta"):
+            model: Any = timm.create_model(name)
+        channels, height, width = model.pretrained_cfg["input_size"]
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        macs = executed_macs(model, (height, width), channels) if parameters <= MOST_PARAMETERS else 0
+    except Exception as error:
+        raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
+    if parameters > MOST_PARAMETERS or macs > MOST_MACS:
+        what = f"{parameters / 1e6:.0f} M parameters" if parameters > MOST_PARAMETERS else f"{macs / 1e9:.0f} G MACs"
+        raise ValueError(f"{name} has {what}, too much for this page; time it by: broadsight bench {name}")
+
+
+def _random(name: str, device: str) -> Classifier:
+    try:
+        return open_classifier(name, pretrained=False, device=device)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
+
+
+def _quoted(name: Any) -> str:
+    text = repr(name)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,96 @@
+"""The tab "Compare": size, MACs, latency and accuracy of networks, as a plot and as a table."""
+
+from typing import Any
+
+import gradio as gr
+
+from .candidates import registered
+from .cards import hint
+from .comparison import AXES, MOST, Row, compare, first_axes, points, table
+from .page_parts import COMPUTE, RAW, Page, in_one_line
+from .samples import sample
+from .scatter import plot
+
+EMPTY = "Choose networks and press Measure: sizes, times and accuracies appear here."
+
+
+def add_compare_tab(page: Page, tab: gr.Tab) -> None:
+    """Put the tab's parts into whatever is being built."""
+    contestants = page.contestants
+    names = contestants.names
+    known = gr.State(None, time_to_live=3600)
+    with gr.Row(equal_height=False):
+        networks = gr.CheckboxGroup(
+            names, value=names[:MOST], label="Networks", min_width=300, elem_id="compare-networks"
+        )
+        added = gr.Dropdown(
+            sorted(registered()),
+            value=[],
+            multiselect=True,
+            max_choices=MOST,
+            label="Add networks of timm",
+            info="With random weights: for their size and speed.",
+            min_width=300,
+            elem_id="compare-added",
+        )
+    with gr.Row(equal_height=True):
+        across = gr.Radio(
+            [(words, axis) for axis, words in AXES.items()],
+            value="latency",
+            label="Across",
+            min_width=300,
+            elem_id="compare-x",
+        )
+        upwards = gr.Radio(
+            [(words, axis) for axis, words in AXES.items()],
+            value="accuracy",
+            label="Upwards",
+            min_width=300,
+            elem_id="compare-y",
+        )
+    button = gr.Button("Measure", variant="primary", size="md", elem_id="compare-button")
+    shown = gr.HTML("", elem_id="compare-plot", padding=False)
+    missing = gr.HTML("", elem_id="compare-missing", padding=False)
+    figures = gr.HTML(hint(EMPTY), elem_id="compare-table", padding=False)
+
+    def plotted(rows: list[Row], x: Any, y: Any) -> tuple[str, str]:
+        x, y = (axis if axis in AXES else "latency" for axis in (x, y))
+        drawn, lacking = points(rows, x, y)
+        return plot(drawn, AXES[x], AXES[y]), hint("Not in the plot: " + "; ".join(lacking) + ".") if lacking else ""
+
+    @in_one_line
+    def measure(networks: Any, added: Any, x: Any, y: Any, before: Any) -> tuple[Any, ...]:
+        if not isinstance(networks, list) or not isinstance(added, list):
+            raise ValueError("expected lists of networks' names; choose from those shown")
+        if len(networks) + len(added) > MOST:
+            raise ValueError(f"{len(networks) + len(added)} networks are chosen; expected at most {MOST}")
+        with contestants.computing:
+            chosen = [contestants.of(name) for name in dict.fromkeys(networks)]
+            chosen += [contestants.added(name) for name in dict.fromkeys(added)]
+            rows = compare(chosen, sample(0))
+        if before is None:  # the axes that suit what is there; afterwards they are the visitor's choice
+            x, y = first_axes(rows)
+        return rows, x, y, *plotted(rows, x, y), table(rows)
+
+    @in_one_line
+    def measure_first(*given: Any) -> tuple[Any, ...]:
+        return measure(*given) if given[-1] is None else tuple(gr.skip() for _ in range(6))
+
+    @in_one_line
+    def turn(rows: list[Row] | None, x: Any, y: Any) -> tuple[Any, Any]:
+        return (gr.skip(), "") if rows is None else plotted(rows, x, y)
+
+    given = [networks, added, across, upwards, known]
+    found = [known, across, upwards, shown, missing, figures]
+    quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=figures, **RAW)
+    triggers = [networks.input, added.input, button.click]
+    gr.on(triggers, measure, given, found, api_name="compare", **quiet, **COMPUTE)
+    tab.select(measure_first, given, found, api_visibility="private", **quiet, **COMPUTE)
+    gr.on(
+        [across.input, upwards.input],
+        turn,
+        [known, across, upwards],
+        [shown, missing],
+        api_visibility="private",
+        **(quiet | dict(show_progress="hidden")),
+    )

@@ -1,0 +1,72 @@
+"""What the tabs of the page share: the networks, the picture, and errors as one line."""
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from ..inspection.meta_pass import first_line
+from .candidates import Contestants
+from .gate import without_paths
+from .uploads import read_upload
+
+LINE = 300  # letters of an error
+
+# Whatever computes waits in one queue.
+COMPUTE: dict[str, Any] = dict(concurrency_id="compute", concurrency_limit=1)
+# Values come as the browser sent them, and are checked by us: Gradio's own reading of pictures knows no limits.
+RAW: dict[str, Any] = dict(preprocess=False)
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page while it is built.
+
+    Args:
+        folder: Where uploads are put.
+        megabytes: The most that one may have.
+        picture: The image input, which all tabs look at.
+        tab: State: the name of the tab that is open.
+    """
+
+    contestants: Contestants
+    folder: Path
+    megabytes: float
+    picture: gr.Image
+    tab: gr.State
+
+    def read(self, payload: Any) -> Image.Image:
+        """The picture that the image input holds."""
+        return read_upload(payload, self.folder, self.megabytes)
+
+
+def in_one_line(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the page whose errors are shown as one line, never as a traceback."""
+
+    @functools.wraps(function)
+    def safe(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except ValueError as error:
+            # Gradio shows it as HTML; our own sentences name no folder, those of libraries may
+            text = escape(without_paths(_short(error)), quote=False)
+            raise gr.Error(text, print_exception=False, title="Not possible") from None
+        except Exception as error:
+            print(
+                f"broadsight app: {getattr(function, '__name__', 'the page')} failed: {_short(error)}", file=sys.stderr
+            )
+            what = f"{type(error).__name__}; the terminal of broadsight app says why"
+            raise gr.Error(what, print_exception=False, title="This failed") from None
+
+    return safe
+
+
+def _short(error: Exception) -> str:
+    line = " ".join(first_line(error).split())
+    return line if len(line) <= LINE else line[: LINE - 3] + "..."

@@ -1,0 +1,196 @@
+"""Serves the page on this computer until somebody stops it."""
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .candidates import Contestants
+from .door import Door
+from .gate import allowed_names
+from .storage import Storage
+from .uploads import MOST_MEGABYTES
+
+if TYPE_CHECKING:
+    from .connections import Patience
+
+PORT, TRIES = 7860, 100
+STORAGE = 500.0  # MB of all uploads and answers
+LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
+VISITORS = 200  # whose state is kept
+
+
+def need_gradio() -> None:
+    """An ImportError in one line if it is not there. It reads its settings when it is imported: here and not before."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    try:
+        import gradio  # noqa: F401
+    except ImportError:
+        raise ImportError('the page needs gradio; run: pip install "broadsight[demo]"') from None
+
+
+@contextmanager
+def serving(
+    contestants: Contestants,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    megabytes: float = MOST_MEGABYTES,
+    storage: float | None = None,
+    allow_host: str = "",
+    patience: "Patience | None" = None,
+) -> Generator[str, None, None]:
+    """Serve the page while the `with` lasts; gives its address. What was uploaded is gone afterwards.
+
+    Args:
+        host: The address to listen on; anything but this computer's own lets others in.
+        port: None: 7860, or the next that is free.
+        megabytes: The most that an upload may have.
+        storage: The most MB that all uploads and answers may take; None: STORAGE, or five of the largest uploads.
+        allow_host: Names that the page answers to beside this computer's own, separated by commas.
+        patience: How long and for how many connections the server waits.
+    """
+    check_megabytes(megabytes)
+    allowed = allowed_names(allow_host)
+    room = check_storage(storage, megabytes)
+    chosen = free_port(host, port)
+    folder = Path(tempfile.mkdtemp(prefix="broadsight-app-")).resolve()
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)
+    blocks: Any = None
+    server: Any = None
+    try:
+        need_gradio()
+        from .app import build
+        from .connections import Patience, ThreadServer, config_of
+
+        most = int(megabytes * 2**20)
+        blocks = build(contestants, folder, megabytes)
+        page = _page(blocks, most)
+        door = Door(page, folder=folder, most_bytes=most, storage=Storage(folder, int(room * 2**20)), allowed=allowed)
+        server = ThreadServer(
+            config_of(door, patience or Patience(), log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+        )
+        server.start([_listening(host, chosen)])
+        name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        yield f"http://{f'[{name}]' if ':' in name else name}:{chosen}/"
+    finally:
+        if server is not None:
+            server.stop()
+        if blocks is not None:
+            blocks.close(verbose=False)
+        if before is None:
+            os.environ.pop("GRADIO_TEMP_DIR", None)
+        else:
+            os.environ["GRADIO_TEMP_DIR"] = before
+        with contestants.computing:  # whoever was waiting for an answer gets none, and it must not be written
+            shutil.rmtree(folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
+
+
+def _page(blocks: Any, most_bytes: int) -> Any:
+    """The page as an ASGI application. Gradio's own `launch` would put its answers to other sites before our door."""
+    import gradio
+    from fastapi import FastAPI
+
+    from .app import look_of_page
+
+    blocks.state_session_capacity = VISITORS
+    quiet: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    return gradio.mount_gradio_app(
+        FastAPI(**quiet),
+        blocks,
+        path="/",
+        app_kwargs=dict(quiet),
+        max_file_size=most_bytes,
+        show_error=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        **look_of_page(),
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=128)
+
+
+def free_port(host: str, port: int | None) -> int:
+    """The port that was asked for, or else the first free one from 7860 on; a ValueError if there is none."""
+    if port is not None and not 1 <= port <= 65535:
+        raise ValueError(f"--port {port}; expected 1 to 65535")
+    for number in [port] if port is not None else range(PORT, PORT + TRIES):
+        problem = _problem(host, number)
+        if problem is None:
+            return number
+        if not isinstance(problem, OSError) or problem.errno is None or isinstance(problem, socket.gaierror):
+            break
+        if isinstance(problem, PermissionError):
+            raise ValueError(f"--port {number} may not be used by this user; choose one above 1023") from None
+        if problem.errno == 99:  # no such address on this computer
+            break
+    else:
+        what = f"--port {port} is taken" if port is not None else f"all ports from {PORT} on are taken"
+        raise ValueError(f"{what}; choose another --port")
+    raise ValueError(f"--host {host} is no address of this computer; use 127.0.0.1, or 0.0.0.0 for all of them")
+
+
+def check_megabytes(megabytes: float) -> None:
+    if not 0 < megabytes <= 1000:
+        raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
+
+
+def check_storage(storage: float | None, megabytes: float) -> float:
+    """MB that all uploads and answers may take together; a ValueError if not even one upload would fit."""
+    if storage is None:
+        return max(STORAGE, 5 * megabytes)
+    if not megabytes + 1 <= storage <= 1_000_000:
+        raise ValueError(
+            f"--max-storage {storage:g}; expected MB, at least {megabytes + 1:g} (one upload and the samples)"
+        )
+    return storage
+
+
+def is_loopback(host: str) -> bool:
+    return host.lower() in LOOPBACK or host.startswith("127.")
+
+
+def wait() -> None:
+    """Until Ctrl-C, or until the system asks the process to end. A second Ctrl-C ends it at once."""
+    stopped = threading.Event()
+    before = {}
+
+    def stop(number: int, _: Any) -> None:
+        stopped.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have told us to ignore them
+        before[number] = signal.signal(number, stop)
+    try:
+        while not stopped.wait(0.5):  # a wait without an end would not be interrupted on Windows
+            pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _problem(host: str, port: int) -> OSError | None:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None

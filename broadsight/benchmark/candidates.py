@@ -1,0 +1,353 @@
+"""What a benchmark runs: models, under another pooling or with context broadcast, or pools alone, ready to call."""
+
+import importlib.util
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import first_line
+from ..layers import GroupLogits, MultiTokenPool
+from ..surgery.broadcasting import add_context_broadcast
+from ..surgery.pooling import PooledModel, create_backbone, swap_pool
+from .settings import DTYPES, EXPORTED, Settings
+
+if TYPE_CHECKING:
+    from .runtimes import Artefacts
+
+AGREEMENT = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}  # of outputs, relative to the largest
+CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to be timed.
+
+    Args:
+        macs: Multiply-accumulates that one image's forward pass executes.
+        forward: A forward pass, in training with its loss.
+        call: What is timed.
+        variant: What it was built of,
+        size: for images of this height and width.
+        artefact: The file that it starts from: what an exported runtime runs, or the weights; None where no exported
+            runtime is among the contenders.
+        difference: How far an exported runtime's outputs are from the network's, relative to the largest.
+    """
+
+    name: str
+    runtime: str
+    model: nn.Module
+    macs: int
+    forward: Callable[[], Tensor]
+    call: Callable[[], None]
+    variant: "Variant"
+    size: tuple[int, int]
+    artefact: Path | None = None
+    difference: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.runtime})"
+
+
+class PoolOfMaps(nn.Module):
+    """A pool that takes its maps one by one: as a model, whose arguments are tensors."""
+
+    def __init__(self, pool: nn.Module):
+        super().__init__()
+        self.pool: Any = pool
+
+    def forward(self, *maps: Tensor, groups: bool = False) -> Any:
+        return GroupLogits(*self.pool.forward_groups(maps)) if groups else self.pool(maps)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A timm model, what is changed in it, and the size of images if it has one of its own."""
+
+    name: str
+    pool: str | None = None
+    broadcast: str = "none"
+    size: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        changes = [self.pool, None if self.broadcast == "none" else f"{self.broadcast} broadcast"]
+        at = (
+            ""
+            if self.size is None
+            else "@" + (f"{self.size[0]}" if len(set(self.size)) == 1 else "{}x{}".format(*self.size))
+        )
+        return " + ".join([self.name + at, *(change for change in changes if change)])
+
+
+def variants(names: Sequence[str], settings: Settings) -> list[Variant]:
+    """Every model with every pool and every broadcast of the settings; `NAME@256` has a size of its own."""
+    return [
+        Variant(name, pool, broadcast, size)
+        for name, size in map(name_and_size, names)
+        for pool in settings.pools or (None,)
+        for broadcast in settings.broadcasts or ("none",)
+    ]
+
+
+def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
+    """`NAME`, `NAME@256` or, height first, `NAME@224x320` in its parts."""
+    name, at, size = given.partition("@")
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", size)
+    if at and (found is None or not all(int(side or 1) for side in found.groups())):
+        raise ValueError(f"{given!r} has no size behind its @; expected pixels, such as {name}@256 or {name}@224x320")
+    return name, None if found is None else (int(found[1]), int(found[2] or found[1]))
+
+
+def build(
+    variant: Variant, settings: Settings, rival: type[nn.Module] | None = None, artefacts: "Artefacts | None" = None
+) -> list[Contender]:
+    """A model under every runtime; after the rival's form of its pool, with the same weights, if there is one.
+
+    Args:
+        artefacts: Where exported runtimes find or leave their files.
+    """
+    title = str(variant)
+    settings = settings if variant.size is None else replace(settings, size=variant.size)
+    model = create(variant, settings)
+    place: dict[str, Any] = {"device": settings.device, "dtype": DTYPES[settings.dtype]}
+    memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
+    with blame(title, "being prepared"):
+        torch.manual_seed(settings.seed)
+        shape = settings.batch, model.pretrained_cfg["input_size"][0], *settings.size
+        inputs = [torch.randn(shape).to(memory_format=memory_format)]
+        labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
+        weights = None if artefacts is None else artefacts.weights(model, title, inputs[0])
+        grouped = isinstance(model, PooledModel) and model.has_groups
+        forms: dict[str, nn.Module] = {title: model.eval()}
+        if settings.head_only:
+            inputs = _feature_maps(cast(PooledModel, model), inputs[0])
+            forms = {title: PoolOfMaps(model.head).eval()}
+            if rival is not None:
+                theirs = _rebuilt(model.head, rival)
+                forms = {f"{title}, {Path(settings.against or '').stem}": PoolOfMaps(theirs).eval(), **forms}
+        if settings.fuse:
+            from ..surgery.fusion import fuse
+
+            forms = {name: fuse(form) for name, form in forms.items()}
+        macs = [_macs(form, inputs) for form in forms.values()]
+        inputs = tuple(x.to(**place) for x in inputs)
+        forms = {name: form.to(**place, memory_format=memory_format) for name, form in forms.items()}
+        if rival is not None:
+            _check_agreement(*forms.values(), inputs, settings)
+        for x in inputs:
+            x.requires_grad_(settings.head_only and settings.train)
+        return [
+            _exported(form_name, runtime, model, work, inputs[0], variant, settings, artefacts)
+            if runtime in EXPORTED
+            else _contender(
+                form_name, runtime, form.train(settings.train), work, inputs, labels, grouped, variant, weights
+            )
+            for (form_name, form), work in zip(forms.items(), macs, strict=True)
+            for runtime in settings.runtimes
+        ]
+
+
+def load_rival(path: str) -> type[nn.Module]:
+    """The class PerGroupPool of a Python file, which is executed."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file; expected a Python file that defines the class PerGroupPool")
+    spec = importlib.util.spec_from_file_location(f"rival_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file; expected one that defines the class PerGroupPool")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+    found = getattr(module, "PerGroupPool", None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ValueError(f"{path} defines no module class PerGroupPool; expected one with MultiTokenPool's arguments")
+    return found
+
+
+def _contender(
+    name: str,
+    runtime: str,
+    model: nn.Module,
+    macs: int,
+    inputs: tuple[Tensor, ...],
+    labels: Tensor,
+    grouped: bool,
+    variant: Variant,
+    weights: Path | None,
+) -> Contender:
+    from ..losses import MultiTokenLoss
+
+    run = _compiled(model) if runtime == "compile" else model
+    loss = MultiTokenLoss("bce")
+
+    def forward() -> Tensor:
+        if not model.training:
+            return run(*inputs)
+        return loss(run(*inputs, groups=True), labels) if grouped else F.cross_entropy(run(*inputs).float(), labels)
+
+    def train() -> None:
+        model.zero_grad(set_to_none=True)
+        for x in inputs:
+            x.grad = None
+        forward().backward()
+
+    @torch.inference_mode()
+    def infer() -> None:
+        forward()
+
+    height, width = inputs[0].shape[-2:]
+    call = train if model.training else infer
+    return Contender(name, runtime, model, macs, forward, call, variant, (height, width), weights)
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
+    return torch.compile(model, dynamic=False)
+
+
+def _exported(
+    name: str,
+    runtime: str,
+    model: nn.Module,
+    macs: int,
+    images: Tensor,
+    variant: Variant,
+    settings: Settings,
+    artefacts: "Artefacts | None",
+) -> Contender:
+    if artefacts is None:
+        raise ValueError(f"runtime {runtime!r} without a folder for its files; pass artefacts")
+    opened = artefacts.open(runtime, model, name, images)
+
+    def forward() -> Tensor:
+        return torch.from_numpy(opened.run())
+
+    def call() -> None:
+        opened.run()
+
+    return Contender(name, runtime, model, macs, forward, call, variant, settings.size, opened.path, opened.difference)
+
+
+def create(variant: Variant, settings: Settings) -> Any:
+    """The model with seeded random weights, built for the size if it is tied to one; refuses what the settings cannot
+    be applied to."""
+    name, pool = variant.name, variant.pool
+    cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    tied = cfg is not None and cfg.fixed_input_size and tuple(cfg.input_size[1:]) != settings.size
+    height, width = settings.size
+    side = height if height == width else (height, width)  # a few models take a single number only
+    options: dict[str, Any] = {"img_size": side} if tied else {}
+    if pool is not None and isinstance(_without_weights(name), PooledModel):
+        raise ValueError(f"{name} has its own pool; name a plain backbone beside pools (--pool), or drop the pools")
+    torch.manual_seed(settings.seed)
+    try:
+        create = timm.create_model if pool is None else create_backbone
+        model: Any = create(name, num_classes=CLASSES, **options)
+    except Exception as error:
+        if tied and cfg is not None:
+            needed = "x".join(map(str, cfg.input_size[1:]))
+            raise ValueError(
+                f"{name} cannot be built for {height}x{width}; it is made for {needed}, use that size"
+            ) from error
+        with blame(name, "being built"):
+            raise
+    if pool is not None:
+        model = swap_pool(model, pool, img_size=options.get("img_size"))
+    if variant.broadcast != "none":
+        add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"))
+    pooled = isinstance(model, PooledModel)
+    if settings.head_only and not pooled:
+        raise ValueError(f"{name} has no pool of ours to run alone; choose one (--pool map), or name a map_* model")
+    if settings.light and not pooled:
+        raise ValueError(f"{name} has no light form; only models under 'map' have one")
+    if settings.against is not None and not isinstance(model.head, MultiTokenPool):
+        raise ValueError(f"{variant} has no groups of tokens to compare; expected 'map', 'ga' or 'cap'")
+    return model.lighten() if settings.light else model
+
+
+def _without_weights(name: str) -> nn.Module:
+    with blame(name, "being built"), torch.device("meta"):
+        return timm.create_model(name)
+
+
+def _feature_maps(model: PooledModel, images: Tensor) -> list[Tensor]:
+    """Noise in the shapes and memory formats of the maps that the backbone makes of such images."""
+    with torch.no_grad():
+        maps = model.pyramid(model.backbone, images[:1])
+    last = [x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() for x in maps]
+    formats = [torch.channels_last if is_last else torch.contiguous_format for is_last in last]
+    return [
+        torch.randn(len(images), *x.shape[1:]).to(memory_format=format_)
+        for x, format_ in zip(maps, formats, strict=True)
+    ]
+
+
+def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
+    """The rival's form of a pool. The pool receives its weights, none of which stays at a neutral initial value."""
+    from ..weights.released_stvit import load_release
+
+    block: Any = pool.blocks[0]
+    gram = pool.gram
+    theirs = rival(
+        pool.channels,
+        pool.num_classes,
+        level=pool.level,
+        dim=pool.dim,
+        groups=pool.groups,
+        tokens=pool.tokens,
+        mean_token=pool.mean_token,
+        gram=gram is not None,
+        gram_dim=None if gram is None else gram.gram_dim,
+        gram_groups=1 if gram is None else gram.embed.shape[0] // pool.groups,
+        attn_dim=block.q.out_features,
+        heads=block.heads,
+        mlp_ratio=block.mlp.fc1.out_features * block.mlp.channel_groups / pool.dim,
+        mlp_groups=block.mlp.channel_groups,
+        head_mixing=block.mix_before is not None,
+        classifier=pool.classifier_kind,
+        drop=block.drop.p,
+        fc_drop=pool.fc_drop_rate,
+        light=pool.light,
+    )
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    load_release(pool, theirs.state_dict())
+    return theirs
+
+
+def _macs(model: nn.Module, inputs: Iterable[Tensor]) -> int:
+    from ..inspection.macs import PRODUCTS, count
+
+    return count(model, *[(1, *x.shape[1:]) for x in inputs], PRODUCTS)[0]
+
+
+@torch.no_grad()
+def _check_agreement(theirs: nn.Module, ours: nn.Module, inputs: tuple[Tensor, ...], settings: Settings) -> None:
+    pairs = [(theirs(*inputs), ours(*inputs))]
+    if settings.train:
+        pairs += zip(theirs(*inputs, groups=True), ours(*inputs, groups=True), strict=True)
+    for expected, came in pairs:
+        if expected is not None:
+            error, largest = (came - expected).abs().max().item(), expected.abs().max().item()
+            if not error <= AGREEMENT[settings.dtype] * largest:  # true for NaN
+                raise ValueError(
+                    f"outputs differ by up to {error:.2g} (the largest is {largest:.2g}) from {settings.against}"
+                )
+
+
+@contextmanager
+def blame(name: str, doing: str) -> Generator[None, None, None]:
+    """Whatever goes wrong inside, say in one line for which model."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{name} failed while {doing}: {type(error).__name__}: {first_line(error)}") from error

@@ -1,0 +1,157 @@
+"""What it takes to begin: a fresh process that loads one artefact and answers once.
+
+    python -m broadsight.benchmark.cold_start REQUEST
+
+The request is JSON, and so is the one line of the answer. Importing libraries comes first and is counted apart: it is
+the same for every network, and what a program imports besides is its own business.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .candidates import Contender, Variant, create
+from .settings import EXPORTED, Settings
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """What a fresh process took.
+
+    Args:
+        import_s: Seconds to import this package and the runtime's.
+        seconds: From then on until the first answer: to load the artefact, or in torch to build the network and load
+            its weights, and to run it once; compiling included.
+        resident_bytes: By how much the process grew meanwhile at most, in memory that it really holds; pages of a
+            mapped file count as far as they were touched. None where the system does not say.
+    """
+
+    import_s: float
+    seconds: float
+    resident_bytes: int | None
+
+
+def measure(contender: Contender, settings: Settings, artefact: Path, batch: int = 1) -> StartUp:
+    """Start a contender elsewhere.
+
+    Args:
+        artefact: Its file, or in torch its weights.
+
+    Raises:
+        RuntimeError: The process failed; with the last line that it wrote.
+    """
+    network: Any = contender.model
+    images = [batch, network.pretrained_cfg["input_size"][0], *contender.size]
+    request = {
+        "runtime": contender.runtime,
+        "artefact": str(artefact),
+        "images": images,
+        "variant": asdict(contender.variant),
+        "settings": asdict(replace(settings, size=contender.size)),
+    }
+    threads = {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory() as cache:  # what was compiled before does not count
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, json.dumps(request)],
+            env=os.environ | threads | {"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": cache},
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise RuntimeError(f"a fresh process failed: {said[-1] if said else f'exit code {done.returncode}'}")
+    return StartUp(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def answer(request: dict[str, Any], started: float) -> StartUp:
+    """Do what a request asks for, in this process.
+
+    Args:
+        started: `time.time()` when its interpreter began.
+    """
+    import numpy as np
+    import torch
+
+    settings, runtime, artefact = Settings(**request["settings"]), request["runtime"], Path(request["artefact"])
+    torch.set_num_threads(settings.threads)
+    if runtime in EXPORTED:
+        from ..deployment import open_artefact
+
+        import_library(EXPORTED[runtime][0])
+    else:
+        from safetensors.torch import load_model
+
+        from .. import models as models
+    images = np.random.default_rng(0).standard_normal(request["images"], np.float32)
+    imported = time.time()
+    _forget_peak()
+    before = _status("VmRSS")
+    begun = time.perf_counter()
+    if runtime in EXPORTED:
+        session = open_artefact(artefact, settings.threads)
+        session(images)
+    else:
+        network = create(_variant(request["variant"]), settings).eval()
+        load_model(network, str(artefact))
+        if settings.fuse:
+            from ..surgery.fusion import fuse
+
+            network = fuse(network)
+        run = torch.compile(network, dynamic=False) if runtime == "compile" else network
+        with torch.inference_mode():
+            run(torch.from_numpy(images))
+    seconds = time.perf_counter() - begun
+    peak = _status("VmHWM")
+    return StartUp(imported - started, seconds, None if before is None or peak is None else max(peak - before, 0))
+
+
+def import_library(format: str) -> None:
+    """What a program that runs such files imports in any case."""
+    if format == "onnx":
+        import onnxruntime  # noqa: F401
+    elif format == "openvino":
+        import openvino  # noqa: F401
+    elif format == "executorch":
+        import executorch.runtime  # noqa: F401
+
+
+def _variant(values: dict[str, Any]) -> Variant:
+    variant = Variant(**values)
+    return variant if variant.size is None else replace(variant, size=(variant.size[0], variant.size[1]))
+
+
+def _forget_peak() -> None:
+    """The largest resident size counts from here on; what importing held for a moment is forgotten."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int | None:
+    """Bytes, of what Linux says of this process."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return 1024 * int(line.split()[1])
+    return None
+
+
+def _process_began() -> float:
+    """`time.time()` when this process was started, as far as the system says."""
+    with suppress(OSError, ValueError, IndexError):
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    return time.time()
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(answer(json.loads(sys.argv[1]), _process_began()))))

@@ -1,0 +1,98 @@
+"""The machine that something is measured on: what it is, and how fast it can be."""
+
+import os
+import platform
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from ..provenance import commit
+from .candidates import DTYPES, Settings
+
+MEMORY_VARIABLES = ("MALLOC_", "LD_PRELOAD", "GLIBC_TUNABLES", "MIMALLOC_", "TCMALLOC_", "JEMALLOC", "PYTORCH_")
+THREAD_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_")
+
+
+def describe_machine(settings: Settings) -> dict[str, Any]:
+    """Whatever else a reader needs to know to judge a timing."""
+    from .. import __version__
+
+    device = torch.device(settings.device)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {
+            "broadsight": __version__,
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "python": platform.python_version(),
+        },
+        "commit": commit(),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "load_before": load(),
+        "memory_variables": _environment(MEMORY_VARIABLES),
+        "thread_variables": _environment(THREAD_VARIABLES),
+    }
+
+
+def gemm_peak(settings: Settings, sides: Sequence[int], repeats: int = 4, seconds: float = 3.0) -> float:
+    """FLOP per second of the fastest of square matrix products of some sides, at the settings' dtype and device.
+
+    Where a dtype is only emulated a product may take a minute; no new one is begun once `seconds` are over.
+    """
+    best, started = 0.0, time.perf_counter()
+    for side in sides:
+        a, b = torch.randn(2, side, side).to(settings.device, DTYPES[settings.dtype])
+        for _ in range(repeats):  # the first one warms up; being slower, it never counts
+            synchronize(settings.device)
+            start = time.perf_counter()
+            torch.mm(a, b)
+            synchronize(settings.device)
+            end = time.perf_counter()
+            best = max(best, 2 * side**3 / (end - start))
+            if end - started > seconds:
+                return best
+    return best
+
+
+@contextmanager
+def fixed_threads(threads: int) -> Generator[None, None, None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _environment(prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+
+
+def load() -> list[float] | None:
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
+        platform.processor() or platform.machine()
+    )

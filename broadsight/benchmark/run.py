@@ -1,0 +1,381 @@
+"""Speed and memory of any timm models, measured side by side.
+
+Timings on a shared machine drift. Every round therefore runs every contender once, each round starting with another
+one, and contenders are compared within rounds: what slows the whole machine down for a second cancels in the ratio.
+Wall time says how long one waits; CPU time, summed over threads, is what other processes disturb least.
+"""
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from ..files import whole_file
+from .candidates import Contender, blame, build, load_rival, name_and_size, variants
+from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
+from .memory import kernel_launches, peak_memory, saved_for_backward
+from .settings import DTYPES, EXPORTED, RUNTIMES, Settings
+from .timing import Summary, interleave, median_interval, paired_ratio, summarize
+
+try:
+    import resource
+except ImportError:  # Windows has no page-fault counter to read; the column stays empty there
+    resource = None
+
+__all__ = [
+    "DTYPES",
+    "RUNTIMES",
+    "Report",
+    "Row",
+    "Settings",
+    "Summary",
+    "describe_machine",
+    "expand",
+    "fixed_threads",
+    "interleave",
+    "measure",
+    "measure_sizes",
+    "median_interval",
+    "paired_ratio",
+    "saved_for_backward",
+    "summarize",
+    "write_json",
+]
+
+Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
+
+GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
+TRAIN_FORWARDS = 3  # a step multiplies once forward and twice backward: towards the inputs and towards the weights
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender: a model under a runtime.
+
+    Args:
+        params: Parameters, after fusing if asked for.
+        macs: Multiply-accumulates that one image's forward pass executes.
+        wall_ms, cpu_ms: Milliseconds per call (one batch): elapsed, and consumed by the process in all its threads.
+        throughput: Images per second at the median wall time.
+        ratio, cpu_ratio: This contender's time over the yardstick's, paired within each round. Above 1 is slower. The
+            yardstick is the first contender; with `Settings.against` that implementation of the same pool.
+        speedup: The inverse of cpu_ratio: the yardstick's CPU time over this contender's.
+        peak_fraction: 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best
+            against best, since both are what the machine can do when left alone. A training step counts as 3 forwards.
+            Above 1 means that the dtype is emulated and large products, of all things, are what it is slowest at.
+        peak_bytes: See `peak_memory`; None in an exported runtime, whose allocations torch does not see.
+        saved_bytes: See `saved_for_backward`; None in inference, like
+        saved_ratio: these over the yardstick's.
+        launches: See `kernel_launches`; None unless a pool is run alone and eagerly.
+        page_faults: Median of the minor page faults per call: memory handed back to the system and fetched anew.
+        wall_samples_ms, cpu_samples_ms: Every round, in order.
+        size: Height and width of the images; None in reports that are older than it, like
+        artefact_bytes: what lies on the disk: the exported files, or the weights as safetensors;
+        start_up_s, import_s, resident_bytes: what a fresh process takes, see `start_up.StartUp`;
+        difference: how far an exported runtime's outputs are from the network's, relative to the largest.
+    """
+
+    model: str
+    runtime: str
+    params: int
+    macs: int
+    wall_ms: Summary
+    cpu_ms: Summary
+    throughput: float
+    ratio: Summary
+    cpu_ratio: Summary
+    speedup: Summary
+    peak_fraction: float
+    peak_bytes: int | None
+    saved_bytes: int | None
+    saved_ratio: float | None
+    launches: int | None
+    page_faults: float | None
+    wall_samples_ms: list[float]
+    cpu_samples_ms: list[float]
+    size: list[int] | None = None
+    artefact_bytes: int | None = None
+    start_up_s: float | None = None
+    import_s: float | None = None
+    resident_bytes: int | None = None
+    difference: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `measure` found; `dataclasses.asdict` gives what JSON can hold and `from_dict` takes it back."""
+
+    machine: dict[str, Any]
+    settings: Settings
+    rows: list[Row]
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Report":
+        """Takes reports of earlier versions as well: what these did not measure is None."""
+        summaries = {field.name for field in fields(Row) if field.type is Summary}
+        unknown: dict[str, Any] = {"saved_ratio": None, "launches": None}
+
+        def revive(row: dict[str, Any]) -> Row:
+            if "speedup" not in row:
+                row = row | {"speedup": asdict(paired_ratio(data["rows"][0]["cpu_samples_ms"], row["cpu_samples_ms"]))}
+            values: dict[str, Any] = {name: Summary(**row[name]) for name in summaries}
+            return Row(**(unknown | row | values))
+
+        return cls(data["machine"], Settings(**data["settings"]), [revive(row) for row in data["rows"]])
+
+
+@dataclass(frozen=True)
+class _Sample:
+    wall: float  # seconds
+    cpu: float  # seconds
+    faults: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    contender: Contender
+    settings: Settings
+    yardstick: int  # position of whom it is compared with
+    place: int  # of its size among the sizes
+
+
+def measure(
+    names: Sequence[str],
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    artefacts: str | Path | None = None,
+) -> Report:
+    """Time models against each other; all of them are held in memory at once.
+
+    Args:
+        names: timm model names or wildcards such as `stvit_*`. The first is what the others are compared with; naming
+            a model twice shows the noise of the measurement. `NAME@256` is timed at a size of its own.
+        progress: Called before every step with steps done, steps in all, and a few words on what comes.
+        artefacts: Folder that keeps what is exported, to be used again; without one it is gone afterwards.
+    """
+    settings = settings or Settings()
+    return measure_sizes(names, settings, [settings.size], progress, artefacts)[0]
+
+
+def measure_sizes(
+    names: Sequence[str],
+    settings: Settings,
+    sizes: Sequence[tuple[int, int]],
+    progress: Progress | None = None,
+    artefacts: str | Path | None = None,
+) -> list[Report]:
+    """Time models against each other at several image sizes in place of the settings' own; a report for each.
+
+    Every round runs every model at every size, so a comparison of sizes within a round holds as one of models does.
+    Whatever cannot be built for one of the sizes is refused before anything is timed. Progress counts a call at a
+    larger size as so many at the smallest as it has times the pixels.
+    """
+    each = [replace(settings, size=size) for size in sizes]
+    models = variants(expand(names), settings)
+    if len(sizes) > 1 and (own := next((model for model in models if model.size), None)):
+        raise ValueError(f"{own} has a size of its own beside several sizes; drop its @, or name one size")
+    keeping: Any = nullcontext()
+    if settings.exported:
+        from .runtimes import check_installed, keep
+
+        check_installed(settings.exported)
+        keeping = keep(artefacts, settings.threads)
+    fresh = settings.start_up and bool(settings.exported)
+    rival = None if settings.against is None else load_rival(settings.against)
+    per_size = len(models) * len(settings.runtimes) * (1 if rival is None else 2)
+    smallest = min(height * width for height, width in sizes)
+    weights = [round(height * width / smallest) for height, width in sizes]
+    total = 1 + len(models) * len(sizes) + per_size * sum(weights) * (1 + settings.warmup + settings.rounds)
+    total += per_size * len(sizes) if fresh else 0
+    done = 0
+
+    def step(doing: str, weight: int = 1) -> None:
+        nonlocal done
+        if progress:
+            progress(done, total, doing)
+        done += weight
+
+    at = (lambda place: "") if len(sizes) == 1 else (lambda place: " at {}x{}".format(*sizes[place]))
+    compiling = _room_for_compilations(per_size * len(sizes)) if "compile" in settings.runtimes else nullcontext()
+    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as files:
+        machine = describe_machine(settings)
+        entries: list[_Entry] = []
+        for place, here in enumerate(each):
+            first = len(entries)
+            for variant in models:
+                step(f"building {variant}{at(place)}")
+                made = build(variant, here, rival, files)
+                yardstick = first if rival is None else len(entries)
+                entries += [_Entry(one, replace(here, size=one.size), yardstick, place) for one in made]
+            for before, entry in zip(entries[:first], entries[first:], strict=False):
+                _share_weights(before.contender.model, entry.contender.model)
+        step("matrix-product peak of this machine")
+        machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES)
+        for entry in entries:
+            for _ in range(settings.warmup):
+                step(f"warming up {entry.contender}{at(entry.place)}", weights[entry.place])
+                _timed(entry.contender, entry.settings)
+
+        def timed(entry: _Entry, round_: int) -> _Sample:
+            step(f"round {round_ + 1} of {settings.rounds}{at(entry.place)}", weights[entry.place])
+            return _timed(entry.contender, entry.settings)
+
+        samples = interleave(entries, timed, settings.rounds)
+        machine["load_after"] = load()
+        machine["rounds_completed"] = len(samples[0])
+        rows: list[Row] = []
+        for entry, mine in zip(entries, samples, strict=True):
+            # After the timing: watching what is saved makes torch.compile specialise a second time.
+            step(f"memory of {entry.contender}{at(entry.place)}", weights[entry.place])
+            row = _row(entry.contender, mine, samples[entry.yardstick], machine["gemm_flops"], entry.settings)
+            if row.saved_bytes is not None:
+                base = (rows[entry.yardstick] if entry.yardstick < len(rows) else row).saved_bytes or 1
+                row = replace(row, saved_ratio=row.saved_bytes / base)
+            if fresh:
+                step(f"a fresh process with {entry.contender}{at(entry.place)}")
+                row = _started(row, entry)
+            rows.append(row)
+    if progress:
+        progress(total, total, "done")
+    return [Report(machine, here, rows[i * per_size :][:per_size]) for i, here in enumerate(each)]
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """timm names as given, wildcards replaced by what they match and is not listed yet; unknown names are refused.
+
+    A size behind an @ stays where it is.
+    """
+    found: list[str] = []
+    for name in names:
+        given, name = name, name_and_size(name)[0]
+        at = given[len(name) :]
+        if any(c in name for c in "*?["):
+            matches = timm.list_models(name)
+            if not matches:
+                raise ValueError(f"no timm model matches {name!r}; `broadsight models` lists those of broadsight")
+            found += [match + at for match in matches if match + at not in found]
+        elif timm.is_model(name):
+            found.append(given)
+        else:
+            near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+            hint = f"nearest: {', '.join(near)}" if near else "`broadsight models` lists those of broadsight"
+            raise ValueError(f"unknown model {name!r}; {hint}")
+    if not found:
+        raise ValueError("no model named; expected at least one timm model name or wildcard")
+    return found
+
+
+def write_json(data: Any, path: str | Path) -> None:
+    """Write JSON, null for what is no number; like a plot, the file appears complete or not at all."""
+    data = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    with whole_file(Path(path)) as unfinished:
+        unfinished.write_text(json.dumps(data, indent=2) + "\n")
+
+
+def _share_weights(source: nn.Module, target: nn.Module) -> None:
+    """Hold parameters of equal shape once, or a model at six sizes would take six times its memory.
+
+    They are random, and nothing here learns.
+    """
+    theirs = dict(source.named_parameters())
+    for name, parameter in target.named_parameters():
+        same = theirs.get(name)
+        if same is not None and (same.shape, same.stride()) == (parameter.shape, parameter.stride()):
+            parameter.data = same.data
+
+
+def _timed(contender: Contender, settings: Settings) -> _Sample:
+    collecting = gc.isenabled()
+    gc.disable()  # a collection belongs to whoever left the garbage, not to the contender during which it happens
+    try:
+        with blame(str(contender), f"running a batch of {settings.batch} at {settings.size[0]}x{settings.size[1]}"):
+            synchronize(settings.device)
+            faults, cpu, wall = _page_faults(), time.process_time(), time.perf_counter()
+            contender.call()
+            synchronize(settings.device)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            return _Sample(wall, cpu, _page_faults() - faults)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
+    wall_ms, cpu_ms = [1e3 * s.wall for s in mine], [1e3 * s.cpu for s in mine]
+    wall = summarize(wall_ms)
+    flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
+    contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
+    with blame(str(contender), "measuring memory"):
+        peak_bytes = None if contender.runtime in EXPORTED else peak_memory(contender.call, settings.device)
+        saved_bytes = saved_for_backward(contender.model, contender.forward) if settings.train else None
+        counted = settings.head_only and contender.runtime == "eager"
+        # Not the call itself: inference mode does not show what operations are made of.
+        once = contender.call if settings.train else torch.no_grad()(contender.forward)
+        launches = kernel_launches(once) if counted else None
+    return Row(
+        model=contender.name,
+        runtime=contender.runtime,
+        params=sum(p.numel() for p in contender.model.parameters()),
+        macs=contender.macs,
+        wall_ms=wall,
+        cpu_ms=summarize(cpu_ms),
+        throughput=1e3 * settings.batch / wall.median,
+        ratio=paired_ratio([s.wall for s in mine], [s.wall for s in base]),
+        cpu_ratio=paired_ratio([s.cpu for s in mine], [s.cpu for s in base]),
+        speedup=paired_ratio([s.cpu for s in base], [s.cpu for s in mine]),
+        peak_fraction=flops / (wall.minimum / 1e3) / gemm_flops,
+        peak_bytes=peak_bytes,
+        saved_bytes=saved_bytes,
+        saved_ratio=None,
+        launches=launches,
+        page_faults=float(statistics.median(s.faults for s in mine)) if resource else None,
+        wall_samples_ms=wall_ms,
+        cpu_samples_ms=cpu_ms,
+        size=list(contender.size),
+        artefact_bytes=_artefact_bytes(contender),
+        difference=contender.difference,
+    )
+
+
+def _artefact_bytes(contender: Contender) -> int | None:
+    if contender.artefact is None:
+        return None
+    from .runtimes import file_bytes
+
+    return file_bytes(contender.artefact)
+
+
+def _started(row: Row, entry: _Entry) -> Row:
+    """A row with what the contender takes in a fresh process."""
+    from . import cold_start as start_up
+
+    assert entry.contender.artefact is not None
+    with blame(str(entry.contender), "starting elsewhere"):
+        found = start_up.measure(entry.contender, entry.settings, entry.contender.artefact)
+    return replace(row, start_up_s=found.seconds, import_s=found.import_s, resident_bytes=found.resident_bytes)
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+@contextmanager
+def _room_for_compilations(models: int) -> Generator[None, None, None]:
+    """Models of one class share torch.compile's cache; past its limit they would silently be timed in eager mode."""
+    import torch._dynamo  # seconds of import that an eager measurement does not need
+
+    limit = 8 + 4 * models
+    with torch._dynamo.config.patch(
+        recompile_limit=limit, accumulated_recompile_limit=32 * limit, fail_on_recompile_limit_hit=True
+    ):
+        yield

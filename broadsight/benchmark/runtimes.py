@@ -1,0 +1,223 @@
+"""Networks as other runtimes run them: exported to a folder once, opened with fixed threads, checked against torch."""
+
+import hashlib
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..deployment import Description, capture, open_artefact, rounding_of
+from ..deployment.agreement import allowance
+from ..deployment.formats import FORMATS, need
+from ..deployment.prepare import prepare
+from .settings import EXPORTED
+
+TOLERANCE = 1e-3  # of a float artefact's outputs, relative to the largest
+ALIKE = 0.5  # cosine of an int8 artefact's outputs and the network's, whose weights are random: enough to see nonsense
+CALIBRATION = 8  # images of noise for int8
+PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An artefact that is ready to be timed.
+
+    Args:
+        difference: Of its outputs from the network's, relative to the largest.
+        run: Images to logits (B, classes).
+    """
+
+    path: Path
+    difference: float
+    run: Callable[[], np.ndarray]
+
+
+class Artefacts:
+    """A folder of exported networks. What is there already is used again, unless the code that makes it has changed."""
+
+    def __init__(self, folder: Path, threads: int):
+        self.folder, self.threads = folder, threads
+        self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
+
+    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
+        """A network in a runtime, checked on the images.
+
+        Args:
+            runtime: Of `benchmark_settings.EXPORTED`.
+            model: In eval mode, on the CPU, in float32.
+            images: (B, C, H, W), contiguous.
+
+        Raises:
+            ValueError: It cannot be exported, or answers otherwise than the network does.
+        """
+        path = self.path(runtime, model, title, images)
+        session = open_artefact(path, self.threads)
+        array, name = images.numpy(), session.description.outputs[0]
+        with torch.no_grad():
+            expected = model(images).numpy()
+        difference = _checked(runtime, expected, session(array)[name], lambda: rounding_of(model, [array]))
+        return Opened(path, difference, lambda: session(array)[name])
+
+    def path(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Path:
+        """The file of a network for a runtime, written if it is not there."""
+        name, int8 = EXPORTED[runtime]
+        form = need(name, int8)
+        making = ("capture", "preparing", f"{name}_*", *(("int8_layers", f"int8_{name}") if int8 else ()))
+        key = _key(model, title, images, making)
+        path = self.folder / f"{key}{'-int8' if int8 else ''}{form.suffix}"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if runtime == "int8":
+                source = self.path("onnx", model, title, images)
+            elif runtime == "openvino-int8":
+                source = self.path("openvino", model, title, images)
+            else:
+                source = None
+            with _whole(path, form.files) as unfinished:
+                if source is None:
+                    any_batch = form.batches
+                    program = self._program(model, title, images, any_batch)
+                    form.write(program, _description(title, images, any_batch), unfinished)
+                else:
+                    _quantise(name, source, unfinished, _noise(images))
+        return path
+
+    def _program(self, model: nn.Module, title: str, images: Tensor, any_batch: bool) -> Any:
+        key = _key(model, title, images), any_batch
+        if self._captured is None or self._captured[0] != key:
+            channels, height, width = images.shape[1:]
+            self._captured = (
+                key,
+                capture(prepare(model, (height, width)), (channels, height, width), any_batch=any_batch),
+            )
+        return self._captured[1]
+
+    def weights(self, model: nn.Module, title: str, images: Tensor) -> Path:
+        """The network's weights as a safetensors file: what torch starts from."""
+        from safetensors.torch import save_model
+
+        path = self.folder / f"{_key(model, title, images)}.safetensors"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with _whole(path, (".safetensors",)) as unfinished:
+                save_model(model, str(unfinished))
+        return path
+
+
+@contextmanager
+def keep(folder: str | Path | None, threads: int) -> Generator[Artefacts, None, None]:
+    """Artefacts in a folder of the caller's, or in one that vanishes afterwards."""
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Artefacts(Path(temporary), threads)
+        return
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ValueError(f"cannot keep artefacts in {str(folder)!r}: it is a file; give the name of a folder")
+    yield Artefacts(Path(folder), threads)
+
+
+def file_bytes(path: Path) -> int:
+    """Bytes of an artefact, all its files together."""
+    form = next((form for form in FORMATS.values() if form.suffix == path.suffix), None)
+    return sum(path.with_suffix(suffix).stat().st_size for suffix in (form.files if form else (path.suffix,)))
+
+
+def check_installed(runtimes: Sequence[str]) -> None:
+    """Refuse runtimes whose packages are missing, with the line that installs them."""
+    for runtime in runtimes:
+        need(*EXPORTED[runtime])
+
+
+def _checked(
+    runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = lambda: 0.0
+) -> float:
+    """How far an artefact's answers are from the network's, which is not too far.
+
+    Args:
+        rounding: What rounding makes of the network's own answers; asked if they differ by much.
+    """
+    if came.shape != expected.shape:
+        raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
+    difference = float(np.abs(came - expected).max() / np.abs(expected).max())
+    if EXPORTED[runtime][1]:
+        alike = float((came * expected).sum() / np.linalg.norm(came) / np.linalg.norm(expected))
+        if not alike >= ALIKE:  # true for NaN
+            raise ValueError(
+                f"outputs in {runtime} have a cosine of {alike:.2g} with torch's; expected {ALIKE} or more"
+            )
+    elif not (difference <= TOLERANCE or difference <= allowance(rounding())):
+        raise ValueError(
+            f"outputs in {runtime} differ from torch's by {difference:.2g} of the largest; expected {TOLERANCE} at most"
+        )
+    return difference
+
+
+def _description(title: str, images: Tensor, any_batch: bool) -> Description:
+    channels, height, width = images.shape[1:]
+    image = {"channels": channels, "height": height, "width": width, "any_batch": any_batch, "any_size": False}
+    return Description("classify", title, title, None, ("logits",), image, {})
+
+
+def _quantise(name: str, source: Path, target: Path, calibration: np.ndarray) -> None:
+    """To int8 by noise, which is good for nothing but speed."""
+    if name == "onnx":
+        from ..deployment.int8.onnx import quantise
+    else:
+        from ..deployment.int8.openvino import quantise
+    quantise(source, target, calibration)
+
+
+def _noise(images: Tensor) -> np.ndarray:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(CALIBRATION, *images.shape[1:], generator=generator).numpy()
+
+
+def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:
+    """A file name that changes with the weights, the size, the code of the network and of the export, and versions.
+
+    Args:
+        exporting: Those files of `export` that take part.
+    """
+    digest = hashlib.sha256(repr((title, tuple(images.shape[1:]))).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode() + repr(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    for file in sorted(_sources(model, exporting)):
+        digest.update(file.read_bytes())
+    for package in PACKAGES:
+        try:
+            digest.update(f"{package} {version(package)}".encode())
+        except PackageNotFoundError:
+            continue
+    return f"{re.sub(r'[^A-Za-z0-9_@]+', '-', title)}-{images.shape[2]}x{images.shape[3]}-{digest.hexdigest()[:10]}"
+
+
+def _sources(model: nn.Module, exporting: Sequence[str]) -> set[Path]:
+    """Our files that make the graph: of the export, and of the modules, with all layers if one of them is ours."""
+    root = Path(__file__).parents[1]
+    files = {root / "fusion.py", *(file for name in exporting for file in (root / "export").glob(f"{name}.py"))}
+    ours = {
+        module for module in {type(part).__module__ for part in model.modules()} if module.startswith("broadsight.")
+    }
+    if ours:
+        files |= {Path(sys.modules[module].__file__ or "") for module in ours} | set((root / "layers").rglob("*.py"))
+    return {file for file in files if file.is_file()}
+
+
+@contextmanager
+def _whole(path: Path, suffixes: Sequence[str]) -> Generator[Path, None, None]:
+    """Another place to write to; all files of an artefact get there together, its first one last."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
+        unfinished = Path(folder) / path.name
+        yield unfinished
+        for suffix in reversed(suffixes):
+            unfinished.with_suffix(suffix).replace(path.with_suffix(suffix))

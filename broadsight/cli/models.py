@@ -1,0 +1,80 @@
+"""The command that lists models: models."""
+
+import json as json_
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from ..errors import UsageError
+from .parser import DONE, Arg, register_models
+from .terminal import number, progress_bar, show
+
+
+def models(
+    pattern: Annotated[str | None, Arg("name or wildcard such as 'stvit_*'", True, "PATTERN")] = None,
+    json: Annotated[bool, Arg("print JSON")] = False,
+    all: Annotated[bool, Arg("search all of timm, not only broadsight; needs a PATTERN")] = False,
+) -> int:
+    """List models with parameters, MACs and published accuracy."""
+    if all and pattern is None:
+        raise UsageError("--all without a PATTERN; expected one, since timm holds over a thousand models")
+    ours = register_models()
+    from ..papers.verify import catalogue
+
+    with progress_bar() as progress:
+        rows = catalogue(pattern, progress)
+    if all and pattern:
+        rows += _foreign(pattern, {row["model"] for row in rows})
+    if not rows:
+        import timm
+
+        known = timm.list_models(module="" if all else list(ours))
+        near = get_close_matches(pattern or "", known, n=3, cutoff=0.5)
+        hint = f"nearest: {', '.join(near)}" if near else "use a wildcard such as 'stvit_*'"
+        raise ValueError(f"no model matches {pattern!r}; {hint}" + ("" if all else "; --all searches timm as well"))
+    if json:
+        print(json_.dumps(rows, indent=2))
+        return DONE
+    from rich.table import Table
+
+    table = Table()
+    for name in ("model", "family"):
+        table.add_column(name, no_wrap=True)
+    for name in ("params M", "paper M", "MACs G", "paper G", "paper top-1 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source")
+    for row in rows:
+        cells = [number(row["params"], 1e6), number(row["paper_params_m"]), number(row["macs"], 1e9)]
+        cells += [number(row["paper_macs_g"]), number(row["paper_top1"], digits=1)]
+        table.add_row(row["model"], row["family"], *cells, row["source"])
+    show(table)
+    return DONE
+
+
+def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
+    """Catalogue rows for timm's own models, of which no paper's table is at hand."""
+    import timm
+    import torch
+
+    from ..inspection.macs import executed_macs
+
+    rows = []
+    names = [name for name in timm.list_models(pattern) if name not in known]
+    with progress_bar() as progress:
+        for i, name in enumerate(names):
+            progress(i, len(names), name)
+            with torch.device("meta"):
+                model: Any = timm.create_model(name)
+            channels, height, width = model.pretrained_cfg["input_size"]
+            rows.append(
+                {
+                    "model": name,
+                    "family": type(model).__module__.rpartition(".")[2],
+                    "params": sum(p.numel() for p in model.parameters()),
+                    "macs": executed_macs(model, (height, width), channels),
+                    "paper_params_m": None,
+                    "paper_macs_g": None,
+                    "paper_top1": None,
+                    "source": "timm",
+                }
+            )
+    return rows

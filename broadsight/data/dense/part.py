@@ -1,0 +1,107 @@
+"""From what a user calls DATA to the labelled pictures that a dense model is evaluated on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..scenes import Scenes
+from ..scenes.targets import SceneMasks, SceneObjects
+from ..sources import scenes_count
+from ..sources.sample_table import some
+from ..stratify import METHOD
+from .layout import DenseTask, find_parts
+from .presence import labels_of_images
+from .resolve import PIXEL_CENTRE, class_file_of, held_out, open_found
+from .view import DenseView
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """Labelled pictures to evaluate on, whose classes are numbered as the model's are.
+
+    Args:
+        notes: What the user should know.
+        description: What was resolved, as plain types.
+    """
+
+    pictures: DenseView
+    notes: tuple[str, ...]
+    description: dict[str, Any]
+
+
+def open_dense_part(
+    data: str,
+    task: DenseTask,
+    part: str = "auto",
+    *,
+    classes: Sequence[str],
+    category_ids: dict[int, int],
+    keypoint_names: Sequence[str] = (),
+    split: float | None = None,
+    seed: int = 0,
+    channels: int = 3,
+    scenes_size: int = 128,
+    method: int = METHOD,
+) -> DensePart:
+    """Opens one part of DATA.
+
+    Args:
+        data, seed, channels, scenes_size: As for `resolve_dense`.
+        part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
+            scenes, "test" are those parts; "all" is for data without parts.
+        classes, category_ids, keypoint_names: Of the model.
+        split: Where nothing is set apart, take the pictures that training with this split and seed would hold out (or,
+            as "train", the rest).
+        method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
+    """
+    if split is not None and not 0 < split < 1:
+        raise ValueError(f"--split {split}; expected a part between 0 and 1, such as 0.1")
+    if data == "scenes" or data.startswith("scenes:"):
+        if split is not None:
+            raise ValueError("scenes validate on scenes of their own; --split is for other data")
+        return _scenes(data, task, part, seed, channels, scenes_size)
+    parts = {key: found for key, found in find_parts(data, task).items() if not key.startswith("unused")}
+    order = {"auto": ("val", "all", "train"), "val": ("val", "all"), "train": ("train", "all"), "all": ("all",)}
+    chosen = next((name for name in order.get(part, ()) if name in parts), None)
+    if chosen is None or (chosen == "all" and part in ("train", "val") and split is None):
+        raise ValueError(f"{data} has no part {part!r}; it has {', '.join(parts)}; leave --part out, or give --split")
+    if split is not None and chosen != "all":
+        raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
+    found = parts[chosen]
+    dataset = open_found(found, task, channels, class_file_of(found, Path(data)))
+    if extra := [name for name in dataset.classes if name not in classes]:
+        raise ValueError(f"{found.labels} has classes that the model has not: {some(extra)}; remove them from it")
+    points = tuple(getattr(dataset, "keypoint_names", ()))
+    if task == "keypoints" and points != tuple(keypoint_names):
+        raise ValueError(
+            f"{found.labels} has keypoints {some(points)} but the model {some(list(keypoint_names))}; expected the same"
+        )
+    rows = np.arange(len(dataset))
+    if chosen == "all" and split is not None:
+        shown = labels_of_images(dataset) if method > 1 else None
+        held = held_out([dataset.name(i) for i in rows.tolist()], split, seed, str(found.labels), shown)
+        rows = rows[~held] if part == "train" else rows[held]
+    offset = PIXEL_CENTRE if task == "keypoints" else 0.0
+    view = DenseView(dataset, rows, classes=classes, others_ids=category_ids, points=offset)
+    if task == "segment" and found.kind == "coco" and not any(map(any, labels_of_images(view))):
+        raise ValueError(f"{found.labels} has no objects to evaluate on; expected annotations with masks in its images")
+    notes = [f"{data} has a part to train on alone, so that one is evaluated"] * (part == "auto" and chosen == "train")
+    about = dict(kind=found.kind, data=data, part=chosen, place=str(found.labels), pictures=len(view), split=split)
+    return DensePart(view, (*notes, *getattr(dataset, "notes", ())), about)
+
+
+def _scenes(data: str, task: DenseTask, part: str, seed: int, channels: int, size: int) -> DensePart:
+    if part == "all":
+        raise ValueError("scenes have the parts train, val and test; leave --part out for val")
+    count = scenes_count(data)
+    split = "val" if part == "auto" else part
+    scenes = Scenes(count if split == "train" else count // 4, size=size, seed=seed, split=split)
+    objects = SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels)
+    view = DenseView(SceneMasks(scenes, channels=channels) if task == "segment" else objects)
+    about = dict(
+        kind="scenes", data=data, part=split, place=f"scenes/{split}", pictures=len(view), size=size, seed=seed
+    )
+    return DensePart(view, (), about)

@@ -1,0 +1,318 @@
+"""From what a user calls DATA to two sets of pictures with boxes, masks, keypoints or classes of pixels."""
+
+import copy
+import hashlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ..scenes import Scenes
+from ..scenes.objects import KEYPOINT_PAIRS, KEYPOINTS
+from ..scenes.targets import SKELETON, SceneMasks, SceneObjects
+from ..sources import HOLD_OUT, SCENES, scenes_count
+from ..sources.coco import CocoDataset
+from ..sources.mask_folders import CLASS_FILES, MaskFolder
+from ..sources.sample_table import some
+from ..stratify import METHOD, missed, stratified, turn
+from .layout import TASKS, DenseTask, find_parts
+from .presence import labels_of_images, told_quickly, without_labels
+from .samples import Dense
+from .view import IGNORE, CocoPixels, DenseData, DenseView
+
+PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
+
+Pairs = tuple[tuple[int, int], ...]
+NO_KEYPOINTS: tuple[tuple[str, ...], Pairs, Pairs, float] = ((), (), (), 0.0)
+
+
+@dataclass(frozen=True)
+class DenseSplits:
+    """What DATA was resolved to.
+
+    Attributes:
+        train, val: The two data sets; both number the classes alike.
+        classes: Names. For objects without the background, the first having label 1; for pixels those that masks hold.
+        keypoint_names: In the order of targets; none for other tasks.
+        flip_pairs: Keypoints that change places when a picture is mirrored.
+        skeleton: Keypoints, counted from 0, to be joined by lines.
+        keypoint_offset: How much keypoints of targets are beyond those in the COCO file; to be taken off from what is
+            written as COCO results.
+        notes: What the user should know, a line each.
+        description: What was resolved, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
+            names and objects, by which a resumed run notices other data. Training adds `contents`.
+    """
+
+    train: DenseView
+    val: DenseView
+    classes: tuple[str, ...]
+    keypoint_names: tuple[str, ...]
+    flip_pairs: Pairs
+    skeleton: Pairs
+    keypoint_offset: float
+    notes: tuple[str, ...]
+    description: dict[str, Any]
+
+
+def resolve_dense(
+    data: str | Path | None,
+    task: DenseTask,
+    *,
+    val: str | Path | None = None,
+    split: float | None = None,
+    seed: int = 0,
+    channels: int = 3,
+    scenes_size: int | tuple[int, int] = 128,
+    scenes_count: int | None = None,
+    method: int = METHOD,
+) -> DenseSplits:
+    """Opens what DATA names for one of the dense tasks.
+
+    Args:
+        data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
+        task: "detect" (boxes), "instances" (boxes and masks), "keypoints" or "segment" (classes of pixels). A COCO
+            file does for all of them; for segment, see `CocoPixels`.
+        val: A path with the pictures to validate on; without it, those that DATA sets apart or else a hold-out.
+        split: The fraction of the pictures to hold out where nothing is set apart for validation; 0.1 if None.
+        seed: Of the hold-out and of the scenes.
+        channels: 3 for RGB, 1 for grey.
+        scenes_size: Side of the scenes in pixels, or height and width.
+        scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
+        method: Of the hold-out, as a run began with it; see `stratify.METHOD`.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}")
+    if split is not None and not 0 < split < 1:
+        raise ValueError(f"split={split} is not between 0 and 1; 0.1 holds out a tenth of the pictures for validation")
+    if split is not None and val is not None:
+        raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
+    if channels not in (1, 3):
+        raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
+    name = "scenes" if data is None else os.fspath(data)
+    if name == "scenes" or name.startswith("scenes:"):
+        if val is not None or split is not None:
+            raise ValueError("scenes validate on scenes of their own; val and split are for other data")
+        return _scenes(name, task, scenes_count, scenes_size, seed, channels)
+    try:
+        return _files(Path(name), task, None if val is None else Path(val), split, seed, channels, method)
+    except PermissionError as error:
+        raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
+
+
+def _scenes(
+    data: str, task: DenseTask, count: int | None, size: int | tuple[int, int], seed: int, channels: int
+) -> DenseSplits:
+    count = scenes_count(data, SCENES if count is None else count)
+    views = {}
+    for key, number in (("train", count), ("val", count // 4)):
+        scenes = Scenes(number, size=size, seed=seed, split=key)
+        objects = SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels)
+        views[key] = DenseView(SceneMasks(scenes, channels=channels) if task == "segment" else objects)
+    lines = {key: [view.name(i) for i in range(len(view))] for key, view in views.items()}
+    notes = ("./scenes is a folder, but scenes are the built-in pictures",) if Path("scenes").is_dir() else ()
+    about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
+    about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
+    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_KEYPOINTS
+    if told_quickly(views["val"]):
+        notes += tuple(without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes"))
+    return _splits(views, points, notes, about, lines)
+
+
+def _files(
+    data: Path, task: DenseTask, val: Path | None, split: float | None, seed: int, channels: int, method: int
+) -> DenseSplits:
+    parts = find_parts(data, task)
+    notes = [f"not used: {found.labels}" for key, found in parts.items() if key.startswith("unused")]
+    found = parts.get("train") or parts.get("all")
+    if found is None:
+        raise ValueError(f"{data} has a part to validate, {parts['val'].labels}, but none to train on; add train/")
+    apart, fraction = parts.get("val"), None
+    if val is not None:
+        if apart:
+            notes.append(f"not used: {apart.labels}, since {val} is to validate")
+        others = find_parts(val, task)
+        apart = others.get("val") or others.get("all") or others["train"]
+    elif apart and split is not None:
+        raise ValueError(f"split={split}, but {apart.labels} is set apart to validate; leave split out")
+
+    class_file = class_file_of(found, data)
+    dataset = open_found(found, task, channels, class_file)
+    whole = np.arange(len(dataset))
+    offset = PIXEL_CENTRE if task == "keypoints" else 0.0
+    if apart is None:
+        fraction = HOLD_OUT if split is None else split
+        shown = labels_of_images(dataset)
+        held = held_out(
+            [dataset.name(i) for i in whole.tolist()],
+            fraction,
+            seed,
+            str(found.labels),
+            shown if method > 1 else None,
+        )
+        what = f"{held.sum():,} of {len(held):,} pictures of {found.labels} are held out to validate"
+        notes += [f"{what} (split {fraction}, seed {seed})", *_kept(dataset, shown, held, method)]
+        train, valid = (DenseView(dataset, whole[rows], points=offset) for rows in (~held, held))
+    else:
+        class_file = class_file_of(apart, val or data) or class_file
+        other = dataset if apart == found else open_found(apart, task, channels, class_file)
+        _check_alike(dataset, other, found.labels, apart.labels)
+        train = DenseView(dataset, points=offset)
+        valid = DenseView(other, classes=train.classes, others_ids=train.category_ids, points=offset)
+
+    views = {"train": train, "val": valid}
+    places = {"train": found.labels, "val": (apart or found).labels}
+    told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.dataset, "notes", ())]
+    listed = {key: _listed(view) for key, view in views.items()}
+    notes += dict.fromkeys(told)
+    notes += _missing(views, places, task, apart is not None)
+    lines = {key: [f"{view.name(i)}\t{len(listed[key][i])}" for i in range(len(view))] for key, view in views.items()}
+    about: dict[str, Any] = dict(kind=found.kind, task=task, split=fraction, seed=seed)
+    about |= {key: str(place) for key, place in places.items()}
+    about["objects"] = {key: sum(map(len, rows)) for key, rows in listed.items()}
+    points = NO_KEYPOINTS
+    if task == "keypoints":
+        names = train.keypoint_names
+        points = (names, mirrored(names), _skeleton(found.labels, len(names)), offset)
+    return _splits(views, points, tuple(notes), about, lines)
+
+
+def _splits(
+    views: dict[str, DenseView],
+    points: tuple[tuple[str, ...], Pairs, Pairs, float],
+    notes: tuple[str, ...],
+    about: dict[str, Any],
+    lines: dict[str, list[str]],
+) -> DenseSplits:
+    """With counts, and a fingerprint of lines that name the pictures and what they hold, in any order."""
+    digest = hashlib.sha256()
+    for key, names in lines.items():
+        digest.update("\n".join([key, *sorted(names), ""]).encode("utf-8", "surrogateescape"))
+    classes = views["train"].classes
+    about |= dict(counts={key: len(view) for key, view in views.items()}, classes=len(classes))
+    about["fingerprint"] = digest.hexdigest()[:32]
+    return DenseSplits(views["train"], views["val"], classes, *points, notes, about)
+
+
+def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> DenseData:
+    """The data set that lies there, by the numbers of its own classes; `classes` names those of masks."""
+    if found.kind == "masks":
+        if task != "segment":
+            raise ValueError(f"{found.labels} holds masks of pixels, which are for segment; {task} needs a COCO file")
+        folder = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
+        return _few_classes(folder, found.labels)
+    masks = task in ("instances", "segment")
+    coco = CocoDataset(found.labels, found.images, masks=masks, keypoints=task == "keypoints", channels=channels)
+    return _few_classes(CocoPixels(coco), found.labels) if task == "segment" else coco
+
+
+def _few_classes(dataset: DenseData, place: Path) -> DenseData:
+    if len(dataset.classes) > IGNORE:
+        raise ValueError(f"{place} has {len(dataset.classes)} classes; segment takes {IGNORE}, since 255 is ignored")
+    return dataset
+
+
+def class_file_of(found: Dense, root: Path) -> Path | None:
+    """The file of class names of a folder of masks; that of the whole data set serves all of its parts."""
+    if found.kind == "coco":
+        return None
+    folders = (found.labels, found.labels.parent, found.images, found.images.parent, root.expanduser())
+    places = (folder / name for folder in folders for name in CLASS_FILES)
+    return next((place for place in places if place.is_file()), None)
+
+
+def held_out(
+    names: Sequence[str], fraction: float, seed: int, place: str, classes: Sequence[Sequence[int]] | None = None
+) -> np.ndarray:
+    """Which of some pictures (N,) validate: by what they show, see `stratified`, or by a hash of their names alone."""
+    if len(names) < 2:
+        raise ValueError(f"{place} has one picture, which cannot be divided; give the pictures to validate on (val)")
+    if classes is not None:
+        held = stratified(names, classes, fraction, seed)
+        if not held.any():
+            raise ValueError(
+                f"{place} has no picture that can be held out without losing a class in training; "
+                "give the pictures to validate on (val)"
+            )
+        return held
+    count = min(max(round(fraction * len(names)), 1), len(names) - 1)
+    held = np.zeros(len(names), bool)
+    held[np.argsort([turn(name, seed) for name in names], kind="stable")[:count]] = True
+    return held
+
+
+def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: int) -> list[str]:
+    """Which classes the hold-out does not show, and why."""
+    if method == 1:
+        return ["these are held out as when the run began, without a look at their classes"]
+    first = int(bool(getattr(dataset, "category_ids", None)))  # 0 is the background
+    single, others = ([dataset.classes[label - first] for label in labels] for labels in missed(shown, held))
+    notes = [f"classes in a single picture keep it for training: {some(single, 20)}"] * bool(single)
+    what = "classes that cannot be held out without losing them or others in training"
+    return notes + [f"{what}: {some(others, 20)}"] * bool(others)
+
+
+def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -> None:
+    """Classes that validate are among those that train, keypoints the same."""
+    if len(set(train.classes)) < len(train.classes) and tuple(train.classes) != tuple(valid.classes):
+        twice = next(name for name in train.classes if list(train.classes).count(name) > 1)
+        raise ValueError(f"{place} has two classes called {twice!r}, so those of {other} cannot be told; rename one")
+    if extra := [name for name in valid.classes if name not in train.classes]:
+        raise ValueError(f"{other} has classes that {place} has not: {some(extra)}; add them there or remove them")
+    names, others = (tuple(getattr(data, "keypoint_names", ())) for data in (train, valid))
+    if names != others:
+        raise ValueError(f"{other} has keypoints {some(others)} but {place} {some(names)}; both need the same")
+
+
+def _listed(view: DenseView) -> list[list[int]]:
+    """Labels of the objects of each picture, without drawing masks; none for classes of pixels."""
+    inner: Any = view.dataset
+    coco = inner.coco if isinstance(inner, CocoPixels) else inner
+    if not isinstance(coco, CocoDataset):
+        return [[] for _ in range(len(view))]
+    bare = copy.copy(coco)
+    bare.masks = False
+    renumbered = DenseView(bare, view.indices, classes=view.classes[isinstance(inner, CocoPixels) :])
+    return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
+
+
+def _missing(views: dict[str, DenseView], places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
+    """What cannot be learnt or judged for want of labels; an error if that is everything."""
+    notes = []
+    train, pixels = views["train"], task == "segment"
+    if len(train.classes) < 2 and pixels:
+        raise ValueError(f"{places['train']} has one class only, {train.classes[0]!r}; segmentation needs two")
+    for key, verb in (("train", "train on"), ("val", "validate on")):
+        view, place = views[key], str(places[key])
+        if key == "train" and apart and isinstance(view.dataset, MaskFolder):
+            continue  # too many to read them all for a note
+        shown = labels_of_images(view)
+        if isinstance(view.dataset, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
+            raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
+        if key == "val" and not apart and not any(shown):
+            raise ValueError(
+                f"{place} has too few labelled pictures to hold some out, since training keeps one of each class; "
+                "give the pictures to validate on (val)"
+            )
+        notes += without_labels(view, shown, verb, place)
+    return notes
+
+
+def mirrored(names: Sequence[str]) -> Pairs:
+    """Pairs of keypoints whose names differ in left and right."""
+    place = {name.lower(): i for i, name in enumerate(names)}
+    others = ((i, place.get(name.replace("left", "right"))) for name, i in place.items() if "left" in name)
+    return tuple((i, other) for i, other in others if other is not None)
+
+
+def _skeleton(annotations: Path, count: int) -> Pairs:
+    """The lines of the first category that has them, whose keypoints COCO counts from 1."""
+    with annotations.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        found = re.search(rb'"skeleton"\s*:\s*(\[(?:\s*\[\s*\d+\s*,\s*\d+\s*\]\s*,?)+\s*\])', text)
+        bones = json.loads(found[1]) if found else []
+    return tuple((a - 1, b - 1) for a, b in cast(list[list[int]], bones) if min(a, b) >= 1 and max(a, b) <= count)

@@ -1,0 +1,241 @@
+"""Pictures for dense tasks made larger, smaller, cropped and mirrored, with boxes, masks and keypoints that follow.
+
+All is drawn from torch's global generator, which `seed_transforms` seeds. Resizing does not smooth before it takes
+away pixels: that is what detectors do to pictures in evaluation, and training has to see the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.ops import box_iou
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from .layout import TASKS, DenseTask
+from .object_geometry import (
+    Target,
+    Window,
+    crop,
+    crop_planes,
+    flip,
+    ground_of,
+    left_over,
+    plain,
+    resize,
+    resize_masks,
+    resize_picture,
+    take,
+)
+from .view import IGNORE
+
+LONGEST = {"segment": 4.0}  # times the shorter side, unless told; for all others COCO's 1333 to 800
+TRIES = 10
+LARGEST_SHARE = 0.75  # of one class in a crop for segmentation
+ZOOM_OUT = 4  # SSD's
+MOST_GROUND = 1 << 28  # pixels, of what a picture may be put on: 800 MB
+SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+SMALLEST = 8  # pixels of a side, below which nothing is cropped
+
+
+@dataclass(frozen=True)
+class DenseTransforms:
+    """How pictures and targets become what a dense model takes.
+
+    In evaluation nothing is changed, since detectors resize by themselves and map results back, and masks are judged
+    at the size at which they were drawn.
+
+    Args:
+        task: "detect", "instances", "keypoints" or "segment".
+        image_size: Pixels of the shorter side; for segment and `fixed`, of both.
+        long_side: Most pixels of the longer side before the resize factor of segment, after that of the others; None
+            for 4 times the shorter one in segment and 1333 to 800 in the others.
+        resize: Smallest and largest factor on `image_size`, drawn uniformly: multi-scale training.
+        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's,
+            zoomed out four-fold at most, then a window that overlaps an object by a drawn share. Segment always crops
+            image_size x image_size after resizing, in which no class fills more than 75 % if ten tries find one.
+        hflip: How often pictures are mirrored.
+        color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is SSD's
+            and the usual one for segmentation. With crop "iou" channels are swapped too, as SSD does.
+        fixed: Resize to image_size x image_size exactly; the aspect is lost. Segment does not crop then.
+    """
+
+    task: DenseTask
+    image_size: int
+    long_side: int | None = None
+    resize: tuple[float, float] = (1.0, 1.0)
+    crop: Literal["none", "random", "iou"] = "none"
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task={self.task!r} is not known; choose one of {', '.join(TASKS)}")
+        if self.image_size < 1 or not 0 < self.resize[0] <= self.resize[1]:
+            raise ValueError(
+                f"image_size={self.image_size}, resize={self.resize}; expected pixels, and a smaller and larger factor"
+            )
+        if self.long_side is not None and self.long_side < self.image_size:
+            raise ValueError(f"long_side={self.long_side} is below image_size={self.image_size}; it limits the longer")
+        if self.crop not in ("none", "random", "iou") or (self.task == "segment" and self.crop == "iou"):
+            raise ValueError(f"crop={self.crop!r} is not known for {self.task}; choose 'none' or 'random'")
+        if not 0 <= self.hflip <= 1 or not 0 <= self.color_jitter <= 1:
+            raise ValueError(f"hflip={self.hflip}, color_jitter={self.color_jitter}; expected 0 to 1")
+
+    def build(
+        self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()
+    ) -> Callable[[Image.Image, Any], tuple[Tensor, Any]]:
+        """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors.
+
+        Args:
+            training: Whether to augment. Then crowds and objects that are cut away are left out too, and keypoints
+                outside of the picture are unlabelled.
+            flip_pairs: Keypoints that change places when a picture is mirrored.
+        """
+        if not training:
+            return _as_it_is
+        return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width to resize a picture to, by a factor that is drawn."""
+        low, high = self.resize
+        factor = low + (high - low) * float(torch.rand(()))
+        short = self.image_size * factor
+        if self.fixed:
+            return round(short), round(short)
+        long = float(self.long_side or round(self.image_size * LONGEST.get(self.task, 1333 / 800)))
+        if self.task == "segment":
+            long *= factor
+        scale = min(short / min(height, width), long / max(height, width))
+        return max(1, round(height * scale)), max(1, round(width * scale))
+
+    def colours(self) -> Callable[[Tensor], Tensor]:
+        """What is done to the colours of a picture of bytes (C, H, W)."""
+        strength = self.color_jitter
+        ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
+        if not strength:
+            return _unchanged
+        if self.crop == "iou":
+            around = {name: (float(name != "hue") - by, float(name != "hue") + by) for name, by in ranges.items()}
+            return v2.RandomPhotometricDistort(**around)  # ty: ignore[invalid-argument-type]
+        return v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: by})], 0.5) for name, by in ranges.items()])
+
+
+class ObjectTraining:
+    """Augments a picture and the objects in it.
+
+    The crop is drawn from boxes alone, so that pixels are moved twice at most: into the window, and to the new size.
+    """
+
+    def __init__(self, settings: DenseTransforms, flip_pairs: Sequence[tuple[int, int]] = ()):
+        self.settings, self.colours = settings, settings.colours()
+        self.swapped = dict([*flip_pairs, *((b, a) for a, b in flip_pairs)])
+
+    def __call__(self, image: Image.Image, target: Target) -> tuple[Tensor, Target]:
+        pixels = F.pil_to_tensor(image)
+        target = take(plain(target), target["iscrowd"] == 0)
+        target.pop("labelled_boxes", None)  # for scores alone
+        height, width = pixels.shape[1:]
+        window, inside = self.window(target["boxes"], height, width)
+        if window != (0, 0, height, width):
+            pixels, target = crop(pixels, take(target, inside), window)
+        pixels, target = resize(pixels, target, self.settings.size_of(*pixels.shape[1:]))
+        if torch.rand(()) < self.settings.hflip:
+            pixels, target = flip(pixels, target, self.swapped)
+        # Colours last: what is cropped and made smaller has fewer pixels to change.
+        return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])
+
+    def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
+        """What of a picture to show, and which objects (N,) may be part of it."""
+        whole, everything = (0, 0, height, width), torch.ones(len(boxes), dtype=torch.bool)
+        if self.settings.crop == "none" or min(height, width) < SMALLEST:
+            return whole, everything
+        if self.settings.crop == "iou":
+            return iou_window(boxes, height, width)
+        for _ in range(TRIES):
+            sides, places = (0.5 + 0.5 * torch.rand(2)).tolist(), torch.rand(2).tolist()
+            h, w = (max(1, round(part * side)) for part, side in zip(sides, (height, width), strict=True))
+            top, left = round(places[0] * (height - h)), round(places[1] * (width - w))
+            x, y = ((boxes[:, :2] + boxes[:, 2:]) / 2).unbind(1)
+            if not len(boxes) or ((left < x) & (x < left + w) & (top < y) & (y < top + h)).any():
+                return (top, left, h, w), everything
+        return whole, everything
+
+
+def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
+    """SSD's crop of a picture, half of the time put on a ground up to four times as large.
+
+    A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. Windows
+    have 0.3 to 1 of each side and an aspect of 0.5 to 2. Where none of 40 does, another share is drawn. The rules are
+    those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one and take ten times as long.
+
+    Returns:
+        The window, and the objects (N,) whose centres are in it.
+    """
+    top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
+    if torch.rand(()) < 0.5:
+        factor, down, right = (torch.rand(3) * torch.tensor([ZOOM_OUT - 1, 1, 1])).tolist()
+        factor = min(factor, max(0.0, (MOST_GROUND / (height * width)) ** 0.5 - 1))
+        tall, wide = int(height * (1 + factor)), int(width * (1 + factor))
+        top, left = -int((tall - height) * down), -int((wide - width) * right)
+        height, width = tall, wide
+    whole = (top, left, height, width)
+    if not len(boxes):
+        return whole, everything
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2 - torch.tensor([left, top])
+    while (share := SHARES[int(torch.randint(len(SHARES), ()))]) < 1:
+        sizes = ((0.3 + 0.7 * torch.rand(40, 2)) * torch.tensor([width, height])).long()  # 40 windows
+        corners = (torch.rand(40, 2) * (torch.tensor([width, height]) - sizes)).long()
+        windows = torch.cat([corners, corners + sizes], 1)
+        inside = ((windows[:, None, :2] < centres) & (centres < windows[:, None, 2:])).all(2)  # 40 N
+        overlap = box_iou(windows, boxes - torch.tensor([left, top, left, top])).where(inside, 0).amax(1)
+        aspect = sizes[:, 0] / sizes[:, 1]
+        good = (inside.any(1) & (overlap >= share) & (aspect >= 0.5) & (aspect <= 2)).nonzero()
+        if len(good):
+            first = int(good[0])
+            (x, y), (w, h) = corners[first].tolist(), sizes[first].tolist()
+            return (top + y, left + x, h, w), inside[first]
+    return whole, everything
+
+
+class SegmentTraining:
+    """Augments a picture and the classes of its pixels; what lies outside of it is ignored."""
+
+    def __init__(self, settings: DenseTransforms):
+        self.settings, self.colours = settings, settings.colours()
+
+    def __call__(self, image: Image.Image, target: Tensor) -> tuple[Tensor, Tensor]:
+        pixels = F.pil_to_tensor(image)
+        mask = target.as_subclass(Tensor)[None].to(torch.uint8)  # 255 classes at most, and fast to resize
+        size = self.settings.size_of(*pixels.shape[1:])
+        pixels, mask = resize_picture(pixels, size), resize_masks(mask, size)
+        if not self.settings.fixed:
+            window = self.window(mask[0])
+            pixels, mask = crop_planes(pixels, window, ground_of(pixels)), crop_planes(mask, window, IGNORE)
+        if torch.rand(()) < self.settings.hflip:
+            pixels, mask = pixels.flip(2), mask.flip(2)
+        return self.colours(pixels.contiguous()), mask[0].long()
+
+    def window(self, mask: Tensor) -> Window:
+        """A square of the picture, or all of it and some ground where it is smaller."""
+        side = self.settings.image_size
+        room = [max(n - side, 0) + 1 for n in mask.shape]
+        for _ in range(TRIES):
+            top, left = (int(torch.randint(n, ())) for n in room)
+            counts = torch.bincount(mask[top : top + side, left : left + side].flatten(), minlength=IGNORE + 1)[:IGNORE]
+            if counts.max() <= LARGEST_SHARE * counts.sum() and counts.any():
+                break
+        return top, left, side, side
+
+
+def _as_it_is(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+    target = plain(target) if isinstance(target, dict) else target.as_subclass(Tensor)
+    return F.pil_to_tensor(image), target
+
+
+def _unchanged(pixels: Tensor) -> Tensor:
+    return pixels

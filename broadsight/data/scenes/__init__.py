@@ -1,0 +1,248 @@
+"""Pictures to learn from without a download: textured objects made of known parts, before clutter, drawn on the fly.
+
+A scene is a function of its numbers alone: the same on every machine, in every process, at every size. The class is
+told by which parts an object has and how they are put together; colours, textures, places and sizes say nothing of it,
+and single parts of other objects lie about. As the parts are known, the most telling one can be left out.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import PIL
+from PIL import Image
+
+from ..record_file import RecordFile
+from . import composition as scene_composition
+from . import drawing as scene_drawing
+from . import objects as scene_objects
+from .composition import Plan, Thing, checked_classes, compose, main_class
+from .drawing import colour, contours
+from .objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS
+
+__all__ = ["CLASSES", "KEYPOINTS", "KEYPOINT_PAIRS", "PARTS", "Scene", "Scenes", "draw_scene"]
+
+WITHOUT = (None, "salient", "other")
+MEMORY = 256 * 2**20  # bytes of pictures that a process may keep when there is no folder for them
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One picture and all that is known about it; N objects, the main one first, K keypoints.
+
+    Args:
+        image: (H, W, 3) uint8.
+        label: The class of the main object: the largest, which only an occluder may cover.
+        boxes: (N, 4) float32, x0 y0 x1 y1 in pixels around the visible mask; x1 - x0 is its width.
+        labels: (N,) int64.
+        masks: (N, H, W) bool, the visible pixels; no pixel belongs to two objects.
+        parts: (N, H, W) uint8, the visible part at each pixel: 0 outside, else 1 + its place in PARTS.
+        keypoints: (N, K, 3) float32, x, y in pixels and 0 (absent or outside), 1 (hidden) or 2 (visible).
+        semantic: (H, W) uint8, 0 for the background, else 1 + the class.
+    """
+
+    image: np.ndarray
+    label: int
+    boxes: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray
+    parts: np.ndarray
+    keypoints: np.ndarray
+    semantic: np.ndarray
+
+
+def draw_scene(
+    index: int,
+    *,
+    size: int | tuple[int, int] = 64,
+    seed: int = 0,
+    without: str | None = None,
+    classes: Sequence[str] = CLASSES,
+    split: str = "train",
+) -> Scene:
+    """The scene of this number.
+
+    Args:
+        index: Any non-negative number.
+        size: Side, or height and width. The same scene is drawn at every size, except for the noise of its pixels.
+        seed: Another seed, other scenes.
+        without: Leave the "salient" part of the main object out, or its "other" parts; what lies behind appears there,
+            and no other pixel changes.
+        classes: The objects that occur. Every len(classes) scenes in a row show each of them once as the main one.
+        split: "train", "val" or "test"; they share no scene.
+    """
+    height, width = checked_size(size)
+    plan = compose(index, seed, split, checked_classes(classes))
+    image, patches = render(plan, height, width, without)
+    return annotate(plan, image, patches, without)
+
+
+def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 8:
+        raise ValueError(f"size={size}; expected at least 8 pixels, less shows nothing")
+    return height, width
+
+
+def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The picture (H, W, 3) and which patch is seen at each pixel (H, W), both uint8."""
+    if without not in WITHOUT:
+        raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
+    patches = plan.canvas.paint(height, width)
+    rims = contours(patches)
+    if without:
+        rest = plan.canvas.paint(height, width, [plan.things[0].patches[part] for part in removed(plan, without)])
+        # Neighbours of what is gone keep their rims: nothing but the part itself changes.
+        rims = np.where(rest == patches, rims, contours(rest))
+        patches = rest
+    return colour(patches, rims, len(plan.canvas.owners), plan.grounds, plan.rng), patches
+
+
+def removed(plan: Plan, without: str | None) -> list[int]:
+    """The parts of the main object that are not drawn."""
+    if without is None:
+        return []
+    return [part for part in plan.things[0].patches if (part == 0) == (without == "salient")]
+
+
+def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | None) -> Scene:
+    height, width = patches.shape
+    owners = np.array(plan.canvas.owners, np.uint8)
+    owner, part = owners[patches, 0], owners[patches, 1]  # H W
+    masks = owner == np.arange(1, len(plan.things) + 1, dtype=np.uint8)[:, None, None]  # N H W
+    kept = [number for number, mask in enumerate(masks) if mask.any() or not number]
+    masks = masks[kept]
+    labels = np.array([plan.things[number].label for number in kept], np.int64)
+    keypoints = np.zeros((len(kept), len(KEYPOINTS), 3), np.float32)
+    for row, number in enumerate(kept):
+        keypoints[row] = locate(plan.things[number], masks[row], () if number else removed(plan, without))
+    of_class = np.zeros(len(plan.things) + 1, np.uint8)
+    of_class[1:] = [thing.label + 1 for thing in plan.things]
+    return Scene(
+        image=image,
+        label=int(labels[0]),
+        boxes=np.array([extent(mask) for mask in masks], np.float32),
+        labels=labels,
+        masks=masks,
+        parts=part * masks,
+        keypoints=keypoints,
+        semantic=of_class[owner],
+    )
+
+
+def extent(mask: np.ndarray) -> tuple[int, int, int, int]:
+    """x0 y0 x1 y1 around the pixels of a mask (H, W); zeros if it is empty."""
+    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+    if not len(rows):
+        return 0, 0, 0, 0
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
+    """(K, 3): a keypoint is visible where its object is, give or take a pixel; absent with its part."""
+    height, width = mask.shape
+    points = np.zeros((len(KEYPOINTS), 3), np.float32)
+    points[:, :2] = thing.keypoints * min(height, width) + np.array(thing.centre) * (width, height)
+    for number, (x, y, _) in enumerate(points.tolist()):
+        if thing.on[number] < 0 or thing.on[number] in gone or not (0 <= x < width and 0 <= y < height):
+            points[number] = 0
+            continue
+        column, row = int(x), int(y)
+        near = mask[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
+        points[number, 2] = 2 if near.any() else 1
+    return points
+
+
+class Scenes:
+    """`count` scenes to be asked for by number, drawn when first needed and kept.
+
+    Args:
+        count: How many. Each class is the main one equally often, give or take one.
+        size: Side, or height and width.
+        seed: Another seed, other scenes.
+        split: "train", "val" or "test"; they share no scene.
+        without: None, "salient" or "other": which parts of the main object are left out.
+        cache: A folder that keeps the pictures, shared by all processes and runs; without it, each process keeps them
+            in memory if all of them take less than 256 MB.
+        classes: The objects that occur.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        size: int | tuple[int, int] = 64,
+        seed: int = 0,
+        split: str = "train",
+        without: str | None = None,
+        cache: str | Path | None = None,
+        classes: Sequence[str] = CLASSES,
+    ):
+        if count < 0:
+            raise ValueError(f"count={count}; expected how many scenes there are")
+        if without not in WITHOUT:
+            raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
+        self.count, self.size, self.seed, self.split, self.without = count, checked_size(size), seed, split, without
+        self.classes = checked_classes(classes)
+        main_class(0, seed, split, len(self.classes))  # complains now, not in a worker
+        height, width = self.size
+        self.store: RecordFile | None = None
+        if cache is not None:
+            what = f"{seed}-{without}-{zlib.crc32(','.join(self.classes).encode()):08x}-{drawing_version()}"
+            self.store = RecordFile(
+                Path(cache) / f"scenes-{split}-{count}x{height}x{width}-{what}.npy", count, (height, width, 3)
+            )
+        self.keeps = cache is None and count * height * width * 3 <= MEMORY
+        self.kept: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "kept": {}}  # a worker draws what it needs rather than being sent it
+
+    def label(self, i: int) -> int:
+        """The class of the main object; nothing is drawn for it."""
+        return main_class(self.checked(i), self.seed, self.split, len(self.classes))
+
+    def name(self, i: int) -> str:
+        return f"scenes/{self.split}/{self.checked(i):06d}"
+
+    def open(self, i: int) -> Image.Image:
+        """The picture in RGB; the caller may change it."""
+        return Image.fromarray(self.pixels(self.checked(i)))
+
+    def scene(self, i: int) -> Scene:
+        """The picture and all that is known about it, drawn anew."""
+        i = self.checked(i)
+        return draw_scene(
+            i, size=self.size, seed=self.seed, split=self.split, without=self.without, classes=self.classes
+        )
+
+    def checked(self, i: int) -> int:
+        if not 0 <= i < self.count:
+            raise IndexError(f"scene {i} of {self.count}")
+        return int(i)
+
+    def pixels(self, i: int) -> np.ndarray:
+        """(H, W, 3) uint8, from memory or the folder if it was drawn before."""
+        picture = self.kept.get(i) if self.store is None else self.store.read(i)
+        if picture is None:
+            picture, _ = render(compose(i, self.seed, self.split, self.classes), *self.size, self.without)
+            if self.store is not None:
+                self.store.write(i, picture)
+            elif self.keeps:
+                self.kept[i] = picture
+        return picture
+
+
+@cache
+def drawing_version() -> str:
+    """Changes with the code that draws, so that no folder ever serves pictures of an older one."""
+    modules = scene_composition, scene_drawing, scene_objects
+    sources = [Path(__file__), *(Path(str(module.__file__)) for module in modules)]
+    code = b"".join(source.read_bytes() for source in sources)
+    return f"{zlib.crc32(code + PIL.__version__.encode()):08x}"

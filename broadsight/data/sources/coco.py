@@ -1,0 +1,294 @@
+"""COCO files: boxes, masks and keypoints of objects, as the targets that torchvision's detectors train on."""
+
+import json
+import math
+import os
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from ..contents import of_arrays, of_file
+from ..decoding import open_image
+from ..dense.samples import find_images, homes, open_labelled
+from ..inside import refuse_outside
+from .coco_masks import MaskPool
+from .sample_table import Names
+
+NO_AREA = "annotations of no area inside of their image dropped"
+NO_MASK = "annotations without a mask dropped"
+CLIPPED = "boxes that reached out of their image clipped to it"
+CROWD = "crowds, which nothing is learned from"
+MARKED = 'annotations marked "ignore", which COCO does not know, taken as any other'
+
+
+class CocoDataset(Dataset):
+    """Pictures and the objects in them, from a COCO file.
+
+    Masks are those of pycocotools, pixel by pixel. A picture comes the way round in which it was labelled, whatever
+    its EXIF note says (see `open_labelled`). All is checked on construction but the pictures' content: what cannot be
+    meant is an error that names the annotation, what occurs in every large data set is repaired and told in `notes`.
+    Crowds are kept (`iscrowd`), so are pictures without objects.
+
+    Args:
+        annotations: The JSON file.
+        images: The folder that its file names start from; looked for around the file if not given.
+        masks: Whether targets have masks. Annotations without one are dropped then.
+        keypoints: Whether targets have keypoints.
+        channels: 3 for RGB, 1 for grey pictures.
+
+    Attributes:
+        classes: Names of the categories by category id. The label of the first is 1, 0 being the background.
+        category_ids: From a label to the id of its category in the file.
+        keypoint_names: In the order in which targets have them.
+        notes: What was repaired, a line each.
+    """
+
+    def __init__(
+        self,
+        annotations: str | Path,
+        images: str | Path | None = None,
+        *,
+        masks: bool = True,
+        keypoints: bool = False,
+        channels: int = 3,
+    ):
+        self.annotations, self.masks, self.keypoints, self.channels = Path(annotations), masks, keypoints, channels
+        content = _read(self.annotations)
+        self._read_categories(content["categories"])
+        places = self._read_images(content["images"], images)
+        self._read_annotations(content["annotations"], places)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, i: int) -> str:
+        """The picture's file name, as the COCO file has it."""
+        return self._names[i]
+
+    def open(self, i: int) -> Image.Image:
+        """The picture in mode RGB or L, the way round in which its boxes were drawn."""
+        height, width = map(int, self._sizes[i])
+        return open_labelled(
+            self.images / self.name(i), (width, height), self.channels, self.annotations.name + " says"
+        )
+
+    def target(self, i: int) -> dict[str, Any]:
+        """The N objects of a picture, which is not read for it; N may be 0.
+
+        Returns:
+            boxes: `BoundingBoxes` (N, 4), x1 y1 x2 y2 in pixels inside of the picture.
+            labelled_boxes: (N, 4), the same as the file has them; COCO's tools score against these.
+            labels: int64 (N,), from 1.
+            iscrowd: int64 (N,), 1 for a crowd.
+            area: float32 (N,), of the object, not of its box, as the file has it.
+            image_id: As the file has it.
+            masks: `Mask` (N, H, W), uint8 0 or 1; if asked for.
+            keypoints: float32 (N, K, 3), x, y and 0 not labelled, 1 hidden or 2 visible; if asked for.
+        """
+        i = range(len(self))[i]
+        rows = self._order[self._ends[i] : self._ends[i + 1]]
+        height, width = map(int, self._sizes[i])
+        boxes = torch.from_numpy(self._boxes[rows])
+        target = dict(
+            boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # ty: ignore[no-matching-overload]
+            labelled_boxes=torch.from_numpy(self._labelled[rows]),
+            labels=torch.from_numpy(self._labels[rows]).long(),
+            iscrowd=torch.from_numpy(self._crowds[rows]).long(),
+            area=torch.from_numpy(self._areas[rows]),
+            image_id=self._ids[i],
+        )
+        if self.masks:
+            masks = np.zeros((len(rows), height, width), np.uint8)
+            for mask, row in zip(masks, rows, strict=True):
+                mask[:] = self._pool.draw(row, height, width)
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
+        if self._points is not None:
+            target["keypoints"] = torch.from_numpy(self._points[rows])
+        return target
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, dict[str, Any]]:
+        return self.open(index), self.target(index)
+
+    def shown(self, i: int) -> list[int]:
+        """Labels of the objects that count in a score, ascending: no crowds; with keypoints, if any is labelled."""
+        rows = self._order[self._ends[i] : self._ends[i + 1]]
+        counted = self._crowds[rows] == 0
+        if self._points is not None:
+            counted &= (self._points[rows][..., 2] > 0).any(1)
+        return np.unique(self._labels[rows][counted]).tolist()
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture and its objects; see `contents`."""
+        rows = self._order[self._ends[index] : self._ends[index + 1]]
+        objects = [self._labelled[rows], self._labels[rows], self._crowds[rows], self._areas[rows], self._sizes[index]]
+        if self.masks:
+            objects += [numbers for row in rows.tolist() for numbers in self._pool.numbers(row)]
+        if self._points is not None:
+            objects.append(self._points[rows])
+        return of_file(self.images / self.name(index), content) + of_arrays(*objects)
+
+    def _read_categories(self, categories: Any) -> None:
+        try:
+            names = {item["id"]: str(item["name"]) for item in categories}
+            if not all(isinstance(category, int) for category in names):
+                raise TypeError
+            lists = {tuple(map(str, item["keypoints"])) for item in categories if item.get("keypoints")}
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError(f'{self.annotations}: a category has no "id" (a whole number) or no "name"') from None
+        if not names or len(names) < len(categories):
+            raise ValueError(f"{self.annotations} has {len(categories)} categories of {len(names)} different ids")
+        self._label_of = {category: label for label, category in enumerate(sorted(names), 1)}
+        self.category_ids = {label: category for category, label in self._label_of.items()}
+        self.classes = tuple(names[category] for category in sorted(names))
+        if self.keypoints and len(lists) != 1:
+            what = "different lists of keypoints" if lists else "no list of keypoints"
+            raise ValueError(f"{self.annotations} has {what} in its categories; keypoints=True needs one for all")
+        self.keypoint_names = next(iter(lists)) if len(lists) == 1 else ()
+
+    def _read_images(self, images: Any, folder: str | Path | None) -> dict[Any, int]:
+        """Fill names, ids and sizes (H, W), and return from a picture's id to its place."""
+        names, sizes, places = [], [], {}
+        for item in images:
+            try:
+                names.append(str(item["file_name"]))
+                if item["id"] in places:
+                    raise ValueError(f"{self.annotations} has two images of id {item['id']}; ids must differ")
+                places[item["id"]] = len(places)
+            except (KeyError, TypeError):
+                raise ValueError(f'{self.annotations}: image {len(names)} has no "id" or no "file_name"') from None
+            sizes.append((item.get("height"), item.get("width")))
+        if not names:
+            raise ValueError(f"{self.annotations} lists no images; expected at least one")
+        self.images = Path(folder) if folder is not None else find_images(self.annotations, names[0])
+        refuse_outside(self.annotations, names, [self.images, *homes(self.annotations)])
+        self._names, self._ids = Names(names), list(places)
+        self._check_files(names)
+        for i, size in enumerate(sizes):
+            if size == (None, None):  # a few exporters leave it out
+                sizes[i] = _size_of(self.images / names[i])
+            elif not all(isinstance(side, int | float) and 1 <= side < 1e6 for side in size):
+                raise ValueError(
+                    f"{self.annotations}: image {self._ids[i]} has height, width = {size}; expected pixels"
+                )
+        self._sizes = np.array(sizes, np.int32)
+        return places
+
+    def _check_files(self, names: Sequence[str]) -> None:
+        """All are there: folders are listed, since asking for each of a million files takes minutes on a network."""
+        folders = {os.path.dirname(name) for name in names}
+        there = {
+            folder: set(os.listdir(self.images / folder)) if (self.images / folder).is_dir() else set()
+            for folder in folders
+        }
+        missing = [name for name in names if os.path.basename(name) not in there[os.path.dirname(name)]]
+        if missing:
+            raise FileNotFoundError(
+                f"{self.images / missing[0]}, image {self._ids[list(names).index(missing[0])]} of "
+                f"{self.annotations.name}, is missing ({len(missing)} of {len(names)} are); restore it or take it out"
+            )
+
+    def _read_annotations(self, annotations: Any, places: dict[Any, int]) -> None:
+        """Check every annotation and keep its numbers in arrays; dicts of a million would be gigabytes."""
+        owners, labels, crowds = array("q"), array("i"), array("b")
+        boxes, labelled, areas, points = array("f"), array("f"), array("f"), array("f")
+        self._pool, told, first = MaskPool(), Counter(), {}
+        for number, item in enumerate(annotations, 1):
+            if not isinstance(item, dict):
+                raise ValueError(f"{self.annotations}: annotation number {number} is {str(item)[:40]}; expected a dict")
+            name = item.get("id", f"number {number}")
+            try:
+                owner = _known(places, item, "image_id", "image")
+                label = _known(self._label_of, item, "category_id", "category")
+                height, width = map(int, self._sizes[owner])
+                whole, box = _clip(item["bbox"], height, width)
+                area = float(item.get("area") or (box[2] - box[0]) * (box[3] - box[1]))
+                joints = self._joints(item) if self.keypoints else ()
+                x1, y1, x2, y2 = np.array(box, np.float32)  # as it is kept: a difference may be lost
+                dropped = None
+                if x2 <= x1 or y2 <= y1:
+                    dropped = NO_AREA
+                elif self.masks and not self._pool.add(item.get("segmentation"), height, width):
+                    dropped = NO_MASK
+            except KeyError as error:
+                raise ValueError(f'{self.annotations}: annotation {name} has no "{error.args[0]}"') from None
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{self.annotations}: annotation {name}: {error}") from None
+            for what, is_so in ((CROWD, item.get("iscrowd")), (MARKED, item.get("ignore"))):
+                if is_so:
+                    told[what] += 1
+                    first.setdefault(what, name)
+            reach = max(abs(a - b) for a, b in zip(whole, box, strict=True))
+            if dropped or reach > 1:  # by less than a pixel, boxes of every data set do
+                told[dropped or CLIPPED] += 1
+                first.setdefault(dropped or CLIPPED, name)
+            if not dropped:
+                owners.append(owner)
+                boxes.extend(box)
+                labelled.extend(whole)
+                labels.append(label)
+                crowds.append(bool(item.get("iscrowd")))
+                areas.append(area)
+                points.extend(joints)
+        if told[NO_MASK] and not owners:
+            raise ValueError(f"{self.annotations} has no masks, only boxes; open it with masks=False")
+        self.notes = tuple(f"{what}: {count} (first: annotation {first[what]})" for what, count in told.items())
+        self._boxes, self._labelled = (np.array(all_, np.float32).reshape(-1, 4) for all_ in (boxes, labelled))
+        self._labels, self._crowds, self._areas = np.array(labels), np.array(crowds), np.array(areas)
+        count = len(self.keypoint_names)
+        self._points = np.array(points, np.float32).reshape(len(owners), count, 3) if self.keypoints else None
+        owner_of = np.array(owners, np.int64)
+        self._order = np.argsort(owner_of, kind="stable")
+        self._ends = np.concatenate([[0], np.cumsum(np.bincount(owner_of, minlength=len(places)))])
+
+    def _joints(self, item: dict) -> list[float]:
+        """K times x, y, visibility; an object of a category without any has them unlabelled."""
+        count = len(self.keypoint_names)
+        points = item.get("keypoints") or [0.0] * 3 * count
+        if len(points) != 3 * count or not all(map(math.isfinite, points)):
+            raise ValueError(f"keypoints are {len(points)} numbers; expected x, y, visibility of {count} keypoints")
+        return points
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is not a file; expected a COCO JSON file")
+    try:
+        content = json.loads(file.read_text("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON ({str(error).splitlines()[0]}); expected a COCO file") from None
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), list):
+            raise ValueError(f'{file} has no list "{key}"; expected a COCO file with images, annotations, categories')
+    return content
+
+
+def _known(table: dict[Any, int], item: dict, key: str, what: str) -> int:
+    if isinstance(item[key], list | dict) or item[key] not in table:
+        raise ValueError(f"{key} {item[key]} is the id of no {what}; add the {what} to the file or drop the annotation")
+    return table[item[key]]
+
+
+def _clip(box: Any, height: int, width: int) -> tuple[list[float], list[float]]:
+    """COCO's x, y, width, height as x1, y1, x2, y2, and that inside of its image."""
+    if len(box) != 4 or not all(map(math.isfinite, box)):
+        raise ValueError(f"bbox is {str(box)[:60]}; expected [x, y, width, height]")
+    x, y, w, h = box
+    corners = [x, y, x + w, y + h]
+    return corners, [min(max(at, 0.0), side) for at, side in zip(corners, (width, height) * 2, strict=True)]
+
+
+def _size_of(file: Path) -> tuple[int, int]:
+    """Height and width of a picture as stored."""
+    try:
+        with open_image(file) as image:
+            return image.height, image.width
+    except Exception as error:
+        raise ValueError(f"{file} cannot be read for its size, which the COCO file does not give: {error}") from None

@@ -1,0 +1,66 @@
+"""Solar cells from the package `elpv-dataset`: 2,624 grey pictures of 300x300 pixels, sound or defective.
+
+Experts gave every cell a probability of 0, 1/3, 2/3 or 1 that it is defective: 1,508, 295, 106 and 715 of them. Above
+one half counts as defective here, which are 821. The pictures are CC-BY-NC-SA-4.0: not for commercial use.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from PIL import Image
+
+from ..contents import of_file
+from ..decoding import decode
+from .sample_table import Listed, Part, Parts
+
+PACKAGE = "elpv_dataset"
+CLASSES = ("sound", "defective")
+THRESHOLD = 0.5
+
+
+class CellSource(Listed):
+    """Cells by the name `mono/cell0001.png`, or `poly/...`: which crystal it is, and its file."""
+
+    def __init__(self, folder: Path, names: Sequence[str], labels: Sequence[int], channels: int):
+        super().__init__(names, labels, CLASSES)
+        self.folder, self.channels = folder, channels
+
+    def picture(self, index: int) -> Image.Image:
+        return decode(self.folder / self.names[index].partition("/")[2], self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture's file; see `contents`."""
+        return of_file(self.folder / self.names[index].partition("/")[2], content)
+
+
+def open_elpv(cache: Path, channels: int = 3) -> Parts:
+    """All cells; nothing is set apart for validation. They are read where they are: the cache is not needed."""
+    table = package_folder() / "data" / "labels.csv"
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{table} cannot be read: {error}; install elpv-dataset anew") from None
+    names, labels = [], []
+    for number, line in enumerate(lines, 1):
+        try:
+            file, probability, crystal = line.split()
+            names.append(f"{crystal}/{Path(file).name}")
+            labels.append(int(float(probability) > THRESHOLD))
+        except ValueError:
+            raise ValueError(f"{table}, line {number}: {line!r} is not a file, a probability and a crystal") from None
+    if not names:
+        raise ValueError(f"{table} lists no pictures; install elpv-dataset anew")
+    source = CellSource(table.parent / "images", names, labels, channels)
+    note = "elpv is CC-BY-NC-SA-4.0: not for commercial use; cells above a probability of 0.5 are defective"
+    return {"all": Part(source, "elpv", [note])}
+
+
+def package_folder() -> Path:
+    """Where the package is installed; none of its code is run."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(
+            "elpv is not installed; pip install elpv-dataset (its pictures are CC-BY-NC-SA-4.0, non-commercial)"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))

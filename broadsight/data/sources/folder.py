@@ -1,0 +1,112 @@
+"""Pictures in class folders.
+
+Not timm's reader: it takes the innermost folder for the class, keeps a list of tuples, and reads hidden files.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from ..contents import of_file
+from ..decoding import decode
+from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
+from .walking import Walk, entries, images_below, is_folder
+
+# How folder pairs for segmentation are called.
+IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
+MASKS = {"mask", "masks", "labels", "annotations", "segmentation", "segmentationclass", "seg"}
+
+
+class FolderSource(Listed):
+    """Files under a root, by their paths relative to it."""
+
+    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str], channels: int):
+        super().__init__(names, labels, classes)
+        self.root, self.channels = os.path.abspath(root), channels
+
+    def picture(self, index: int) -> Image.Image:
+        return decode(os.path.join(self.root, self.names[index]), self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture's file; see `contents`."""
+        return of_file(os.path.join(self.root, self.names[index]), content)
+
+
+def open_folder(path: Path, channels: int = 3) -> Parts:
+    """The class folders in a folder: those in its `train/` and `val/` (or synonyms), or its own."""
+    folders = in_order(entry.name for entry in entries(path) if is_folder(entry))
+    refuse_masks(path, folders)
+    called = part_names(folders, lambda train: holds_folders_alone(path / train))
+    parts = {key: part_of(path / name if name else path, channels) for key, name in called.items()}
+    if None not in called.values() and (others := [f"{name}/" for name in folders if name not in called.values()]):
+        next(iter(parts.values())).notes.append(f"not used in {path}: {some(others)}")
+    return parts
+
+
+def part_of(path: Path, channels: int) -> Part:
+    """The class folders of one part. Pictures count at any depth; classes without any are left out and noted.
+
+    Links are followed, and every picture counts once: where it lies, and else where a link leads to it.
+
+    Raises:
+        ValueError: There are none, or links put the same pictures into two classes.
+    """
+    names, labels, classes, empty, ignored, loose = [], [], [], [], [], []
+    folders = []
+    for entry in entries(path):
+        if is_folder(entry):
+            folders.append(entry.name)
+        elif not is_hidden(entry.name):
+            (loose if is_image(entry.name) else ignored).append(entry.name)
+    refuse_masks(path, folders)
+    found = _of_classes(walk := Walk(ignored), path, in_order(folders))
+    for name, files in found.items():
+        if not files:
+            empty.append(name)
+            continue
+        labels += [len(classes)] * len(files)
+        names += files
+        classes.append(name)
+    if not names and loose:
+        what = f"{path} holds {len(loose):,} images but no class folders"
+        raise ValueError(f"{what}; put the images of each class into a folder named after it")
+    if not names:
+        raise ValueError(f"no images in {path}; expected folders named after classes, with images in them")
+    notes = walk.notes(path)
+    if empty:
+        notes.append(f"{path}: class folders without images are left out: {some(empty)}")
+    if loose:
+        notes.append(f"{path}: images outside class folders are ignored: {some(sorted(loose))}")
+    if ignored:
+        notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
+    return Part(FolderSource(path, names, labels, classes, channels), str(path), notes)
+
+
+def _of_classes(walk: Walk, path: Path, names: Sequence[str]) -> dict[str, list[str]]:
+    """The pictures of each class, sorted; what lies in one of the folders is that class's, whatever links say."""
+    for name in names:
+        walk.claim(path / name, name)
+    found = {name: list(walk.own(path / name, f"{name}/", name)) for name in names}
+    for follow in (walk.linked, walk.linked_files):
+        for name in names:
+            found[name] += follow(name)
+    return {name: sorted(files) for name, files in found.items()}
+
+
+def holds_folders_alone(path: Path) -> bool:
+    found = entries(path)
+    return any(map(is_folder, found)) and not any(is_image(entry.name) for entry in found)
+
+
+def holds_images(path: Path) -> bool:
+    """Whether there is a picture anywhere under a folder."""
+    return next(images_below(path, "", []), None) is not None
+
+
+def refuse_masks(path: Path, folders: Sequence[str]) -> None:
+    called = {name.lower() for name in folders}
+    if len(folders) == 2 and called & IMAGES and called & MASKS:
+        what = f"{path} pairs images with masks ({', '.join(sorted(folders))}), which gives pictures no class"
+        raise ValueError(f"{what}; such data is for segmentation: use --task segment")

@@ -1,0 +1,282 @@
+"""Pictures that a text file lists: a path and a label on each line, with or without names for the columns."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..inside import refuse_outside
+from ..names import csv_text
+from .folder import FolderSource
+from .sample_table import TRAIN, VAL, Part, Parts, in_order, is_image, some
+from .walking import entries, is_there
+
+# What columns are called, by their letters alone; the first of them that is there counts.
+PATH = (
+    *("path", "filepath", "imagepath", "imgpath", "file", "filename", "imagefile", "imagefilename", "imagename"),
+    *("image", "img", "picture", "photo", "paths", "files", "filenames", "images"),
+)
+LABEL = (
+    *("label", "class", "classname", "labelname", "category", "categoryname", "target", "species", "synset", "wnid"),
+    *("labels", "classes", "classid", "labelid", "categoryid", "classindex", "classidx", "labelidx", "y"),
+)
+SPLIT = ("split", "part", "partition", "subset", "set")
+
+FEW = 16  # files of a folder are asked for one by one, more of them by reading the folder
+
+Line = tuple[int, list[str]]  # its number in the file, and its fields
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which fields of a line are what.
+
+    Attributes:
+        path, label, split: Their places.
+        count: How many fields a line may have.
+        unused: What the other columns are called.
+        header: Whether the first line has the names of the columns.
+    """
+
+    path: int
+    label: int | None
+    split: int | None
+    count: int
+    unused: tuple[str, ...] = ()
+    header: bool = False
+
+
+def open_list(path: Path, channels: int = 3) -> Parts:
+    """The pictures of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
+
+    Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
+    tabs, or else by white space: the last word of a line is the label then. Lines of a .txt that begin with # are
+    comments. The first line may name the columns. One called `split` or `part` says which pictures are to train and
+    which to validate on; of several parts to validate on, the first in the order of `VAL` is taken.
+
+    Labels are the names of classes. If all are whole numbers they are ordered by value, and only those that occur are
+    classes.
+    """
+    lines = list(_lines(path))
+    columns = _columns(path, lines, labelled=True)
+    assert columns.label is not None, "asked for"
+    names, labels, splits = [], [], []
+    for number, fields in lines[columns.header :]:
+        fields = _filled(path, number, fields, columns)
+        name, label = fields[columns.path], fields[columns.label]
+        if not name or not label:
+            what = "label" if name else "path"
+            raise ValueError(f"{path} line {number} has no {what}; expected a path and a label on each line")
+        names.append(name)
+        labels.append(label)
+        splits.append("all" if columns.split is None else _split(path, number, fields[columns.split]))
+    refuse_outside(path, names, [path.parent])
+    _refuse_missing(path, names)
+
+    numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
+    if numbers:
+        labels = [str(int(label)) for label in labels]
+    parts: Parts = {}
+    unused = []
+    for key, words in (("all", ("all",)), ("train", TRAIN), ("val", VAL)):
+        used, *others = [word for word in words if word in splits] or [None]
+        rows = [row for row, word in enumerate(splits) if word == used]
+        unused += [f"{splits.count(word):,} pictures of {word}" for word in others]
+        if rows:
+            present = {labels[row] for row in rows}
+            classes = sorted(present, key=int) if numbers else in_order(present)
+            index = {name: place for place, name in enumerate(classes)}
+            given = [index[labels[row]] for row in rows]
+            source = FolderSource(path.parent, [names[row] for row in rows], given, classes, channels)
+            parts[key] = Part(source, str(path) if key == "all" else f"{path} ({used})")
+    notes = next(iter(parts.values())).notes
+    if unused:
+        notes.append(f"not used in {path}: {some(unused)}")
+    if columns.unused:
+        notes.append(f"columns not used in {path}: {some(columns.unused)}")
+    if twice := len(names) - len(set(names)):
+        notes.append(f"{path} lists pictures that it has listed before: {twice:,} lines")
+    return parts
+
+
+def read_paths(path: Path) -> list[str]:
+    """The pictures of a list that needs no labels, in its order, each by its absolute path.
+
+    A line is a path or, in a .csv or .tsv, has one: in the column of that name, or the first field that is a picture.
+    """
+    lines = list(_lines(path, whole=True))
+    columns = _columns(path, lines, labelled=False)
+    names = [_filled(path, number, fields, columns)[columns.path] for number, fields in lines[columns.header :]]
+    if "" in names:
+        number, _ = lines[names.index("") + columns.header]
+        raise ValueError(f"{path} line {number} has no path; expected one on each line")
+    refuse_outside(path, names, [path.parent])
+    _refuse_missing(path, names)
+    return [_place(path, name) for name in names]
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path, whole: bool = False) -> Iterator[Line]:
+    """The lines that are neither empty nor comments, in fields without white space around them.
+
+    Args:
+        whole: Whether a line of words is a path with spaces in it rather than a path and a label.
+    """
+    text, comments = _text(path), path.suffix.lower() not in (".csv", ".tsv")
+    separator = _separator(path, text)
+    if separator is None:
+        for number, line in enumerate(text.split("\n"), 1):
+            line = line.strip()
+            if line and not line.startswith("#"):
+                yield number, _words(line, whole)
+        return
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
+    try:
+        for fields in reader:
+            fields = [_said(path, field.strip()) for field in fields]
+            if any(fields) and not (comments and fields[0].startswith("#")):
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise ValueError(f"{path} line {reader.line_num}: {error}; see to its quotation marks") from None
+
+
+def _said(path: Path, field: str) -> str:
+    """A field without the apostrophe that our own tables put before what a spreadsheet would take for a formula; a file
+    that has one in its name keeps it."""
+    text = csv_text(field)
+    named_so = text != field and os.path.isfile(_place(path, field)) and not os.path.isfile(_place(path, text))
+    return field if named_so else text
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of pictures") from None
+    try:
+        text = data.decode("utf-8-sig")
+        bad = text.encode()[: text.index("\0")] if "\0" in text else None
+    except UnicodeDecodeError as error:
+        bad = data[: error.start]
+    if bad is not None:
+        raise ValueError(f"{path} line {bad.count(10) + 1} is no text in UTF-8; save the list as such")
+    return text
+
+
+def _separator(path: Path, text: str) -> str | None:
+    """What is between the fields; None if any white space is. Where the name does not tell, the first line does."""
+    suffix = path.suffix.lower()
+    if suffix == ".tsv":
+        return "\t"
+    if suffix == ".csv":
+        first = next((line for line in text.split("\n") if line.strip()), "")
+        return next((mark for mark in ",;\t" if mark in first), ",")
+    lines = (line.strip() for line in text.split("\n"))
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    if "\t" in first:
+        return "\t"
+    return "," if "," in first and len(first.split()) == 1 and not _is_picture(first) else None
+
+
+def _words(line: str, whole: bool) -> list[str]:
+    words = line.rsplit(None, 1)
+    return [line] if _is_picture(line) or (whole and not _is_picture(words[0])) else words
+
+
+def _is_picture(field: str) -> bool:
+    return is_image(os.path.basename(field))
+
+
+def _place(path: Path, name: str) -> str:
+    return os.path.join(os.path.abspath(path.parent), name)
+
+
+# --- columns -------------------------------------------------------------------------------------------------------
+
+
+def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
+    """What the first line says of all: the names of the columns, or by its own fields."""
+    expected = "expected a path and a label on each line" if labelled else "expected a path on each line"
+    if not lines:
+        raise ValueError(f"{path} lists no pictures; {expected}")
+    number, fields = lines[0]
+    at = f"{path} line {number}"
+    pictures = [
+        place for place, field in enumerate(fields) if _is_picture(field) or os.path.isfile(_place(path, field))
+    ]
+    pictures = pictures or [place for place, field in enumerate(fields) if "/" in field]
+    if not pictures and (labelled or len(fields) > 1 or _letters(fields[0]) in PATH):
+        called = list(map(_letters, fields))
+        name, label, split = (
+            next((called.index(word) for word in words if word in called), None) for words in (PATH, LABEL, SPLIT)
+        )
+        if name is None:
+            raise ValueError(
+                f"{at} has no picture and no column of paths: {some(fields)}; call one path" + ", one label" * labelled
+            )
+        if label is None and labelled:
+            raise ValueError(f"{at} has no column of labels: {some(fields)}; call one label")
+        if len(lines) == 1:
+            raise ValueError(f"{path} lists no pictures below the names of its columns; {expected}")
+        unused = [field for place, field in enumerate(fields) if place not in (name, label, split)]
+        return Columns(name, label, split, len(fields), tuple(unused) if labelled else (), header=True)
+    if not labelled:
+        return Columns(pictures[0] if pictures else 0, None, None, len(fields))
+    if len(fields) == 1:
+        raise ValueError(f"{at} has no label; {expected}")
+    if len(fields) > 2:
+        raise ValueError(f"{at} has {len(fields)} fields, and no line above says what they are; add one: path,label,…")
+    if len(pictures) == 2:
+        raise ValueError(f"{at} has two pictures; a list gives each picture a class")
+    return Columns(pictures[0], 1 - pictures[0], None, 2)
+
+
+def _letters(field: str) -> str:
+    return re.sub("[^a-z]", "", field.lower())
+
+
+def _filled(path: Path, number: int, fields: list[str], columns: Columns) -> list[str]:
+    """The fields of a line, as many as there are columns."""
+    if any(fields[columns.count :]):
+        what = f"{path} line {number} has {len(fields)} fields, the first line {columns.count}"
+        raise ValueError(f"{what}; put those with separators in them in quotation marks")
+    return fields + [""] * (columns.count - len(fields))
+
+
+def _split(path: Path, number: int, word: str) -> str:
+    if word.lower() not in (*TRAIN, *VAL):
+        raise ValueError(f"{path} line {number} is of part {word!r}; expected train or val")
+    return word.lower()
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse_missing(path: Path, names: Sequence[str]) -> None:
+    """One line about all pictures that are not there."""
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        folder, base = os.path.split(name)
+        folders.setdefault(folder, []).append(base)
+    missing = set()
+    for folder, bases in folders.items():
+        place = _place(path, folder)
+        there = set()
+        if len(bases) > FEW and os.path.isdir(place):
+            there = {entry.name for entry in entries(place) if is_there(entry.is_file)}
+        # one by one what the folder lists otherwise: a file system may take A for a
+        rest = (base for base in set(bases) - there if not os.path.isfile(os.path.join(place, base)))
+        missing |= {(folder, base) for base in rest}
+    if not missing:
+        return
+    shown = list(dict.fromkeys(name for name in names if os.path.split(name) in missing))
+    what = f"{len(shown):,} of {len(set(names)):,} pictures in {path} do not exist: {some(shown, 3)}"
+    if os.path.isabs(shown[0]):
+        raise ValueError(f"{what}; correct the paths")
+    hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
+    raise ValueError(f"{what}; paths are relative to {os.path.abspath(path.parent)}{hint}")

@@ -1,0 +1,172 @@
+"""What sources of files have in common: names and labels of a million samples in a few arrays.
+
+A list of a million strings is copied into every worker process, if only by counting references; an array is not.
+"""
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+from timm.data.readers.img_extensions import get_img_extensions
+
+from ..decoding import UnreadableImage
+
+Rows = TypeVar("Rows", bound="Listed")
+
+# What timm reads, and what photographs come in besides.
+EXTENSIONS = frozenset(get_img_extensions()) | {".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
+
+# How timm, and folders found in the wild, call the parts of a data set; the first of them that is there counts.
+TRAIN = ("train", "training")
+VAL = ("val", "valid", "validation", "eval", "evaluation", "test", "testing")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is not meant to be seen: macOS leaves `._x.jpg`, and `__MACOSX` in archives."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is taken for a picture: by its extension."""
+    return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sorted as timm sorts classes, numbers by value: the same folders give the same labels there and here."""
+
+    def key(name: str) -> tuple[list[int | str], str]:
+        return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
+
+    return sorted(names, key=key)
+
+
+def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[str, str | None]:
+    """Which of some folders is which part of a data set: "train" and "val", or None for "all".
+
+    `train` is a part of the data, not a class, where all folders beside it are such parts too, or else where `is_part`
+    says so: "train" is also a vehicle.
+    """
+    called = {folder.lower(): folder for folder in reversed(folders)}
+    train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
+    if all(name.lower() in (*TRAIN, *VAL) for name in folders) or (train and is_part(train)):
+        return {key: name for key, name in (("train", train), ("val", val)) if name} or {"all": None}
+    return {"all": None}
+
+
+def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Files by the part of a data set that a word in their names gives them, or else their folder where it differs."""
+    groups: dict[str, list[Path]] = {}
+    apart = len({path.parent for path in paths}) > 1
+    for path in paths:
+        words = re.findall("[a-z]+", path.name.lower()) + [path.parent.name.lower()] * apart
+        keys = ["train" if word in TRAIN else "val" for word in words if word in (*TRAIN, *VAL)]
+        groups.setdefault(keys[0] if keys else "all", []).append(path)
+    if "all" in groups and len(groups) > 1:
+        groups["unused" if "train" in groups else "train"] = groups.pop("all")
+    return {"all": groups["val"]} if groups.keys() == {"val"} else groups
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """A few of many names, for a line."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+class Names(Sequence[str]):
+    """Strings, read-only, in two arrays. Names of files that are not Unicode keep their bytes."""
+
+    def __init__(self, names: Iterable[str]):
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        self.text = np.frombuffer(b"".join(encoded), np.uint8)
+        self.ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+    @classmethod
+    def of(cls, text: np.ndarray, ends: np.ndarray) -> "Names":
+        """From the two arrays: the bytes of all names, and where each of them ends, after a 0."""
+        names = cls(())
+        names.text, names.ends = text, ends
+        return names
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # ty: ignore[incompatible-method-override]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"no name {index} among {len(self)}")
+        index %= len(self)
+        return self.text[self.ends[index] : self.ends[index + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        text, ends = self.text.tobytes(), self.ends.tolist()
+        return (text[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(ends))
+
+
+class Listed:
+    """Base of the sources whose samples are rows of arrays. A sub-class says how the picture of a row is read.
+
+    Args:
+        names: One per sample, as reports show it.
+        labels: One per sample, an index into classes.
+        classes: Their names.
+    """
+
+    rows: tuple[str, ...] = ("labels",)  # the arrays with a row per sample
+
+    def __init__(self, names: Sequence[str], labels: Sequence[int] | np.ndarray, classes: Sequence[str]):
+        self.names = names if isinstance(names, Names) else Names(names)
+        self.labels = np.asarray(labels, np.int32)
+        self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def label(self, index: int) -> int:
+        return int(self.labels[index])
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def open(self, index: int) -> Image.Image:
+        try:
+            return self.picture(index)
+        except UnreadableImage as error:
+            raise UnreadableImage(f"{self.name(index)}: {error}") from None
+
+    def picture(self, index: int) -> Image.Image:
+        raise NotImplementedError
+
+    def take(self: Rows, rows: np.ndarray) -> Rows:
+        """The same source with some of its samples, in this order."""
+        part = copy.copy(self)
+        names = list(self.names)
+        part.names = Names(names[row] for row in rows.tolist())
+        for key in self.rows:
+            setattr(part, key, getattr(self, key)[rows])
+        return part
+
+    def under(self: Rows, classes: Sequence[str]) -> Rows:
+        """The same samples, labelled as another source numbers the classes. It must have all that occur here."""
+        place = {name: index for index, name in enumerate(classes)}
+        part = copy.copy(self)
+        part.labels = np.array([place.get(name, -1) for name in self.classes], np.int32)[self.labels]
+        part.classes = tuple(classes)
+        return part
+
+
+@dataclass
+class Part:
+    """One part of a data set (training, validation, or all of it) as found, and what its user should know about it."""
+
+    source: Listed
+    place: str
+    notes: list[str] = field(default_factory=list)
+
+
+# The parts that were found: "train", "val", or "all" where nothing is set apart for validation.
+Parts = dict[str, Part]

@@ -1,0 +1,303 @@
+"""Pictures in tar files, read by index: tars of class folders, and WebDataset shards.
+
+A tar is indexed once (`tar_index`): where each member lies and, in a shard, its label. Members are then read in place,
+so nothing is ever written to a path that a tar names.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..contents import of_bytes
+from ..decoding import MOST_BYTES, UnreadableImage, decode
+from .sample_table import TRAIN, VAL, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, part_names, some
+from .tar_index import Index, index_of, row_and_label
+
+MOST_CLASSES = 1 << 20
+OPEN_FILES = 64
+MOST_SHARDS = 1 << 20
+
+
+class TarSource(Listed):
+    """Members of tars, each by its place. Goes to other processes as it is: every process opens the tars for itself.
+
+    Args:
+        tars: Paths of the uncompressed files.
+        shown: What reports call each of them.
+        shards: For each sample, which of the tars it is in.
+        offsets, sizes: For each sample, where its picture lies, in bytes.
+    """
+
+    rows = ("labels", "shards", "offsets", "sizes")
+
+    def __init__(
+        self,
+        tars: Sequence[str],
+        shown: Sequence[str],
+        names: Sequence[str],
+        labels: Sequence[int] | np.ndarray,
+        classes: Sequence[str],
+        shards: Sequence[int] | np.ndarray,
+        offsets: Sequence[int] | np.ndarray,
+        sizes: Sequence[int] | np.ndarray,
+        channels: int,
+    ):
+        super().__init__(names, labels, classes)
+        self.tars, self.shown, self.channels = tuple(tars), tuple(shown), channels
+        self.shards = np.asarray(shards, np.int32)
+        self.offsets = np.asarray(offsets, np.int64)
+        self.sizes = np.asarray(sizes, np.int64)
+        self.files: dict[int, IO[bytes]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"files": {}}
+
+    def name(self, index: int) -> str:
+        return f"{self.shown[self.shards[index]]}:{self.names[index]}"
+
+    def picture(self, index: int) -> Image.Image:
+        size = int(self.sizes[index])
+        if size > MOST_BYTES:
+            raise UnreadableImage(f"a file of {size / 2**30:,.1f} GB; up to {MOST_BYTES / 2**30:g} GB are read")
+        try:
+            file = self.file(int(self.shards[index]))  # held by name: another thread may close all but what is held
+            there = os.fstat(file.fileno()).st_size - int(self.offsets[index])  # what a header claims may not be
+            # has no position that others could move
+            data = os.pread(file.fileno(), max(0, min(size, there)), int(self.offsets[index]))
+        except OSError as error:
+            raise UnreadableImage((error.strerror or str(error)).lower()) from None
+        if len(data) < size:
+            raise UnreadableImage(f"the tar ends after {len(data)} of {size} bytes")
+        return decode(data, self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture's bytes; see `contents`."""
+        start, shard = int(self.offsets[index]), int(self.shards[index])
+        try:
+            handle = self.file(shard).fileno() if content else -1
+            return of_bytes(int(self.sizes[index]), lambda at, length: os.pread(handle, length, start + at), content)
+        except OSError:
+            return b"unreadable"
+
+    def file(self, shard: int) -> IO[bytes]:
+        file = self.files.get(shard)
+        if file is None:
+            for oldest in list(self.files)[: 1 - OPEN_FILES]:
+                self.files.pop(oldest, None)
+            file = self.files[shard] = open(self.tars[shard], "rb", buffering=0)  # noqa: SIM115  it stays open
+        return file
+
+
+class ShardSource(TarSource):
+    """WebDataset shards, by index: shuffling, resuming and sharing among processes are exact."""
+
+    def shuffled(self, generator: torch.Generator, shards_at_once: int = 16) -> Tensor:
+        """All indices (N,) in a random order that reads large data nearly in sequence.
+
+        The order of shards is random, and samples are shuffled within windows of some shards, not across them.
+        """
+        order = np.argsort(self.shards, kind="stable")
+        bounds = np.searchsorted(self.shards[order], np.arange(len(self.tars) + 1))
+        shards = torch.randperm(len(self.tars), generator=generator).tolist()
+        windows = []
+        for start in range(0, len(shards), shards_at_once):
+            rows = [order[bounds[shard] : bounds[shard + 1]] for shard in shards[start : start + shards_at_once]]
+            window = torch.from_numpy(np.concatenate(rows))
+            windows.append(window[torch.randperm(len(window), generator=generator)])
+        return torch.cat(windows) if windows else torch.empty(0, dtype=torch.long)
+
+
+def matching(pattern: str) -> list[Path]:
+    """The files that a pattern with braces and wildcards names."""
+    paths: list[Path] = []
+    for one in expanded(pattern):
+        found = in_order(glob.glob(one)) if glob.has_magic(one) else [one] * os.path.exists(one)
+        if not found:
+            raise FileNotFoundError(f"no such shard: {one}; it was expected from {pattern}")
+        paths += [path for name in found for path in (tars_in(Path(name)) if os.path.isdir(name) else [Path(name)])]
+    if not paths:
+        raise FileNotFoundError(f"no shards match {pattern}; expected .tar files")
+    return paths
+
+
+def expanded(pattern: str) -> list[str]:
+    """A pattern without its braces: {000..011} counts, {a,b} lists."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if not braces:
+        return [pattern]
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", braces[1]):
+        first, last = int(span[1]), int(span[2])
+        if last - first >= MOST_SHARDS:
+            raise ValueError(f"{pattern} names {last - first + 1:,} shards; expected up to {MOST_SHARDS:,}")
+        choices = [f"{number:0{len(span[1])}}" for number in range(first, last + 1)]
+    else:
+        choices = braces[1].split(",")
+    return [
+        after for choice in choices for after in expanded(pattern[: braces.start()] + choice + pattern[braces.end() :])
+    ]
+
+
+def tars_in(folder: Path) -> list[Path]:
+    names = in_order(entry.name for entry in os.scandir(folder) if is_tar(entry.name) and entry.is_file())
+    return [folder / name for name in names]
+
+
+def is_tar(name: str) -> bool:
+    return bool(re.search(r"\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)$", name.lower())) and not name.startswith(".")
+
+
+def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> tuple[str, Parts]:
+    """Tars as one data set. Several are told apart by their names or folders: train-000.tar, val/000.tar."""
+    notes: list[str] = []
+    groups = by_name(paths) if len(paths) > 1 else {"all": list(paths)}
+    unused = groups.pop("unused", [])
+    parts: Parts = {}
+    kinds = set()
+    for key, tars in groups.items():
+        indices = [index_of(path, cache, notes) for path in tars]
+        shards = [index for index in indices if index.is_shard]
+        odd = [index.shown for index in indices if len(index.names) and not index.is_shard]
+        if shards and odd:
+            what = f"{odd[0]} has no labels beside its pictures as the other shards have"
+            raise ValueError(f"{what}; remove or repair it")
+        kinds.add("shards" if shards else "tar")
+        if shards:
+            parts[key] = part_of_shards(tars, indices, channels)
+        else:
+            found = parts_of_tars(tars, indices, channels)
+            if key == "all":
+                parts = found
+            else:
+                parts[key] = found.get(key) or found.get("all") or next(iter(found.values()))
+    if len(kinds) > 1:
+        raise ValueError(f"{paths[0].parent} mixes shards with tars of class folders; give one kind, and val the other")
+    for part in list(parts.values())[:1]:
+        part.notes[:0] = notes
+        if unused:
+            part.notes.append(f"not used, being neither train nor val: {some([path.name for path in unused])}")
+    return kinds.pop(), parts
+
+
+def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int) -> Parts:
+    """Tars of class folders: train/ and val/ in them, below a single top folder or not, or the folders themselves."""
+    place = some([str(path) for path in paths], 1)
+    rows: list[tuple[str, int, int]] = []  # path in the tar, which tar, which member
+    ignored, refused = [], []
+    for shard, index in enumerate(indices):
+        refused += index.refused
+        for row, name in enumerate(index.names):
+            if any(map(is_hidden, name.split("/"))):
+                continue
+            if is_image(name.rpartition("/")[2]):
+                rows.append((name, shard, row))
+            else:
+                ignored.append(name)
+    if not rows:
+        raise ValueError(f"no images in {place}; expected folders named after classes, with images in them")
+    rows.sort()
+    paths_in = [name.split("/") for name, _, _ in rows]
+    depth = 0
+    while len({path[depth] for path in paths_in}) == 1 and min(map(len, paths_in)) > depth + 2:
+        if paths_in[0][depth].lower() in (*TRAIN, *VAL):
+            break
+        depth += 1
+    tops = in_order({path[depth] for path in paths_in if len(path) > depth + 1})
+    direct = {path[depth] for path in paths_in if len(path) == depth + 2}
+    called = part_names(tops, lambda train: train not in direct)
+    notes = []
+    if refused:
+        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
+    if ignored:
+        notes.append(f"{place}: files that are no images are ignored: {some(ignored)}")
+    parts: Parts = {}
+    for key, top in called.items():
+        level = depth + (top is not None)
+        chosen = [at for at, path in enumerate(paths_in) if top is None or path[depth] == top]
+        inside = [at for at in chosen if len(paths_in[at]) > level + 1]
+        if not inside:
+            what = f"{place} holds {len(chosen):,} images but no class folders"
+            raise ValueError(f"{what}; put the images of each class into a folder named after it")
+        classes = in_order({paths_in[at][level] for at in inside})
+        number = {name: label for label, name in enumerate(classes)}
+        tar, member = np.array([rows[at][1:] for at in inside], np.int64).T
+        source = TarSource(
+            [index.tar for index in indices],
+            [index.shown for index in indices],
+            [rows[at][0] for at in inside],
+            [number[paths_in[at][level]] for at in inside],
+            classes,
+            tar,
+            gathered([index.offsets for index in indices], tar, member),
+            gathered([index.sizes for index in indices], tar, member),
+            channels,
+        )
+        if loose := [rows[at][0] for at in chosen if len(paths_in[at]) <= level + 1]:
+            notes.append(f"{place}: images outside class folders are ignored: {some(loose)}")
+        parts[key] = Part(source, place if top is None else f"{place}:{top}", [])
+    if None not in called.values() and (others := [f"{top}/" for top in tops if top not in called.values()]):
+        notes.append(f"not used in {place}: {some(others)}")
+    next(iter(parts.values())).notes += notes
+    return parts
+
+
+def gathered(arrays: Sequence[np.ndarray], which: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """The elements at some places of some of several arrays."""
+    starts = np.cumsum([0, *map(len, arrays)])
+    return np.concatenate(arrays)[starts[which] + place]
+
+
+def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: int) -> Part:
+    """Shards as WebDataset writes them: KEY.jpg (or another picture) beside KEY.cls or KEY.json with a label."""
+    names, labels, shards, offsets, sizes, skipped = [], [], [], [], [], []
+    for shard, index in enumerate(indices):
+        for name, members in index.samples():
+            row, label = row_and_label(index, members)
+            if row is None or label is None:
+                skipped.append(f"{index.shown}:{name} (no {'image' if row is None else 'label'})")
+                continue
+            names.append(index.names[row])
+            labels.append(label)
+            shards.append(shard)
+            offsets.append(index.offsets[row])
+            sizes.append(index.sizes[row])
+    place = some([str(path) for path in paths], 1)
+    if max(labels) >= MOST_CLASSES:
+        raise ValueError(f"{place}: label {max(labels)} is no class; expected numbers from 0")
+    classes, file = class_names(paths[0].parent)
+    if file is not None and max(labels) >= len(classes):
+        raise ValueError(f"{file} names {len(classes)} classes, but {place} has label {max(labels)}; add the names")
+    classes = classes or [str(label) for label in range(max(labels) + 1)]
+    notes = []
+    if skipped:
+        notes.append(f"samples skipped: {some(skipped)}")
+    if refused := [name for index in indices for name in index.refused]:
+        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
+    tars, shown = [index.tar for index in indices], [index.shown for index in indices]
+    source = ShardSource(tars, shown, names, labels, classes, shards, offsets, sizes, channels)
+    return Part(source, place, notes)
+
+
+def class_names(folder: Path) -> tuple[list[str], Path | None]:
+    """Names from classes.txt (a line each) or _info.json ("classes") beside the shards or one folder up."""
+    for near in (folder, folder.parent):
+        file = near / "classes.txt"
+        if file.is_file():
+            return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()], file
+        file = near / "_info.json"
+        if file.is_file():
+            with contextlib.suppress(ValueError):
+                info = json.loads(file.read_text("utf-8"))
+                for key in ("classes", "class_names", "names"):
+                    if isinstance(info, dict) and isinstance(info.get(key), list):
+                        return [str(name) for name in info[key]], file
+    return [], None

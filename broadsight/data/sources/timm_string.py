@@ -1,0 +1,144 @@
+"""Data sets that timm and torchvision know by name, such as torch/cifar10 and hfds/…, by index."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..contents import of_file
+from ..decoding import UnreadableImage, decode, open_image
+from .sample_table import Listed, Names, Part, Parts
+
+# As timm.data.create_dataset spells those of torchvision.
+TORCHVISION = (
+    *("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist"),
+    *("imagenet", "places365", "inaturalist", "inat"),
+)
+
+
+class DatasetSource(Listed):
+    """A data set of another library. Labels come from its own list, so that only `open` decodes.
+
+    Args:
+        dataset: Gives (picture, label) by index; the picture is PIL's, or a file that `decode` reads.
+        title: What reports call it: a sample is title/index.
+    """
+
+    rows = ("labels", "numbers")
+
+    def __init__(self, dataset: Any, title: str, labels: np.ndarray, classes: Sequence[str], channels: int):
+        super().__init__(Names(()), labels, classes)
+        self.dataset, self.title, self.channels = dataset, title, channels
+        self.numbers = np.arange(len(self.labels))
+
+    def name(self, index: int) -> str:
+        return f"{self.title}/{self.numbers[index]}"
+
+    def take(self, rows: np.ndarray) -> "DatasetSource":
+        part = super().take(rows[:0])  # there are no names to take
+        part.labels, part.numbers = self.labels[rows], self.numbers[rows]
+        return part
+
+    def picture(self, index: int) -> Image.Image:
+        row = int(self.numbers[index])
+        try:
+            picture = stored(self.dataset, row) if hasattr(self.dataset, "image_key") else self.dataset[row][0]
+        except (OSError, ValueError, SyntaxError, MemoryError) as error:
+            raise UnreadableImage((str(error).splitlines() or [type(error).__name__])[0]) from None
+        return decode(picture, self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        """What stands for a picture, as far as its data set can say; see `contents`."""
+        number, known = int(self.numbers[index]), getattr(self.dataset, "samples", None)
+        if isinstance(known, list) and isinstance(known[number][0], (str, Path)):  # files
+            return of_file(known[number][0], content)
+        if not content:
+            return b""
+        try:
+            picture = stored(self.dataset, number) if hasattr(self.dataset, "image_key") else self.dataset[number][0]
+        except (OSError, ValueError, SyntaxError, MemoryError):
+            return b"unreadable"
+        if isinstance(picture, bytes | str):
+            return of_file(picture, content) if isinstance(picture, str) else picture
+        if isinstance(picture, Image.Image):
+            return f"{picture.mode} {picture.size}".encode() + picture.tobytes()
+        return picture.read() if hasattr(picture, "read") else repr(type(picture)).encode()
+
+
+def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Parts:
+    """Both parts of a data set, through timm. One that has no part for validation gives "train" alone."""
+    kind, _, title = name.lower().partition("/")
+    if kind == "torch" and title in ("image_folder", "folder"):
+        raise ValueError(f"{name}: give the folder itself, without {name}")
+    if kind == "torch" and title not in TORCHVISION:
+        near = get_close_matches(title, TORCHVISION, 1, 0) or [TORCHVISION[0]]
+        raise ValueError(f"no such data: {name}; did you mean torch/{near[0]}?")
+    parts: Parts = {}
+    for key, spellings in (("train", ("train",)), ("val", ("validation", "test"))):
+        for split in spellings if kind == "hfds" else spellings[:1]:
+            dataset = created(name, root, split, download)
+            if dataset is None:
+                continue
+            reader = getattr(dataset, "reader", dataset)
+            if hasattr(reader, "loader"):
+                reader.loader = as_stored  # torchvision's own opens whatever PIL knows, and INaturalist has none
+            labels, classes = labels_of(reader), classes_of(reader)
+            classes = classes or [str(label) for label in range(int(labels.max()) + 1)]
+            parts[key] = Part(DatasetSource(reader, f"{name}/{key}", labels, classes, channels), f"{name} {key}")
+            break
+    return parts
+
+
+def created(name: str, root: Path, split: str, download: bool) -> Any:
+    """What timm makes of a name, or None where there is no such part."""
+    from timm.data import create_dataset
+
+    if name.startswith("hfds/") and find_spec("datasets") is None:  # timm would print besides
+        raise ValueError(f"{name} needs a package that is not installed: pip install datasets")
+    try:
+        return create_dataset(name, root=str(root), split=split, download=download)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if name.startswith("hfds/") and split != "train":
+            return None
+        hint = "see root" if download else "download=True (--download) fetches it, and root says where it is"
+        raise ValueError(f"{name} is not in {root} ({reason.rstrip('.')}); {hint}") from None
+
+
+def as_stored(path: str | Path) -> Image.Image:
+    """An image of one of the formats that are accepted; torchvision's data sets call this by a path."""
+    with open_image(path) as image:
+        image.load()
+        return image
+
+
+def stored(reader: Any, row: int) -> bytes | str:
+    """The bytes of an image, or its path, of timm's reader of Hugging Face data sets: that one would open the path."""
+    found = reader.dataset[row][reader.image_key]
+    return found.get("bytes") or found["path"]
+
+
+def labels_of(dataset: Any) -> np.ndarray:
+    """The labels of all samples, without decoding one where the data set lists them."""
+    if hasattr(dataset, "label_key"):  # timm's reader of Hugging Face data sets
+        return np.asarray(dataset.dataset[dataset.label_key][:], np.int32)
+    targets = getattr(dataset, "targets", None)
+    if isinstance(getattr(dataset, "index", None), list):  # INaturalist
+        targets = [label for label, _ in dataset.index]
+    if targets is None:
+        targets = [dataset[row][1] for row in range(len(dataset))]
+    labels = np.asarray(targets, np.int32)
+    return labels if labels.ndim == 1 else labels[:, 0]
+
+
+def classes_of(dataset: Any) -> list[str]:
+    """The names of its classes; of synonyms, as ImageNet has, the first."""
+    names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None)
+    if names is None:
+        numbers = getattr(dataset, "class_to_idx", None) or {}
+        names = sorted(numbers, key=lambda name: numbers[name])
+    return [name if isinstance(name, str) else str(name[0]) for name in names]

@@ -1,0 +1,172 @@
+"""Going through folders, into each real one once, however many links lead to it and wherever these point."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from .sample_table import is_hidden, is_image, some
+
+
+def entries(path: Path | str) -> list[os.DirEntry[str]]:
+    """What is in a folder."""
+    with os.scandir(path) as found:
+        return list(found)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder that is meant to be seen, or a link to one."""
+    return not is_hidden(entry.name) and is_there(entry.is_dir)
+
+
+def is_there(kind: Callable[[], bool]) -> bool:
+    """Asks an entry for its kind. One that is a link to itself has none."""
+    try:
+        return kind()
+    except OSError:
+        return False
+
+
+class Walk:
+    """Finds the images below some folders. Links are followed, but nothing is found twice.
+
+    What lies in a folder itself comes before what links lead to, so that an image with a place of its own keeps its
+    name. A link is not followed to a folder or an image that was found otherwise, nor to a folder around where it is.
+
+    Args:
+        ignored: Gets the names of files that are no images, and of pipes, sockets and devices whatever their names.
+
+    Attributes:
+        again: Names of the links that were not followed.
+    """
+
+    def __init__(self, ignored: list[str]):
+        self.ignored, self.again = ignored, []
+        self._expected: set[str] = set()
+        self._tops: set[str] = set()  # where `own` has begun
+        self._owners: dict[str, str] = {}  # of real folders, and of real images that links lead to
+        self._reached: set[str] = set()  # which of these are there by a link alone
+        self._links: dict[str, list[tuple[str, str]]] = {}  # by owner: names and paths, of folders
+        self._files: dict[str, list[tuple[str, str]]] = {}  # likewise, of images
+
+    def expect(self, folders: Iterable[Path | str]) -> None:
+        """Say which folders will be gone through anyhow: links are not followed to these."""
+        self._expected |= {os.path.realpath(folder) for folder in folders}
+
+    def claim(self, folder: Path | str, owner: str) -> None:
+        """Say whose a folder is before any is gone through.
+
+        Raises:
+            ValueError: It is another's already, through a link.
+        """
+        real = os.path.realpath(folder)
+        other = self._owners.setdefault(real, owner)
+        if os.path.islink(folder):
+            self._reached.add(real)
+        if other != owner:
+            raise ValueError(f"{folder} is the same folder as that of {other!r}; keep one of the two, or copy it")
+
+    def own(self, folder: Path | str, prefix: str, owner: str = "", by_link: bool = False) -> Iterator[str]:
+        """Names of the images in a folder and the folders in it, without links to others.
+
+        Raises:
+            ValueError: A folder in it was claimed by another owner.
+        """
+        top = os.path.realpath(folder)
+        self._owners.setdefault(top, owner)
+        self._tops.add(os.path.join(top, ""))
+        by_link = by_link or top in self._reached
+        waiting = [(os.fspath(folder), top, prefix)]
+        while waiting:
+            place, real, prefix = waiting.pop()
+            if by_link:
+                self._reached.add(real)
+            for entry in entries(place):
+                name = prefix + entry.name
+                if is_folder(entry):
+                    if entry.is_symlink():
+                        self._links.setdefault(owner, []).append((f"{name}/", entry.path))
+                        continue
+                    inner = os.path.join(real, entry.name)
+                    if inner not in self._owners:
+                        self._owners[inner] = owner
+                        waiting.append((entry.path, inner, f"{name}/"))
+                    elif self._owners[inner] != owner:
+                        raise ValueError(
+                            f"{entry.path} belongs to both {owner!r} and, by a link, {self._owners[inner]!r}; "
+                            "remove the link, or copy the folder"
+                        )
+                elif is_image(entry.name) and is_there(entry.is_file):
+                    if entry.is_symlink():
+                        self._files.setdefault(owner, []).append((name, entry.path))
+                    else:
+                        yield name
+                elif not is_hidden(entry.name):
+                    self.ignored.append(name)
+
+    def linked(self, owner: str = "") -> Iterator[str]:
+        """Names of the images that links lead to, from what `own` has gone through for this owner.
+
+        Raises:
+            ValueError: Links of two owners lead to one image that has no place of its own.
+        """
+        while links := sorted(self._links.pop(owner, [])):
+            for name, path in links:
+                real = os.path.realpath(path)
+                around = any(top.startswith(os.path.join(real, "")) for top in self._tops)
+                if self._found(real, name, owner) or around or real in self._expected:
+                    self.again.append(name)
+                else:
+                    yield from self.own(path, name, owner, by_link=True)
+
+    def linked_files(self, owner: str = "") -> Iterator[str]:
+        """The same for links to single images; after all links to folders."""
+        for name, path in sorted(self._files.pop(owner, [])):
+            real = os.path.realpath(path)
+            folder, base = os.path.split(real)
+            counted = folder if folder in self._owners and is_image(base) else real
+            if self._found(counted, name, owner):
+                self.again.append(name)
+            else:
+                self._owners[real] = owner
+                self._reached.add(real)
+                yield name
+
+    def all(self, folder: Path | str, prefix: str, *, files_once: bool = True) -> Iterator[str]:
+        """Names of all images below a folder, whoever's they are."""
+        yield from self.own(folder, prefix)
+        yield from self.linked()
+        yield from self.linked_files() if files_once else sorted(name for name, _ in self._files.pop("", []))
+
+    def went_through(self, folder: Path | str) -> bool:
+        """Whether a folder was gone through, by this name or another."""
+        return os.path.realpath(folder) in self._owners
+
+    def _found(self, real: str, name: str, owner: str) -> bool:
+        """Whether something real was found before; an error if only links of another lead to it."""
+        other = self._owners.get(real)
+        if other not in (None, owner) and real in self._reached:
+            raise ValueError(f"links of both {other!r} and {owner!r} lead to {real} ({name}); keep one of them")
+        return other is not None
+
+    def notes(self, place: Path | str) -> list[str]:
+        """What the user should know of links, in a line."""
+        if not self.again:
+            return []
+        return [f"{place}: links to what is there already, or around it, are not followed: {some(sorted(self.again))}"]
+
+
+def images_below(
+    folder: Path | str, prefix: str, ignored: list[str], again: list[str] | None = None, files_once: bool = True
+) -> Iterator[str]:
+    """Names of all images below a folder.
+
+    Args:
+        prefix: Of all names.
+        ignored: Gets the names of files that are no images.
+        again: Gets the names of links that are not followed.
+        files_once: Whether an image counts once; if not, under each name that a link gives it, as masks may.
+    """
+    walk = Walk(ignored)
+    yield from walk.all(folder, prefix, files_once=files_once)
+    if again is not None:
+        again += walk.again

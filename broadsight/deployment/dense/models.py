@@ -1,0 +1,197 @@
+"""Dense models without what runtimes cannot take: from normalised images to what their heads say, nothing decoded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...layers.any_size import average_by_products
+
+NEARLY = 1e-4  # of scores, over the largest: what rounding makes of equals in another runtime
+
+
+class Copying(TorchFunctionMode):
+    """In programs for any size, what might do without a copy makes one.
+
+    Whether it could may depend on a map having but one cell, or a batch one image: torch would answer for the example
+    and have the program refuse what differs.
+    """
+
+    might = frozenset({Tensor.reshape, Tensor.contiguous, Tensor.flatten, torch.reshape, torch.flatten})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.might and any(isinstance(side, torch.SymInt) for side in args[0].shape):
+            args = (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+class RawDetector(nn.Module):
+    """A one-stage detector: (B, C, H, W), normalised, -> class logits (B, A, K), boxes (B, A, 4), of some centerness.
+
+    Args:
+        model: RetinaNet, FCOS or SSDLite of this package.
+        outputs: Which of what its head gives, in order.
+    """
+
+    def __init__(self, model: Any, outputs: tuple[str, ...]):
+        super().__init__()
+        self.backbone, self.head, self.outputs = model.backbone, model.head, outputs
+        replaced(self.head, lambda layer: isinstance(layer, nn.Conv2d) and layer.out_channels == 1, SingleChannel)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        with Copying():
+            found = self.head(list(self.backbone(images).values()))
+        return tuple(found[name] for name in self.outputs)
+
+
+class SingleChannel(nn.Module):
+    """A convolution to one channel, computed twice in programs for any size, since of a map of one channel torch asks
+    whether it has one cell as well."""
+
+    def __init__(self, convolution: nn.Conv2d):
+        super().__init__()
+        self.convolution = convolution
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not any(isinstance(side, torch.SymInt) for side in x.shape):
+            return self.convolution(x)
+        one = self.convolution
+        bias = None if one.bias is None else one.bias.repeat(2)
+        both = one._conv_forward(x, one.weight.repeat(2, 1, 1, 1), bias)
+        return both[:, :1].clone(memory_format=torch.contiguous_format)
+
+
+class RawQueries(nn.Module):
+    """RT-DETR: (B, C, H, W) of its one size, normalised, -> logits (B, Q, K), boxes (B, Q, 4) as shares of the sides.
+
+    Third comes which position each query began from, (B, Q): of positions with near equal scores another runtime may
+    well choose others, and only `following` its choice can one tell whether it computes the same.
+
+    The layers are those of transformers. Its own way through them counts images with `len`, which fixes their number
+    in an exported program, and makes anchors anew each time; here these are constants.
+
+    Args:
+        model: RTDETR of this package; its decoder is changed.
+    """
+
+    anchors: Tensor
+    valid: Tensor
+
+    def __init__(self, model: Any):
+        super().__init__()
+        inner = model.detector.model
+        self.stages, self.queries = model.stages, inner.config.num_queries
+        self.into_encoder, self.encoder, self.into_decoder = (
+            inner.encoder_input_proj,
+            inner.encoder,
+            inner.decoder_input_proj,
+        )
+        self.proposal, self.proposal_scores, self.proposal_boxes = (
+            inner.enc_output,
+            inner.enc_score_head,
+            inner.enc_bbox_head,
+        )
+        self.decoder = inner.decoder
+        self.scores = inner.decoder.class_embed[-1]
+        inner.decoder.class_embed = None  # what earlier layers say is for training
+        strides = model.stages.strides[-len(self.into_encoder) :]
+        self.grids = tuple((model.image_size[0] // stride, model.image_size[1] // stride) for stride in strides)
+        anchors, valid = inner.generate_anchors(self.grids)
+        self.register_buffer("anchors", anchors, persistent=False)  # 1 N 4, before the sigmoid
+        self.register_buffer("valid", valid.to(anchors.dtype), persistent=False)  # 1 N 1
+        sides = torch.tensor(self.grids)
+        self.register_buffer("sides", sides, persistent=False)
+        self.register_buffer("starts", torch.cat([sides.new_zeros(1), sides.prod(1).cumsum(0)[:-1]]), persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, proposals, scores = self.propose(images)
+        chosen = scores.topk(self.queries, dim=1).indices
+        return (*self.decide(tokens, proposals, chosen), chosen)
+
+    def following(self, images: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The answer for positions (B, Q) that another has chosen, if their scores are those of the best; else its own.
+
+        Scores may differ by rounding: by NEARLY of the largest.
+        """
+        tokens, proposals, scores = self.propose(images)
+        if not as_good(scores, chosen, self.queries):
+            chosen = scores.topk(self.queries, dim=1).indices
+        return (*self.decide(tokens, proposals, chosen.long()), chosen)
+
+    def propose(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is seen at all positions (B, N, C), what is proposed there (B, N, C), and how that scores (B, N)."""
+        maps = self.stages(images)[-len(self.grids) :]
+        maps = [layer(x) for layer, x in zip(self.into_encoder, maps, strict=True)]
+        maps = self.encoder(maps).last_hidden_state
+        tokens = torch.cat([layer(x).flatten(2).mT for layer, x in zip(self.into_decoder, maps, strict=True)], 1)
+        proposals = self.proposal(self.valid * tokens)
+        return tokens, proposals, self.proposal_scores(proposals).amax(-1)
+
+    def decide(self, tokens: Tensor, proposals: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and boxes of the queries that begin from these positions (B, Q)."""
+        best = chosen[..., None]
+        boxes = self.proposal_boxes(proposals) + self.anchors
+        found = self.decoder(
+            inputs_embeds=proposals.gather(1, best.expand(-1, -1, proposals.shape[-1])),
+            encoder_hidden_states=tokens,
+            reference_points=boxes.gather(1, best.expand(-1, -1, 4)),
+            spatial_shapes=self.sides,
+            spatial_shapes_list=list(self.grids),
+            level_start_index=self.starts,
+        )
+        return self.scores(found.last_hidden_state), found.intermediate_reference_points[:, -1]
+
+
+def as_good(scores: Tensor, chosen: Tensor, count: int) -> bool:
+    """Whether positions (B, count) are those of the best scores (B, N), each once, the best first, up to rounding."""
+    if chosen.shape != (len(scores), count) or chosen.min() < 0 or chosen.max() >= scores.shape[1]:
+        return False
+    once = bool((chosen.sort(1).values.diff(dim=1) > 0).all())
+    far = (scores.gather(1, chosen.long()) - scores.topk(count, dim=1).values).abs().max()
+    return once and bool(far <= NEARLY * scores.abs().max())
+
+
+class RawSegmenter(nn.Module):
+    """(B, C, H, W), normalised, -> logits (B, K, ceil(H / 4), ceil(W / 4)) of the classes.
+
+    At the size in which they are computed: enlarged to pixels they are sixteen times as many numbers and no more
+    knowledge. Enlarging, cropping and resizing to the picture are together one matrix for the rows and one for the
+    columns, which decoding multiplies by.
+    """
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.stages, self.decoder, self.classifier = model.stages, model.decoder, model.classifier
+        replaced(
+            self.decoder,
+            lambda layer: isinstance(layer, nn.AdaptiveAvgPool2d),
+            lambda layer: PoolToCells(int(layer.output_size)),
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        with Copying():
+            return (self.classifier(self.decoder(self.stages(images))),)
+
+
+class PoolToCells(nn.Module):
+    """nn.AdaptiveAvgPool2d as two products: (B, C, H, W) -> (B, C, cells, cells).
+
+    Exporters make a gather of each cell of the usual one.
+    """
+
+    def __init__(self, cells: int):
+        super().__init__()
+        self.cells = cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3), keepdim=True) if self.cells == 1 else average_by_products(x, self.cells, self.cells)
+
+
+def replaced(model: nn.Module, wanted: Callable[[nn.Module], bool], make: Callable[[Any], nn.Module]) -> None:
+    """Put other layers in the place of some, in place."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if wanted(child):
+                setattr(module, name, make(child))

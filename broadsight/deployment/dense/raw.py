@@ -1,0 +1,257 @@
+"""A dense run as a network that runtimes take, and in words what stands before and behind it."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...runs.dense_model import DenseRun
+from ...training.dense import crop_size
+from .models import RawDetector, RawQueries, RawSegmenter
+
+CELL = 32  # pixels of the coarsest map of all backbones
+PADDING = 1.25  # of a crop around a box; as pose models are trained
+WANTS_REGIONS = ("faster_rcnn", "mask_rcnn", "cascade_mask_rcnn", "keypoint_rcnn")
+
+
+class NotExportable(ValueError):
+    """A model that no runtime takes; the message says which one to train instead."""
+
+
+@dataclass(frozen=True)
+class RawNetwork:
+    """A dense model up to its heads.
+
+    Args:
+        model: (B, C, H, W), normalised -> a tuple of tensors; a copy, in eval mode on the CPU.
+        outputs: Their names.
+        size: (height, width) of the images that it is exported for if these are fixed.
+        any_size: Whether height and width can be left open.
+        preprocessing: How a picture becomes an image; see `dense_pictures`.
+        decoding: What turns outputs into findings; see `dense_decoding`.
+    """
+
+    model: nn.Module
+    outputs: tuple[str, ...]
+    size: tuple[int, int]
+    any_size: bool
+    preprocessing: dict[str, Any]
+    decoding: dict[str, Any]
+
+    @property
+    def example_size(self) -> tuple[int, int]:
+        """(height, width) to capture it at for any size: no map has equal sides or one of a single cell, which would be
+        taken for rules."""
+        return 9 * CELL, 17 * CELL
+
+
+def check_exportable(head: str, task: str) -> None:
+    """Refuse heads that no runtime takes, before anything is opened.
+
+    Raises:
+        NotExportable: The model looks into regions of its own choice.
+    """
+    if head in WANTS_REGIONS:
+        other = {
+            "instances": "no head for masks does without; train semantic_fpn or upernet for classes of pixels",
+            "keypoints": "train simple_baseline, which finds keypoints in boxes",
+        }
+        raise NotExportable(
+            f"{head} looks into regions of its own choice, as many as it finds, which exported graphs cannot; "
+            f"{other.get(task, 'train retinanet, fcos, ssdlite or rtdetr')}; heads that export are {', '.join(HEADS)}"
+        )
+    if head not in HEADS:
+        raise NotExportable(f"{head} has no export; heads that export are {', '.join(HEADS)}")
+
+
+def raw_network(run: DenseRun, *, canvas: tuple[int, int] | None = None) -> RawNetwork:
+    """The part of a dense model that runtimes execute.
+
+    Decoding and suppression of boxes are left out: they depend on what was found, which no graph of a fixed shape
+    can. Another size of pictures is that of the run: `open_dense(path, size=...)`.
+
+    Args:
+        canvas: (height, width) that every picture is fitted into if sizes are not left open; by default a square. For
+            models that resize pictures to one size whatever their aspect, there is nothing to choose.
+
+    Raises:
+        NotExportable: The model looks into regions of its own choice.
+    """
+    check_exportable(run.head, run.task)
+    model = deepcopy(run.model).cpu().float().eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    found = HEADS[run.head](run, model)
+    if canvas is not None:
+        found = _on_canvas(found, canvas, run.head)
+    said = {"mean": [float(x) for x in model.stages.mean], "std": [float(x) for x in model.stages.std]}
+    ids = [run.category_ids[label] for label in sorted(run.category_ids)]  # of COCO, in the order of the labels
+    return RawNetwork(
+        found.model.eval(),
+        found.outputs,
+        found.size,
+        found.any_size,
+        {**found.preprocessing, **said},
+        {"head": run.head, **found.decoding, **({"category_ids": ids} if ids else {})},
+    )
+
+
+def _on_canvas(found: RawNetwork, canvas: tuple[int, int], head: str) -> RawNetwork:
+    if found.preprocessing["way"] != "fit":
+        if canvas == found.size:
+            return found
+        raise ValueError(f"canvas={canvas[0]}x{canvas[1]}; {head} takes {found.size[0]}x{found.size[1]} alone")
+    if min(canvas) < CELL or any(side % CELL for side in canvas):
+        near = [max(CELL, CELL * round(side / CELL)) for side in canvas]
+        raise ValueError(
+            f"canvas={canvas[0]}x{canvas[1]}; expected multiples of {CELL}, for instance {near[0]}x{near[1]}"
+        )
+    return RawNetwork(found.model, found.outputs, canvas, found.any_size, found.preprocessing, found.decoding)
+
+
+def _dense_anchors(run: DenseRun, model: Any) -> RawNetwork:
+    """RetinaNet and FCOS: pictures keep their aspect and are padded; anchors are of known strides."""
+    generator = model.anchor_generator
+    generator.set_cell_anchors(torch.float32, torch.device("cpu"))
+    levels = [
+        {"stride": stride, "step": [stride, stride], "boxes": boxes.tolist()}
+        for stride, boxes in zip(generator.strides, generator.cell_anchors, strict=True)
+    ]
+    outputs = ["cls_logits", "bbox_regression"]
+    if hasattr(model.head.regression_head, "bbox_ctrness"):
+        outputs.append("bbox_ctrness")
+    coder = model.box_coder
+    linear = run.head == "fcos"
+    decoding = _suppression(model) | {
+        "kind": "anchors",
+        "scores": "sigmoid",
+        "coder": "distances" if linear else "deltas",
+        "weights": None if linear else list(coder.weights),
+        "largest_growth": None if linear else coder.bbox_xform_clip,
+        "offset": generator.offset,
+        "levels": levels,
+    }
+    short, long = model.transform.image_size or (None, None)
+    preprocessing = _fitting(short, long, multiple=model.transform.size_divisible)
+    return _open(model, RawDetector(model, tuple(outputs)), tuple(outputs), preprocessing, decoding, long)
+
+
+def _default_boxes(run: DenseRun, model: Any) -> RawNetwork:
+    """SSDLite: every picture is resized to one size, and boxes are shares of it."""
+    height, width = model.transform.image_size
+    levels = []
+    strides = [model.stages.strides[-2] * 2**level for level in range(len(model.anchor_generator._wh_pairs))]
+    for stride, pairs in zip(strides, model.anchor_generator._wh_pairs, strict=True):
+        grid = -(-height // stride), -(-width // stride)
+        sides = pairs.clamp(0, 1).double() * torch.tensor([width, height])
+        boxes = torch.cat([-sides / 2, sides / 2], 1).tolist()
+        levels.append({"stride": stride, "step": [height / grid[0], width / grid[1]], "boxes": boxes})
+    outputs = ("cls_logits", "bbox_regression")
+    decoding = _suppression(model) | {
+        "kind": "anchors",
+        "scores": "softmax",
+        "coder": "deltas",
+        "weights": list(model.box_coder.weights),
+        "largest_growth": model.box_coder.bbox_xform_clip,
+        "offset": 0.5,
+        "levels": levels,
+    }
+    preprocessing = {"way": "exact", "antialias": False}
+    return RawNetwork(RawDetector(model, outputs), outputs, (height, width), False, preprocessing, decoding)
+
+
+def _queries(run: DenseRun, model: Any) -> RawNetwork:
+    """RT-DETR, which suppresses nothing."""
+    decoding = {
+        "kind": "queries",
+        "classes": model.num_classes,
+        "detections": model.detections_per_img,
+        "score_threshold": model.score_thresh,
+    }
+    size, outputs = model.image_size, ("logits", "boxes", "chosen")
+    return RawNetwork(RawQueries(model), outputs, size, False, {"way": "exact", "antialias": True}, decoding)
+
+
+def _pixels(run: DenseRun, model: Any) -> RawNetwork:
+    """Segmenters: pictures keep their aspect."""
+    views = run.views()
+    decoding = {"kind": "pixels", "classes": model.num_classes, "stride": model.stages.strides[0]}
+    preprocessing = _fitting(views.short_side, views.long_side, rounding="nearest", antialias=True)
+    return _open(model, RawSegmenter(model), ("logits",), preprocessing, decoding, views.short_side)
+
+
+def _heat_maps(run: DenseRun, model: Any) -> RawNetwork:
+    """Pose models: crops around boxes that something else has found."""
+    model.normalise = nn.Identity()
+    decoding = {
+        "kind": "heatmaps",
+        "stride": model.stride,
+        "names": list(run.keypoint_names),
+        "skeleton": [list(pair) for pair in run.skeleton],
+        "keypoint_offset": run.keypoint_offset,  # what COCO's result files have less of x and y
+    }
+    preprocessing = {"way": "crops", "padding": PADDING}
+    return RawNetwork(AsTuple(model), ("heatmaps",), crop_size(run.recipe), False, preprocessing, decoding)
+
+
+HEADS: dict[str, Callable[[DenseRun, Any], RawNetwork]] = {
+    "retinanet": _dense_anchors,
+    "fcos": _dense_anchors,
+    "ssdlite": _default_boxes,
+    "rtdetr": _queries,
+    "semantic_fpn": _pixels,
+    "upernet": _pixels,
+    "simple_baseline": _heat_maps,
+}
+
+
+class AsTuple(nn.Module):
+    """A model of one output, as those of several."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.model(images),)
+
+
+def _suppression(model: Any) -> dict[str, Any]:
+    return {
+        "classes": model.num_classes,
+        "score_threshold": model.score_thresh,
+        "candidates": model.topk_candidates,
+        "overlap": model.nms_thresh,
+        "detections": model.detections_per_img,
+    }
+
+
+def _fitting(
+    short: int | None, long: int | None, *, rounding: str = "down", antialias: bool = False, multiple: int = 1
+) -> dict[str, Any]:
+    """Pictures keep their aspect: the shorter side is to have so many pixels unless the longer would exceed its own."""
+    return {
+        "way": "fit",
+        "short_side": short,
+        "long_side": long,
+        "rounding": rounding,
+        "antialias": antialias,
+        "multiple": multiple,  # to which images are padded where sizes are open
+    }
+
+
+def _open(
+    model: Any,
+    network: nn.Module,
+    outputs: tuple[str, ...],
+    preprocessing: dict[str, Any],
+    decoding: dict[str, Any],
+    canvas: int | None,
+) -> RawNetwork:
+    """For pictures that keep their aspect; where sizes are fixed, on a square of at least this side."""
+    side = -(-(canvas or 640) // CELL) * CELL
+    # A backbone of one size alone has every image resized inside, which is no graph for all sizes
+    return RawNetwork(network, outputs, (side, side), model.stages.fixed_size is None, preprocessing, decoding)

@@ -1,0 +1,89 @@
+"""What an exported dense model finds in pictures: from PIL to boxes, classes of pixels or keypoints."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..description import Description
+from ..session import Session
+from .decoding import Found, decode
+from .images import crops, whole_picture
+
+Network = Callable[[np.ndarray], dict[str, np.ndarray]]
+
+
+def predict_pictures(
+    session: Session, pictures: Iterable[Image.Image], boxes: Sequence[Any] | None = None
+) -> list[Found]:
+    """What is in each picture, in its own pixels, one picture at a time.
+
+    Args:
+        session: An opened artefact.
+        pictures: Of any size and mode.
+        boxes: Of pose models, (N, 4) for each picture; without them one that is all of the picture.
+
+    Returns:
+        Of detectors "boxes" (N, 4), "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
+        "probabilities" (K, H, W) and "classes" (H, W); of pose models the boxes that were given with "keypoints"
+        (N, K, 3), x, y and how sure, and their mean as "scores".
+    """
+    pictures = list(pictures)
+    if boxes is not None and len(boxes) != len(pictures):
+        raise ValueError(f"boxes of {len(boxes)} pictures for {len(pictures)}; expected one (N, 4) for each")
+    given = [None] * len(pictures) if boxes is None else boxes
+    return [find(session, session.description, picture, one) for picture, one in zip(pictures, given, strict=True)]
+
+
+def find(network: Network, description: Description, picture: Image.Image, boxes: Any = None) -> Found:
+    """What a network of this description finds in one picture; the network may be torch's, to compare with."""
+    if description.decoding is None:
+        raise ValueError(f"{description.title} says nothing of its decoding; expected an exported dense model")
+    if description.preprocessing["way"] == "crops":
+        return _keypoints(network, description, picture, boxes)
+    if boxes is not None:
+        raise ValueError(f"boxes were given to {description.title}, which finds them by itself; leave them out")
+    image, place = whole_picture(description, picture)
+    return decode(description.decoding, network(image[None]), [place])[0]
+
+
+def _keypoints(network: Network, description: Description, picture: Image.Image, boxes: Any) -> Found:
+    assert description.decoding is not None
+    whole = [[0, 0, picture.width, picture.height]]
+    boxes = np.asarray(whole if boxes is None else boxes, np.float32).reshape(-1, 4)
+    images, places = crops(description, picture, boxes)
+    points = np.zeros((0, len(description.decoding["names"]), 3), np.float32)
+    if len(boxes):
+        found = decode(description.decoding, network(images), places)
+        points = np.stack([one["keypoints"] for one in found])
+    scores = points[..., 2].mean(1).clip(0, 1)
+    labels = np.ones(len(boxes), np.int64)
+    return {"boxes": boxes, "labels": labels, "scores": scores, "keypoints": points}
+
+
+def apart(found: Found, expected: Found) -> dict[str, float]:
+    """How far two answers about one picture are from each other, in what matters to whoever asked.
+
+    Returns:
+        "differing": which part of the objects, keypoints or pixels is not the same: an object is if the other answer
+        has one of its label within a pixel and 0.01 of its score, a keypoint if it is within a pixel, a pixel if its
+        class is equal. "pixels": how far corners of boxes or keypoints are apart at most among those that are the same.
+    """
+    if "classes" in expected:
+        return {"differing": float((found["classes"] != expected["classes"]).mean()), "pixels": 0.0}
+    if "keypoints" in expected:
+        far = np.abs(found["keypoints"] - expected["keypoints"])[..., :2].max(-1)
+    else:
+        far = np.array([*_far(found, expected), *_far(expected, found)])
+    same = far <= 1
+    return {"differing": float(1 - same.mean()) if far.size else 0.0, "pixels": float(far[same].max(initial=0))}
+
+
+def _far(some: Found, others: Found) -> list[float]:
+    """For each object the distance of its box to the nearest of its kind in the other answer."""
+    found = []
+    for box, label, score in zip(some["boxes"], some["labels"], some["scores"], strict=True):
+        alike = (others["labels"] == label) & (np.abs(others["scores"] - score) <= 0.01)
+        found.append(float(np.abs(others["boxes"][alike] - box).max(1).min(initial=np.inf)))
+    return found

@@ -1,0 +1,117 @@
+"""The network of an exported page outside the browser: under node, with the very files of the folder."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+import weakref
+import zlib
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....weights.reading import inside
+from . import CLOSING, MANIFEST, OPENING, manifest, unpacked
+from . import runtime as web_runtime
+
+OLDEST = 18  # of node: it brings what the page unpacks its files with
+
+
+@cache
+def node() -> str | None:
+    """The program, or None where there is none that is new enough."""
+    found = shutil.which("node")
+    if found is None:
+        return None
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60).stdout
+        return found if int(said.strip().lstrip("v").split(".")[0]) >= OLDEST else None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+def is_ours(folder: str | Path) -> bool:
+    """Whether all that node would execute of a folder is what `broadsight export` puts there, byte by byte."""
+    folder, page = Path(folder), files("broadsight.deployment.formats.web")
+    try:
+        said = manifest(folder)["packed"]
+        if (folder / "network.js").read_bytes() != (page / "network.js").read_bytes():
+            return False
+        runtime = {web_runtime.SCRIPT: inside(folder, f"runtime/{web_runtime.SCRIPT}").read_bytes()}
+        runtime[web_runtime.GLUE] = unpacked(folder, said["glue"]["parts"])
+        runtime[web_runtime.WASM] = unpacked(folder, said["wasm"]["parts"])
+        text = inside(folder, MANIFEST).read_text(encoding="utf-8")
+        data = json.loads(text.removeprefix(OPENING).removesuffix(CLOSING))
+        if text != OPENING + json.dumps(data, indent=1) + CLOSING:
+            return False
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zlib.error):
+        return False
+    return all(hashlib.sha256(runtime[name]).hexdigest() == digest for name, digest in web_runtime.DIGESTS.items())
+
+
+def check_in_node(folder: str | Path, images: np.ndarray) -> list[np.ndarray]:
+    """Normalised images (B, C, H, W) -> the outputs in order, as the page computes them."""
+    with NodeNetwork(folder) as network:
+        return network(images)
+
+
+class NodeNetwork:
+    """A folder's network in a process of node, which lives until this is closed or forgotten.
+
+    Raises:
+        ValueError: There is no node, or the folder is not one of ours.
+        RuntimeError: It does not run; the reason in one line.
+    """
+
+    def __init__(self, folder: str | Path):
+        program = node()
+        if program is None:
+            raise ValueError(f"there is no node of version {OLDEST} or later; the page itself needs a browser only")
+        manifest(folder)
+        self.folder = folder
+        scratch = tempfile.TemporaryDirectory(prefix="broadsight-web-")
+        self.scratch = Path(scratch.name)
+        with as_file(files("broadsight.deployment.formats.web") / "check.mjs") as script:
+            command = [program, str(script), str(Path(folder).absolute()), scratch.name]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            self.close = weakref.finalize(self, _end, self.process, scratch)
+            self._answer()
+
+    def __call__(self, images: np.ndarray) -> list[np.ndarray]:
+        """Normalised images (B, C, H, W) -> the outputs in order."""
+        np.ascontiguousarray(images, "<f4").tofile(self.scratch / "images")
+        names = ("count", "channels", "height", "width")
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(dict(zip(names, images.shape, strict=True))) + "\n")
+        self.process.stdin.flush()
+        shapes = self._answer()["shapes"]
+        numbers = np.fromfile(self.scratch / "outputs", "<f4")
+        ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(numbers, ends), shapes, strict=True)]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = json.loads(line) if line else {"error": "node ended without an answer"}
+        if "error" in found:
+            self.close()
+            raise RuntimeError(f"the network in {self.folder} does not run in ONNX Runtime Web: {found['error']}")
+        return found
+
+    def __enter__(self) -> "NodeNetwork":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(process: subprocess.Popen[str], scratch: tempfile.TemporaryDirectory[str]) -> None:
+    process.kill()
+    process.communicate()
+    scratch.cleanup()

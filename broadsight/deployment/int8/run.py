@@ -1,0 +1,484 @@
+"""From a float artefact to one in int8: what it is calibrated on, what it loses, and which layers stay in float."""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...benchmark.runtimes import file_bytes
+from ...data.loading import Batch, EvalOrder, Pictures, load
+from ...data.sources import Source
+from ...data.sources.evaluation import Found, open_part, same_data
+from ...data.sources.sample_table import some
+from ...data.sources.unlabelled import find_images
+from ...data.view import View
+from ...evaluation.predictions import collect
+from ...evaluation.request import Asked, Task, open_tasks, own_splits
+from ...inspection.meta_pass import first_line
+from ...runs.classifier import Classifier
+from .. import Description, Session
+from ..formats import FORMATS, open_artefact
+from ..run import Progress, Quantise
+from ..subject import Subject
+from .layers import Calibrated, matching, moved
+
+RANKED = 32  # pictures by which layers are put in order
+BATCH = 16
+KEPT_IN_MEMORY = 2**29  # bytes of decoded pictures; more are decoded again each time
+SHOWN = 20  # layers that the terminal names
+ASKED_FOR = "asked for"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a session says of the pictures.
+
+    Args:
+        predicted: (N,) the first class of each.
+        top1: Per cent that are right; None where nobody knows.
+    """
+
+    predicted: np.ndarray
+    top1: float | None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A file in int8.
+
+    Args:
+        kept: Names of the layers in float.
+        lost: Points of accuracy; where nobody knows what is right, per cent of pictures with another first class.
+    """
+
+    path: Path
+    kept: tuple[str, ...]
+    answers: Answers
+    lost: float
+
+
+def quantiser(
+    classifier: Classifier,
+    subject: Subject,
+    *,
+    data: str | None = None,
+    calibrate: str | None = None,
+    images: int = 128,
+    max_drop: float = 1.0,
+    kept: Sequence[str] = (),
+    threads: int = 1,
+    progress: Progress = lambda *_: None,
+) -> Quantise:
+    """What `exporting.export` quantises with. Pictures are found and read here, before anything slow begins.
+
+    Args:
+        data: Labelled pictures to measure accuracy on; without them what the run validated on.
+        calibrate: Pictures to calibrate on; without them the training part of the data, or else some of the data that
+            accuracy is then not measured on.
+        images: How many of those.
+        max_drop: Points of top-1 that may be lost. As long as more are, the layers that move the logits most stay in
+            float; if that does not help, quantising fails.
+        kept: Patterns of layers that stay in float in any case.
+
+    Raises:
+        ValueError: There are no such pictures, or none can be read.
+    """
+    if images < 1:
+        raise ValueError(f"--calibration-images {images}; expected 1 or more")
+    if not max_drop >= 0:
+        raise ValueError(f"--max-drop {max_drop}; expected 0 or more points of accuracy")
+    sources = _sources(classifier, data, calibrate, images)
+    progress(0, None, "reading pictures to calibrate on")
+    calibration, unread = _read(classifier, sources, images)
+    sources = replace(sources, notes=(*sources.notes, *unread))
+    measure = _Labelled(sources.task, progress) if sources.task else _Unlabelled(calibration)
+
+    def quantise(source: Path, target: Path, session: Session) -> tuple[Description, dict[str, Any]]:
+        title = subject.description.title
+        progress(0, None, "calibrating")
+        with _named(title):
+            calibrated = _calibrated(source, calibration, threads)
+        if not calibrated.layers:
+            raise ValueError(f"{title} has no layer that int8 is good for; leave --int8 out")
+        meant = set(matching(kept, [*calibrated.layers, *calibrated.passed_over]))
+        asked = [name for name in calibrated.layers if name in meant]
+        if len(asked) == len(calibrated.layers):
+            raise ValueError(f"--keep-float {','.join(kept)} leaves none of {len(asked)} layers to be int8; keep fewer")
+        before = measure(session, "in float")
+
+        def attempt(more: Sequence[str]) -> Attempt:
+            path = target.with_name(f"{len(more)}-{target.name}")
+            progress(0, None, "quantising" + (f" with {len(more)} more layers in float" if more else ""))
+            with _named(title):
+                calibrated.write(path, (*asked, *more))
+                after = measure(open_artefact(path, threads), "in int8")
+            return Attempt(path, (*asked, *more), after, _lost(before, after))
+
+        def rank() -> dict[str, float]:
+            with _named(title):
+                return _ranked(calibrated, set(asked), session, calibration[:RANKED], progress)
+
+        best, errors = settle(attempt, rank, max_drop)
+        if sources.task and best.lost > max_drop:
+            raise RuntimeError(
+                f"{title} in int8 loses {best.lost:.1f} points of accuracy "
+                f"({before.top1:.1f} to {best.answers.top1:.1f} %) at best, with up to half of its "
+                f"{len(calibrated.layers)} layers in float; --max-drop allows {max_drop:g}: nothing was written; "
+                "allow more, calibrate on more pictures, or leave --int8 out"
+            )
+        for suffix in FORMATS["onnx" if target.suffix == ".onnx" else "openvino"].files:
+            best.path.with_suffix(suffix).replace(target.with_suffix(suffix))
+        found = _findings(calibrated, sources, len(calibration), before, best, errors, max_drop)
+        description = replace(session.description, quantised=found)
+        _describe(target, description)
+        sizes = {"float": file_bytes(source), "int8": file_bytes(target)}
+        return description, {**found, "bytes": sizes, "lines": _lines(found, sizes, sources.notes)}
+
+    return quantise
+
+
+def settle(
+    attempt: Callable[[Sequence[str]], Attempt], rank: Callable[[], dict[str, float]], limit: float
+) -> tuple[Attempt, dict[str, float]]:
+    """Put as few layers back to float as bring the loss under a limit.
+
+    The layer that moves the logits most first; then two, four and so on up to half of all, and back by halves.
+
+    Args:
+        attempt: Quantises with these layers in float.
+        rank: By layer how far it moves the logits alone.
+
+    Returns:
+        The attempt with the fewest layers in float among those within the limit, or, if none was, the one that lost
+        least; and what `rank` found, empty if nobody had to ask.
+    """
+    found = attempt(())
+    if found.lost <= limit:
+        return found, {}
+    errors = rank()
+    order = sorted(errors, key=lambda name: -errors[name])
+    most = max(1, len(order) // 2)  # with more of them in float little would be left of int8
+    tried = [found]
+    too_few, count = 0, 1
+    while count <= min(most, len(order)):
+        tried.append(attempt(order[:count]))
+        if tried[-1].lost <= limit:
+            break
+        too_few, count = count, max(count + 1, min(2 * count, most))
+    if tried[-1].lost > limit:
+        return min(tried, key=lambda one: one.lost), errors
+    enough, best = count, tried[-1]
+    while enough - too_few > 1:
+        count = (too_few + enough) // 2
+        one = attempt(order[:count])
+        if one.lost <= limit:
+            enough, best = count, one
+        else:
+            too_few = count
+    return best, errors
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where pictures come from.
+
+    Args:
+        calibration: To calibrate on.
+        said: What those are.
+        task: What accuracy is measured on; None if nothing is labelled.
+        place: Where that is.
+        notes: What the user should know.
+    """
+
+    calibration: Source
+    said: str
+    task: Task | None = None
+    place: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class _Normalised:
+    """Decoded pictures, normalised where they are looked at: a quarter of the memory."""
+
+    def __init__(self, pixels: Tensor, normalise: Callable[[Tensor], Tensor]):
+        self.pixels, self.normalise = pixels, normalise
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        return self.normalise(self.pixels[places]).numpy()
+
+
+class _Labelled:
+    """Asks sessions about labelled pictures."""
+
+    def __init__(self, task: Task, progress: Progress):
+        self.task, self.progress = task, progress
+        self._kept: list[Batch] | None = None
+
+    def __call__(self, session: Session, what: str) -> Answers:
+        classifier, count = self.task.classifier, len(self.task.source)
+        done = 0
+
+        def seen(more: int) -> None:
+            nonlocal done
+            done += more
+            self.progress(done, count, f"accuracy {what}")
+
+        said = collect(_Asked(classifier, session), self._batches(), pictures=count, kept=self.task.kept, seen=seen)
+        return Answers(said.predicted, 100 * float((said.ranks == 0).mean()))
+
+    def _batches(self) -> Any:
+        transforms = self.task.classifier.transforms
+        if self._kept is None:
+            pictures = Pictures(self.task.source, transforms.build(training=False))
+            loader = load(pictures, EvalOrder(self.task.source, BATCH))
+            if len(self.task.source) * transforms.channels * transforms.size**2 > KEPT_IN_MEMORY:
+                return loader
+            self._kept = list(loader)
+        return self._kept
+
+
+class _Asked:
+    """A session as `collect` asks classifiers."""
+
+    def __init__(self, classifier: Classifier, session: Session):
+        self.normalise, self.num_classes, self._session = classifier.normalise, classifier.num_classes, session
+
+    def logits(self, images: Tensor, /) -> Tensor:
+        (found,) = self._session(images.numpy()).values()
+        return torch.from_numpy(np.nan_to_num(found))  # which int8 may answer if a layer is lost: then it is wrong
+
+
+class _Unlabelled:
+    """Asks sessions about the pictures that they were calibrated on."""
+
+    def __init__(self, images: _Normalised):
+        self.images = images
+
+    def __call__(self, session: Session, what: str) -> Answers:
+        starts = range(0, len(self.images), BATCH)
+        found = [session(self.images[start : start + BATCH]) for start in starts]
+        return Answers(np.concatenate([next(iter(one.values())).argmax(1) for one in found]), None)
+
+
+@contextmanager
+def _named(title: str) -> Generator[None, None, None]:
+    """A failure of a quantiser or a runtime in one line."""
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{title} cannot be quantised: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _lost(before: Answers, after: Answers) -> float:
+    if before.top1 is None or after.top1 is None:
+        return 100 * float((before.predicted != after.predicted).mean())
+    return round(before.top1 - after.top1, 9)  # or 36.7 - 35.7 would be more than 1
+
+
+def _calibrated(source: Path, calibration: _Normalised, threads: int) -> Calibrated:
+    if source.suffix == ".onnx":
+        from .onnx import CalibratedONNX
+
+        return CalibratedONNX(source, calibration, threads)
+    from .openvino import CalibratedOpenVINO
+
+    return CalibratedOpenVINO(source, calibration, threads)
+
+
+def _describe(path: Path, description: Description) -> None:
+    if path.suffix == ".onnx":
+        from ..formats.onnx import describe
+    else:
+        from .openvino import describe
+    describe(path, description)
+
+
+def _ranked(
+    calibrated: Calibrated, asked: set[str], session: Session, images: np.ndarray, progress: Progress
+) -> dict[str, float]:
+    """By layer how far the logits move if it alone is int8."""
+    names = [name for name in calibrated.layers if name not in asked]
+    (expected,) = session(images).values()
+    found = {}
+    for place, name in enumerate(names):
+        progress(place, len(names), f"what {name} costs")
+        run = calibrated.alone(name)
+        (logits,) = Session(session.description, lambda batch, run=run: [run(batch)])(images).values()
+        found[name] = moved(logits, expected)
+    return found
+
+
+def _sources(classifier: Classifier, data: str | None, calibrate: str | None, images: int) -> _Sources:
+    """Pictures to calibrate on, and to measure accuracy on where some are labelled."""
+    given, notes = None, ()
+    if calibrate is not None:
+        try:
+            found, told = find_images([calibrate])
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"--calibrate {calibrate}: {error}; give a folder of pictures") from None
+        given = _Sources(found.in_channels(classifier.transforms.channels), calibrate, notes=tuple(told))
+    own = classifier.run.get("broadsight", {}).get("settings", {}).get("data")
+    if data is None and own is None:
+        if given is None:
+            raise ValueError(
+                f"--int8 needs pictures to calibrate on, and {classifier.title} has none of its own; "
+                "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
+            )
+        return given
+    try:
+        labelled, ((task,), *_) = open_tasks(Asked(classifier.source, data=data), [classifier])
+        other = _training_part(classifier, data, own, labelled) if given is None else None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if data is not None:
+            raise
+        reason = f"the data that {classifier.title} was trained on ({own}) cannot be had: {first_line(error)}"
+        if given is None:
+            raise ValueError(f"{reason}; give labelled pictures by --data, or any by --calibrate") from None
+        return replace(given, notes=(*given.notes, reason))
+    notes = tuple(labelled.notes)
+    if given is not None:
+        return replace(given, task=task, place=labelled.place, notes=(*given.notes, *notes))
+    if other is not None:
+        return _Sources(other.source, other.place, task, labelled.place, notes)
+    return _apart(task, labelled.place, images, notes)
+
+
+def _training_part(classifier: Classifier, data: str | None, own: str | None, labelled: Found) -> Found | None:
+    """What belongs to labelled pictures to train on; None if nothing is set apart."""
+    if own is not None and (data is None or same_data(data, own)):
+        splits = own_splits(classifier)
+        return Found(splits.train, f"the training part of {own}", (), {})
+    if labelled.description.get("part") not in ("val", "test") or data is None:
+        return None
+    run = classifier.run.get("broadsight", {})
+    try:
+        found = open_part(
+            data,
+            "train",
+            seed=run.get("settings", {}).get("seed", 0),
+            channels=classifier.transforms.channels,
+            scenes_size=run.get("recipe", {}).get("image_size") or classifier.transforms.size,
+            root=run.get("settings", {}).get("root"),
+        )
+    except ValueError:  # it has no such part
+        return None
+    return replace(found, place=f"the training part of {data}")
+
+
+def _apart(task: Task, place: str, images: int, notes: tuple[str, ...]) -> _Sources:
+    """Some pictures to calibrate on, the others to measure on."""
+    count = len(task.source)
+    if count < 2:
+        raise ValueError(f"{place} has one picture; expected two, one of them to calibrate on; or give --calibrate")
+    order = np.random.default_rng(0).permutation(count)
+    few = min(images, max(1, count // 4))
+    rest = View(task.source, np.sort(order[few:]))
+    note = f"{place} sets nothing apart to train on: accuracy is measured on what was not calibrated on"
+    measured = replace(task, source=rest, accepted=None)
+    return _Sources(View(task.source, np.sort(order[:few])), place, measured, place, (*notes, note))
+
+
+def _read(classifier: Classifier, sources: _Sources, images: int) -> tuple[_Normalised, tuple[str, ...]]:
+    """So many pictures, drawn by chance, and a note of those that cannot be read."""
+    source = sources.calibration
+    pictures = Pictures(source, classifier.transforms.build(training=False))
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    found: list[Tensor] = []
+    skipped: list[tuple[str, str]] = []
+    for place in order:
+        batch: Batch = pictures.__getitems__([(0, place, place)])
+        skipped += batch.skipped
+        if len(batch.images):
+            found.append(batch.images[0])
+        if len(found) == images:
+            break
+    if not found:
+        why = f"; {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        raise ValueError(f"none of the {len(order)} pictures in {sources.said} can be read to calibrate on{why}")
+    notes = []
+    if skipped:
+        notes.append(
+            f"{len(skipped)} pictures to calibrate on cannot be read, such as {skipped[0][0]}: {skipped[0][1]}"
+        )
+    return _Normalised(torch.stack(found), classifier.normalise), tuple(notes)
+
+
+def _findings(
+    calibrated: Calibrated,
+    sources: _Sources,
+    images: int,
+    before: Answers,
+    best: Attempt,
+    errors: dict[str, float],
+    max_drop: float,
+) -> dict[str, Any]:
+    """What the artefact says of its quantisation, as JSON can hold it."""
+    same = float((before.predicted == best.answers.predicted).mean())
+    kept = [
+        {"layer": name, "reason": "int8 loses too much", "moves_logits_by": round(errors[name], 6)}
+        if name in errors
+        else {"layer": name, "reason": ASKED_FOR}
+        for name in best.kept
+    ]
+    return {
+        "calibration": {"pictures": images, "from": sources.said},
+        "layers": len(calibrated.layers),
+        "in_int8": len(calibrated.layers) - len(kept),
+        "kept_in_float": kept,
+        "always_in_float": dict(calibrated.passed_over),
+        "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
+        "max_drop": max_drop,
+        "same_class": same,
+        "measured_on": {"pictures": len(before.predicted), "from": sources.place or sources.said},
+    }
+
+
+def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -> list[str]:
+    """What a user wants to know of it."""
+    calibration, measured, top1 = found["calibration"], found["measured_on"], found["top1"]
+    lines = [
+        f"int8: {found['in_int8']} of {found['layers']} layers, {sizes['float'] / 1e6:.1f} MB to "
+        f"{sizes['int8'] / 1e6:.1f} MB, calibrated on {calibration['pictures']:,} pictures of {calibration['from']}"
+    ]
+    where = f"on {measured['pictures']:,} pictures of {measured['from']}"
+    same, limit = f"{found['same_class']:.1%}", found["max_drop"]
+    if top1 is None:
+        lines.append(f"accuracy was not measured: no labelled pictures (--data); {where} the same class for {same}")
+        if 100 * (1 - found["same_class"]) > limit:
+            lines[-1] += f", though --max-drop {limit:g} asks for {1 - limit / 100:.1%}"
+    else:
+        lines.append(
+            f"top-1 {where}: {top1['float']:.2f} % in float, {top1['int8']:.2f} % in int8, "
+            f"{_points(top1['float'] - top1['int8'])} (limit {limit:g}); the same class for {same}"
+        )
+    lost = [one for one in found["kept_in_float"] if one["reason"] != ASKED_FOR]
+    asked = [one["layer"] for one in found["kept_in_float"] if one["reason"] == ASKED_FOR]
+    lines.append(f"kept in float: {_counted(len(asked) + len(lost), 'layer')}")
+    lines += [f"  {one['layer']}: alone it moves the logits by {one['moves_logits_by']:.1%}" for one in lost[:SHOWN]]
+    if len(lost) > SHOWN:
+        lines.append(f"  and {len(lost) - SHOWN} more that move them less")
+    if asked:
+        lines.append(f"  {len(asked)} as asked for: {some(asked)}")
+    if always := Counter(found["always_in_float"].values()):
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in always.items())
+        lines.append(f"always in float: {_counted(sum(always.values()), 'other')} ({reasons})")
+    return [*lines, *(f"note: {note}" for note in notes)]
+
+
+def _points(lost: float) -> str:
+    return f"{lost:.2f} points lost" if lost > 0 else f"{-lost:.2f} points gained" if lost < 0 else "nothing lost"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,145 @@
+"""What is exported: a network, what it says of itself, and pictures to try it on."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data.loading import Pictures
+from ..data.scenes import Scenes
+from ..data.sources.unlabelled import Unlabelled, find_images
+from ..data.view import Grey
+from ..evaluation.request import own_splits
+from ..prediction.classification import class_names
+from ..provenance import commit, versions
+from ..runs.classifier import Classifier
+from ..weights.reading import weights_digest
+from . import Description, Session
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and all that goes into an artefact beside it.
+
+    Args:
+        model: In eval mode on the CPU. (B, C, H, W) -> a tensor or a tuple of them.
+        description: For a fixed size and any number of images; the format changes that.
+        pictures: Pixels of a side (or None for the description's) -> normalised images (1, C, H, W), a few, of
+            different pictures; each may have a size of its own where there is no crop.
+        shown: What the pictures are, for the report.
+        notes: What the user should know.
+        obstacle: Why it cannot take any image size; empty if it can.
+        example_size: (height, width) to capture it at for any size; None leaves that to `capture`.
+        follow: Of a network that chooses among near equals; see `compare`.
+        findings: Opened artefact -> how far what it finds in the pictures is from what the network finds.
+    """
+
+    model: nn.Module
+    description: Description
+    pictures: Callable[[int | None], list[np.ndarray]]
+    shown: str
+    notes: tuple[str, ...] = ()
+    obstacle: str = ""
+    example_size: tuple[int, int] | None = None
+    follow: Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]] | None = None
+    findings: Callable[[Session], dict[str, float]] | None = None
+
+    def reference(self, images: np.ndarray) -> list[np.ndarray]:
+        """What the network itself answers. (B, C, H, W) -> the outputs in order."""
+        with torch.inference_mode():
+            found: Any = self.model(torch.from_numpy(images))
+        return [one.float().numpy() for one in (found if isinstance(found, tuple | list) else (found,))]
+
+
+def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = (), count: int = 8) -> Subject:
+    """A classifier, on the CPU.
+
+    Args:
+        command: That asked for it, for the provenance.
+        images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
+        count: Of pictures to try.
+    """
+    from .prepare import why_one_size
+
+    transforms = classifier.transforms
+    size, channels = transforms.size, transforms.channels
+    named = classifier.labels is not None or (classifier.num_classes == 1000 and not classifier.run)
+    description = Description(
+        task="classify",
+        title=classifier.title,
+        source=Path(classifier.source).name or classifier.title,
+        classes=class_names(classifier) if named else None,
+        outputs=("logits",),
+        image={"channels": channels, "height": size, "width": size, "any_batch": True, "any_size": False},
+        preprocessing={
+            "resize": math.floor(size / transforms.crop_pct),
+            "crop": size,
+            "crop_pct": transforms.crop_pct,
+            "interpolation": transforms.interpolation if transforms.interpolation != "random" else "bicubic",
+            "mean": list(transforms.mean),
+            "std": list(transforms.std),
+        },
+        provenance=provenance(classifier.model, command, dict(classifier.run)),
+    )
+    source, shown, notes = _source(classifier, images, count)
+
+    def pictures(side: int | None) -> list[np.ndarray]:
+        seen = transforms if side is None else replace(transforms, size=side)
+        read = Pictures(source, seen.build(training=False))
+        places = np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int)
+        batch: Any = read.__getitems__([(0, place, int(index)) for place, index in enumerate(places)])
+        if not len(batch.images):
+            name, reason = batch.skipped[0]
+            raise ValueError(f"none of the {len(places)} pictures to compare on can be read; {name}: {reason}")
+        return [one.numpy() for one in classifier.normalise(batch.images).split(1)]
+
+    return Subject(classifier.model, description, pictures, shown, notes, why_one_size(classifier.model))
+
+
+def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str, Any]:
+    """Where an artefact comes from."""
+    about = run.get("broadsight", {})
+    found: dict[str, Any] = {
+        "command": command,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+        "commit": commit(),
+        "architecture": run.get("architecture") or getattr(model, "pretrained_cfg", {}).get("architecture"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weights_sha256": digest(model),
+    }
+    if about:
+        kept = ("task", "recipe", "best", "metrics")
+        found["run"] = {key: about[key] for key in kept if key in about}
+        settings, chosen = about.get("settings", {}), ("model", "pool", "head", "neck", "broadcast", "seed")
+        found["run"]["settings"] = {key: settings[key] for key in chosen if key in settings}
+    return found
+
+
+def digest(model: nn.Module) -> str:
+    """SHA-256 of all weights and buffers in the order of their names."""
+    return weights_digest(model.state_dict())
+
+
+def _source(classifier: Classifier, images: Sequence[str], count: int) -> tuple[Any, str, tuple[str, ...]]:
+    """Pictures, what they are, and notes."""
+    transforms = classifier.transforms
+    if images:
+        found, notes = find_images(images)
+        given: Any = found.in_channels(transforms.channels) if isinstance(found, Unlabelled) else found
+        return given, f"pictures of {' '.join(images)}", tuple(notes)
+    if classifier.run.get("broadsight", {}).get("settings"):
+        try:
+            splits = own_splits(classifier)
+            if len(splits.val):
+                return splits.val, f"pictures that the run validated on ({splits.description['val']})", ()
+        except (OSError, ValueError, KeyError, RuntimeError):
+            pass  # its data may be elsewhere by now: scenes do
+    scenes: Any = Scenes(count, size=max(8, round(transforms.size / transforms.crop_pct)), split="test")
+    return Grey(scenes) if transforms.channels == 1 else scenes, "drawn scenes", ()

@@ -1,0 +1,285 @@
+"""Evaluation of dense runs: AP as COCO has it, or mIoU; result files, and pictures of what was found."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..data.dense.loading import DensePictures
+from ..data.dense.part import DensePart, open_dense_part
+from ..data.dense.pose_crops import PoseCrops
+from ..data.dense.presence import labels_of_images, told_quickly, without_labels
+from ..data.dense.transforms import DenseTransforms
+from ..data.dense.view import DenseView
+from ..data.loading import EvalOrder, close, default_workers, load
+from ..dense.coco_results import to_results
+from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
+from ..provenance import commit, versions
+from ..runs.dense_model import DenseRun, open_dense, pixels_of
+from ..training.dense import LARGEST, SCENES, crop_size
+from ..visual.captioned import Picture
+from ..visual.objects import draw_objects, draw_semantic, side_by_side
+
+SHOWN = 12  # pictures in a report
+HEADLINE = {
+    "detect": ("box_ap", "box_ap50", "box_ap75"),
+    "instances": ("mask_ap", "mask_ap50", "box_ap"),
+    "keypoints": ("keypoint_ap", "keypoint_ap50", "keypoint_ap75"),
+    "segment": ("miou", "macc", "aacc"),
+}
+
+
+@dataclass(frozen=True)
+class DenseAsked:
+    """What is to be evaluated.
+
+    Args:
+        run: The folder of a dense run.
+        data, part, split, seed: As for `open_dense_part`; without data, what the run validated on.
+        samples: So many pictures, drawn by chance, instead of all.
+        flip, scales, slide: Views of each picture; see `Views`.
+        size: Pixels of the shorter side, instead of those it was trained in.
+        batch, workers, threads, device, strict: How.
+    """
+
+    run: str
+    data: str | None = None
+    part: str = "auto"
+    split: float | None = None
+    seed: int | None = None
+    samples: int | None = None
+    flip: bool = False
+    scales: tuple[float, ...] = (1.0,)
+    slide: bool = False
+    size: int | None = None
+    batch: int = 4
+    workers: int | None = None
+    threads: int | None = None
+    device: str = "auto"
+    strict: bool = False
+
+
+@dataclass
+class DenseEvaluation:
+    """How good a dense model is.
+
+    Args:
+        run, part, views: What was asked, what about, and how.
+        figures, per_class: In per cent; None where nothing is there to be found.
+        coverage: How many classes occur, over which means are taken, and how many there are.
+        results: What was found, as COCO has it; none for pixels.
+        skipped: Pictures that could not be read, and why.
+        latencies: Seconds of each batch, per picture.
+        shown: Pictures of what was found beside the truth.
+        interrupted: Not all pictures were asked about.
+    """
+
+    run: DenseRun
+    part: DensePart
+    views: Views
+    figures: dict[str, float | None] = field(default_factory=dict)
+    per_class: list[dict[str, Any]] = field(default_factory=list)
+    coverage: tuple[int, int] = (0, 0)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    shown: list[Picture] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def evaluate_dense(
+    asked: DenseAsked,
+    progress: Callable[[int, int, str], None],
+    tell: Callable[[str], None] = lambda note: None,
+) -> DenseEvaluation:
+    """Ask a dense run about labelled pictures; `tell` is given what the user should know before that begins."""
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    run = open_dense(asked.run, device=asked.device, size=asked.size)
+    part = labelled(find_part(run, asked))
+    for note in part.notes:
+        tell(note)
+    views = run.views(flip=asked.flip, scales=asked.scales, slide=asked.slide)
+    return score(run, part, views, asked, progress)
+
+
+def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
+    """The pictures that are asked about."""
+    if asked.data is None:
+        splits = run.own_data()
+        part = DensePart(splits.val, splits.notes, {**splits.description, "part": "val", "pictures": len(splits.val)})
+    else:
+        part = open_dense_part(
+            asked.data,
+            run.task,  # ty: ignore[invalid-argument-type]
+            asked.part,
+            classes=run.classes,
+            category_ids=run.category_ids,
+            keypoint_names=run.keypoint_names,
+            split=asked.split,
+            seed=run.settings["seed"] if asked.seed is None else asked.seed,
+            channels=run.channels,
+            scenes_size=run.recipe.image_size or SCENES,
+            method=run.settings.get("hold_out", 1),
+        )
+    if asked.samples is None or asked.samples >= len(part.pictures):
+        return part
+    if asked.samples < 1:
+        raise ValueError(f"--samples {asked.samples}; expected 1 or more")
+    drawn = np.random.default_rng(asked.seed or 0).choice(len(part.pictures), asked.samples, replace=False)
+    pictures = DenseView(part.pictures, np.sort(drawn))
+    return DensePart(pictures, part.notes, {**part.description, "pictures": len(pictures), "samples": asked.samples})
+
+
+def labelled(part: DensePart) -> DensePart:
+    """The same pictures, with notes on classes that none of them shows; a ValueError if there is no label at all."""
+    if not told_quickly(part.pictures):
+        return part
+    about = part.description
+    shown, place = labels_of_images(part.pictures), str(about.get("place") or about.get("val"))
+    told = {note.replace("validate on", "evaluate on") for note in part.notes}  # by the run's own data
+    more = [note for note in without_labels(part.pictures, shown, "evaluate on", place) if note not in told]
+    return replace(part, notes=(*part.notes, *more))
+
+
+def score(
+    run: DenseRun, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
+) -> DenseEvaluation:
+    """Figures of a run on pictures; an interruption leaves those of what was seen until then."""
+    evaluation = DenseEvaluation(run, part, views)
+    scorer = make_scorer(
+        run.task,
+        part.pictures,
+        run.classes,
+        top_down=run.top_down,
+        flip_pairs=run.flip_pairs,
+        keypoint_offset=run.keypoint_offset,
+        views=views,
+        device=run.device,
+        keep=True,
+    )
+    if run.top_down:
+        source: Any = PoseCrops(part.pictures, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
+        transform = None
+    else:
+        source, transform = part.pictures, DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
+    pictures = DensePictures(source, transform, strict=asked.strict)
+    workers = default_workers() if asked.workers is None else asked.workers
+    loader = load(pictures, EvalOrder(source, asked.batch), workers=workers, pin_memory=run.device.type == "cuda")
+    done = 0
+    progress(0, len(source), run.title)
+    try:
+        with torch.inference_mode():
+            for batch in loader:
+                if batch.failure:
+                    raise ValueError(batch.failure)
+                evaluation.skipped.update(batch.skipped)
+                if len(batch.images):
+                    started = time.perf_counter()
+                    done += scorer.add(run.model, batch)
+                    evaluation.latencies.append((time.perf_counter() - started) / len(batch.images))
+                progress(done, len(source), run.title)
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        evaluation.interrupted = True
+    finally:
+        close(loader)
+    if not done:
+        raise ValueError(f"none of the {len(source)} pictures to evaluate on can be read; see what is wrong with them")
+    evaluation.figures = known_or_none(scorer.compute())
+    evaluation.per_class = [known_or_none(row) for row in scorer.per_class()]
+    evaluation.coverage = scorer.coverage()
+    _look(evaluation, scorer)
+    return evaluation
+
+
+def _look(evaluation: DenseEvaluation, scorer: Any) -> None:
+    """Draw some pictures, truth beside prediction, and keep all results of objects."""
+    run, pictures = evaluation.run, evaluation.part.pictures
+    chosen = {round(place) for place in np.linspace(0, len(pictures) - 1, min(SHOWN, len(pictures))).tolist()}
+    with torch.inference_mode():
+        for index in sorted(chosen):
+            if pictures.name(index) in evaluation.skipped:
+                continue
+            image, target = pictures[index]
+            found = found_in(run, scorer, image, index)
+            evaluation.shown.append(
+                Picture(truth_and(run, image, target, found), pictures.name(index), _told(run, found))
+            )
+    if run.task != "segment":
+        evaluation.results = results_of(run, scorer)
+
+
+def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
+    """What a model says of a picture of the evaluated ones."""
+    if run.top_down:
+        return scorer.predictions(index)
+    pixels = pixels_of(image)
+    if run.task == "segment":
+        return scorer.find(run.model, pixels).argmax(0).cpu()
+    return {key: value.cpu() for key, value in scorer.find(run.model, [pixels])[0].items()}
+
+
+def truth_and(run: DenseRun, image: Image.Image, target: Any, found: Any) -> Image.Image:
+    """A picture twice: with what is there, and with what was found."""
+    if run.task == "segment":
+        drawn = [draw_semantic(image, classes, run.classes) for classes in (target, found)]
+    else:
+        options: dict[str, Any] = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
+        options["threshold"] = 0.0 if run.top_down else 0.5  # boxes of a pose model are given, not found
+        drawn = [draw_objects(image, objects, run.classes, **options) for objects in (target, found)]
+    return side_by_side(dict(zip(("truth", "found"), drawn, strict=True)))
+
+
+def _told(run: DenseRun, found: Any) -> str:
+    if run.task == "segment":
+        names = [run.classes[int(index)] for index in found.unique() if int(index) < len(run.classes)]
+        return f"truth beside what was found: {', '.join(names)}"
+    sure = found["labels"][found["scores"] >= 0.5].tolist()
+    return f"truth beside what was found: {', '.join(run.classes[label - 1] for label in sure) or 'nothing'}"
+
+
+def results_of(run: DenseRun, scorer: Any) -> list[dict[str, Any]]:
+    """Everything that was found, as COCO's results have it; keypoints in the file's own coordinates."""
+    if run.top_down:
+        entries = []
+        for index in range(len(scorer.dataset)):
+            found = moved_keypoints(scorer.predictions(index), -run.keypoint_offset)
+            image_id = scorer.dataset.target(index)["image_id"]
+            entries += to_results(image_id, found, scorer.dataset.category_ids)
+        return entries
+    return scorer.results
+
+
+def record_of(evaluation: DenseEvaluation, command: str) -> dict[str, Any]:
+    """What evaluation.json holds."""
+    run, views = evaluation.run, evaluation.views
+    return {
+        "task": run.task,
+        "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters},
+        "data": evaluation.part.description,
+        "figures": evaluation.figures,
+        "absent": {
+            name: why_missing(name, evaluation.coverage[0])
+            for name, value in evaluation.figures.items()
+            if value is None
+        },
+        "coverage": {"occurring": evaluation.coverage[0], "classes": evaluation.coverage[1]},
+        "per_class": evaluation.per_class,
+        "views": {"flip": views.flip, "scales": list(views.scales), "slide": views.slide, "size": views.short_side},
+        "latency_ms": 1000 * median(evaluation.latencies) if evaluation.latencies else None,
+        "skipped": evaluation.skipped,
+        "interrupted": evaluation.interrupted,
+        "notes": list(evaluation.part.notes),
+        "device": run.device.type,
+        "threads": torch.get_num_threads(),
+        "command": command,
+        "versions": versions(),
+        "commit": commit(),
+    }

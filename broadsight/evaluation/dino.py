@@ -1,0 +1,101 @@
+"""Where a self-supervised ViT looks (DINO, Caron et al., ICCV 2021): attention of its class token in the last block."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch.nn.functional as F
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..data.loading import Batch
+from ..data.normalising import Normalise
+from ..inspection.meta_pass import as_pair, first_line, in_eval_mode
+from ..weights.loading import load_given
+
+NAME = "vit_small_patch16_224.dino"
+
+
+class Dino:
+    """Saliency of a network that has never seen a label, the same for all that are compared by it.
+
+    Class-token attention of the last block, mean over heads, brought to the pictures' size (bilinear). The pictures'
+    bytes are normalised for this network, at their own size, or rounded up to whole patches.
+
+    Args:
+        model: A timm name of a ViT with a class token, or such a network, which is used as it is.
+        checkpoint: A file of its weights instead of timm's, without a classifier.
+        size: Pixels of a side that this network sees, if not the pictures' own: its map has a place for each patch.
+    """
+
+    def __init__(self, model: str | nn.Module = NAME, *, checkpoint: str | Path | None = None, size: int | None = None):
+        if size is not None and size < 1:
+            raise ValueError(f"size={size}; expected pixels of a side")
+        self.model: Any = _created(model, checkpoint) if isinstance(model, str) else model
+        name = model if isinstance(model, str) else type(model).__name__
+        if getattr(self.model, "cls_token", None) is None or not hasattr(self.model, "blocks"):
+            raise ValueError(f"{name} has no class token in blocks of attention; give a ViT, such as {NAME}")
+        self.size = size
+        self.about = f"class-token attention of {name}" + (f" at {size} pixels" if size else "")
+        for module in self.model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = True  # the other way shows no query
+        config = resolve_model_data_config(self.model)
+        self.normalise = Normalise(config["mean"], config["std"])
+
+    def __call__(self, images: Tensor, batch: Batch) -> Tensor:
+        """Pictures (B, C, H, W) -> (B, H, W), 0 to 1."""
+        weights = self.attention(batch.images.to(images.device)).mean(1, keepdim=True)  # B 1 h w
+        return F.interpolate(weights, images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+    def attention(self, pictures: Tensor) -> Tensor:
+        """Bytes (B, 1 or 3, H, W) -> weights of the class token for each patch (B, heads, h, w)."""
+        if self.normalise.device != pictures.device:
+            self.model.to(pictures.device)
+            config = resolve_model_data_config(self.model)
+            self.normalise = Normalise(config["mean"], config["std"], pictures.device)
+        images = self.normalise(pictures.expand(-1, 3, -1, -1))
+        patch = as_pair(self.model.patch_embed.patch_size)
+        grid = [-(-(self.size or side) // step) for side, step in zip(images.shape[-2:], patch, strict=True)]
+        size = [cells * step for cells, step in zip(grid, patch, strict=True)]
+        if size != list(images.shape[-2:]):
+            images = F.interpolate(images, size, mode="bicubic", align_corners=False, antialias=True)
+        with in_eval_mode(self.model), _LastAttention() as last:
+            self.model.forward_features(images)
+        if last.row is None:
+            raise ValueError(f"{type(self.model).__name__} shows no attention of its last block; give another ViT")
+        return last.row[..., -grid[0] * grid[1] :].unflatten(-1, (grid[0], grid[1]))  # without other tokens
+
+
+class _LastAttention(TorchFunctionMode):
+    """Computes the first token's row of attention weights a second time: fused attention does not show it."""
+
+    row: Tensor | None = None  # (B, heads, N), of the latest attention
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            query, key = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
+            scale = kwargs.get("scale") or query.shape[-1] ** -0.5
+            self.row = (scale * query[..., :1, :] @ key.mT).float().softmax(-1)[..., 0, :]
+        return func(*args, **kwargs)
+
+
+def _created(name: str, checkpoint: str | Path | None) -> nn.Module:
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(f"{name!r} is no network of timm's; give a ViT, such as {NAME}")
+    if checkpoint is not None and not Path(checkpoint).exists():  # said before a network is made in vain
+        raise FileNotFoundError(f"{checkpoint} is not a file; give one of the weights of {name}")
+    try:
+        model = timm.create_model(name, pretrained=checkpoint is None, num_classes=0, dynamic_img_size=True)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be made: {first_line(error)}; give a ViT, such as {NAME}") from None
+    except Exception as error:
+        raise RuntimeError(
+            f"the weights of {name} cannot be had: {first_line(error)}; give a file of them, or another saliency"
+        ) from None
+    if checkpoint is not None:
+        load_given(model, checkpoint)
+    return model.requires_grad_(False)

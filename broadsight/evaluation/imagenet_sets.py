@@ -1,0 +1,457 @@
+"""ImageNet and the sets made to go with it, as folders of pictures with labels among the same 1000 classes.
+
+Which set a folder holds is told by its shape: by what its class folders are called and, where two sets share that, by
+the names of its pictures. Lists of classes and ReaL's labels are those that timm brings along.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from textwrap import shorten
+
+import numpy as np
+from timm.data import ImageNetInfo
+
+from ..data.sources.folder import FolderSource, part_of
+from ..data.sources.sample_table import TRAIN, VAL, Listed, in_order, is_image, some
+from ..data.sources.walking import entries, images_below, is_folder, is_there
+from ..files import refuse_odd
+
+V2 = "imagenet-v2"
+REAL = "imagenet-real"
+PART = "imagenet-part"  # some of the 1000 class folders; a name for results, not for `open_set`
+
+VAL_PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})(_n[0-9]{8})?\.\w+")  # some archives add the class
+VAL_PICTURES = 50_000
+SKETCH_PICTURE = re.compile(r"sketch_[0-9]+\.\w+")
+MOST_SETS = 100  # a folder with more folders than this in it holds classes, not sets
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """What is known of a set before its folder is seen.
+
+    Attributes:
+        title: What reports call it.
+        pictures: How many the whole set has.
+        folder: What it is usually called, unpacked.
+        subset: "a" or "r", as timm calls those with 200 classes.
+    """
+
+    title: str
+    pictures: int
+    folder: str
+    subset: str | None = None
+
+
+SETS = {
+    "imagenet": SetInfo("ImageNet", VAL_PICTURES, "val"),
+    REAL: SetInfo("ImageNet ReaL", VAL_PICTURES, "val"),
+    V2: SetInfo("ImageNet-V2", 10_000, "imagenetv2-matched-frequency-format-val"),
+    f"{V2}-matched-frequency": SetInfo(
+        "ImageNet-V2 matched-frequency", 10_000, "imagenetv2-matched-frequency-format-val"
+    ),
+    f"{V2}-threshold-0.7": SetInfo("ImageNet-V2 threshold-0.7", 10_000, "imagenetv2-threshold0.7-format-val"),
+    f"{V2}-top-images": SetInfo("ImageNet-V2 top-images", 10_000, "imagenetv2-top-images-format-val"),
+    "imagenet-a": SetInfo("ImageNet-A", 7_500, "imagenet-a", "a"),
+    "imagenet-r": SetInfo("ImageNet-R", 30_000, "imagenet-r", "r"),
+    "imagenet-sketch": SetInfo("ImageNet-Sketch", 50_889, "sketch"),
+}
+
+# Letters and digits in the names of folders that tell V2's three sets apart; all three have the same shape.
+V2_WORDS = {"matched": "matched-frequency", "threshold": "threshold-0.7", "topimages": "top-images"}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageNetSet:
+    """A folder of pictures to evaluate classifiers of ImageNet's 1000 classes on.
+
+    Attributes:
+        name: A key of SETS, or "imagenet-part".
+        title: What reports call it.
+        path: Where the class folders, or the pictures, are.
+        source: The pictures. Labels are indices into the 1000 classes, which `source.classes` names by their synsets.
+            ReaL's pictures have the label of their class folder or, without one, the first that is accepted.
+        kept: The classes (200,) that compete, ascending; None if all 1000 do. Whoever made ImageNet-A and -R takes
+            the largest of these 200 logits.
+        accepted: By row of the source, the classes that are right, one or more; None if that is the label alone.
+        notes: What the user should know, a line each.
+    """
+
+    name: str
+    title: str
+    path: Path
+    source: Listed
+    kept: np.ndarray | None = None
+    accepted: dict[int, tuple[int, ...]] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def synsets() -> tuple[str, ...]:
+    """WordNet's names of the 1000 classes, n01440764 and so on, in the order of a classifier's outputs."""
+    return tuple(ImageNetInfo().label_names())
+
+
+@cache
+def class_names() -> tuple[str, ...]:
+    """The 1000 classes in English, each by the first of its synonyms; two that share it have their synset besides."""
+    first = [text.partition(",")[0] for text in ImageNetInfo().label_descriptions()]
+    shared = {name for name in first if first.count(name) > 1}
+    return tuple(f"{name} ({key})" if name in shared else name for name, key in zip(first, synsets(), strict=True))
+
+
+def indices_of(classes: Sequence[str]) -> np.ndarray | None:
+    """Where class folders (n,) are among the 1000, by their names; None if any of them is not.
+
+    They are synsets, or the numbers 0 to 999 by value. Numbers count only if all 1000 are there: folders 0 to 9 are
+    more likely to be digits.
+    """
+    places = _places(classes, numbers=False)
+    if None in places:
+        places = _places(classes, numbers=True)
+        if None in places or len(set(places)) < len(synsets()):
+            return None
+    return np.array(places, np.int64) if places else None
+
+
+def recognise(path: str | Path) -> str | None:
+    """Which of SETS a folder holds, itself or in the one folder in it that is a set; None if none or several.
+
+    V2 is "imagenet-v2" where no name says which of the three. Pictures of the validation set without class folders are
+    "imagenet-real". Part of ImageNet's class folders are none of the sets, though `open_set` takes them.
+    """
+    path = Path(path).expanduser()
+    found = _located(path) if path.is_dir() else {}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def find_sets(root: str | Path) -> dict[str, Path]:
+    """The sets that a folder holds, in the order of SETS: the folder itself, or else folders in it.
+
+    Of two folders of a kind, the one with the usual name is taken, or else the first; `train` never. A folder that is
+    called after a set counts even if its shape is wrong: `open_set` says what is wrong with it. The validation set
+    is there twice, as itself and for ReaL, if its pictures have their original names.
+    """
+    root = _folder(root)
+    found = _located(root, depth=2)
+    used = {folder for place in found.values() for folder in (place, *place.parents)}
+    for folder in _folders(root):
+        name = called_after(folder) if "imagenet" in folder.lower() else None  # other data has a `sketch`
+        if name and name not in found and root / folder not in used:
+            found[name] = root / folder
+    if "imagenet" in found and REAL not in found and _is_val(found["imagenet"]):
+        found[REAL] = found["imagenet"]
+    return {name: found[name] for name in SETS if name in found}
+
+
+def open_set(
+    path: str | Path, name: str | None = None, channels: int = 3, real: str | Path | None = None
+) -> ImageNetSet:
+    """Opens a folder as one of SETS. Its class folders may be in a folder of their own in it.
+
+    Args:
+        path: The unpacked set.
+        name: A key of SETS, and the folder must have its shape; "imagenet-v2" is any of its three. If None, the set
+            is recognised, and a folder with some of ImageNet's classes is taken for part of it.
+        channels: 3 for RGB, 1 for grey.
+        real: A file with other labels for ReaL than timm's: a JSON list of 50,000 lists of classes.
+    """
+    path = _folder(path)
+    if real is not None and name not in (None, REAL):
+        raise ValueError(f"real={real} is for imagenet-real, not for {name}; leave one of them out")
+    if name is None and real is not None:
+        name = REAL
+    if name is not None and name not in SETS:
+        near = get_close_matches(name, SETS, 1, 0)[0]
+        raise ValueError(f"no such set: {name}; did you mean {near}? There are {', '.join(SETS)}")
+    if name is None:
+        name, path = _recognised(path)
+    else:
+        name, path = _fitting(path, name)
+    if name == REAL:
+        return _open_real(path, channels, real)
+
+    info, folders = SETS.get(name), _folders(path)
+    part = part_of(path, channels)
+    notes, source = part.notes, part.source
+    if info is not None and (empty := in_order(set(folders) - set(source.classes))):
+        what = f"{path} has {len(empty):,} of {len(folders):,} class folders without pictures"
+        raise ValueError(f"{what}: {some(empty, 3)}; unpack {info.title} again")
+    indices = indices_of(source.classes)
+    assert indices is not None, "the shape of the folder was checked"
+    source.classes = tuple(synsets()[index] for index in indices)
+    source = source.under(synsets())
+    if info is None:
+        title = f"{len(indices):,} of ImageNet's classes"
+        called = called_after(path.name)
+        whole = f", so it is not {SETS[called].title}" if called else ""
+        notes.append(f"{path} has {len(indices):,} of ImageNet's 1,000 classes{whole}; all 1,000 compete")
+        return ImageNetSet(name, title, path, source, notes=tuple(notes))
+    if len(source) != info.pictures:
+        notes.append(f"{path} has {len(source):,} pictures; {info.title} has {info.pictures:,}")
+    return ImageNetSet(name, info.title, path, source, _kept(name).copy() if info.subset else None, notes=tuple(notes))
+
+
+# --- what a folder is ----------------------------------------------------------------------------------------------
+
+
+def _folder(path: str | Path) -> Path:
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f"no such folder: {path}; give the folder of an unpacked set")
+    if not path.is_dir():
+        raise ValueError(f"{path} is a file; unpack it and give the folder")
+    return path
+
+
+def _folders(path: Path) -> list[str]:
+    return in_order(entry.name for entry in entries(path) if is_folder(entry))
+
+
+def _look(path: Path) -> tuple[list[str], str]:
+    """The folders in a folder, and the name of a picture in it or else in the first of them; "" if there is none."""
+    found = entries(path)
+    folders = in_order(entry.name for entry in found if is_folder(entry))
+    for place in (found, entries(path / folders[0]) if folders else ()):
+        if pictures := [entry.name for entry in place if is_image(entry.name) and is_there(entry.is_file)]:
+            return folders, min(pictures)
+    return folders, ""
+
+
+def _is_val(path: Path) -> bool:
+    """Whether pictures are called as those of ImageNet's validation set."""
+    return VAL_PICTURE.fullmatch(_look(path)[1]) is not None
+
+
+def _is_v2(name: str | None) -> bool:
+    return name is not None and name.startswith(V2)
+
+
+def _info(name: str) -> str:
+    """A file that timm brings along."""
+    return (files("timm.data") / "_info" / name).read_text("utf-8")
+
+
+@cache
+def _kept(name: str) -> np.ndarray:
+    """The classes that a set has, ascending."""
+    if (subset := SETS[name].subset) is None:
+        return np.arange(len(synsets()))
+    text = _info(f"imagenet_{subset}_indices.txt")
+    return np.array(text.split(), np.int64)
+
+
+def _places(classes: Sequence[str], numbers: bool) -> list[int | None]:
+    """For each class folder its index among the 1000, or None."""
+    if not numbers:
+        place = {name: index for index, name in enumerate(synsets())}
+        return [place.get(name) for name in classes]
+    values = [int(name) if re.fullmatch("[0-9]{1,9}", name) else -1 for name in classes]
+    return [value if 0 <= value < len(synsets()) else None for value in values]
+
+
+def _kind(path: Path) -> str | None:
+    """Which of SETS a folder is by its own class folders."""
+    folders, picture = _look(path)
+    of_val = VAL_PICTURE.fullmatch(picture) is not None
+    if not folders:
+        return REAL if of_val else None
+    if len(folders) == len(synsets()) and _misfit(folders, "imagenet") is None:  # and Sketch's folders are the same
+        sketch = SKETCH_PICTURE.fullmatch(picture) or (called_after(path.name) == "imagenet-sketch" and not of_val)
+        return "imagenet-sketch" if sketch else "imagenet"
+    if of_val:
+        return None
+    if all(map(str.isdecimal, folders)):
+        return _v2_called(path) if _misfit(folders, V2) is None else None
+    return next((name for name in ("imagenet-a", "imagenet-r") if _misfit(folders, name) is None), None)
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _v2_called(path: Path) -> str:
+    """Which of V2's sets a folder is called after, or the one that it is in."""
+    path = Path(os.path.abspath(path))
+    for name in (path.name, path.parent.name):
+        for word, which in V2_WORDS.items():
+            if word in _letters(name):
+                return f"{V2}-{which}"
+    return V2
+
+
+def called_after(name: str) -> str | None:
+    """Which of SETS a folder is called after. `val` is not: much other data has it."""
+    letters = _letters(name)
+    if letters.startswith("imagenetv2"):
+        return next((f"{V2}-{which}" for word, which in V2_WORDS.items() if word in letters), V2)
+    known = {"imageneta": "imagenet-a", "imagenetr": "imagenet-r"}
+    return known.get(letters) or ("imagenet-sketch" if letters in ("sketch", "imagenetsketch") else None)
+
+
+def _located(path: Path, depth: int = 1) -> dict[str, Path]:
+    """The sets that a folder holds: itself, or else folders in it, as deep as that. Those in `train` do not count."""
+    if kind := _kind(path):
+        return {kind: path}
+    found: dict[str, Path] = {}
+    folders = _folders(path)
+    if not depth or len(folders) > MOST_SETS or _holds_classes(folders):
+        return found
+    for folder in folders:
+        if folder.lower() in TRAIN:
+            continue
+        for kind, place in _located(path / folder, depth - 1).items():
+            if kind == REAL and len(folders) > 1 and place.name.lower() not in VAL:
+                continue  # a class with pictures of the validation set in it
+            if kind not in found or folder == SETS[kind].folder or called_after(folder) == kind:
+                found[kind] = place
+    return found
+
+
+def _holds_classes(folders: Sequence[str]) -> bool:
+    return any(place is not None for place in _places(folders, numbers=False)) or all(map(str.isdecimal, folders))
+
+
+# --- what a folder has to be ---------------------------------------------------------------------------------------
+
+
+def _misfit(folders: Sequence[str], name: str) -> str | None:
+    """What is wrong with the class folders of a set, or None."""
+    info, kept = SETS[name], _kept(name).tolist()
+    numbers = _is_v2(name)
+    places, wanted = _places(folders, numbers), set(kept)
+    if len(folders) == len(kept) and set(places) == wanted:
+        return None
+    known = [place for place in places if place in wanted]
+    extra = [folder for folder, place in zip(folders, places, strict=True) if place not in wanted]
+    missing = [str(place) if numbers else synsets()[place] for place in kept if place not in set(known)]
+    classes = f"{info.title}'s {len(kept):,}" + (", which are called 0 to 999" if numbers else "")
+    text = f"has {len(folders):,} class folders, {len(set(known)):,} of {classes}"
+    if missing:
+        text += f"; missing {some(missing, 3)}"
+    if extra:
+        text += f"; not of them {some(extra, 3)}"
+    return text + ("; two of one number" if len(known) > len(set(known)) else "")
+
+
+def _fits(path: Path, name: str) -> str | None:
+    """The name under which a folder is the set called so, which may say more; None if it is not."""
+    if name == REAL:
+        return name if _is_val(path) else None
+    kind = _kind(path)
+    if _is_v2(name) and _is_v2(kind) and V2 in (name, kind):
+        return max(name, kind or V2, key=len)
+    return name if kind == name else None
+
+
+def _fitting(path: Path, name: str) -> tuple[str, Path]:
+    """The folder, or the only one in it, that has the shape of a set, with the set's name."""
+    if fit := _fits(path, name):
+        return fit, path
+    folders = _folders(path)
+    places = [path / folder for folder in folders] if len(folders) <= MOST_SETS else []
+    inner = [(fit, place) for place in places if (fit := _fits(place, name))]
+    if len(inner) > 1:
+        inner = [(fit, place) for fit, place in inner if place.name.lower() in VAL] or inner
+    if len(inner) == 1:
+        return inner[0]
+    title = SETS[name].title
+    if inner:
+        names = some([f"{place.name}/" for _, place in inner])
+        raise ValueError(f"{path} has several folders of the shape of {title}: {names}; give one of them")
+    give = f"give the unpacked {SETS[name].folder} folder"
+    if name == REAL:
+        _, picture = _look(path)
+        what = f"has no pictures called ILSVRC2012_val_00000001.JPEG and so on{f', but {picture}' if picture else ''}"
+        raise ValueError(f"{path} {what}; {title} goes by these names: give the original validation pictures")
+    if not folders:
+        classes = f"{len(_kept(name)):,}, called " + ("0 to 999" if _is_v2(name) else synsets()[_kept(name)[0]] + ", …")
+        raise ValueError(f"{path} has no class folders; {title} has {classes}; {give}")
+    if (kind := _kind(path)) is not None:
+        raise ValueError(f"{path} is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}")
+    if (what := _misfit(folders, name)) is not None:
+        raise ValueError(f"{path} {what}; {give}")
+    raise ValueError(f"{path} has {title}'s class folders, but pictures of the validation set; {give}")
+
+
+def _recognised(path: Path) -> tuple[str, Path]:
+    """The set that a folder holds and where in it, or part of ImageNet."""
+    found = _located(path)
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if found:
+        places = ", ".join(f"{name} in {place.relative_to(path)}/" for name, place in found.items())
+        raise ValueError(f"{path} holds several sets: {places}; give the folder of one of them")
+    folders = _folders(path)
+    if not folders:
+        raise ValueError(f"{path} has no class folders; give the folder of an unpacked set: {', '.join(SETS)}")
+    inner = [path / folder for folder in folders if len(folders) == 1 or folder.lower() in VAL]
+    for place in (path, *inner):
+        names = _folders(place)
+        if names and None not in _places(names, numbers=False):
+            return PART, place
+    if all(map(str.isdecimal, folders)):
+        return _fitting(path, V2)  # says what is wrong
+    unknown = [name for name, place in zip(folders, _places(folders, numbers=False), strict=True) if place is None]
+    what = f"{len(unknown):,} of {len(folders):,} class folders in {path} are no classes of ImageNet"
+    raise ValueError(f"{what}: {some(unknown, 3)}; expected synsets such as {synsets()[0]}, or V2's numbers 0 to 999")
+
+
+# --- ReaL ----------------------------------------------------------------------------------------------------------
+
+
+def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSet:
+    info, ignored = SETS[REAL], []
+    names = sorted(images_below(path, "", ignored))
+    matches = [VAL_PICTURE.fullmatch(os.path.basename(name)) for name in names]
+    numbers = [int(match[1]) if match else 0 for match in matches]
+    if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_PICTURES]:
+        what = f"{len(wrong):,} of {len(names):,} pictures in {path} are not called ILSVRC2012_val_00000001.JPEG to"
+        raise ValueError(f"{what} …{VAL_PICTURES:08}.JPEG: {some(wrong, 3)}; ReaL goes by these names")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{path} has {len(numbers) - len(set(numbers)):,} pictures twice; leave one of each")
+    labels = _real_labels(file)
+    kept = [row for row, number in enumerate(numbers) if labels[number - 1]]
+    if not kept:
+        raise ValueError(f"none of the {len(names):,} pictures in {path} has labels in {info.title}; give more of them")
+    accepted = {place: tuple(labels[numbers[row] - 1]) for place, row in enumerate(kept)}
+    index = {name: index for index, name in enumerate(synsets())}
+    given = [index.get(names[row].partition("/")[0], accepted[place][0]) for place, row in enumerate(kept)]
+    source = FolderSource(path, [names[row] for row in kept], given, synsets(), channels)
+
+    notes = []
+    if len(names) < info.pictures:
+        notes.append(f"{path} has {len(names):,} pictures; {info.title} has {info.pictures:,}")
+    if len(kept) < len(names):
+        notes.append(f"{len(names) - len(kept):,} pictures without labels in {info.title} are left out")
+    if ignored:
+        notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
+    return ImageNetSet(REAL, info.title, path, source, accepted=accepted, notes=tuple(notes))
+
+
+def _real_labels(file: str | Path | None) -> list[list[int]]:
+    """For each picture of the validation set, by its number, the classes that are right; none if nobody agreed."""
+    if file is None:
+        return json.loads(_info("imagenet_real_labels.json"))
+    expected = f"expected {VAL_PICTURES:,} lists of classes from 0 to {len(synsets()) - 1}, as in ReaL's real.json"
+    refuse_odd(Path(file).expanduser())
+    try:
+        labels = json.loads(Path(file).expanduser().read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: {(error.strerror or str(error)).lower()}; {expected}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{file} is no JSON; {expected}") from None
+    if not isinstance(labels, list) or len(labels) != VAL_PICTURES:
+        what = f"{len(labels):,} entries" if isinstance(labels, list) else f"a {type(labels).__name__}"
+        raise ValueError(f"{file} has {what}; {expected}")
+    for number, row in enumerate(labels, 1):
+        if not isinstance(row, list) or any(type(label) is not int or not 0 <= label < len(synsets()) for label in row):
+            raise ValueError(f"{file}: entry {number:,} is {shorten(json.dumps(row), 40)}; {expected}")
+    return labels

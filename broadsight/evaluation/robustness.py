@@ -1,0 +1,261 @@
+"""How a classifier stands what is done to its pictures: occlusion, an attack, removal by saliency, corruptions."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.corruptions import GROUPS
+from ..data.loading import Batch, EvalOrder, Pictures, Transforms, close, load
+from ..data.sources import Source
+from ..data.view import labels_of
+from ..inspection.meta_pass import in_eval_mode
+from .corrupted import Corrupted, as_bytes
+from .predictions import Subject, answers, restricted
+from .removal import ORDERS, area, checked_saliency, removal_ranks, without
+from .saliency import Saliency, about, from_name
+from .suites import EIGHT, HALF, described
+from .suites import SUITES as SUITES
+from .suites import Choices as Choices
+from .suites import passes_of as passes_of
+
+Asked = tuple[str, float, Tensor]  # case, at, logits (B, C)
+
+
+class Tested(Subject, Protocol):
+    """What a suite is run on; its `normalise` takes numbers between 0 and 255 as well as bytes."""
+
+    @property
+    def transforms(self) -> Transforms: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """Top-1 in per cent of `pictures` pictures, in one case."""
+
+    case: str
+    at: float
+    top1: float
+    pictures: int
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What came of a suite.
+
+    Args:
+        about: Its settings, in a sentence or two.
+        axis: What `at` means.
+        summary: A few figures in per cent, by name; None where there is nothing to compare with.
+        skipped: Pictures that could not be read, and why.
+    """
+
+    name: str
+    title: str
+    about: str
+    axis: str
+    rows: tuple[Row, ...]
+    summary: dict[str, Any]
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def curve(self, case: str) -> list[tuple[float, float]]:
+        """(at, top-1) of one case."""
+        return [(row.at, row.top1) for row in self.rows if row.case == case]
+
+
+def run_suite(
+    name: str,
+    classifier: Tested,
+    source: Source,
+    *,
+    choices: Choices | None = None,
+    saliency: Saliency | None = None,
+    batch: int = 64,
+    workers: int = 0,
+    kept: np.ndarray | None = None,
+    seed: int = 0,
+    strict: bool = False,
+    seen: Callable[[int, str], None] = lambda count, doing: None,
+) -> Suite:
+    """Ask about every picture in every case of a suite.
+
+    Args:
+        name: One of SUITES.
+        source: Pictures whose labels are numbers of the classifier's classes.
+        saliency: What "salient" removes pixels by; by default what the choices name.
+        kept: The classes that compete; all of the network's if None.
+        seed: Of ties in saliency, of the random order and of corruptions.
+        strict: An unreadable picture is an error.
+        seen: Told how many pictures more are done, and in which case.
+    """
+    choices = choices or Choices()
+    cases = choices.cases(name)
+    _check(classifier, source, kept)
+    if batch < 1:
+        raise ValueError(f"batch={batch}; expected 1 or more")
+    if name == "salient" and saliency is None:
+        saliency = from_name(choices.saliency, classifier, source, kept=kept, checkpoint=choices.dino_checkpoint)
+    ask = _Ask(classifier, kept)
+    right = dict.fromkeys(cases, 0)
+    pictures = dict.fromkeys(cases, 0)
+    skipped: dict[str, str] = {}
+    with _evaluating(getattr(classifier, "model", classifier)):
+        for part, transform, asked in _rounds(name, cases, ask, source, saliency, seed):
+            for found in _batches(Pictures(part, transform, strict=strict), batch, workers):
+                skipped.update(found.skipped)
+                if not len(found.labels):
+                    continue
+                for case, at, logits in asked(classifier.normalise(found.images), found):
+                    right[case, at] += int((answers(logits, found.labels)["ranks"] == 0).sum())
+                    pictures[case, at] += len(found.labels)
+                    seen(len(found.labels), f"{case} {at:g}" if at else "clean")
+    if not all(pictures.values()):
+        raise RuntimeError(f"none of the {len(source)} pictures can be read; see what is wrong with them")
+    rows = tuple(Row(*case, 100 * right[case] / pictures[case], pictures[case]) for case in cases)
+    words = described(name, choices, about(saliency) if saliency else "")
+    return Suite(name, *words, rows, summary_of(name, rows), skipped)
+
+
+def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float | None]:
+    """A few figures of a suite; None for a share of nothing."""
+    summary = {"clean": next(row.top1 for row in rows if not row.at)}
+    if name == "occlusion":
+        if found := [row.top1 for row in rows if row.at == HALF]:
+            summary["half the side"] = found[0]
+    elif name == "fgsm":
+        if found := [row.top1 for row in rows if row.at == EIGHT]:
+            summary["8/255"] = found[0]
+    elif name == "salient":
+        curves = {order: [row for row in rows if row.case == order] for order in ORDERS}
+        areas = {order: area([row.at for row in r], [row.top1 for row in r]) for order, r in curves.items()}
+        summary |= {f"area, {order}": value for order, value in areas.items()}
+        summary["gap to random"] = areas["random"] - areas["salient first"]
+        summary["gap to least salient"] = areas["least salient first"] - areas["salient first"]
+    else:
+        harmed = [row for row in rows if row.at]
+        summary["mean"] = float(np.mean([row.top1 for row in harmed]))
+        for group, names in GROUPS.items():
+            if some := [row.top1 for row in harmed if row.case in names]:
+                summary[group] = float(np.mean(some))
+        clean = summary["clean"]
+        return {**summary, "mean, of clean": 100 * summary["mean"] / clean if clean else None}
+    return dict(summary)
+
+
+def occluded(images: Tensor, side: float) -> Tensor:
+    """Images (B, C, H, W) whose centre is 0, the mean colour: a square of round(side * H) by round(side * W) pixels.
+
+    Where it cannot be in the middle, it is half a pixel further up and left.
+    """
+    rows, columns = (slice((n - round(side * n)) // 2, (n + round(side * n)) // 2) for n in images.shape[-2:])
+    out = images.clone()
+    out[..., rows, columns] = 0
+    return out
+
+
+def direction(ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Signs (B, C, H, W) of the gradient of the cross-entropy with respect to the images; and the logits (B, classes).
+
+    The sign is the same in units of pixels: those differ by a positive factor.
+    """
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        logits = ask(images)
+        # In double precision: that of a sure answer would often be no gradient at all, and the attack none
+        loss = F.cross_entropy(logits.cpu().double(), labels.cpu(), reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, images)
+    return gradient.sign(), logits.detach()
+
+
+def stepped(normalise: Callable[[Tensor], Tensor], pictures: Tensor, signs: Tensor, epsilon: float) -> Tensor:
+    """Bytes (B, C, H, W), a step of epsilon of 255 along the signs, as normalised images; 0 to 255, not rounded."""
+    return normalise((pictures.to(signs) + epsilon * signs).clamp(0, 255))
+
+
+class _Ask:
+    """Normalised images -> logits (B, C) among the classes that compete."""
+
+    def __init__(self, classifier: Tested, kept: np.ndarray | None):
+        self.classifier, self.kept = classifier, kept
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return restricted(self.classifier.logits(images), self.kept)
+
+
+def _rounds(
+    name: str, cases: list[tuple[str, float]], ask: _Ask, source: Source, saliency: Saliency | None, seed: int
+) -> Iterator[tuple[Source, Callable[[Any], Any], Callable[[Tensor, Batch], Iterator[Asked]]]]:
+    """What is gone through in turn: pictures, their transform, and what is asked about each batch."""
+    transforms, normalise = ask.classifier.transforms, ask.classifier.normalise
+
+    def occlusion(images: Tensor, batch: Batch) -> Iterator[Asked]:
+        for case, at in cases:
+            yield case, at, ask(occluded(images, at))
+
+    def fgsm(images: Tensor, batch: Batch) -> Iterator[Asked]:
+        signs, clean = direction(ask, images, batch.labels)
+        for case, at in cases:
+            yield case, at, ask(stepped(normalise, batch.images, signs, at)) if at else clean
+
+    def salient(images: Tensor, batch: Batch) -> Iterator[Asked]:
+        assert saliency is not None
+        found = checked_saliency(saliency(images, batch), images)
+        ranks = removal_ranks(found, [index for _, _, index in batch.keys], seed)
+        clean = ask(images)
+        for order, at in cases:
+            yield order, at, ask(without(images, ranks[order], at)) if at else clean
+
+    if name != "corruptions":
+        yield source, transforms.build(False), {"occlusion": occlusion, "fgsm": fgsm, "salient": salient}[name]
+        return
+    for case, at in cases:
+
+        def as_they_are(images: Tensor, batch: Batch, case: str = case, at: float = at) -> Iterator[Asked]:
+            yield case, at, ask(images)
+
+        if at:
+            yield Corrupted(source, transforms, case, int(at), seed), as_bytes, as_they_are
+        else:
+            yield source, transforms.build(False), as_they_are
+
+
+def _batches(pictures: Pictures, size: int, workers: int) -> Iterator[Batch]:
+    loader = load(pictures, EvalOrder(pictures.source, size), workers=workers)
+    try:
+        for batch in loader:
+            if batch.failure:
+                raise RuntimeError(batch.failure)
+            yield batch
+    finally:
+        close(loader)
+
+
+@contextmanager
+def _evaluating(network: Any) -> Generator[None, None, None]:
+    """The network in eval mode, without gradients unless asked for, and afterwards as it was."""
+    if not isinstance(network, nn.Module):
+        with torch.no_grad():
+            yield
+        return
+    with in_eval_mode(network):
+        # Not in inference mode, and without what networks such as LeViT keep of a pass in it: no gradient goes through
+        network.train()
+        network.eval()
+        yield
+
+
+def _check(classifier: Tested, source: Source, kept: np.ndarray | None) -> None:
+    if not len(source):
+        raise ValueError("there are no pictures to try the network on")
+    labels = labels_of(source)
+    if labels.min() < 0 or labels.max() >= classifier.num_classes:
+        raise ValueError(
+            f"labels go from {labels.min()} to {labels.max()}, but the network has {classifier.num_classes} classes"
+        )
+    if kept is not None and not np.isin(labels, kept).all():
+        raise ValueError("some pictures show classes that do not compete; leave them out")

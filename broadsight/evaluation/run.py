@@ -1,0 +1,221 @@
+"""Asks classifiers about pictures, as they are and under harder conditions, and works out the figures."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..benchmark.run import Summary, fixed_threads, interleave, summarize
+from ..data.loading import EvalOrder, Pictures, close, default_workers, load
+from ..data.sources.evaluation import Found
+from ..data.view import labels_of
+from ..inspection.macs import executed_macs
+from ..runs.classifier import Classifier
+from .classification import NotEnough, accepted_accuracy, figures, refuse_short
+from .predictions import Predictions, collect
+from .request import Asked, Task, open_classifiers, open_tasks
+from .robustness import Suite, run_suite
+from .saliency import Saliency, from_name
+from .suites import passes_of
+
+Progress = Callable[[int, int | None, str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one classifier said of the pictures.
+
+    Args:
+        figures: By name; see METRICS, and real_top1 where several answers are right.
+        absent: Why others have no value.
+        suites: The same under harder conditions.
+        sets: Top-1 on each ImageNet set, where DATA holds several: title, classes that compete, pictures, per cent.
+        macs: Of one image, if they can be counted.
+        latency: Milliseconds of one image.
+    """
+
+    task: Task
+    predictions: Predictions
+    figures: dict[str, float]
+    absent: dict[str, str]
+    suites: tuple[Suite, ...] = ()
+    sets: tuple[tuple[str, int, int, float | None], ...] = ()
+    macs: int | None = None
+    latency: Summary | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of all classifiers, the one asked for first; the pictures; and how it was done."""
+
+    asked: Asked
+    results: tuple[Result, ...]
+    found: Found
+    how: dict[str, Any]
+
+
+class _Counter:
+    """Adds up what is done and passes it on."""
+
+    def __init__(self, progress: Progress, total: int):
+        self.progress, self.total, self.done, self.interrupted = progress, total, 0, False
+
+    def __call__(self, count: int, doing: str) -> None:
+        self.done += count
+        self.progress(self.done, self.total, doing)
+
+
+def evaluate(
+    asked: Asked,
+    progress: Progress = lambda done, total, doing: None,
+    tell: Callable[[str], None] = lambda note: None,
+) -> Evaluation:
+    """Ask a classifier, and others beside it, about all pictures; everything is checked before the first is asked.
+
+    Args:
+        tell: Given what the user should know, a line each, before that.
+    """
+    started = time.monotonic()
+    threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    workers = default_workers() if asked.workers is None else asked.workers
+    with fixed_threads(threads):
+        classifiers = open_classifiers(asked)
+        found, groups = open_tasks(asked, classifiers)
+        for task in groups[0]:
+            present = len(np.unique(labels_of(task.source)))
+            competing = task.classifier.num_classes if task.kept is None else len(task.kept)
+            refuse_short(asked.metrics or (), len(task.source), competing, present, asked.bins)
+            if task.accepted is not None and not any(task.accepted.values()):
+                raise NotEnough(f"none of the {len(task.source):,} pictures of {found.place} has an accepted label")
+        for note in found.notes:
+            tell(note)
+        saliencies = [_saliency(asked, task) for task in groups[0]]
+        passes = sum(len(task.source) for group in groups for task in group)
+        passes += sum(
+            len(task.source) * passes_of(name, asked.choices) for task in groups[0] for name in asked.robustness
+        )
+        seen = _Counter(progress, passes)
+        said = [[ask(task, asked.batch, workers, asked.strict, seen) for task in group] for group in groups]
+        results = []
+        for place, (task, predictions) in enumerate(zip(groups[0], said[0], strict=True)):
+            values, absent = figures(predictions, asked.metrics, asked.bins, refuse=False)
+            real, why = _real_top1(task, predictions)
+            values, absent = {**real, **values}, {**why, **absent}
+            under = list(_suites(asked, task, saliencies[place], workers, seen))
+            sets = [_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True)]
+            result = Result(task, predictions, values, absent, tuple(under), tuple(sets) if len(sets) > 1 else ())
+            results.append(result)
+        stopped = [result for result in results if len(result.suites) < len(asked.robustness)]
+        measured = measure(classifiers, asked.latency and not stopped)
+    results = [replace(result, **more) for result, more in zip(results, measured, strict=True)]
+    how: dict[str, Any] = dict(batch=asked.batch, threads=threads, workers=workers, device=classifiers[0].device.type)
+    if stopped:
+        note = "interrupted: suites that were not finished are missing, and no times were taken"
+        found = replace(found, notes=(*found.notes, note))
+    how |= dict(seconds=time.monotonic() - started, interrupted=bool(stopped))
+    return Evaluation(asked, tuple(results), found, how)
+
+
+def _suites(asked: Asked, task: Task, saliency: Saliency | None, workers: int, seen: "_Counter") -> Iterator[Suite]:
+    """The suites of one classifier; after Ctrl-C those that were finished, since they may have taken hours."""
+    for name in () if seen.interrupted else asked.robustness:
+        try:
+            yield run_suite(
+                name,
+                task.classifier,
+                task.source,
+                choices=asked.choices,
+                saliency=saliency,
+                batch=asked.batch,
+                workers=workers,
+                kept=task.kept,
+                seed=asked.seed or 0,
+                strict=asked.strict,
+                seen=seen,
+            )
+        except KeyboardInterrupt:
+            seen.interrupted = True
+            return
+
+
+def _saliency(asked: Asked, task: Task) -> Saliency | None:
+    """Made before anything is asked, since it may be refused."""
+    if "salient" not in asked.robustness:
+        return None
+    choices = asked.choices
+    return from_name(choices.saliency, task.classifier, task.source, kept=task.kept, checkpoint=choices.dino_checkpoint)
+
+
+def ask(
+    task: Task, batch: int, workers: int, strict: bool = False, seen: Callable[[int, str], None] = lambda n, doing: None
+) -> Predictions:
+    """What the classifier says of every picture of a task."""
+    pictures = Pictures(task.source, task.classifier.transforms.build(False), strict=strict)
+    loader = load(pictures, EvalOrder(task.source, batch), workers=workers)
+    title = task.classifier.title
+    try:
+        return collect(
+            task.classifier, loader, pictures=len(pictures), kept=task.kept, seen=lambda count: seen(count, title)
+        )
+    finally:
+        close(loader)
+
+
+def _real_top1(task: Task, said: Predictions) -> tuple[dict[str, float], dict[str, str]]:
+    """The share of answers that are among the accepted ones where there are some; and why it has no value."""
+    try:
+        return ({} if task.accepted is None else {"real_top1": accepted_accuracy(said, task.accepted)[0]}), {}
+    except NotEnough as error:  # those that have some could not be read
+        return {}, {"real_top1": str(error)}
+
+
+def _set_row(task: Task, said: Predictions) -> tuple[str, int, int, float | None]:
+    classes = task.classifier.num_classes if task.kept is None else len(task.kept)
+    if task.accepted is not None and task.title.endswith("ReaL"):
+        judged = sum(bool(task.accepted.get(int(row))) for row in said.rows)
+        return task.title, classes, judged, _real_top1(task, said)[0].get("real_top1")
+    return task.title, classes, len(said), 100 * float((said.ranks == 0).mean())
+
+
+def measure(classifiers: Sequence[Classifier], latency: bool = True) -> list[dict[str, Any]]:
+    """MACs and, if asked for, latency of each, taken in turns; both of one image as it is evaluated."""
+    times = latencies(classifiers) if latency else [None] * len(classifiers)
+    return [dict(macs=macs_of(one), latency=time_) for one, time_ in zip(classifiers, times, strict=True)]
+
+
+def macs_of(classifier: Classifier) -> int | None:
+    """Multiply-accumulates of one image, or None for a network that they cannot be counted of."""
+    size, channels = classifier.transforms.size, classifier.transforms.channels
+    try:
+        return executed_macs(classifier.model, (size, size), channels)
+    except Exception:  # whatever a foreign network does; the figure is a courtesy
+        return None
+
+
+def latencies(classifiers: Sequence[Classifier], rounds: int = 15) -> list[Summary]:
+    """Milliseconds that each takes for one image, in turns, after a warm-up."""
+    images = [
+        one.normalise(torch.zeros((1, one.transforms.channels, *2 * (one.transforms.size,)), dtype=torch.uint8))
+        for one in classifiers
+    ]
+
+    def timed(place: int, _: int) -> float:
+        synchronise(classifiers[place].device)
+        start = time.perf_counter()
+        classifiers[place].model(images[place])
+        synchronise(classifiers[place].device)
+        return 1e3 * (time.perf_counter() - start)
+
+    places = range(len(classifiers))
+    with torch.inference_mode():
+        interleave(places, timed, 3)
+        return [summarize(samples) for samples in interleave(places, timed, rounds)]
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,5 +1,0 @@
-"""Explanations: what a network saw of one image, as maps over it."""
-
-from .inside import kinds_of as kinds_of
-from .inside import look_inside as look_inside
-from .looks import Look as Look

@@ -1,0 +1,170 @@
+"""A page of what several networks see in the same pictures: Markdown, and a folder of sheets beside it."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.decoding import open_image
+from ..data.names import address, markdown, markdown_block, markdown_code
+from ..files import whole_file
+from ..runs.classifier import Classifier
+from .files import UNTRAINED, Explained, Wanted, record_of
+from .inside import kinds_of
+from .run import explain
+from .sheet import HEADINGS
+
+RECORD = "gallery.json"
+QUALITY = 80  # of WebP: a third of PNG's bytes, and nobody sees it
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A network of the gallery.
+
+    Args:
+        classifier: The network.
+        source: Its pictures, the same ones for all networks, each as the network wants them.
+        weights: Where they are from, in words: "trained on ...", "timm's", "random".
+        untrained: Whether they are random.
+    """
+
+    classifier: Classifier
+    source: Any
+    weights: str
+    untrained: bool = False
+
+
+def check_page(page: Path) -> Path:
+    """The folder of the sheets beside a page; refuses what is not a gallery's."""
+    if page.suffix.lower() != ".md":
+        raise ValueError(f"--out {page}; expected a Markdown file, such as gallery.md")
+    folder = page.with_suffix("")
+    if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is no gallery's; choose another --out, nothing was changed")
+    return folder
+
+
+def build_gallery(
+    exhibits: Sequence[Exhibit],
+    page: Path,
+    wanted: Wanted | None = None,
+    *,
+    command: str = "",
+    data: str = "",
+    seen: Callable[[int, int, str], None] = lambda done, total, doing: None,
+) -> dict[str, Any]:
+    """Look at all pictures with all networks; write the page last, when everything that it shows is there.
+
+    Args:
+        page: A .md file; sheets go into a folder of the same name, which replaces that of an earlier gallery.
+        command: How the page was made, which it says.
+        data: Where the pictures are from.
+        seen: Told how many sheets are done, of how many, and which is next.
+
+    Returns:
+        The record, which lies in the folder.
+    """
+    wanted = wanted or Wanted()
+    folder = check_page(page)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    total = sum(len(exhibit.source) for exhibit in exhibits)
+    names = _unique([exhibit.classifier.title for exhibit in exhibits])
+    records, done = [], 0
+    try:
+        for name, exhibit in zip(names, exhibits, strict=True):
+            before = done
+            found = explain(
+                exhibit.classifier,
+                exhibit.source,
+                unfinished / name,
+                wanted,
+                untrained=exhibit.untrained,
+                seen=lambda count, what, before=before, name=name: seen(before + count, total, f"{name}: {what}"),
+            )
+            if found.interrupted:
+                raise KeyboardInterrupt
+            done += len(exhibit.source)
+            for entry in found.entries:
+                entry["sheet"] = _shrunk(unfinished / name / entry["sheet"]).name
+            records.append(_record(exhibit, name, found, wanted))
+        if not any(record["pictures"] for record in records):
+            name, reason = next(iter(records[0]["failed"].items()))
+            raise ValueError(f"none of the pictures can be read; the first is {name}: {reason}")
+        record = {"command": command, "data": data, "networks": records}
+        (unfinished / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    with whole_file(page) as part:
+        part.write_text(_page(record, folder.name), encoding="utf-8")
+    return record
+
+
+def _record(exhibit: Exhibit, name: str, found: Explained, wanted: Wanted) -> dict[str, Any]:
+    record = record_of(exhibit.classifier, found, wanted, weights=exhibit.weights)
+    for entry in record["pictures"]:
+        del entry["looks"]  # thousands of lines; the layers are named once for all pictures
+    return {"name": name, "untrained": exhibit.untrained, "has": kinds_of(exhibit.classifier.model), **record}
+
+
+def _page(record: dict[str, Any], folder: str) -> str:
+    networks = record["networks"]
+    lines = ["# Gallery", "", "What networks look at in the same pictures. Each sheet has the picture as the network"]
+    lines += [
+        "sees it, its answers, and everything that there is to see inside, from the first layers to the last.",
+        "",
+    ]
+    lines += ["| network | parameters | weights | there is to see |", "|---|---|---|---|"]
+    for one in networks:
+        shown = ", ".join(HEADINGS.get(kind, (kind,))[0] for kind in one["has"])
+        lines.append(
+            f"| [{markdown(one['name'])}](#{address(_anchor(one['name']))}) "
+            f"| {one['model']['parameters'] / 1e6:.2f} M | {markdown(one['model']['weights'])} | {shown} |"
+        )
+    lines += ["", f"Pictures: {markdown(record['data'])}. Made by", "", *markdown_block(record["command"])]
+    for one in networks:
+        lines += ["", f"## {markdown(one['name'])}", ""]
+        if one["untrained"]:
+            lines += [f"**{UNTRAINED}.**", ""]
+        for entry in one["pictures"]:
+            best = entry["predictions"][0]
+            name = Path(entry["file"]).name
+            lines.append(f"{markdown_code(name)}: {markdown(best['class'])}, {100 * best['probability']:.0f} %")
+            sheet = address(f"{folder}/{one['name']}/{entry['sheet']}")
+            lines += ["", f"![{markdown(one['name'])} looks at {markdown(name)}]({sheet})", ""]
+        for name, reason in one["failed"].items():
+            lines += [f"{markdown_code(Path(name).name)} cannot be read: {markdown(reason)}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _anchor(name: str) -> str:
+    return re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-")
+
+
+def _unique(titles: Sequence[str]) -> list[str]:
+    """Names that are good for folders, with a number where two are the same."""
+    names: list[str] = []
+    for title in titles:
+        name = first = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "network"
+        number = 1
+        while name.casefold() in (other.casefold() for other in names):
+            number += 1
+            name = f"{first}-{number}"
+        names.append(name)
+    return names
+
+
+def _shrunk(path: Path) -> Path:
+    """The same sheet in a smaller file instead."""
+    smaller = path.with_suffix(".webp")
+    with open_image(path) as sheet:
+        sheet.save(smaller, "WEBP", quality=QUALITY, method=6)
+    path.unlink()
+    return smaller

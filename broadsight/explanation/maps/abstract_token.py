@@ -1,0 +1,106 @@
+"""Abstract tokens (MAT): what sums up each window, and which window's summary every pixel listens to."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.calls import Call, Calls, modules_of, shown
+from ...layers import AbstractTokenAttention
+from ...layers.any_size import join_cells, split_cells
+from .map import Look
+
+# Of the four attentions in a layer, in order: pixels in their window, the abstract token in its window, the windows'
+# summaries among each other, pixels among the summaries.
+SUMMARY, MIXING, FUSION = 1, 2, 3
+
+
+class _Windows(Calls):
+    """Calls of the layers with abstract tokens, and their windows as maps."""
+
+    kind: str
+
+    @staticmethod
+    def suits(model: nn.Module) -> bool:
+        return bool(_with_tokens(model))
+
+    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        super().__init__(_with_tokens(model), products=True)
+
+    def given(self, module: Any, x: Tensor) -> Any:
+        return tuple(x.shape[1:3])
+
+    def looks(self) -> list[Look]:
+        return [look for depth, call in enumerate(self.calls) for look in self.looks_of(depth, call)]
+
+    def looks_of(self, depth: int, call: Call) -> list[Look]:
+        raise NotImplementedError
+
+    def heat(self, depth: int, call: Call, title: str, x: Tensor, note: str) -> Look:
+        return Look(self.kind, title, call.layer, depth, "heat", shown(self.joined(call, x)), note)
+
+    def joined(self, call: Call, x: Tensor) -> Tensor:
+        """Pixels by window (p*q, P), or one number for each window (p*q, 1) -> (H, W), without the padding."""
+        (H, W), w = call.given, call.module.window
+        p, q = -(-H // w), -(-W // w)
+        return join_cells(x.expand(-1, w * w).reshape(1, p, q, w, w, 1))[0, :H, :W, 0].contiguous()
+
+
+class AbstractTokenLooks(_Windows):
+    """Of every layer: the abstract token's attention in its window, all windows side by side, mean over heads.
+
+    And how much attention each window's summary gets where the summaries are mixed, one value a window.
+    """
+
+    kind = "abstract-tokens"
+
+    def looks_of(self, depth: int, call: Call) -> list[Look]:
+        # p*q heads 1 P, and one more if the token is a key
+        in_window = torch.cat([x.mean(1) for x in call.products[SUMMARY].weights()], 1)
+        among = torch.cat([x[0].mean(0) for x in call.products[MIXING].weights()])  # p*q p*q
+        itself = ", what the token pays to itself included" if call.module.token_is_key else ""
+        inside = f"where each window's abstract token looks, mean over heads; a window adds up to 1{itself}"
+        mixing = (
+            "attention that each window's summary gets from all summaries, mean over heads; all windows add up to 1"
+        )
+        return [
+            self.heat(depth, call, "in its window", in_window[:, 0, : call.module.window**2], inside),
+            self.heat(depth, call, "received in the mixing", among.mean(0)[:, None], mixing),
+        ]
+
+
+class FusionLooks(_Windows):
+    """Of every layer: which window's summary each pixel attends to most, and how much attention each summary gets."""
+
+    kind = "fusion"
+
+    def looks_of(self, depth: int, call: Call) -> list[Look]:
+        (H, W), w = call.given, call.module.window
+        p, q = -(-H // w), -(-W // w)
+        query = call.products[FUSION].query
+        real = torch.ones(1, p * w, q * w, 1, dtype=torch.bool, device=query.device)
+        real[:, H:], real[:, :, W:] = False, False
+        real = split_cells(real, w, w).flatten()  # p*q*P, by window as the queries
+        most, which, received, start = [], [], 0, 0
+        for part in call.products[FUSION].weights():
+            weights = part[0].mean(0)  # n p*q
+            largest = weights.max(1)
+            most.append(largest.values)
+            which.append(largest.indices)
+            received = received + weights[real[start : start + len(weights)]].sum(0)
+            start += len(weights)
+        windows = f"{p} x {q} windows"
+        labels = self.joined(call, torch.cat(which).view(p * q, -1)).cpu()
+        note = f"the window, of {windows} counted row by row, whose summary each pixel attends to most; mean over heads"
+        gets = "attention that each window's summary gets from all pixels, mean over heads; all windows add up to 1"
+        sure = f"how much attention that summary gets from the pixel: 1 is all, {1 / (p * q):.2g} is no preference"
+        return [
+            Look(self.kind, "window of most attention", call.layer, depth, "labels", labels, note),
+            self.heat(depth, call, "largest attention", torch.cat(most).view(p * q, -1), sure),
+            self.heat(depth, call, "received", (received / (H * W))[:, None], gets),
+        ]
+
+
+def _with_tokens(model: nn.Module) -> dict[str, nn.Module]:
+    found: dict[str, Any] = modules_of(model, AbstractTokenAttention)
+    return {name: module for name, module in found.items() if module.mixing}

@@ -1,0 +1,222 @@
+"""Attention weights of any transformer over the image: what its class token looks at, or what is looked at most."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.attention_rows import Rows
+from ...inspection.attention_weights import find_attention, layer_name, watch_attention
+from ...inspection.branch_structure import affine_layers
+from ...inspection.token_places import Windows, cells_of, cuts, grid_of, path_of, prefixes_of, windows_of
+from ...layers import CMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
+from .map import Look
+
+OF_CLASS = "attention of the class token to each place; bright is much"
+RECEIVED = "attention that each place receives, on average over all that ask; bright is much"
+IN_WINDOW = "attention that each place receives, on average over those of its window; bright is much"
+OF_BACKGROUND = "attention of the single query of the background to each place; bright is much"
+
+
+class AttentionLooks:
+    """Of every attention layer: one heat map for the mean over its heads, and one for each head if there are several.
+
+    Where there is a class token, it is its row of weights over the patches. Elsewhere it is what each key receives, on
+    average over the queries that may attend to it. Windows are joined and rolled back to their places. A layer whose
+    tokens cannot be put back to a place is in `skipped`, with the reason.
+    """
+
+    kind = "attention"
+
+    @staticmethod
+    def suits(model: nn.Module) -> bool:
+        return bool(_outside_pools(model, find_attention(model))) and not _reordered(model)
+
+    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        self.model, self.size = model, image_size
+        self.names = find_attention(model)
+        self.layers = _outside_pools(model, self.names)
+        self.found: list[tuple[str, Tensor, str]] = []  # name, (heads, h, w), note
+        self.skipped: dict[str, str] = {}
+        self.inputs: dict[Any, list[tuple[int, ...]]] = {}
+        self._opened = ExitStack()
+
+    def __enter__(self) -> "AttentionLooks":
+        def notes(module: nn.Module, args: tuple) -> None:
+            sizes = [tuple(x) for x in args if isinstance(x, tuple | list | torch.Size) and len(x) == 2]
+            self.inputs[module] = [tuple(x.shape) for x in args if isinstance(x, Tensor)] + sizes
+
+        notes.__dict__["image_by_image"] = True
+        with ExitStack() as opened:
+            blocks = {path_of(self.model, name)[1] for name in self.names.values() if name}
+            for module in {*self.names, *(block for block in blocks if cuts(block))}:
+                opened.enter_context(module.register_forward_pre_hook(notes))
+            wanted = self.layers.__contains__
+            opened.enter_context(watch_attention(self.model, self._see, lambda name: wanted(name.partition("#")[0])))
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._opened.close()
+        self.inputs.clear()
+
+    def looks(self) -> list[Look]:
+        looks = []
+        for depth, (name, maps, note) in enumerate(self.found):
+            layer, _, number = name.partition("#")
+            note = f"{note}; the layer's soft-max {number}" if number else note
+            shown = [("head mean", maps.mean(0))]
+            if len(maps) > 1:
+                shown += [(f"head {i}", one) for i, one in enumerate(maps, 1)]
+            looks += [Look(self.kind, title, layer, depth, "heat", values, note) for title, values in shown]
+        return looks
+
+    def _see(self, name: str, rows: Rows, module: nn.Module) -> None:
+        found = self._place(name, rows, module)
+        if isinstance(found, str):
+            self.skipped[name] = found
+        else:
+            self.found.append((name, found[0].float().cpu(), found[1]))
+
+    def _place(self, name: str, rows: Rows, module: Any) -> tuple[Tensor, str] | str:
+        """Maps (heads, h, w) and how to read them, or why there are none."""
+        number = name.partition("#")[2]
+        if isinstance(module, AbstractTokenAttention) and number:
+            return "what the abstract tokens attend to is shown by the looks abstract-tokens and fusion"
+        if isinstance(module, PartialAttention) and not number:
+            return "its foreground tokens have no fixed places; the look foreground shows them"
+        if any(isinstance(child, CMHSA) for child in module.modules()):
+            return "its windows overlap; the look c-mhsa shows them"
+        path = path_of(self.model, self.names[module])
+        if any(_reordered(owner) for owner in path):
+            return "its tokens are not in the order of their places"
+        shape = rows.shape
+        N, M = shape[-2:]
+        if isinstance(module, PartialAttention):  # one query, and the rows are its heads'
+            _, h, w = grid_of(M, [0], self.size) or (0, 0, 0)
+            return (_weights(rows)[0].view(-1, h, w), OF_BACKGROUND) if h else _no_grid(M)
+        layout = _layout(rows, module)
+        if layout is None:
+            return f"its weights have the shape {tuple(shape)}, of which it is not known what is where"
+        windows, heads = layout
+        if N == M and self._among_channels(module, N, heads):
+            return "it attends to channels, which are everywhere"
+        cut = windows_of(path[:2], self.inputs, windows, M)
+        if cut is not None:
+            asking = _spread_over(rows, cut.inside(), heads) if N == M else None
+            received = _arranged(_received(rows, slice(0, N), asking), heads, rows.head_axis)  # heads windows M
+            return cut.joined(received), RECEIVED if windows == 1 else IN_WINDOW
+        if windows > 1:
+            return f"it attends within {windows} parts of the image, of which it is not known where they are"
+        prefixes, has_class = prefixes_of(path)
+        grid = grid_of(M, prefixes, self.size)
+        if grid is None:
+            return _no_grid(M)
+        prefix, h, w = grid
+        of_class = bool(prefix) and has_class
+        asking = slice(0, 1) if of_class else slice(prefix if prefix < N else 0, N)
+        maps = _arranged(_received(rows, asking), heads, rows.head_axis)[:, 0, prefix:]  # heads h*w
+        cells = None if prefix else cells_of(path[:2], self.inputs, M)
+        if cells is not None:  # the last row or column of cells reaches beyond the map
+            return _spread(maps, cells), RECEIVED
+        return maps.unflatten(-1, (h, w)), OF_CLASS if of_class else RECEIVED
+
+    def _among_channels(self, module: nn.Module, keys: int, heads: int) -> bool:
+        """Whether the keys are a head's channels: as many, and the module says so or other tokens came in.
+
+        XCiT's has a temperature for each head, DaViT's is called a channel attention.
+        """
+        layer: Any = next(affine_layers(module), None)
+        channels = getattr(layer, "in_features", None) or getattr(layer, "in_channels", None)
+        shapes = [shape for shape in self.inputs.get(module, []) if len(shape) > 2]
+        tokens = {n for s in shapes for n in (s[0], s[1], s[-1] * s[-2], s[1] * s[2])}
+        says_so = hasattr(module, "temperature") or "channel" in type(module).__name__.lower()
+        return keys * heads == channels and (says_so or keys not in tokens) and not cuts(module)
+
+
+def _outside_pools(model: nn.Module, names: Mapping[nn.Module, str]) -> set[str]:
+    """Attentions, as results call them, without those of a pooling, which has looks of its own."""
+    pools = [name for name, module in model.named_modules() if isinstance(module, MultiTokenPool | GroupClassAttention)]
+    inside = [name for name in names.values() if any(f"{name}.".startswith(f"{pool}.") for pool in pools)]
+    return {layer_name(name) for name in names.values() if name not in inside}
+
+
+def _reordered(model: Any) -> bool:
+    """Whether the network sorts its tokens other than by their places, as Hiera does."""
+    return isinstance(getattr(model, "reroll", None), nn.Module)
+
+
+def _no_grid(keys: int) -> str:
+    return f"its {keys} keys do not form a grid like the image's"
+
+
+def _layout(rows: Rows, module: Any) -> tuple[int, int] | None:
+    """How many windows and heads are in the axes before the queries in one image's weights; None if that is unclear."""
+    *lead, _, _ = rows.shape
+    if len(lead) == 1:  # heads after images or windows in one axis, or a single head
+        heads = next((x for x in (getattr(module, name, None) for name in ("num_heads", "heads")) if x), 1)
+        return (lead[0] // heads, heads) if isinstance(heads, int) and lead[0] % heads == 0 else None
+    if rows.head_axis is None or len(lead) > 3:
+        return None
+    others = sorted(n for i, n in enumerate(lead) if i != rows.head_axis)
+    return (others[-1], lead[rows.head_axis]) if others[:-1] in ([], [1]) else None
+
+
+def _arranged(x: Tensor, heads: int, axis: int | None) -> Tensor:
+    """(..., M) with the heads in one of the axes, or together with the windows in the first, as (heads, windows, M)."""
+    x = x.unflatten(0, (-1, heads)).movedim(1, 0) if axis is None else x.movedim(axis, 0)
+    return x.reshape(heads, -1, x.shape[-1])
+
+
+def _spread_over(rows: Rows, inside: Tensor, heads: int) -> Tensor | None:
+    """Whether each of the rows counts, (B, ..., N), from the same for (windows, N); None if all do."""
+    *lead, N, _ = rows.shape
+    if inside.all():
+        return None
+    if rows.head_axis is None:
+        return inside.repeat_interleave(heads, 0)
+    axis = max((i for i in range(len(lead)) if i != rows.head_axis), key=lambda i: lead[i])
+    return inside.view(*(n if i == axis else 1 for i, n in enumerate(lead)), N).expand(*lead, N)
+
+
+def _received(rows: Rows, asking: slice, counted: Tensor | None = None) -> Tensor:
+    """What every key receives on average over the queries of that slice, or those of them (B, ..., N) that count.
+
+    Rows in which everything is masked do not. -> (B, ..., M).
+    """
+    shape = (*rows.shape[:-2], rows.shape[-1])
+    total, count = torch.zeros(()), torch.zeros(())
+    for images, queries, logits, weights, _ in rows:
+        start, stop = max(asking.start - queries.start, 0), asking.stop - queries.start
+        if total.ndim == 0:
+            total, count = weights.new_zeros(shape), weights.new_zeros(shape[:-1])
+        if stop <= 0 or start >= weights.shape[-2]:
+            continue
+        part = weights[..., start:stop, :]
+        used = torch.ones_like(part[..., 0], dtype=torch.bool)
+        if counted is not None:
+            used &= counted[images, ..., queries][..., start:stop].to(used.device)
+        if part[..., 0].isnan().any():
+            used &= ~logits[..., start:stop, :].isneginf().all(-1)
+        if not used.all():
+            part = part.masked_fill(~used[..., None], 0)
+        total[images] += part.sum(-2)
+        count[images] += used.sum(-1)
+    return total / count.clamp(min=1)[..., None]
+
+
+def _weights(rows: Rows) -> Tensor:
+    """All of them; for few rows."""
+    parts = torch.zeros(())
+    for images, queries, _, weights, _ in rows:
+        parts = weights.new_zeros(rows.shape) if parts.ndim == 0 else parts
+        parts[images, ..., queries, :] = weights
+    return parts
+
+
+def _spread(maps: Tensor, cells: Windows) -> Tensor:
+    """Values of cells (heads, p*q), each at all places of its cell. -> (heads, H, W)."""
+    h, w = cells.window
+    return cells.joined(maps[..., None].expand(*maps.shape, h * w))

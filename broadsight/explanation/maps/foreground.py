@@ -1,0 +1,80 @@
+"""Partial attention (PartialFormer): which places are foreground, how often so far, and what of the rest is seen."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...inspection.calls import Call, Calls, modules_of, shown
+from ...layers import PartialAttention
+from ...layers.partial_attention import select_foreground
+from .map import Look
+
+
+class ForegroundLooks(Calls):
+    """Of every partial attention: the foreground it chose, the choices up to there, and its query of the background.
+
+    The choice is that of the run. Its history is counted on the finest grid of all layers, to which the others are
+    resized by nearest places.
+    """
+
+    kind = "foreground"
+
+    @staticmethod
+    def suits(model: nn.Module) -> bool:
+        return bool(modules_of(model, PartialAttention))
+
+    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        super().__init__(modules_of(model, PartialAttention), softmax=(3, -1))
+        self.image_size = image_size
+        # Tokens come as a row; the block around knows the map that they were.
+        self.blocks = [m for m in model.modules() if any(isinstance(x, PartialAttention) for x in m.children())]
+        self.grid: tuple[int, int] | None = None
+
+    def __enter__(self) -> "ForegroundLooks":
+        def enters(module: nn.Module, inputs: tuple) -> None:
+            x = inputs[0] if inputs else None
+            self.grid = (x.shape[1], x.shape[2]) if isinstance(x, Tensor) and x.ndim == 4 else None
+
+        enters.__dict__["image_by_image"] = True
+        self._handles += [block.register_forward_pre_hook(enters) for block in self.blocks]
+        return super().__enter__()
+
+    def given(self, module: Any, x: Tensor, scores: Tensor) -> Any:
+        tokens = x.shape[1]
+        grid = self.grid if self.grid and self.grid[0] * self.grid[1] == tokens else None
+        return scores.detach(), grid or _grid_like(tokens, self.image_size)
+
+    def looks(self) -> list[Look]:
+        masks = [_chosen(call) for call in self.calls]
+        finest = max((mask.shape for mask in masks), key=lambda shape: shape[0] * shape[1], default=None)
+        found, times = [], torch.zeros(finest or (1, 1))
+        for depth, (call, mask) in enumerate(zip(self.calls, masks, strict=True)):
+            chosen = int(mask.sum())
+            part = f"{chosen} of {mask.numel()} places are foreground and attend to each other"
+            found.append(Look(self.kind, "foreground", call.layer, depth, "mask", mask, part))
+            times = times + F.interpolate(mask[None, None].float(), list(times.shape), mode="nearest")[0, 0]
+            often = f"in which share of the {depth + 1} layers so far each place was foreground"
+            title = f"history up to layer {depth + 1}"
+            found.append(Look(self.kind, title, call.layer, depth, "heat", times / (depth + 1), often))
+            if call.softmaxes:
+                weights = call.softmaxes[-1][0].float().mean(0).view(mask.shape)
+                seen = "attention of the one query over the background, mean over heads; the foreground gets none"
+                found.append(Look(self.kind, "background query", call.layer, depth, "heat", shown(weights), seen))
+        return found
+
+
+def _chosen(call: Call) -> Tensor:
+    """(h, w), true for the foreground."""
+    scores, grid = call.given
+    index = select_foreground(scores, call.module.foreground_count(scores.shape[1]))
+    return torch.zeros(grid, dtype=torch.bool).view(-1).index_fill(0, index.cpu(), True).view(grid)
+
+
+def _grid_like(tokens: int, image_size: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of so many tokens that come nearest to the image's proportions."""
+    height, width = image_size
+    rows = [n for n in range(1, tokens + 1) if tokens % n == 0]
+    best = min(rows, key=lambda n: abs(n * width - tokens // n * height))
+    return best, tokens // best

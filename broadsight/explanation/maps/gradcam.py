@@ -1,0 +1,75 @@
+"""Grad-CAM at every depth: where the features are that speak for a class."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.map_places import Place, place_named, places_of
+from ...inspection.meta_pass import in_eval_mode
+from ...inspection.passing import check_model, uncompiled
+from ..gradcam import cam, maps_and_gradients
+from .map import Look
+
+KIND = "gradcam"
+NOTE = "features of bright places raise the score of the class; those of dark ones do not, or lower it"
+
+# Of every network the places of its maps, by its modules and the images' size: the search takes two passes of its own.
+_found: WeakKeyDictionary[nn.Module, dict[tuple, list[Place]]] = WeakKeyDictionary()
+
+
+def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, layer: str | None = None) -> list[Look]:
+    """Grad-CAM of one class on each of the network's feature maps, the last of which is the usual one.
+
+    Maps that the answer does not depend on are left out, such as the patches that leave the last block of a ViT which
+    answers by its class token. All maps take one pass and one way back.
+
+    Args:
+        model: Normalised images (B, C, H, W) -> logits (B, classes); it may be frozen, compiled or in train mode.
+        image: (1, C, H, W), normalised; moved to the model's device and dtype.
+        target: Number of the class; the predicted one if None.
+        layer: Path of a module whose map alone is looked at.
+
+    Raises:
+        ValueError: The network has no such class or layer, or no map that its answer depends on.
+    """
+    check_model(model)
+    if image.ndim != 4 or len(image) != 1:
+        raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W)")
+    network, compiled = uncompiled(model)
+    like = next((x for x in network.parameters() if x.is_floating_point()), image)
+    classes: list[int] = []
+
+    def run(images: Tensor) -> Tensor:
+        logits = network(images).float()
+        classes[:] = [int(logits[0].argmax())]
+        return logits
+
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with torch.inference_mode(False), eager, in_eval_mode(network):
+        image = image.clone().to(like.device, like.dtype)
+        places = _places(network, run, image) if layer is None else [place_named(network, run, image, layer)]
+        if not places:
+            raise ValueError(f"gradcam finds no feature map in {type(network).__name__}; look at another kind")
+        pairs = list(zip(places, maps_and_gradients(run, image, places, target), strict=True))
+        # With weights of zeros before the answer, as some untrained networks have, it depends on none: a flat map
+        kept = [(place, pair) for place, pair in pairs if layer or bool(pair[1].any())] or pairs[-1:]
+        # Of a network that names no maps, the last one of each size
+        kept = list({place.name if place.said else place.grid: (place, cam(*pair)) for place, pair in kept}.values())
+    title = f"class {classes[0] if target is None else target}"
+    return [
+        Look(KIND, title, place.name, depth, "heat", values[0].cpu(), NOTE)
+        for depth, (place, values) in enumerate(kept)
+    ]
+
+
+def _places(network: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> list[Place]:
+    """Where the network's maps are, the first first; of one that was looked at before, as they were found then."""
+    known = _found.setdefault(network, {})
+    key = (tuple(image.shape[1:]), *map(id, network.modules()))
+    if key not in known:
+        known.clear()  # one size at a time: places hold on to modules that may have been replaced
+        known[key] = places_of(network, run, image)[::-1]
+    return known[key]

@@ -1,0 +1,91 @@
+"""Convolution-like attention (EMSNet): which coarse cells the 3x3 windows listen to, and which all cells do."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.calls import Call, Calls, modules_of, shown
+from ...layers import CMHSA, GMHSA
+from ...layers.ems import FoldedInteraction, overlap_add
+from .map import Look
+
+
+class LocalAttentionLooks(Calls):
+    """Of every C-MHSA: how much attention the value of each cell gets, and how concentrated each window's weights are.
+
+    Windows of 3x3 cells lie at every second cell; in each, nine outputs weigh nine values, and overlapping windows are
+    summed. So a cell belongs to one, two or four windows, and gets as much attention on average. What goes to values
+    beyond the border is lost. Of the G-MHSA beside it: how much attention each cell gets, at the same depth.
+    """
+
+    kind = "c-mhsa"
+
+    @staticmethod
+    def suits(model: nn.Module) -> bool:
+        return bool(modules_of(model, CMHSA))
+
+    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        # A folded mixer calls its attentions by their parts, past their hooks.
+        super().__init__(modules_of(model, CMHSA, GMHSA, FoldedInteraction), softmax=(6, -1), products=True)
+
+    def given(self, module: Any, x: Tensor, spare: int = 0) -> Any:
+        return tuple(x.shape[1:3])
+
+    def looks(self) -> list[Look]:
+        found: list[Look] = []
+        depth = -1
+        for call in self.calls:
+            depth += bool(call.softmaxes)
+            folded = isinstance(call.module, FoldedInteraction)
+            if call.softmaxes:
+                patch, layer = (call.module.local.patch, ".local.attn") if folded else (1, "")
+                cells = _coarse(call, patch)
+                found += self._local(depth, (call.layer + layer).lstrip("."), call.softmaxes[0], cells)
+            for product in call.products:
+                patch, layer = (call.module.global_.patch, ".global_.attn") if folded else (1, "")
+                parts = [part[0].mean(0).sum(0) for part in product.weights()]  # what each key gets from some queries
+                values = torch.stack(parts).sum(0) / product.query.shape[-2]
+                note = "attention that each coarse cell gets from all cells, mean over heads; all cells add up to 1"
+                path = (call.layer + layer).lstrip(".")
+                heat = shown(values.view(_coarse(call, patch)))
+                found.append(Look(self.kind, "G-MHSA, received", path, max(depth, 0), "heat", heat, note))
+        return found
+
+    def _local(self, depth: int, layer: str, softmax: Tensor, cells: tuple[int, int]) -> list[Look]:
+        """softmax: (heads, 1, rows, columns, 9, 9), outputs before values."""
+        weights = softmax[:, 0].float()
+        received = _spread(weights.sum(-2).mean(0), cells)
+        windows = _spread(torch.ones_like(weights[0, :, :, 0]), cells)
+        entropy = torch.special.entr(weights).sum(-1).mean((0, -1))  # rows columns
+        concentration = (1 - entropy / math.log(9)).clamp(min=0)
+        mean = "mean over heads"
+
+        def heat(title: str, values: Tensor, note: str) -> Look:
+            return Look(self.kind, f"C-MHSA, {title}", layer, depth, "heat", shown(values), note)
+
+        return [
+            heat("received", received, f"attention that each cell's value gets from all windows, {mean}"),
+            heat(
+                "received, over uniform",
+                received / windows,
+                f"the same over what uniform weights give it, {mean}: 1 is uniform",
+            ),
+            heat(
+                "concentration",
+                concentration,
+                f"of each window's weights, {mean} and its nine outputs: 0 is uniform, 1 picks one value each",
+            ),
+        ]
+
+
+def _spread(windows: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Windows of nine at every second cell, overlaps summed. (rows, columns, 9) -> (h, w)"""
+    parts = windows.unflatten(-1, (3, 3)).transpose(1, 2)  # rows 3 columns 3
+    whole = overlap_add(overlap_add(parts, 0), 1)  # the first cell of the first window lies beyond the border
+    return whole[1 : cells[0] + 1, 1 : cells[1] + 1]
+
+
+def _coarse(call: Call, patch: int) -> tuple[int, int]:
+    return -(-call.given[0] // patch), -(-call.given[1] // patch)

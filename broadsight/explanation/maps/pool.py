@@ -1,0 +1,103 @@
+"""Attention pooling (MAP): where each token of each group looks in the pooled map."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...inspection.calls import Call, Calls, modules_of, shown
+from ...layers import GroupClassAttention, MultiTokenPool
+from .map import Look
+
+
+class PoolLooks(Calls):
+    """Of every layer of a multi-token pool: each asking token's attention over the places of the merged map.
+
+    The weights are those of the soft-max, the mean over its heads: before heads are mixed a second time, where they
+    are. A token asks its group's own tokens too; what those get is missing in the map, and stands in the note. In the
+    last layer, only the tokens ask whose answer is wanted: in inference all but the averaged one, or in a light pool
+    that one alone. Plain class attention and grouped pooling without averaged token ("cap", "ga") are such pools too.
+    """
+
+    kind = "map-tokens"
+
+    @staticmethod
+    def suits(model: nn.Module) -> bool:
+        return bool(modules_of(model, MultiTokenPool))
+
+    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        pools = modules_of(model, MultiTokenPool)
+        blocks: dict[str, nn.Module] = {}
+        self.pools: dict[nn.Module, Any] = {}  # of each block
+        self.grids: dict[nn.Module, tuple[int, int]] = {}  # of the map that each pool sees
+        self.replaced: dict[nn.Module, Any] = {}  # methods that were a pool's own already
+        for name, pool in pools.items():
+            found = modules_of(pool, GroupClassAttention)
+            blocks |= {f"{name}.{path}".lstrip("."): block for path, block in found.items()}
+            self.pools |= dict.fromkeys(found.values(), pool)
+        super().__init__(blocks, softmax=(3, -1))
+
+    def __enter__(self) -> "PoolLooks":
+        # A pool may be called by its parts, past its hooks; but its map it gets here.
+        for pool in dict.fromkeys(self.pools.values()):
+            self.replaced[pool] = pool.__dict__.get("merge_maps")
+            pool.__dict__["merge_maps"] = self._noting(pool, pool.merge_maps)
+        return super().__enter__()
+
+    def __exit__(self, *_: Any) -> None:
+        super().__exit__()
+        for pool, before in self.replaced.items():
+            if before is None:
+                del pool.__dict__["merge_maps"]
+            else:
+                pool.__dict__["merge_maps"] = before
+        self.replaced.clear()
+
+    def _noting(self, pool: nn.Module, merge_maps: Any) -> Any:
+        def merge(features: Any) -> Tensor:
+            merged = merge_maps(features)
+            self.grids[pool] = merged.shape[-2], merged.shape[-1]
+            return merged
+
+        return merge
+
+    def given(self, module: Any, tokens: Tensor, image: Tensor, asking: slice = slice(None)) -> Any:
+        count = tokens.shape[2]
+        return count, list(range(count))[asking]
+
+    def looks(self) -> list[Look]:
+        return [look for depth, call in enumerate(self.calls) for look in self._looks(depth, call)]
+
+    def _looks(self, depth: int, call: Call) -> list[Look]:
+        tokens, asking = call.given
+        pool = self.pools[call.module]
+        weights = call.softmaxes[-1][0].float()  # G*heads*q tokens+n
+        weights = weights.unflatten(0, (call.module.groups, call.module.heads, len(asking))).mean(1)  # G q tokens+n
+        own, maps = weights[..., :tokens].sum(-1), weights[..., tokens:].unflatten(-1, self.grids[pool])
+        mixed = ", before the heads are mixed again" if call.module.mix_after is not None else ""
+        found = []
+
+        def add(title: str, values: Tensor, own: Tensor, over: str = "") -> None:
+            to_own = f"{100 * own.item():.1f} % went to its group's tokens"
+            note = f"attention over the places, mean over heads{over}{mixed}; {to_own}"
+            found.append(Look(self.kind, title, call.layer, depth, "heat", shown(values), note))
+
+        names = [_name(pool, number) for number in asking]
+        asked = f"the {len(names)} tokens that ask" + (
+            "" if "averaged token" in names else ", the averaged one not among them" * pool.mean_token
+        )
+        for group in range(len(maps)):
+            for q, name in enumerate(names):
+                add(f"group {group + 1}, {name}", maps[group, q], own[group, q])
+            if len(names) > 1:
+                add(f"group {group + 1}, mean", maps[group].mean(0), own[group].mean(), f" and {asked}")
+        if len(maps) > 1:
+            add("all groups, mean", maps.mean((0, 1)), own.mean(), f", groups and {asked}")
+        return found
+
+
+def _name(pool: Any, number: int) -> str:
+    if number < pool.tokens:
+        return f"token {number + 1}"
+    if number < pool.tokens + pool.distill_tokens:
+        return f"distillation token {number - pool.tokens + 1}"
+    return "averaged token"

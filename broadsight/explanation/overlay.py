@@ -1,0 +1,143 @@
+"""A look laid over the picture that it is of: heat as colours, regions with borders, masks as light and shade."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from ..visual.canvas import array, blend
+from ..visual.colours import BLACK, WHITE, Colour, colour
+from .maps.map import Look
+
+# Viridis in steps of a sixteenth: as bright as the value is high, for every kind of colour vision, and also in print.
+ANCHORS = (
+    *("#440154", "#48186a", "#472d7b", "#424086", "#3b528b", "#33638d", "#2c728e", "#26828e", "#21918c"),
+    *("#1fa088", "#28ae80", "#3fbc73", "#5ec962", "#84d44b", "#addc30", "#d8e219", "#fde725"),
+)
+HEAT, TINT, MEANS, SHADE = 0.6, 0.5, 0.75, 0.72  # how much of the picture gives way in each form
+DISTINCT = 12  # regions up to this number have colours of their own; more have the mean colour of their pixels
+FLAT = 1e-3  # a map that varies by less than this share of its values is one colour: noise must not look like a map
+
+
+def overlay(picture: Image.Image, look: Look, alpha: float | None = None) -> Image.Image:
+    """The look over its picture, RGB of the picture's size.
+
+    Heat goes from the map's own smallest value (dark blue) to its largest (yellow); what is not a number counts as the
+    smallest. Regions have borders, and colours of their own if they are few, else the mean colour of their pixels;
+    a negative label is no region. Of a mask, what is not in it lies in the shade.
+
+    Args:
+        picture: What the network sees: resized and cropped.
+        alpha: How much of the picture gives way to the map, 0 to 1; without it what suits the form.
+    """
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise ValueError(f"alpha={alpha}; expected 0 (the picture alone) to 1 (the map alone)")
+    if look.values.ndim != 2 or not look.values.numel():
+        raise ValueError(f"values of a look have shape {tuple(look.values.shape)}; expected (h, w)")
+    pixels = np.asarray(picture.convert("RGB"))  # H W 3
+    size = pixels.shape[0], pixels.shape[1]
+    if look.form == "heat":
+        drawn = _heat(pixels, scaled(look.values), HEAT if alpha is None else alpha)
+    elif look.form == "labels":
+        drawn = _regions(pixels, nearest(look.values, size), alpha)
+    elif look.form == "mask":
+        drawn = _shade(pixels, nearest(look.values, size).astype(bool), SHADE if alpha is None else alpha)
+    else:
+        raise ValueError(f"form {look.form!r} of a look is not known; expected heat, labels or mask")
+    return Image.fromarray(drawn)
+
+
+def scaled(values: Tensor) -> Tensor:
+    """(h, w) -> the same from 0 to 1. A flat map is 0.5 everywhere, or 0 if it is zero."""
+    values = values.detach().cpu().double()
+    finite = values.isfinite()
+    if not finite.any():
+        return torch.zeros_like(values)
+    low, high = values[finite].min(), values[finite].max()
+    values = values.nan_to_num(float(low), float(high), float(low))
+    if high - low <= FLAT * max(abs(low), abs(high)):
+        return torch.full_like(values, 0.5 if high > 0 else 0.0)
+    return (values - low) / (high - low)
+
+
+def is_flat(look: Look) -> bool:
+    """Whether there is nothing to see in a heat map: it is the same everywhere."""
+    if look.form != "heat":
+        return False
+    shades = scaled(look.values)
+    return bool(shades.min() == shades.max())
+
+
+def colours_of(shades: np.ndarray) -> np.ndarray:
+    """Numbers (…) from 0 to 1 -> colours (…, 3) from 0 to 255, not rounded."""
+    anchors = np.array([[int(text[at : at + 2], 16) for at in (1, 3, 5)] for text in ANCHORS], np.float64)
+    steps = np.linspace(0, 1, len(anchors))
+    return np.stack([np.interp(shades, steps, anchors[:, channel]) for channel in range(3)], axis=-1)
+
+
+def colour_bar(width: int, height: int) -> Image.Image:
+    """The colours of heat from the smallest value to the largest: left to right, or upwards if it is tall."""
+    if min(width, height) < 1:
+        raise ValueError(f"a colour bar of {width} x {height} pixels; expected 1 or more")
+    shades = np.linspace(0, 1, max(width, height))
+    strip = np.rint(colours_of(shades)).astype(np.uint8)
+    whole = np.tile(strip, (height, 1, 1)) if width >= height else np.tile(strip[::-1, None], (1, width, 1))
+    return Image.fromarray(whole)
+
+
+def nearest(values: Tensor, size: tuple[int, int]) -> np.ndarray:
+    """(h, w) -> (H, W), every pixel that of the place it lies in."""
+    found = array(values)
+    rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, found.shape, strict=True))
+    return found[rows[:, None], columns]
+
+
+def _heat(pixels: np.ndarray, shades: Tensor, alpha: float) -> np.ndarray:
+    height, width = pixels.shape[:2]
+    smaller = height < shades.shape[0] or width < shades.shape[1]
+    whole = F.interpolate(shades[None, None], (height, width), mode="bilinear", antialias=smaller)[0, 0]
+    # On grey, or the picture's own colours would be taken for values
+    return blend(_grey(pixels, alpha), colours_of(whole.clamp(0, 1).numpy()), alpha)
+
+
+def _regions(pixels: np.ndarray, labels: np.ndarray, alpha: float | None) -> np.ndarray:
+    numbers, regions = np.unique(labels, return_inverse=True)
+    regions = regions.reshape(labels.shape)
+    inside = labels >= 0
+    if (numbers >= 0).sum() <= DISTINCT:
+        fill = np.array([colour(max(int(number), 0)) for number in numbers], np.float64)
+        drawn = blend(_grey(pixels, 0.5), fill[regions], TINT if alpha is None else alpha)
+    else:
+        count = np.bincount(regions.ravel(), minlength=len(numbers))
+        flat = pixels.reshape(-1, 3)
+        sums = [np.bincount(regions.ravel(), flat[:, channel], len(numbers)) for channel in range(3)]
+        fill = np.stack(sums, axis=1) / count[:, None]
+        drawn = blend(pixels, fill[regions], MEANS if alpha is None else alpha)
+    drawn[~inside] = blend(_grey(pixels, 1.0), BLACK, SHADE)[~inside]
+    return _outlined(drawn, labels, WHITE, 0.85)
+
+
+def _shade(pixels: np.ndarray, mask: np.ndarray, alpha: float) -> np.ndarray:
+    shaded = blend(_grey(pixels, alpha), BLACK, alpha)
+    return _outlined(np.where(mask[..., None], pixels, shaded), mask, colour(1), 1.0)
+
+
+def _grey(pixels: np.ndarray, share: float) -> np.ndarray:
+    """The picture with that share of its colours taken away."""
+    luminance = pixels @ np.array([0.299, 0.587, 0.114])
+    return blend(pixels, luminance[..., None].repeat(3, -1), share)
+
+
+def _outlined(pixels: np.ndarray, regions: np.ndarray, line: Colour, opacity: float) -> np.ndarray:
+    """Lines where a region meets another; none at the picture's edge. As thin as can be seen."""
+    border = np.zeros(regions.shape, bool)
+    across, down = regions[:, 1:] != regions[:, :-1], regions[1:] != regions[:-1]
+    border[:, 1:] |= across
+    border[1:] |= down
+    if min(regions.shape) >= 400:  # two pixels, one on either side
+        border[:, :-1] |= across
+        border[:-1] |= down
+    drawn = pixels.copy()
+    drawn[border] = blend(pixels[border], line, opacity)
+    return drawn

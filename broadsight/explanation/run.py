@@ -1,0 +1,158 @@
+"""What a classifier sees in pictures, and where it looks for it: picture by picture, into a folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..data.decoding import UnreadableImage, within_memory
+from ..data.scenes import Scenes
+from ..data.sources.unlabelled import Unlabelled
+from ..prediction.classification import class_names
+from ..runs.classifier import Classifier
+from .files import RECORD as RECORD
+from .files import UNTRAINED as UNTRAINED
+from .files import Explained, Seen, unique_stems, write_files
+from .files import Wanted as Wanted
+from .inside import KINDS, WHERE, kinds_of, look_inside
+from .maps.gradcam import gradcam_looks
+from .maps.map import Look
+
+TOP = 5
+
+
+def explain(
+    classifier: Classifier,
+    source: Unlabelled | Scenes,
+    out: Path,
+    wanted: Wanted | None = None,
+    *,
+    untrained: bool = False,
+    seen: Callable[[int, str], None] = lambda done, name: None,
+) -> Explained:
+    """Look at every picture and write NAME.png, its sheet, into a folder; what else is wanted lies beside it.
+
+    Args:
+        source: Such as `find_images` gives, or scenes.
+        out: A folder; it is made with the first picture that can be read.
+        untrained: Say on the sheets that the weights are random.
+        seen: Told how many pictures are done, and the name of the next.
+
+    Raises:
+        ValueError: The network has no such kind, class or layer; before anything is written.
+    """
+    wanted = wanted or Wanted()
+    check_kinds(classifier, wanted.kinds)
+    target = None if wanted.target is None else class_index(classifier, wanted.target)
+    if isinstance(source, Unlabelled):
+        source = source.in_channels(classifier.transforms.channels)
+    names = [source.name(index) for index in range(len(source))]
+    found = Explained()
+    try:
+        for index, (name, stem) in enumerate(zip(names, unique_stems(names), strict=True)):
+            seen(index, name)
+            try:
+                with within_memory():
+                    looked = look_at(classifier, source.open(index), wanted, target)
+            except UnreadableImage as error:
+                found.errors[name] = str(error).removeprefix(f"{name}: ")
+                continue
+            found.entries.append(write_files(classifier, looked, wanted, out, name, stem, untrained))
+        seen(len(names), "")
+    except KeyboardInterrupt:
+        found.interrupted = True
+    return found
+
+
+def look_at(
+    classifier: Classifier, picture: Image.Image, wanted: Wanted | None = None, target: int | None = None
+) -> Seen:
+    """One picture, of any size, through the network.
+
+    Args:
+        wanted: Kinds, layers and depths; the rest is not looked at.
+        target: Number of the class that Grad-CAM explains; the predicted one if None.
+    """
+    wanted = wanted or Wanted()
+    channels = classifier.transforms.channels
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    data = torch.as_tensor(classifier.transforms.build(training=False)(picture))  # C H W of bytes
+    image = classifier.normalise(data[None])
+    with torch.inference_mode():
+        logits = classifier.logits(image)[0]
+        order = logits.argsort(descending=True, stable=True)[:TOP]
+        probabilities = logits.softmax(0)[order]
+    explained = int(order[0]) if target is None else target
+    looks = look_inside(classifier.model, image, wanted.kinds or None, explained)
+    name = class_names(classifier)[explained]
+    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in _chosen(looks, wanted)]
+    if not looks:
+        looks = [replace(_asked_for(classifier, image, explained, wanted, kinds_of(classifier.model)), title=name)]
+    shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
+    return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
+
+
+def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
+    """Refuse kinds that nobody knows, or that this network lacks."""
+    has = kinds_of(classifier.model)
+    for kind in kinds:
+        if kind not in KINDS:
+            near = get_close_matches(kind, KINDS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"unknown kind {kind!r}; {hint}choose among {', '.join(KINDS)}")
+        if kind not in has:
+            raise ValueError(f"{classifier.title} has no {kind}, only {', '.join(has)}; {kind}: {WHERE[kind]}")
+
+
+def class_index(classifier: Classifier, wanted: str) -> int:
+    """The number of a class, by its name in any case of letters or by the number itself."""
+    names = class_names(classifier)
+    same = [number for number, name in enumerate(names) if name.casefold() == wanted.strip().casefold()]
+    if len(same) > 1:
+        raise ValueError(f"{len(same)} classes are called {wanted}; give the number: {', '.join(map(str, same))}")
+    if same:
+        return same[0]
+    if wanted.strip().isdecimal() and int(wanted) < len(names):
+        return int(wanted)
+    near = get_close_matches(wanted, names, n=3, cutoff=0.5)
+    hint = f"nearest: {', '.join(near)}" if near else f"expected a name such as {names[0]}"
+    raise ValueError(f"{classifier.title} has no class {wanted!r}; {hint}, or a number from 0 to {len(names) - 1}")
+
+
+def _chosen(looks: Sequence[Look], wanted: Wanted) -> list[Look]:
+    """Those of the layers and depths that were asked for."""
+    last = {look.kind: max(other.depth for other in looks if other.kind == look.kind) for look in looks}
+
+    def depth_fits(look: Look) -> bool:
+        return any(look.depth == (last[look.kind] if text == "last" else int(text) - 1) for text in wanted.depths)
+
+    kept = [look for look in looks if not wanted.layers or any(_matches(look.layer, path) for path in wanted.layers)]
+    found = [look for look in kept if not wanted.depths or depth_fits(look)]
+    if kept and not found:
+        most = max(last.values()) + 1
+        raise ValueError(f"--depth {','.join(wanted.depths)}: there is no such layer; expected 1 to {most}, or last")
+    return found
+
+
+def _matches(layer: str, pattern: str) -> bool:
+    """A pattern, the path itself, or that of a module around it."""
+    return fnmatchcase(layer, pattern) or layer.startswith(f"{pattern}.")
+
+
+def _asked_for(classifier: Classifier, image: Tensor, target: int, wanted: Wanted, has: Sequence[str]) -> Look:
+    """Grad-CAM at a layer where nothing is looked at by itself."""
+    exact = [path for path in wanted.layers if path in dict(classifier.model.named_modules())]
+    if len(exact) == 1 and "gradcam" in (wanted.kinds or has):
+        return gradcam_looks(classifier.model, image, target, exact[0])[0]
+    looks = look_inside(classifier.model, image, wanted.kinds or None, target)
+    layers = list(dict.fromkeys(look.layer for look in looks))
+    near = get_close_matches(wanted.layers[0], layers, n=3, cutoff=0.3) or layers[:3]
+    raise ValueError(
+        f"--layers {','.join(wanted.layers)}: nothing is looked at there in {classifier.title}; such as "
+        f"{', '.join(near)} would do ({len(layers)} in all)"
+    )

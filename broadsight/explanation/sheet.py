@@ -1,0 +1,254 @@
+"""One overview sheet of an image: the picture, the answers, and everything that there is to see inside, by depth."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw
+
+from ..visual.colours import Colour, colour
+from ..visual.lettering import EDGE, MUTED, PAPER, TEXT, fitting
+from .maps.map import Look
+from .overlay import colour_bar, is_flat, overlay
+
+COLUMNS, ROWS = 8, 4  # the most that a kind takes
+TILE, GAP, MARGIN = 150, 10, 28
+BIG = 2 * TILE + GAP
+WIDTH = 2 * MARGIN + COLUMNS * TILE + (COLUMNS - 1) * GAP
+TITLE, HEADING, WORDS, SMALL = 26, 19, 15, 12  # sizes of letters
+ANSWERS = 5
+WARNING = (140, 58, 0)  # text on white, in the orange of the palette but dark enough to be read
+
+# What the kinds are called and show. Others go by their own names.
+HEADINGS = {
+    "gradcam": ("Grad-CAM", "where the features are that speak for the class"),
+    "attention": ("Attention", "how much attention each place gets"),
+    "map-tokens": ("Multi-token pooling", "where each token of each group looks"),
+    "super-tokens": ("Super tokens", "which pixels belong to which super token"),
+    "abstract-tokens": ("Abstract tokens", "where the abstract token of each window looks"),
+    "fusion": ("Fusion", "which windows each pixel takes its context from"),
+    "foreground": ("Foreground", "which places attend to each other; the rest are background"),
+    "c-mhsa": ("C-MHSA", "attention inside of windows of convolved cells"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Looks side by side, under a line of words."""
+
+    words: str
+    looks: tuple[Look, ...]
+
+
+def overview_sheet(
+    picture: Image.Image,
+    looks: Sequence[Look],
+    answers: Sequence[tuple[str, float]] = (),
+    title: str = "",
+    *,
+    subtitle: str = "",
+    explained: str | None = None,
+    warning: str = "",
+) -> Image.Image:
+    """A sheet to print or to put on a page, RGB.
+
+    Args:
+        picture: What the network sees: resized and cropped.
+        looks: As `look_inside` gives them. The last Grad-CAM stands beside the picture; of every kind there follow at
+            most 8 columns, evenly chosen from its layers.
+        answers: Names of classes with their probabilities, 0 to 1, the most probable first; five are shown.
+        title: What network this is.
+        subtitle: What else should be known of it and of the image.
+        explained: Name of the class that Grad-CAM explains; marked among the answers.
+        warning: A line in another colour, such as that the network is untrained.
+    """
+    if min(picture.size) < 1:
+        raise ValueError(f"the picture has {picture.width} x {picture.height} pixels; expected 1 or more")
+    parts = [_head(title, subtitle, warning), _first(picture, looks, answers, explained)]
+    for kind in dict.fromkeys(look.kind for look in looks):
+        parts.append(_section(picture, kind, [look for look in looks if look.kind == kind]))
+    sheet = Image.new("RGB", (WIDTH, MARGIN + sum(part.height for part in parts)), PAPER)
+    top = 0
+    for part in parts:
+        sheet.paste(part, (0, top))
+        top += part.height
+    return sheet
+
+
+def arranged(looks: Sequence[Look]) -> list[Row]:
+    """How the looks of one kind are laid out: depth left to right, a row for each thing that is seen.
+
+    With more things than rows, as with the heads of an attention, the first is shown; or if there are as few layers as
+    in a pooling, all that the last layer has.
+    """
+    depths = sorted({look.depth for look in looks})
+    things: dict[str, list[Look]] = {}
+    for look in sorted(looks, key=lambda look: look.depth):
+        things.setdefault(_thing(look, looks), []).append(look)
+    if (len(things) > ROWS and len(depths) <= 3) or len(depths) == 1:
+        last = [look for look in looks if look.depth == depths[-1]]
+        of = f"the last of {len(depths)} layers" if len(depths) > 1 else ""
+        return [Row(", ".join(filter(None, (words, of))), part) for words, part in _grouped(last)]
+    rest = f" (1 of {len(things)} such maps)" if len(things) > ROWS else ""
+    shown = list(things.items())[: 1 if rest else ROWS]
+    return [Row(f"{words}{rest}", tuple(spread(found, COLUMNS))) for words, found in shown]
+
+
+def spread(items: Sequence[Look], most: int) -> list[Look]:
+    """At most so many, evenly chosen, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def _thing(look: Look, looks: Sequence[Look]) -> str:
+    """What is seen, by a name that is the same at every depth: titles may count the layers."""
+    depths = {other.depth for other in looks if other.title == look.title}
+    counts = len(depths) == 1 and len({other.depth for other in looks}) > 1
+    return re.sub(r"\d+$", "…", look.title) if counts else look.title
+
+
+def _grouped(looks: Sequence[Look]) -> list[tuple[str, tuple[Look, ...]]]:
+    """Rows of looks of one layer: by what stands before the comma of their titles, or as many as fit."""
+    groups: dict[str, list[Look]] = {}
+    for look in looks:
+        groups.setdefault(look.title.rpartition(", ")[0], []).append(look)
+    if len(groups) > 1 and len(groups) < len(looks) and max(map(len, groups.values())) <= COLUMNS:
+        rows = [(words, tuple(found)) for words, found in groups.items()]
+        return _packed(rows)[: 2 * ROWS]
+    else:
+        chosen = spread(looks, ROWS * COLUMNS)
+        rows = [("", tuple(chosen[at : at + COLUMNS])) for at in range(0, len(chosen), COLUMNS)]
+    return rows
+
+
+def _packed(rows: Sequence[tuple[str, tuple[Look, ...]]]) -> list[tuple[str, tuple[Look, ...]]]:
+    """Rows that are short stand in one line, as far as they fit."""
+    packed = [rows[0]]
+    for words, found in rows[1:]:
+        before = packed[-1][1]
+        if len(before) + len(found) <= COLUMNS:
+            packed[-1] = "", (*before, *found)
+        else:
+            packed.append((words, found))
+    return packed
+
+
+def _head(title: str, subtitle: str, warning: str) -> Image.Image:
+    lines = [(title, TITLE, TEXT), (subtitle, WORDS, MUTED), (warning, WORDS, WARNING)]
+    lines = [line for line in lines if line[0]]
+    part = Image.new("RGB", (WIDTH, MARGIN + sum(round(1.5 * size) for _, size, _ in lines)), PAPER)
+    top = MARGIN
+    for words, size, ink in lines:
+        _write(part, (MARGIN, top + size), words, size, WIDTH - 2 * MARGIN, ink)
+        top += round(1.5 * size)
+    return part
+
+
+def _first(
+    picture: Image.Image, looks: Sequence[Look], answers: Sequence[tuple[str, float]], explained: str | None
+) -> Image.Image:
+    """The picture, Grad-CAM beside it, and the answers with what the colours mean."""
+    big = _fitted(picture, BIG)
+    head = round(1.9 * WORDS)
+    part = Image.new("RGB", (WIDTH, GAP + head + max(big.height, 260) + GAP), PAPER)
+    top, left = GAP + head, MARGIN
+    _write(part, (left, top - 8), "what the network sees", WORDS, BIG, TEXT)
+    part.paste(big, (left, top))
+    cams = [look for look in looks if look.kind == "gradcam"]
+    if cams:
+        left += BIG + GAP
+        words = f"Grad-CAM for {explained}" if explained else f"Grad-CAM, {cams[-1].title}"
+        _write(part, (left, top - 8), words, WORDS, BIG, TEXT)
+        part.paste(overlay(big, cams[-1]), (left, top))
+    left += BIG + 3 * GAP
+    _write(part, (left, top - 8), "answers", WORDS, BIG, TEXT)
+    _bars(part, (left, top), answers, explained)
+    if any(look.form == "heat" for look in looks):
+        _scale(part, (left, part.height - 46 - GAP))
+    return part
+
+
+def _bars(
+    part: Image.Image, place: tuple[int, int], answers: Sequence[tuple[str, float]], explained: str | None
+) -> None:
+    (left, top), pen = place, ImageDraw.Draw(part)
+    names, figures = 200, 62
+    room = part.width - MARGIN - left - names - figures
+    for name, share in answers[:ANSWERS]:
+        chosen = name == explained
+        share = min(max(share, 0.0), 1.0) if share == share else 0.0
+        _write(part, (left, top + 20), name, WORDS, names - 12, TEXT)
+        pen.rounded_rectangle((left + names, top + 6, left + names + room, top + 24), 4, fill=EDGE)
+        long = max(share * room, 5)  # the smallest are seen too
+        fill = colour(5) if chosen else colour(0)
+        pen.rounded_rectangle((left + names, top + 6, left + names + long, top + 24), min(4, int(long / 2)), fill=fill)
+        _write(part, (left + names + room + 8, top + 20), f"{100 * share:.1f} %", WORDS, figures, MUTED)
+        top += 34
+    if explained and explained not in [name for name, _ in answers[:ANSWERS]]:
+        _write(part, (left, top + 14), f"explained: {explained}, not among these", SMALL, 480, MUTED)
+    elif explained:
+        pen.rounded_rectangle((left, top + 4, left + 12, top + 16), 3, fill=colour(5))
+        _write(part, (left + 18, top + 14), "the class that Grad-CAM explains", SMALL, 400, MUTED)
+
+
+def _scale(part: Image.Image, place: tuple[int, int]) -> None:
+    left, top = place
+    low, high, width = "low", "high", 200
+    _write(part, (left, top + 13), low, SMALL, 40, MUTED)
+    part.paste(colour_bar(width, 14), (left + 30, top + 2))
+    _write(part, (left + 30 + width + 8, top + 13), high, SMALL, 40, MUTED)
+    words = "every map from its own smallest value to its largest"
+    _write(part, (left, top + 34), words, SMALL, part.width - MARGIN - left, MUTED)
+
+
+def _section(picture: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:
+    """All that is shown of one kind."""
+    name, about = HEADINGS.get(kind, (kind, ""))
+    rows = arranged(looks)
+    small = _fitted(picture, TILE)
+    head, line, caption = round(2.6 * HEADING), round(1.9 * SMALL), round(1.7 * SMALL)
+    titled = len({look.depth for row in rows for look in row.looks}) == 1
+    words = [": ".join(filter(None, (row.words, _shared_note(row.looks)))) for row in rows]
+    heights = [(line if told else 0) + small.height + caption + GAP for told in words]
+    part = Image.new("RGB", (WIDTH, head + sum(heights)), PAPER)
+    pen = ImageDraw.Draw(part)
+    pen.line((MARGIN, GAP, WIDTH - MARGIN, GAP), fill=EDGE, width=1)
+    end = _write(part, (MARGIN, round(1.9 * HEADING)), name, HEADING, 400, TEXT)
+    count = len({look.depth for look in looks})
+    depth = f"  {count} layers, the first at the left" if count > 1 and not titled else ""
+    _write(part, (end + 14, round(1.9 * HEADING)), about + (";" + depth if depth else ""), WORDS, WIDTH - end, MUTED)
+    top = head
+    for row, told, height in zip(rows, words, heights, strict=True):
+        _write(part, (MARGIN, top + SMALL), told, SMALL, WIDTH - 2 * MARGIN, TEXT)
+        bottom = top + height - GAP - caption
+        for column, look in enumerate(row.looks):
+            left = MARGIN + column * (TILE + GAP)
+            part.paste(overlay(small, look), (left, bottom - small.height))
+            named = look.title.removeprefix(f"{row.words}, ") if titled else look.layer
+            flat = "flat: " if is_flat(look) else ""
+            _write(part, (left, bottom + round(1.2 * SMALL)), flat + named, SMALL, TILE, MUTED)
+        top += height
+    return part
+
+
+def _shared_note(looks: Sequence[Look]) -> str:
+    """What the notes of all these looks say."""
+    return "; ".join(
+        clause for clause in looks[0].note.split("; ") if all(clause in look.note.split("; ") for look in looks)
+    )
+
+
+def _fitted(picture: Image.Image, side: int) -> Image.Image:
+    """As wide as that, and not much taller."""
+    picture = picture.convert("RGB")
+    factor = min(side / picture.width, 1.5 * side / picture.height)
+    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+    return picture.resize(size, Image.Resampling.BICUBIC if factor > 1 else Image.Resampling.LANCZOS)
+
+
+def _write(part: Image.Image, place: tuple[float, float], words: str, size: int, width: float, ink: Colour) -> float:
+    """Words with the left end of their base line there, cut to a width; where they end."""
+    text, font = fitting(words, size, width)
+    ImageDraw.Draw(part).text(place, text, fill=ink, font=font, anchor="ls")
+    return place[0] + font.getlength(text)

@@ -1,0 +1,103 @@
+"""What has the structure of an attention or an MLP: by names and parts, whatever it may see.
+
+timm's networks keep to a few conventions in naming and structure, which are all that is asked for here.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..layers import MultiScaleInteraction, MultiTokenPool
+
+MLP_NAMES = re.compile(r"mlp|ffn|feed_?forward", re.IGNORECASE)
+# A child of one of these names makes its parent an attention; the names of the layers at its end.
+QUERIES = ("qkv", "qkvs", "qkv_proj", "q", "qk", "kv", "v", "wq", "q_proj", "query", "to_query")
+PROJECTIONS = ("proj", "out_proj", "o_proj", "output", "final")
+LOOKED_FOR = {
+    "mlp": "modules named or classed like *mlp*, *ffn* or *feed_forward* that hold two linear layers or convolutions",
+    "attn": f"modules that hold one of {', '.join(QUERIES)}, and *_tokens mixers",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What looks like an attention or MLP branch.
+
+    Args:
+        kind: "mlp" or "attn".
+        name: Where it is in the network.
+        module: The branch itself.
+        projection: Its last linear layer or convolution.
+    """
+
+    kind: str
+    name: str
+    module: nn.Module
+    projection: nn.Module | None
+
+
+def candidates(model: nn.Module) -> Iterator[Candidate]:
+    """What has the structure of an attention or an MLP, whatever it may see."""
+    claimed: set[str] = set()  # of modules inside which nothing more is looked for
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{other}.") for other in claimed):
+            continue
+        if isinstance(module, MultiTokenPool) or name.rpartition(".")[2] == "head":
+            claimed.add(name)
+        elif _is_child(module, "attn_out_proj") and _is_child(module, "mlp_out_proj"):  # both begin in one layer
+            for kind in ("attn", "mlp"):
+                projection = module.get_submodule(f"{kind}_out_proj")
+                yield Candidate(kind, f"{name}.{kind}_out_proj", projection, projection)
+        elif is_attention(module):
+            claimed.add(name)
+            yield Candidate("attn", name, module, _projection(module))
+        elif name.endswith("_tokens") and any(True for _ in affine_layers(module)):
+            claimed.add(name)
+            yield Candidate("attn", name, module, None)
+        elif _is_mlp(name, module):
+            inner_name, inner = _unwrapped(name, module)
+            if not any(_is_mlp(n, m) for n, m in inner.named_modules() if n):  # the innermost is meant
+                claimed.add(name)
+                yield Candidate("mlp", inner_name, inner, list(affine_layers(inner))[-1])
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether the module has the parts of an attention."""
+    if isinstance(module, MultiScaleInteraction | nn.MultiheadAttention):
+        return True
+    strided = _is_child(module, "conv_proj") and _is_child(module, "o_proj")
+    return strided or any(_is_child(module, name) for name in QUERIES)
+
+
+def _is_mlp(name: str, module: nn.Module) -> bool:
+    named = MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__)
+    return bool(named) and len(list(affine_layers(_unwrapped(name, module)[1]))) > 1
+
+
+def _unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """The module itself, or what is inside when it only wraps that, as a residual connection does."""
+    while not isinstance(module, nn.Sequential):
+        weighty = [(key, child) for key, child in module.named_children() if any(True for _ in affine_layers(child))]
+        if len(weighty) != 1 or not any(True for _ in weighty[0][1].children()):
+            break
+        name, module = f"{name}.{weighty[0][0]}", weighty[0][1]
+    return name, module
+
+
+def affine_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """All linear layers and convolutions in the module."""
+    return (child for child in module.modules() if isinstance(child, nn.Linear | nn.Conv1d | nn.Conv2d))
+
+
+def _projection(attention: nn.Module) -> nn.Module | None:
+    if isinstance(attention, nn.MultiheadAttention):  # reads the weights of its projection without calling it
+        return None
+    named = [getattr(attention, name) for name in PROJECTIONS if _is_child(attention, name)]
+    layers = [layer for module in named[:1] for layer in affine_layers(module)]
+    return layers[-1] if layers else None
+
+
+def _is_child(module: nn.Module, name: str) -> bool:
+    return isinstance(module._modules.get(name), nn.Module)

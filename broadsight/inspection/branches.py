@@ -1,0 +1,320 @@
+"""Finds the attention and MLP branches of any vision network, and what their tokens look like.
+
+What looks like one by its structure is watched in one pass without arithmetic: which tensors it sees says whether it is
+one, and how they are laid out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerScale, LayerScale2d
+from torch import Tensor, nn
+
+from ..layers import ChannelMlp, SuperTokenAttention
+from .branch_structure import Candidate, affine_layers, candidates
+from .meta_pass import (
+    as_pair,
+    call_without_content,
+    first_line,
+    image_channels,
+    in_eval_mode,
+    undisturbed,
+    without_content,
+)
+from .meta_pass import image_size as built_for
+
+PLACES = ("front", "mid", "end")
+# Images of the pass that watches, without arithmetic and with: primes, of which little else comes in multiples.
+DRY_BATCH, WET_BATCH = 101, 3
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens that pass a place of the network: what a module takes or gives.
+
+    Args:
+        module: The module, and
+        side: "input", its first argument, or "output".
+        channels: Their number.
+        channel_axis: 1 or the last, counted from the front.
+        count: Tokens of one image.
+        windowed: Whether an image may be cut into several rows of the batch axis;
+        block: the module around that sees it whole, and
+        argument: in which of its arguments.
+        class_token: Whether the first token is the class token.
+        fresh: Whether nobody else holds this tensor, so that it may be overwritten.
+        alone: Whether the module takes or gives nothing but this tensor.
+    """
+
+    module: nn.Module
+    side: str
+    channels: int
+    channel_axis: int
+    count: int
+    windowed: bool = False
+    block: nn.Module | None = None
+    argument: int = 0
+    class_token: bool = False
+    fresh: bool = False
+    alone: bool = True
+
+
+@dataclass(frozen=True)
+class Branch(Candidate):
+    """An attention or MLP branch.
+
+    Args:
+        front, mid, end: The tokens that it takes, those that its projection takes, and those that it gives; None where
+            there is no such place.
+    """
+
+    front: Tokens | None = None
+    mid: Tokens | None = None
+    end: Tokens | None = None
+
+
+def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = None) -> list[Branch]:
+    """All attention and MLP branches that see the tokens of the image, in the order of the network's modules.
+
+    Branches that see a single token are not among them: pooling, class attention, gates.
+
+    Args:
+        model: Any vision network that takes a batch of images.
+        image_size: Side or (H, W) that the network was built for; by default what it says itself.
+
+    Raises:
+        ValueError: The network could not be run.
+    """
+    possible = list(candidates(model))
+    if not possible:
+        return []
+    seen = _watch(model, possible, image_size)
+    found = [branch for branch in map(seen.located, possible) if branch is not None]
+    for place in PLACES:
+        # Where one window covers the image, several will cover a larger one.
+        windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
+        found = [_windowed(branch, place) if _role(branch) in windowed else branch for branch in found]
+    return [seen.outside_windows(branch) for branch in found]
+
+
+def _role(branch: Branch) -> tuple[str, type]:
+    return branch.name.rpartition(".")[2], type(branch.module)
+
+
+def _windowed(branch: Branch, place: str) -> Branch:
+    tokens: Tokens | None = getattr(branch, place)
+    return branch if tokens is None else replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
+
+
+@dataclass
+class _Call:
+    """What a module was first called with, and what it gave; None in place of whatever is no tensor.
+
+    Args:
+        given: The first of the tensors, by position or by name.
+        arguments: All that came by position.
+        alone: Whether it was one tensor each.
+        order: How many of the watched modules had been called before.
+        times: How often it was called.
+    """
+
+    given: Tensor | None = None
+    arguments: list[Tensor | None] = field(default_factory=list)
+    result: Tensor | None = None
+    alone: bool = True
+    order: int = -1
+    times: int = 0
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """One pass of a batch of images of one size."""
+
+    model: nn.Module
+    calls: dict[nn.Module, _Call]
+    batch: int
+    size: tuple[int, int]
+
+    def located(self, branch: Candidate) -> Branch | None:
+        """The branch with the tokens at its places, or None if it sees no tokens of an image."""
+        given, result = self.calls[branch.module].given, self.calls[branch.module].result
+        if given is None or result is None or not self.are_tokens(result):
+            return None
+        around = _around(branch.name, self.model)
+        axis = _channel_axis(branch, result, self.calls[around[0]].given)
+        end = self.tokens(branch.module, "output", result, axis, around)
+        if end.count == 1:
+            return None
+        first = self.calls[branch.module].arguments[:1]
+        front = mid = None
+        if first and first[0] is given and given.ndim == result.ndim and branch.module is not branch.projection:
+            front = self.tokens(branch.module, "input", given, axis, around)
+        if branch.projection is not None:
+            mid, end = self.at_projection(branch.module, branch.projection, end, around)
+        places = dict(front=front and _inside_sequences(front), mid=mid, end=_inside_sequences(end))
+        return Branch(branch.kind, branch.name, branch.module, branch.projection, **places)
+
+    def at_projection(
+        self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
+    ) -> tuple[Tokens | None, Tokens]:
+        """What the last layer takes, if these are the tokens that the branch gives; and the end, there if possible."""
+        call = self.calls[projection]
+        if call.given is None or call.result is None:
+            return None, end
+        axis = call.given.ndim - 1 if isinstance(projection, nn.Linear) else 1
+        mid = self.tokens(projection, "input", call.given, axis, around) if self.are_tokens(call.given) else None
+        if isinstance(module, ChannelMlp):  # it may add the residual to what its last layer gives
+            end = self.tokens(projection, "output", call.result, 3, around)
+        if isinstance(module, ChannelMlp) or call.result is self.calls[module].result:
+            end = replace(end, module=projection, fresh=True, alone=True)
+        return mid if mid and mid.count == end.count else None, end
+
+    def outside_windows(self, branch: Branch) -> Branch:
+        """The branch, its ends moved to where the image is whole and without padding."""
+        front, end = branch.front, branch.end
+        return replace(
+            branch,
+            front=front and self.beside_windows(front, branch.module),
+            end=end and self.beside_windows(end, branch.module),
+        )
+
+    def beside_windows(self, tokens: Tokens, branch: nn.Module) -> Tokens:
+        """The same tokens at a module beside the branch that takes or gives just them: its norm before it, its scale or
+        its stochastic depth behind it, or a block that does nothing but cut and paste."""
+        if not tokens.windowed or tokens.block is None:
+            return tokens
+        called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]
+        called.sort(key=lambda one: self.calls[one[1]].order)
+        here = next((i for i, (_, child) in enumerate(called) if branch in child.modules()), None)
+        if here is None:
+            return tokens
+        name, beside, side = "", tokens.block, tokens.side
+        if len(called) > 1:
+            before = tokens.side == "input"
+            other = here - 1 if before else here + 1
+            if not 0 <= other < len(called):
+                return tokens
+            name, beside = called[other]
+            side = "output" if before else "input"
+            if name != "norm1" and not isinstance(beside, nn.Identity | DropPath | LayerScale | LayerScale2d):
+                return tokens
+        x = self.calls[beside].given if side == "input" else self.calls[beside].result
+        if x is None or len(x) != self.batch or self.calls[beside].times > 1:
+            return tokens
+        axis = next((axis for axis in (x.ndim - 1, 1) if x.shape[axis] == tokens.channels), None)
+        return tokens if axis is None else self.tokens(beside, side, x, axis, [tokens.block])
+
+    def are_tokens(self, x: Tensor) -> bool:
+        return x.ndim > 2 and x.shape[0] > 0 and x.shape[0] % self.batch == 0
+
+    def tokens(self, module: nn.Module, side: str, x: Tensor, axis: int, around: list[nn.Module]) -> Tokens:
+        count = x.numel() // x.shape[axis] // self.batch
+        arguments = ((holder, i, y) for holder in around for i, y in enumerate(self.calls[holder].arguments))
+        whole = ((holder, i) for holder, i, y in arguments if y is not None and y.ndim and len(y) == self.batch)
+        block, argument = next(whole, (None, 0))
+        windowed = len(x) != self.batch
+        class_token = x.ndim == 3 and axis == 2 and not windowed and _has_class_token(count, around, self.size)
+        alone = self.calls[module].alone
+        return Tokens(module, side, x.shape[axis], axis, count, windowed, block, argument, class_token, False, alone)
+
+
+def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence[int] | None) -> _Watched:
+    network: Any = model
+    for wrapper in ("backbone", "model"):  # a swapped pooling, timm's feature extractors
+        network = getattr(network, wrapper, network)
+    size = as_pair(size) if size else built_for(network)
+    watched = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
+    around = {module for branch in possible for module in _around(branch.name, model)}
+    watched |= around | {child for module in around for child in module.children()}
+    faults: list[Exception] = []
+    for channels in image_channels(network):
+        for run, batch in ((_dry_run, DRY_BATCH), (_wet_run, WET_BATCH)):
+            calls = {module: _Call() for module in watched}
+            handles = [module.register_forward_hook(partial(_note, calls), with_kwargs=True) for module in watched]
+            try:
+                with in_eval_mode(model):
+                    run(model, (batch, channels, *size))
+                return _Watched(model, calls, batch, size)
+            except Exception as error:
+                faults.append(error)
+            finally:
+                for handle in handles:
+                    handle.remove()
+    raise ValueError(
+        f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({first_line(faults[0])}); pass the "
+        "image_size that it was built for"
+    ) from faults[0]
+
+
+def _note(calls: dict[nn.Module, _Call], module: nn.Module, args: tuple, kwargs: dict, result: Any) -> None:
+    call = calls[module]
+    call.times += 1
+    if call.result is None:
+        call.alone = len(args) == 1 and not kwargs and isinstance(result, Tensor)
+        call.order = sum(other.order >= 0 for other in calls.values())
+        result = result[0] if isinstance(result, tuple | list) else result
+        call.arguments = [x if isinstance(x, Tensor) else None for x in args]
+        call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        call.result = result if isinstance(result, Tensor) else None
+
+
+def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
+    parameters, buffers = without_content(model)
+    with undisturbed(model):
+        call_without_content(model, parameters | buffers, torch.empty(shape, device="meta"))
+
+
+def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """With arithmetic, for a network that asks for the values of a tensor."""
+    like = next(model.parameters(), torch.empty(0))
+    model(torch.zeros(shape, device=like.device, dtype=like.dtype))
+
+
+def _around(name: str, model: nn.Module) -> list[nn.Module]:
+    """The modules that hold the named one, innermost first."""
+    path = name.split(".")
+    return [model.get_submodule(".".join(path[:depth])) for depth in reversed(range(len(path)))]
+
+
+def _inside_sequences(tokens: Tokens) -> Tokens:
+    """At the first or last module of a sequence, which would also run whatever is added to it."""
+    while isinstance(tokens.module, nn.Sequential):
+        tokens = replace(tokens, module=tokens.module[0 if tokens.side == "input" else -1])
+    return tokens
+
+
+def _channel_axis(branch: Candidate, x: Tensor, of_block: Tensor | None) -> int:
+    """Where the channels are in what the branch gives.
+
+    Args:
+        of_block: What the block around it takes. A token mixer may get (B, C, N) where that gets (B, N, C).
+    """
+    last = x.ndim - 1
+    if isinstance(branch.module, SuperTokenAttention):
+        return 1
+    if branch.projection is None:
+        transposed = x.ndim == 3 and of_block is not None and x.shape[1:] == of_block.mT.shape[1:]
+        layers = list(affine_layers(branch.module))
+        return 1 if transposed or (x.ndim == 4 and layers and isinstance(layers[0], nn.Conv2d)) else last
+    weight: Any = branch.projection.weight
+    axes = (last, 1) if isinstance(branch.projection, nn.Linear) else (1, last)
+    return next((axis for axis in axes if x.shape[axis] == len(weight)), axes[0])
+
+
+def _has_class_token(count: int, around: list[nn.Module], size: tuple[int, int]) -> bool:
+    """Whether the tokens are a grid of the image's shape after some others, of which the first is the class token."""
+    owner: Any = next((m for m in around if getattr(m, "cls_token", None) is not None), None)
+    if owner is None:
+        return False
+    before = int(getattr(owner, "num_prefix_tokens", owner.cls_token.shape[1]))
+    return before > 0 and _is_grid(count - before, size) and not _is_grid(count, size)
+
+
+def _is_grid(count: int, size: tuple[int, int]) -> bool:
+    height, width = size
+    rows = round(math.sqrt(max(count, 0) * height / width))
+    return rows > 0 and count % rows == 0 and abs(count // rows / rows - width / height) < 0.5 / rows

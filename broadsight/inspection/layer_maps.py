@@ -1,0 +1,89 @@
+"""The map that any layer of a network gives, by the layer's name: blocks, and whatever else gives one."""
+
+import math
+from contextlib import nullcontext
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .blocks import Block, find_blocks
+from .meta_pass import in_eval_mode
+from .passing import uncompiled
+
+# The network itself, among the names of layers.
+OUTPUT = "output"
+
+
+class LayerMaps:
+    """Knows a network's layers and how to read what they give as maps (B, C, h, w).
+
+    Args:
+        model: Any network that takes a batch of images.
+        image: (1, C, H, W), one of those that will pass.
+
+    Raises:
+        ValueError: The network does not take the image.
+    """
+
+    def __init__(self, model: nn.Module, image: Tensor):
+        self.network, self.compiled = uncompiled(model)
+        self.size = image.shape[-2], image.shape[-1]
+        weights = (x for x in (*self.network.parameters(), *self.network.buffers()) if x.is_floating_point())
+        self.like = next(weights, image)
+        self.blocks: dict[str, Block] = {}
+        try:
+            self.blocks = {block.name: block for block in find_blocks(self.network, image)}
+        except ValueError:
+            try:  # it may be one layer alone, whose output is the map
+                with in_eval_mode(self.network), self.eager():
+                    self.network(image.to(self.like.device, self.like.dtype))
+                works = True
+            except Exception:  # in whatever words; those of the blocks are better
+                works = False
+            if not works:
+                raise
+
+    def eager(self) -> Any:
+        """Nothing can be watched in what a compiler made of a network: run it under this."""
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+
+    def layer(self, name: str | None) -> tuple[str, nn.Module]:
+        """The layer of that name; if None the last block, or the network itself where there are none."""
+        if name is None:
+            name = list(self.blocks)[-1] if self.blocks else OUTPUT
+        modules = {OUTPUT: self.network} | {n: module for n, module in self.network.named_modules() if n}
+        if name not in modules:
+            near = get_close_matches(name, modules, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{type(self.network).__name__} has no layer {name!r}; {hint}{self.known()}")
+        return name, modules[name]
+
+    def known(self) -> str:
+        """Some names, in words."""
+        names = list(self.blocks)
+        shown = [*names[:2], "...", names[-1]] if len(names) > 4 else names
+        return f"blocks are {', '.join(shown)}" if shown else "it has no blocks that give a map; try resnet50 or mat_2"
+
+    def read(self, name: str, output: Any) -> Tensor:
+        """What the layer gave, as a view (B, C, h, w)."""
+        if name in self.blocks:
+            return self.blocks[name].map_of(output, self.size)
+        x = next((x for x in (output if isinstance(output, tuple | list) else [output]) if isinstance(x, Tensor)), None)
+        if x is not None and x.ndim == 3:  # tokens, as of blocks that have as many
+            for block in self.blocks.values():
+                if block.form == "rows" and x.shape[1] == block.prefix + math.prod(block.grid):
+                    return block.as_map(x)
+        if x is not None and x.ndim == 4:
+            forms = {"NCHW": x, "NHWC": x.permute(0, 3, 1, 2)}
+            fitting = {form: view for form, view in forms.items() if self._fits(view)}
+            if fitting:
+                return fitting.get(str(getattr(self.network, "output_fmt", "NCHW")), next(iter(fitting.values())))
+        what = "no tensor" if x is None else f"shape {tuple(x.shape)}"
+        raise ValueError(f"{name!r} gives {what}, which is no map of the picture; name another layer: {self.known()}")
+
+    def _fits(self, x: Tensor) -> bool:
+        """Whether (B, C, h, w) has the picture's proportions, up to rounding."""
+        (height, width), (rows, columns) = self.size, x.shape[-2:]
+        return abs(rows * width - columns * height) <= max(height, width) and 0 < rows <= height

@@ -1,0 +1,83 @@
+"""What a network takes, and a pass through it without arithmetic."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import first_line as first_line
+
+
+def image_size(model: Any) -> tuple[int, int]:
+    """(H, W) that the network was built for: its own record of it, or what its weights were trained on."""
+    keepers = [getattr(model, name, None) for name in ("patch_embed", "stem")] + [model]
+    recorded = [getattr(keeper, "img_size", None) for keeper in keepers]
+    trained = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
+    return as_pair(next((size for size in recorded if size), trained))
+
+
+def image_channels(model: Any) -> list[int]:
+    """What the first convolution takes; and if that does not see the image itself, what the weights were trained on."""
+    first = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)][:1]
+    return [*first, (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3,))[0]]
+
+
+def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Stand-ins for the model's parameters and buffers, which have shapes and no values; for `call_without_content`.
+
+    A module that stands in several places comes once, by its first name; tensors that are shared stay so.
+    """
+    standing: dict[Tensor, Tensor] = {}
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if tensor not in standing:
+            standing[tensor] = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+        return standing[tensor]
+
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    for place, module in model.named_modules():
+        own = dict(prefix=place, recurse=False, remove_duplicate=False)
+        parameters |= {name: stand_in(parameter) for name, parameter in module.named_parameters(**own)}
+        buffers |= {name: stand_in(buffer) for name, buffer in module.named_buffers(**own)}
+    return parameters, buffers
+
+
+def call_without_content(model: nn.Module, tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
+    """What the model makes of inputs without values, with stand-ins for all that `without_content` found.
+
+    Torch would look for further names of the same tensors, and of a module in two places keep the stand-ins.
+    """
+    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Generator[None, None, None]:
+    """Whatever its modules keep of a pass in their attributes, they have afterwards what they had before."""
+    kept = {module: dict(module.__dict__) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, attributes in kept.items():
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Generator[None, None, None]:
+    """The model is in eval mode and keeps nothing for gradients; every module's own mode is restored."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        model.train()  # some networks keep what they computed for inference; they forget it here
+        for module, flag in training.items():
+            module.training = flag

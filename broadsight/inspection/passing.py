@@ -1,0 +1,83 @@
+"""Images through a network, a few at a time, for whoever watches it meanwhile."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from .meta_pass import in_eval_mode
+
+# Called with how many images have passed.
+Seen = Callable[[int], None]
+
+
+def pass_images(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    *,
+    batch_size: int = 8,
+    seen: Seen | None = None,
+    see: Callable[[Any, Any], None] | None = None,
+) -> int:
+    """Run a network in eval mode, without gradients, on all images; returns how many there were.
+
+    Args:
+        model: Takes a batch of images.
+        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
+            They are moved to the model's device and dtype.
+        batch_size: How many images pass the network at a time, at most.
+        seen: Told after every pass how many images have passed; for a progress bar.
+        see: Told after every pass what came out, and the rest of the tuple that the images came in.
+
+    Raises:
+        ValueError: There are no images, or they have no such form.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
+    like = next((x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()), None)
+    passed = 0
+    with in_eval_mode(model):
+        for batch, rest in batches(images):
+            for start in range(0, len(batch), batch_size):
+                part = batch[start : start + batch_size]
+                result = model(part if like is None else part.to(like.device, like.dtype))
+                if see is not None:
+                    see(result, tuple(x[start : start + batch_size] for x in rest))
+                passed += len(part)
+                if seen is not None:
+                    seen(passed)
+    if not passed:
+        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
+    return passed
+
+
+def batches(images: Tensor | Iterable[Any]) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+    """Batches (B, C, H, W) that are not empty, each with the rest of its tuple."""
+    if not isinstance(images, Tensor | Iterable):
+        raise ValueError(f"images are a {type(images).__name__}; expected (B, C, H, W) or an iterable of such batches")
+    for item in [images] if isinstance(images, Tensor) else images:
+        batch, *rest = item if isinstance(item, tuple | list) and item else (item,)
+        if not isinstance(batch, Tensor):
+            raise ValueError(f"a batch of images is a {type(batch).__name__}; expected a tensor (B, C, H, W)")
+        if batch.ndim != 4:
+            hint = "; pass images[None] for a single one" if batch.ndim == 3 else ""
+            raise ValueError(f"a batch of images has shape {tuple(batch.shape)}; expected (B, C, H, W){hint}")
+        if len(batch):
+            yield batch, tuple(rest)
+
+
+def uncompiled(model: nn.Module) -> tuple[Any, bool]:
+    """The network itself, and whether a compiler wraps it or a part of it: nothing can be watched in what that made.
+
+    Run it then under torch.compiler.set_stance("force_eager").
+    """
+    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
+    network: Any = model
+    while "_orig_mod" in network._modules:
+        network = network._orig_mod
+    return network, compiled
+
+
+def check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}; expected a network, as timm.create_model gives")

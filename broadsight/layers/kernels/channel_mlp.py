@@ -1,0 +1,177 @@
+"""The channel MLP that all families share: expand, activate, contract, with an optional depth-wise convolution."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from .depthwise import DepthwiseConv
+from .dispatch import untouched
+from .slices import image_slices, runs_eagerly
+
+# The hidden map of one slice should stay in the processor's cache: 4 MB holds one image of the widest early stage.
+SLICE_BYTES = 4 << 20
+
+
+@register_notrace_module
+class ChannelMlp(nn.Module):
+    """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
+
+    On the CPU the batch runs in slices of a few images, so that the wide hidden map never leaves the cache, and
+    training keeps only the output of fc1: the activation and the depth-wise convolution are computed again in backward,
+    which is cheaper than storing them. Elsewhere, and where somebody has replaced or hooked a sub-module, the layers
+    run one by one.
+
+    Args:
+        dim: Channels in and out.
+        hidden: Channels in between.
+        depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
+        bias: Biases of all layers.
+    """
+
+    def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):
+        super().__init__()
+        if depthwise not in ("none", "before", "after"):
+            raise ValueError(f"depthwise={depthwise!r} is not known; choose 'none', 'before' or 'after'")
+        self.depthwise = depthwise
+        self.fc1 = nn.Linear(dim, hidden, bias=bias)
+        if depthwise == "none":
+            self.dw = nn.Identity()
+        else:
+            self.dw = DepthwiseConv(hidden, bias=bias, residual=depthwise == "after")
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Returns residual + mlp(x); the sum costs nothing extra where the batch runs in slices."""
+        if not torch.jit.is_scripting() and self._runs_in_slices(x):
+            kernel, dw_bias = (self.dw.kernel(), self.dw.bias) if isinstance(self.dw, DepthwiseConv) else (None, None)
+            tensors = x, residual, self.fc1.weight, self.fc1.bias, kernel, dw_bias, self.fc2.weight, self.fc2.bias
+            keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+            return _SlicedMlp.apply(*tensors, self.depthwise, keep)
+        x = self.fc1(x)
+        if self.depthwise == "before":
+            x = self.dw(x)
+        x = self.act(x)
+        if self.depthwise == "after":
+            x = self.dw(x)
+        x = self.fc2(x)
+        return x if residual is None else residual + x
+
+    @torch.jit.unused
+    def _runs_in_slices(self, x: Tensor) -> bool:
+        return (
+            x.device.type == "cpu"
+            and runs_eagerly()
+            and not torch.is_autocast_enabled("cpu")
+            and untouched(self.fc1, nn.Linear)
+            and untouched(self.fc2, nn.Linear)
+            and untouched(self.act, nn.GELU)
+            and self.act.approximate == "none"
+            and (self.depthwise == "none" or untouched(self.dw, DepthwiseConv))
+        )
+
+
+class _SlicedMlp(torch.autograd.Function):
+    """residual + fc2(dw(GELU(fc1(x)))) a few images at a time; backward recomputes all that follows fc1."""
+
+    @staticmethod
+    def forward(ctx, x, residual, w1, b1, kernel, dw_bias, w2, b2, depthwise, keep):
+        B, H, W, C = x.shape
+        x = x.contiguous()
+        hidden = x.new_empty(B, H * W, len(w1)) if keep else None
+        out = x.new_empty(B, H, W, len(w2))
+        for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
+            h = _linear(x[part].view(-1, C), w1, b1, None if hidden is None else hidden[part].view(-1, len(w1)))
+            u = _activate(h, kernel, dw_bias, depthwise, H, W, in_place=not keep)[-1]
+            y = out[part].view(-1, len(w2))
+            if residual is None:
+                _linear(u, w2, b2, y)
+            else:
+                start = residual[part].reshape(-1, len(w2))
+                (y.copy_(start) if b2 is None else torch.add(start, b2, out=y)).addmm_(u, w2.t())
+        if keep:
+            ctx.save_for_backward(x, hidden, w1, kernel, dw_bias, w2)
+            ctx.depthwise, ctx.biases = depthwise, (b1 is not None, b2 is not None)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, hidden, w1, kernel, dw_bias, w2 = ctx.saved_tensors
+        B, H, W, C = x.shape
+        grad = grad.contiguous()
+        grad_x = torch.empty_like(x)
+        grad_w1, grad_w2 = torch.zeros_like(w1), torch.zeros_like(w2)
+        grad_b1 = w1.new_zeros(len(w1)) if ctx.biases[0] else None
+        grad_b2 = grad.sum((0, 1, 2)) if ctx.biases[1] else None
+        grad_kernel = None if kernel is None else torch.zeros_like(kernel)
+        grad_dw_bias = None if dw_bias is None else torch.zeros_like(dw_bias)
+        for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
+            g, h = grad[part].view(-1, len(w2)), hidden[part].view(-1, len(w1))
+            steps = _activate(h, kernel, dw_bias, ctx.depthwise, H, W)
+            grad_w2.addmm_(g.t(), steps[-1])
+            g = g @ w2
+            if ctx.depthwise == "before":  # h -> dw -> GELU
+                g = torch.ops.aten.gelu_backward(g, steps[0])
+                g = _convolution_backward(g, h, kernel, H, W, grad_kernel, grad_dw_bias)
+            else:  # h -> GELU (-> dw)
+                if ctx.depthwise == "after":
+                    g = _convolution_backward(g, steps[0], kernel, H, W, grad_kernel, grad_dw_bias)
+                g = torch.ops.aten.gelu_backward(g, h)
+            rows = x[part].view(-1, C)
+            grad_w1.addmm_(g.t(), rows)
+            if grad_b1 is not None:
+                grad_b1 += g.sum(0)
+            torch.mm(g, w1, out=grad_x[part].view(-1, C))
+        grad_residual = grad if ctx.needs_input_grad[1] else None
+        return grad_x, grad_residual, grad_w1, grad_b1, grad_kernel, grad_dw_bias, grad_w2, grad_b2, None, None
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.mm(rows, weight.t(), out=out)
+    return torch.addmm(bias, rows, weight.t(), out=out)
+
+
+def _activate(
+    h: Tensor, kernel: Tensor | None, bias: Tensor | None, depthwise: str, H: int, W: int, in_place: bool = False
+) -> list[Tensor]:
+    """The maps between fc1 and fc2, each (n*H*W, hidden): the input of a second step, if there is one, and the end."""
+    gelu = torch.ops.aten.gelu_ if in_place else F.gelu
+    if depthwise == "none":
+        return [gelu(h)]
+    if depthwise == "before":
+        d = _convolution(h, kernel, bias, H, W)
+        return [d, gelu(d)]
+    u = gelu(h)
+    return [u, _convolution(u, kernel, bias, H, W)]
+
+
+def _as_map(rows: Tensor, H: int, W: int) -> Tensor:
+    return rows.view(-1, H, W, rows.shape[1]).permute(0, 3, 1, 2)  # n C H W, channels-last in memory
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])  # n*H*W C
+
+
+def _convolution(rows: Tensor, kernel: Any, bias: Tensor | None, H: int, W: int) -> Tensor:
+    return _as_rows(F.conv2d(_as_map(rows, H, W), kernel, bias, padding=kernel.shape[-1] // 2, groups=len(kernel)))
+
+
+def _convolution_backward(
+    grad: Tensor, rows: Tensor, kernel: Any, H: int, W: int, grad_kernel: Any, grad_bias: Tensor | None
+) -> Tensor:
+    """Gradient of the rows; those of kernel and bias are added to the given tensors."""
+    pad = [kernel.shape[-1] // 2] * 2
+    grad_map, rows_map = _as_map(grad, H, W), _as_map(rows, H, W)
+    g, gk, gb = torch.ops.aten.convolution_backward(
+        grad_map, rows_map, kernel, [len(kernel)], [1, 1], pad, [1, 1], False, [0, 0], len(kernel), [True, True, True]
+    )
+    grad_kernel += gk
+    if grad_bias is not None:
+        grad_bias += gb
+    return _as_rows(g)

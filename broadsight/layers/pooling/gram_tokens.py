@@ -1,0 +1,139 @@
+"""Tokens made from an image's Gram matrix: which channels fire together, wherever they do."""
+
+from typing import Any
+
+import torch
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from ..folding import Shift, inference_form
+from ..kernels.products import group_product
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@register_notrace_module
+class GramTokens(nn.Module):
+    """Class tokens for every group from second-order statistics of the image. (B, n, dim) -> (G, B, tokens, dim).
+
+    Each group reduces the channels, multiplies the result with itself over all positions, and maps the upper triangle
+    of that Gram matrix, scaled to length one, to its tokens. The groups share no weights, but every step is one product
+    for all of them.
+
+    Args:
+        dim: Channels of the image and of the tokens.
+        groups: Groups of tokens.
+        tokens: Tokens in each group.
+        gram_dim: Channels that the Gram matrix is taken of.
+        gram_groups: Channel groups of the map from the triangle to the tokens.
+    """
+
+    order: Tensor
+    mirror: Tensor
+
+    def __init__(self, dim: int, groups: int, tokens: int, gram_dim: int, gram_groups: int):
+        super().__init__()
+        triangle = gram_dim * (gram_dim + 1) // 2
+        self.dim, self.groups, self.tokens, self.gram_dim = dim, groups, tokens, gram_dim
+        self.reduce = nn.Parameter(torch.empty(groups * gram_dim, dim))
+        self.reduce_norm: nn.Module = nn.BatchNorm1d(groups * gram_dim)
+        self.embed = nn.Parameter(
+            torch.empty(groups * gram_groups, dim * tokens // gram_groups, triangle // gram_groups)
+        )
+        self.embed_norm = nn.BatchNorm1d(groups * dim * tokens)
+        self.register_buffer("order", torch.empty(triangle, dtype=torch.long), persistent=False)
+        self.register_buffer("mirror", torch.empty(gram_dim**2, dtype=torch.long), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.reduce, std=0.02)
+        nn.init.trunc_normal_(self.embed, std=0.02)
+        self.init_non_persistent_buffers()
+
+    def init_non_persistent_buffers(self) -> None:
+        """Compute both index buffers; timm and `restore_buffers` call this after loading."""
+        rows, columns = torch.triu_indices(self.gram_dim, self.gram_dim, device=self.order.device)
+        # The triangle's entries are dealt out to the tokens like cards: entry e belongs to token e mod tokens.
+        deal = torch.arange(len(rows), device=rows.device).view(-1, self.tokens).mT.flatten()
+        rows, columns = rows[deal], columns[deal]
+        self.order.copy_(rows * self.gram_dim + columns)
+        places = torch.arange(len(rows), device=rows.device)
+        self.mirror[rows * self.gram_dim + columns] = places
+        self.mirror[columns * self.gram_dim + rows] = places
+
+    def forward(self, x: Tensor) -> Tensor:
+        G, P, T = self.groups, self.gram_dim, self.tokens
+        B, n, D = x.shape
+        folded = inference_form(self.reduce, self.reduce_norm)
+        if folded is None:
+            r = self.reduce_norm(torch.mm(x.reshape(B * n, D), self.reduce.mT))
+            r = r.view(B, n, G, P).permute(2, 0, 1, 3).reshape(G * B, n, P)
+        else:
+            weight, shift = folded
+            rows = x.reshape(1, B * n, D).expand(G, -1, -1)
+            r = torch.baddbmm(shift.view(G, 1, P), rows, weight.view(G, P, D).mT).view(G * B, n, P)
+        low = r.dtype in HALF or (r.device.type != "meta" and torch.is_autocast_enabled(r.device.type))
+        entries, length = self.statistics_in_full(r, G) if low else self.statistics(r, G)
+        if low:  # entries of any size would overflow half precision: there the triangle is scaled before the map
+            entries = (entries / length).to(x.dtype)
+        entries = entries.view(B, self.embed.shape[0], -1).transpose(0, 1)  # GR B U/R
+        tokens = group_product(entries, self.embed)  # GR B dim*T/R
+        tokens = tokens.view(G, -1, B, tokens.shape[-1]).permute(2, 0, 1, 3).reshape(B, G, D * T)
+        if not low:
+            tokens = tokens / length
+        tokens = self.embed_norm(tokens.flatten(1))
+        return tokens.view(B, G, D, T).permute(1, 0, 3, 2)
+
+    def statistics(self, r: Tensor, G: int) -> tuple[Tensor, Tensor]:
+        """The triangle (B, G, U) of each Gram matrix in token order, and its length (B, G, 1), both unscaled."""
+        if torch.is_grad_enabled() and r.requires_grad:
+            entries = GramTriangle.apply(r, self.order, self.mirror, G)
+        else:
+            entries = gram_triangle(r, self.order, G)
+        n = r.shape[1]
+        # The published form divides the reduced map by n, which cancels but for where the length is cut off at 1e-12.
+        return entries, torch.linalg.vector_norm(entries, dim=-1, keepdim=True).clamp_min(1e-12 * n * n)
+
+    def statistics_in_full(self, r: Tensor, G: int) -> tuple[Tensor, Tensor]:
+        """The same in full precision: products of half precision would lose the small entries."""
+        with torch.autocast(r.device.type, enabled=False):
+            return self.statistics(r.float(), G)
+
+    def reparameterize(self) -> None:
+        """Fold both norms into the products before them, for inference."""
+        folded = inference_form(self.reduce, self.reduce_norm)
+        if folded is not None:
+            self.reduce = nn.Parameter(folded[0].detach(), requires_grad=False)
+            self.reduce_norm = Shift(folded[1])
+
+
+def gram_triangle(r: Tensor, order: Tensor, groups: int) -> Tensor:
+    """Entries of r'r at the positions `order`. (G*B, n, P) -> (B, G, U)."""
+    gram = torch.bmm(r.mT, r).view(groups, -1, r.shape[-1] ** 2).transpose(0, 1)  # B G P*P
+    return gram.gather(-1, order.expand(*gram.shape[:2], -1))
+
+
+class GramTriangle(torch.autograd.Function):
+    """gram_triangle, with one product backwards where automatic differentiation of r'r takes two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(r: Tensor, order: Tensor, mirror: Tensor, groups: int) -> Tensor:
+        return gram_triangle(r, order, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        r, _, ctx.mirror, ctx.groups = inputs  # a constant of the module need not be saved
+        ctx.save_for_backward(r)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        (r,) = ctx.saved_tensors
+        mirror = ctx.mirror
+        P = r.shape[-1]
+        gradient = gradients[0].transpose(0, 1)  # G B U
+        full = gradient.gather(-1, mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)
+        # Both halves of the matrix have it now, as a symmetric product wants; the diagonal counts twice.
+        full = full + torch.diag_embed(full.diagonal(dim1=-2, dim2=-1))
+        return torch.bmm(r, full), None, None, None

@@ -1,0 +1,145 @@
+"""The poolings that MAP is compared with: average, fully connected layers, Fourier magnitudes of the last map."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..any_size import average_to
+from .merge_maps import check_features
+
+
+class PlainPool(nn.Module):
+    """Pools the last of some feature maps into a vector and classifies it. [(B, C_i, H_i, W_i)] -> (B, num_classes).
+
+    Args:
+        channels: Channels of each map, lowest level first.
+        num_classes: Classes; 0 makes `forward` return the vector (B, num_features).
+        num_features: Length of the pooled vector.
+        drop: Dropout before the classifier.
+    """
+
+    fc: nn.Module
+    like: Tensor
+
+    def __init__(self, channels: Sequence[int], num_classes: int, num_features: int, drop: float = 0.0):
+        super().__init__()
+        self.channels, self.dim, self.num_features = tuple(channels), channels[-1], num_features
+        self.drop = nn.Dropout(drop)
+        self.register_buffer("like", torch.empty(0), persistent=False)  # knows device and dtype, with or without layers
+        self.reset_classifier(num_classes)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A new classifier for num_classes; 0: none."""
+        self.num_classes = num_classes
+        fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        if isinstance(fc, nn.Linear):
+            nn.init.trunc_normal_(fc.weight, std=0.02)
+            nn.init.zeros_(fc.bias)
+        self.fc = fc.to(self.like.device, self.like.dtype).train(self.training)
+
+    def merge_maps(self, features: Sequence[Tensor]) -> Tensor:
+        """The one map that is pooled: the last."""
+        check_features(features, self.channels)
+        return features[-1]
+
+    def pool(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, num_features)."""
+        raise NotImplementedError
+
+    def classify(self, merged: Tensor, pre_logits: bool = False) -> Tensor:
+        """From the last map to logits (B, num_classes), or to the pooled vector (B, num_features)."""
+        pooled = self.pool(merged)
+        return pooled if pre_logits else self.fc(self.drop(pooled))
+
+    @torch.jit.ignore
+    def extra_macs(self, convention, inputs, output) -> int:
+        """Nothing: layers are modules here."""
+        return 0
+
+    def forward(self, features: Sequence[Tensor], pre_logits: bool = False) -> Tensor:
+        return self.classify(self.merge_maps(features), pre_logits)
+
+
+class AveragePool(PlainPool):
+    """The mean over all positions (GAP), normed if asked for, and a linear classifier."""
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, norm: bool = False, drop: float = 0.0):
+        super().__init__(channels, num_classes, channels[-1], drop)
+        self.norm: nn.Module = nn.LayerNorm(channels[-1], eps=1e-6) if norm else nn.Identity()
+
+    def pool(self, x: Tensor) -> Tensor:
+        return self.norm(x.mean((2, 3)))
+
+
+class FlattenPool(PlainPool):
+    """All positions side by side into two fully connected layers, as VGG ends.
+
+    Args:
+        grid: Height and width of the map that the layers are made for; any other is averaged to it first.
+        hidden: Width of both layers; as the map's channels if None.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        num_classes: int,
+        *,
+        grid: tuple[int, int],
+        hidden: int | None = None,
+        drop: float = 0.0,
+    ):
+        hidden = hidden or channels[-1]
+        super().__init__(channels, num_classes, hidden, drop)
+        self.grid = grid
+        self.fc1 = nn.Linear(channels[-1] * grid[0] * grid[1], hidden)
+        self.fc2 = nn.Linear(hidden, hidden)
+
+    def pool(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(average_to(x, *self.grid).flatten(1)))
+        return F.relu(self.fc2(self.drop(x)))
+
+
+class FourierPool(PlainPool):
+    """Magnitudes of the lowest frequencies of every channel, which shifting the image does not change (DFT pooling).
+
+    Args:
+        frequencies: So many along each axis, the constant one included.
+        hidden: Width of the layer after them; as the map's channels if None.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        num_classes: int,
+        *,
+        frequencies: int = 4,
+        hidden: int | None = None,
+        drop: float = 0.0,
+    ):
+        hidden = hidden or channels[-1]
+        super().__init__(channels, num_classes, hidden, drop)
+        self.frequencies = frequencies
+        self.fc1 = nn.Linear(channels[-1] * frequencies**2, hidden)
+
+    def pool(self, x: Tensor) -> Tensor:
+        return F.relu(self.fc1(self.magnitudes(x).flatten(1)))
+
+    def magnitudes(self, x: Tensor) -> Tensor:
+        """|DFT| / (H*W) at the lowest frequencies. (B, C, H, W) -> (B, C, frequencies, frequencies)."""
+        # Two small products instead of a whole transform: few frequencies are wanted, and every exporter knows them.
+        cos_h, sin_h = self.waves(x.shape[2], x)
+        cos_w, sin_w = self.waves(x.shape[3], x)
+        cosine, sine = x @ cos_w.mT, x @ sin_w.mT  # B C H f
+        real = cos_h @ cosine - sin_h @ sine  # B C f f
+        imaginary = cos_h @ sine + sin_h @ cosine
+        return (real.square() + imaginary.square() + torch.finfo(x.dtype).tiny).sqrt()
+
+    def waves(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines over one axis, divided by its length. Each (frequencies, length)."""
+        place = torch.arange(length, device=like.device, dtype=torch.float32)
+        frequency = torch.arange(self.frequencies, device=like.device, dtype=torch.float32)
+        angle = 2 * math.pi / length * frequency[:, None] * place
+        return angle.cos().to(like.dtype) / length, angle.sin().to(like.dtype) / length

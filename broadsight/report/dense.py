@@ -1,0 +1,121 @@
+"""Reports of dense runs and of their evaluations: scores, and images of what was found."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..dense.coco_results import write_results
+from ..dense.scoring import GOALS, defined, why_missing
+from ..evaluation.dense import HEADLINE, DenseAsked, DenseEvaluation, evaluate_dense, record_of
+from ..files import write_text
+from ..runs.metrics import meaning
+from ..training.records import check_records
+from ..training.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, RunFolder, over_classes, write_page
+from ..visual.captioned import Picture
+from ..visual.words import percent
+from .page import render
+
+EVALUATION, RESULTS = "evaluation.json", "results.json"
+
+
+def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path, command: str = "") -> dict[str, Any]:
+    """Write evaluation.json, results.json and report.html into a folder, which is made."""
+    record = record_of(evaluation, command)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", folder / EVALUATION)
+        if evaluation.results:
+            write_results(evaluation.results, folder / RESULTS)
+        write_text(render(page_of(record), findings=evaluation.shown), folder / REPORT)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    return record
+
+
+def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as a report has it."""
+    task, figures, data = record["task"], record["figures"], record["data"]
+    goal = GOALS[task]
+    names = [name for name in HEADLINE[task] if name in figures]
+    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
+    over = over_classes(there, classes).strip()
+    asked = [f"{data['pictures']:,} pictures of {data.get('place') or data.get('val')}"]
+    asked += ["mirrored as well"] * record["views"]["flip"] + ["by windows"] * record["views"]["slide"]
+    if record["views"]["scales"] != [1.0]:
+        asked.append(f"scales {', '.join(f'{scale:g}' for scale in record['views']['scales'])}")
+    return {
+        "title": record["model"]["title"],
+        "kind": "evaluation",
+        "subtitle": "; ".join(asked),
+        "headline": [
+            {"label": meaning(name).label, "value": percent(figures[name])} | ({"note": over} if name != "aacc" else {})
+            for name in names
+        ],
+        "figures": defined(figures),
+        "absent": record["absent"]
+        | ({} if figures.get(goal) is not None else {"figures": f"{meaning(goal).label} {why_missing(goal, there)}"}),
+        "class_figures": record["per_class"],
+        "parameters": record["model"]["parameters"],
+        "skipped": record["skipped"],
+        "notes": [*record["notes"], *(["interrupted: not all pictures were asked about"] * record["interrupted"])],
+        "facts": [
+            {
+                "group": "Evaluation",
+                "rows": [
+                    ["data", str(data.get("place") or data.get("val"))],
+                    ["time of a picture", f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"],
+                    ["device", f"{record['device']}, threads: {record['threads']}"],
+                ],
+            }
+        ],
+        "command": record["command"],
+        "versions": record["versions"],
+        "commit": record["commit"],
+    }
+
+
+def report_dense_run(
+    path: Path,
+    *,
+    workers: int | None = None,
+    device: str = "auto",
+    seconds: float | None = None,
+    evaluated: bool = True,
+) -> Path:
+    """Write a dense run's report.html: how it went, its scores, and what its best network finds in pictures."""
+    folder = RunFolder(path)
+    check_records(folder)
+    config, lines = folder.config(), folder.metrics()
+    about = config["broadsight"]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    record: dict[str, Any] = {"absent": {"figures": "the network was not evaluated, since the run has not finished"}}
+    shown: list[Picture] = []
+    if evaluated and (path / "model.safetensors").is_file():
+        asked = DenseAsked(str(path), workers=workers, device=device)
+        evaluation = evaluate_dense(asked, lambda *_: None)
+        record, shown = page_of(record_of(evaluation, about["command"])), evaluation.shown
+    skipped = folder.skipped()
+    settings, recipe = about["settings"], about["recipe"]
+    rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
+    rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
+    rows += [["minutes", f"{seconds / 60:.1f}"]] if seconds else []
+    last = epochs[-1] if epochs else {}
+    best = last.get("best")
+    done = f"{len(epochs)} of {recipe['epochs']} epochs"
+    goal = GOAL_NAMES[f"val_{about['goal']}"]
+    over = over_classes(last.get(CLASSES_JUDGED), config["num_classes"])
+    kept = f"; no epoch has a {goal} to be compared by, so the network of the last one is kept" * ("best" in last)
+    record |= {
+        "title": f"{settings['head']} with {settings['model']} on {settings['data']}",
+        "kind": "run",
+        "subtitle": f"{done}; best {goal} {best:.1f} %{over}" if best is not None else f"{done}{kept}",
+        "skipped": {**skipped, **record.get("skipped", {})},
+        "facts": [*record.get("facts", []), {"group": "Training", "rows": rows}],
+        "command": about["command"],
+        "seed": about["seed"],
+        "versions": about["versions"],
+        "commit": about["commit"],
+    }
+    write_page(render(record, curves=lines, findings=shown), path / REPORT)
+    return path / REPORT

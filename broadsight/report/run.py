@@ -1,0 +1,234 @@
+"""Reports of runs and evaluations: figures, curves and pictures in one HTML file beside what they are about."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..data.decoding import UnreadableImage
+from ..data.loading import Pictures, TrainOrder, default_workers
+from ..data.normalising import Normalise
+from ..data.seeds import seed_everything
+from ..data.sources import Splits
+from ..evaluation.classification import figures, most_confident_mistakes
+from ..evaluation.record import page_of, predictions_csv, record_of
+from ..evaluation.request import Asked, Task, found_in, own_splits
+from ..evaluation.run import Evaluation, Result, ask, measure
+from ..files import write_text
+from ..runs.classifier import Classifier, open_classifier
+from ..training.augmentation import BatchAugmentation, transforms_of
+from ..training.recipes import Recipe
+from ..training.records import check_records
+from ..training.request import title
+from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, task_of, write_page
+from . import Picture, render
+
+EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
+SHOWN = 24  # pictures of a kind
+# Settings of a recipe that a reader looks for, in the order of a report.
+SETTINGS = {
+    "epochs": "epochs",
+    "batch": "batch_size",
+    "image": "image_size",
+    "optimizer": "optimizer",
+    "learning rate": "lr",
+    "weight decay": "weight_decay",
+    "warm-up epochs": "warmup_epochs",
+    "mixup": "mixup",
+    "cutmix": "cutmix",
+    "erasing": "erasing",
+    "auto-augment": "auto_augment",
+    "label smoothing": "smoothing",
+    "drop path": "drop_path",
+    "distillation": "distill",
+    "weights averaged": "ema",
+    "precision": "precision",
+}
+
+
+def write_evaluation(evaluation: Evaluation, folder: Path, command: str = "") -> dict[str, Any]:
+    """Write evaluation.json, predictions.csv and report.html into a folder, which is made.
+
+    Returns:
+        What evaluation.json holds.
+    """
+    record = record_of(evaluation, command)
+    page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", folder / EVALUATION)
+        write_text(predictions_csv(evaluation.results[0]), folder / PREDICTIONS)
+        write_text(page, folder / REPORT)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    return record
+
+
+def report_run(
+    path: Path,
+    *,
+    splits: Splits | None = None,
+    seconds: float | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    evaluated: bool = True,
+) -> Path:
+    """Write a run's report.html: what it is, how it went, and what its best network says of the validation pictures.
+
+    Args:
+        splits: The run's data, if somebody has opened it already.
+        seconds: How long it took, if somebody knows.
+        evaluated: Whether to ask the network; without that, curves and settings alone.
+    """
+    if task_of(path) not in (None, "classify"):
+        from .dense import report_dense_run
+
+        return report_dense_run(path, workers=workers, device=device, seconds=seconds, evaluated=evaluated)
+    folder = RunFolder(path)
+    check_records(folder)
+    config, lines = folder.config(), folder.metrics()
+    run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
+    record: dict[str, Any] = {"absent": {}}
+    pictures: dict[str, Sequence[Picture]] = {}
+    if evaluated and (path / WEIGHTS).is_file():
+        classifier = open_classifier(path, device=device)
+        splits = splits or own_splits(classifier)
+        evaluation = _evaluation(classifier, splits, workers)
+        record = page_of(record_of(evaluation, run["command"]))
+        pictures = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
+        del record["asked"]
+    else:
+        record["absent"]["figures"] = "the network was not evaluated, since the run has not finished"
+    skipped = folder.skipped()
+    record |= {
+        "title": f"{title(run['settings'])} on {run['settings']['data']}",
+        "kind": "run",
+        "subtitle": _state(run["recipe"], epochs),
+        "skipped": {**skipped, **record.get("skipped", {})},
+        "facts": [*record.get("facts", []), _facts(run, seconds)],
+        "twins": _twins(path),
+        "command": run["command"],
+        "seed": run["seed"],
+        "versions": run["versions"],
+        "commit": run["commit"],
+    }
+    write_page(render(record, curves=lines, **pictures), path / REPORT)
+    return path / REPORT
+
+
+def _evaluation(classifier: Classifier, splits: Splits, workers: int | None) -> Evaluation:
+    task = Task(classifier, splits.val, classifier.labels or tuple(splits.classes))
+    workers = default_workers() if workers is None else workers
+    said = ask(task, 64, workers)
+    values, absent = figures(said)
+    (measured,) = measure([classifier])
+    how = dict(batch=64, threads=torch.get_num_threads(), device=classifier.device.type)
+    result = Result(task, said, values, absent, **measured)
+    return Evaluation(Asked(classifier.source), (result,), found_in(classifier, splits), how)
+
+
+def mistakes(result: Result, most: int = SHOWN) -> list[Picture]:
+    """The pictures that the classifier was most sure and wrong about."""
+    said, task, shown = result.predictions, result.task, []
+    for place in most_confident_mistakes(said, most):
+        row = int(said.rows[place])
+        truth, answer = task.names[said.labels[place]], task.names[said.predicted[place]]
+        try:
+            image = task.source.open(row)
+        except UnreadableImage:  # by now; it was readable when it was asked about
+            continue
+        sure = f"{100 * said.confidence[place]:.0f} % sure"
+        caption = f"{truth}, taken for {answer}\n{sure}\n{task.source.name(row)}"
+        shown.append(Picture(image, caption, f"{truth}, taken for {answer} and {sure}"))
+    return shown
+
+
+def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[Picture]:
+    """Training pictures as the run saw its first ones: transformed, erased and mixed as its recipe says."""
+    run = classifier.run["broadsight"]
+    recipe, classes = Recipe().change(run["recipe"]), classifier.labels or tuple(splits.classes)
+    transforms = replace(
+        transforms_of(recipe, classifier.run["pretrained_cfg"], classifier.transforms.channels),
+        mean=classifier.transforms.mean,
+        std=classifier.transforms.std,
+    )
+    learned = Pictures(splits.train, transforms.build(True), seed=run["seed"], training=True)
+    count = min(most, len(splits.train)) // 2 * 2
+    order = TrainOrder(splits.train, max(count, 1), seed=run["seed"], repeats=recipe.repeated_aug)
+    normalise = Normalise(transforms.mean, transforms.std)
+    with torch.random.fork_rng(devices=[]):
+        batch = learned.__getitems__(next(iter(order)))
+        if batch.failure or count < 2:
+            return []
+        seed_everything(run["seed"])
+        augment = BatchAugmentation(recipe, len(classes), count, torch.device("cpu"))
+        augment.begin_epoch(0)
+        images, targets = augment(normalise(batch.images), batch.labels)
+    pixels = normalise.invert(images).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()  # B H W C
+    shown = []
+    for image, target in zip(pixels, targets, strict=True):
+        name = _target(target, classes)
+        shown.append(Picture(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image), name, name))
+    return shown
+
+
+def _target(target: Tensor, classes: Sequence[str]) -> str:
+    """What a picture shows, and how much of what if two were mixed."""
+    if target.ndim == 0:
+        return classes[int(target)]
+    floor = target.min()  # what label smoothing gives to all
+    shares = (target - floor) / (target - floor).sum().clamp_min(1e-9)
+    found = [(float(share), classes[index]) for index, share in enumerate(shares) if share > 0.005]
+    if len(found) == 1:
+        return found[0][1]
+    return " + ".join(f"{name} {100 * share:.0f} %" for share, name in sorted(found, reverse=True))
+
+
+def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> str:
+    """How far a run came, in a line."""
+    whole = recipe["epochs"] + recipe["cooldown_epochs"]
+    done = epochs[-1]["epoch"] if epochs else 0
+    text = f"{'finished' if done >= whole else 'stopped'} after {done} of {whole} epochs"
+    if not epochs or "best" not in epochs[-1]:
+        return text
+    if epochs[-1]["best"] is None:
+        return f"{text}; no epoch has a top-1 to be compared by, so the network of the last one is kept"
+    return f"{text}; the best network, that of epoch {epochs[-1]['best_epoch']}, is kept"
+
+
+def _facts(run: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
+    settings, recipe = run["settings"], run["recipe"]
+    rows = [["recipe", settings["recipe"]]]
+    rows += [
+        ["changed", ", ".join(f"{key}={value}" for key, value in settings.get("changes", {}).items()) or "nothing"]
+    ]
+    rows += [[name, f"{recipe[key]}"] for name, key in SETTINGS.items() if recipe.get(key) not in (None, 0, "none")]
+    rows += [["started", str(run["started"])], ["device", f"{run['device']}, threads: {run['threads']}"]]
+    rows += [["processes", str(run["processes"])]]
+    if seconds is not None:
+        rows.append(["took", f"{seconds / 60:.1f} minutes"])
+    return {"group": "Run", "rows": rows}
+
+
+def _twins(path: Path) -> list[dict[str, Any]]:
+    """The run and those that were trained beside it, for comparison."""
+    others = [folder for folder in sorted(path.glob("twin-*")) if is_run(folder)]
+    rows = []
+    for folder in [path, *others] if others else []:
+        config, lines = RunFolder(folder).config()["broadsight"], RunFolder(folder).metrics()
+        best = next((line["best"] for line in reversed(lines) if "best" in line), None)
+        if best is not None:
+            rows.append(
+                {
+                    "title": title(config["settings"]),
+                    "top1": best,
+                    "parameters": config["parameters"],
+                    "folder": folder.name,
+                }
+            )
+    return rows

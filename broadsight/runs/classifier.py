@@ -1,0 +1,208 @@
+"""A classifier ready for use: the network, how pictures reach it, what its classes are called."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+
+from ..data.loading import Transforms
+from ..data.normalising import Normalise, per_channel
+from ..inspection.meta_pass import first_line
+from ..models.from_run import label_names, read_config, stored_model
+from ..surgery.pooling import check_name, create_backbone
+from ..training.history import check_history
+from ..training.request import title as network_title
+from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
+from ..training.seal import check_seal
+from ..weights.loading import load_given
+from ..weights.packaged import load_packaged
+
+PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network in eval mode, and all that is needed to ask it.
+
+    Args:
+        title: What tables call it.
+        source: Where it is from: a run folder or a timm name.
+        model: Normalised images (B, C, H, W) -> logits (B, num_classes).
+        transforms: How a picture becomes an image: size, channels, crop, mean and standard deviation.
+        labels: Names of its classes, or None where nobody has written them down.
+        normalise: Bytes (B, C, H, W) -> normalised images on the network's device.
+        run: What a run folder says of itself; empty for others.
+    """
+
+    title: str
+    source: str
+    model: nn.Module
+    transforms: Transforms
+    labels: tuple[str, ...] | None
+    normalise: Normalise
+    run: Mapping[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        return self.normalise.device
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.model.num_classes)  # ty: ignore[invalid-argument-type]
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Normalised images (B, C, H, W) -> logits (B, num_classes) in single precision; keeps gradients if asked to.
+
+        Raises:
+            RuntimeError: Some are not finite. Whoever counts right answers would count those as anything.
+        """
+        found = self.model(images).float()
+        if not bool(torch.isfinite(found).all()):
+            wrong = int((~torch.isfinite(found)).any(-1).sum())
+            raise RuntimeError(
+                f"{self.title} answers {wrong} of {len(found)} pictures with numbers that are not finite; "
+                "its weights are damaged or its training has diverged"
+            )
+        return found
+
+
+def open_classifier(
+    source: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = True,
+    model_args: Mapping[str, Any] | None = None,
+    size: int | None = None,
+    light: bool = False,
+    device: str = "auto",
+) -> Classifier:
+    """A run's best network, or any of timm's.
+
+    Args:
+        source: A run folder (or any folder that timm loads as local-dir), or a timm name.
+        checkpoint: Weights for a timm name, instead of timm's own: a file, a run folder, or "package" for those of an
+            installed package; see `broadsight.weights.packaged`.
+        pretrained: Without a checkpoint, timm's own weights; else random ones, for a trial.
+        model_args: Arguments of a timm name.
+        size: Pixels of a side; without it what the network was trained for.
+        light: Let a multi-token pooling classify with its averaged tokens alone.
+        device: "auto", "cpu" or "cuda".
+    """
+    place = _device(device)
+    if size is not None and size < 1:
+        raise ValueError(f"--size {size}; expected pixels of a side")
+    path, channels = Path(source), None
+    if path.is_dir():
+        if checkpoint or model_args:
+            raise ValueError(f"{source} is a run with weights and arguments of its own; give a timm name with others")
+        model, labels, run = _of_run(path)
+        settings = run.get("broadsight", {}).get("settings")
+        title = network_title(settings) if settings else path.absolute().name
+    else:
+        model, labels, run = _of_timm(str(source), checkpoint, pretrained, dict(model_args or {}), size), None, {}
+        channels = (model_args or {}).get("in_chans")
+        title = str(source).rpartition("/")[2]
+    if not getattr(model, "num_classes", 0):
+        raise ValueError(f"{source} has no classifier; give a network that classifies")
+    if light:
+        lighten = getattr(model, "lighten", None)
+        if lighten is None or not getattr(model, "has_groups", False):
+            raise ValueError(f"{source} has no multi-token pooling to lighten; leave --light out")
+        model, title = lighten(), f"{title}-light"
+    transforms = _transforms(model, channels)
+    if size is not None:
+        transforms = replace(transforms, size=size)
+    model = model.to(place).eval().requires_grad_(False)
+    normalise = Normalise(transforms.mean, transforms.std, place)
+    classifier = Classifier(title, str(source), model, transforms, labels, normalise, run)
+    if size is not None:
+        _check_size(classifier, size)
+    return classifier
+
+
+def _device(device: str) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
+    return torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
+    if not (path / CONFIG).is_file():
+        raise FileNotFoundError(f"{path} holds no run: there is no {CONFIG} in it; give the folder that train wrote")
+    run = read_config(path)
+    check_seal(run, path / CONFIG)
+    if "architecture" not in run:
+        raise ValueError(f"{path / CONFIG} describes no network; give the folder that train wrote")
+    check_history(run, path / CONFIG)
+    if not (path / WEIGHTS).is_file():
+        raise FileNotFoundError(
+            f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation; "
+            f"finish the run: broadsight train --resume --out {path}"
+        )
+    RunFolder(path).check_weights(run)
+    task = run.get("broadsight", {}).get("task", "classify")
+    if task != "classify":
+        raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
+    model: Any = stored_model(run, path, numbers=(path / WEIGHTS).stat().st_size // 2)
+    load_given(model, path)
+    labels = label_names(run, str(path / CONFIG))
+    if labels is not None and len(labels) != model.num_classes:
+        raise ValueError(f"{path / CONFIG} names {len(labels)} classes, the network has {model.num_classes}")
+    return model, labels, run
+
+
+def _of_timm(
+    name: str, checkpoint: str | Path | None, pretrained: bool, arguments: dict[str, Any], size: int | None
+) -> Any:
+    if "/" in name and ":" not in name:
+        raise FileNotFoundError(f"there is no run in {name}; give the folder that train wrote, or a timm name")
+    check_name(name)
+    given = bool(arguments)  # by the user, whose fault it is then
+    config = timm.models.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
+    if size is not None and config is not None and config.fixed_input_size:
+        arguments.setdefault("img_size", size)
+    if checkpoint == PACKAGE:
+        return load_packaged(name, **arguments)
+    fetched = pretrained and checkpoint is None
+    if fetched and config is not None and not config.has_weights:
+        raise ValueError(
+            f"{name} comes without trained weights; give some by --checkpoint, or try random ones by --no-pretrained"
+        )
+    try:
+        model: Any = create_backbone(name, pretrained=fetched, **arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        if fetched:
+            raise RuntimeError(f"the pretrained weights of {name} cannot be had: {first_line(error)}") from None
+        raise (ValueError if given else RuntimeError)(f"{name} cannot be made: {first_line(error)}") from None
+    if checkpoint is not None:
+        load_given(model, checkpoint)
+    return model
+
+
+def _transforms(model: Any, channels: int | None) -> Transforms:
+    """As the network's own description has it, at the size that it is best tested at, but for the channels."""
+    config = resolve_model_data_config(model, use_test_size=True)
+    described, _, width = config["input_size"]
+    channels = channels or described
+    mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
+    return Transforms(width, channels, mean, std, config["interpolation"], config["crop_pct"])
+
+
+def _check_size(classifier: Classifier, size: int) -> None:
+    blank = torch.zeros((1, classifier.transforms.channels, size, size), dtype=torch.uint8)
+    try:
+        with torch.inference_mode():
+            classifier.model(classifier.normalise(blank))
+    except Exception as error:
+        raise ValueError(f"--size {size} does not suit {classifier.title}: {first_line(error)}") from None

@@ -1,0 +1,160 @@
+"""A dense model as a run folder keeps it: the network with its best weights, and what its labels mean."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..data.dense.resolve import DenseSplits
+from ..dense.registry import dense_network
+from ..dense.scoring import Views
+from ..inspection.meta_pass import first_line
+from ..models.from_run import check_arguments, described_as, label_names, refuse_large
+from ..training.dense import LARGEST, data_of, views_of
+from ..training.history import check_own_data
+from ..training.processes import has_gpu
+from ..training.recipes import Recipe
+from ..training.request import title
+from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
+from ..weights.loading import load_given
+
+
+@dataclass(frozen=True)
+class DenseRun:
+    """A trained dense model.
+
+    Args:
+        path, title: Its folder, and its network in a few words.
+        task, head: What it finds, and by what.
+        model: In eval mode, on its device.
+        settings, recipe: Of its training.
+        classes: Names; of objects the first has label 1, of pixels 0.
+        category_ids: From a label to the id of its category in the COCO file it learned from; none for pixels.
+        keypoint_names, flip_pairs, skeleton, keypoint_offset: As DenseSplits has them.
+        parameters: How many.
+        device: Where the model is.
+    """
+
+    path: Path
+    title: str
+    task: str
+    head: str
+    model: Any
+    settings: Mapping[str, Any]
+    recipe: Recipe
+    classes: tuple[str, ...]
+    category_ids: dict[int, int]
+    keypoint_names: tuple[str, ...]
+    flip_pairs: tuple[tuple[int, int], ...]
+    skeleton: tuple[tuple[int, int], ...]
+    keypoint_offset: float
+    parameters: int
+    device: torch.device
+
+    @property
+    def top_down(self) -> bool:
+        """Whether it looks at crops of single objects."""
+        return self.head == "simple_baseline"
+
+    @property
+    def keypoint_threshold(self) -> float:
+        """The lowest score of a keypoint that is worth drawing: of heat maps, and of torchvision's logits."""
+        return 0.3 if self.top_down else 2.0
+
+    @property
+    def channels(self) -> int:
+        return self.model.stages.in_chans
+
+    def views(self, *, flip: bool = False, scales: tuple[float, ...] = (1.0,), slide: bool = False) -> Views:
+        """What it is shown of a picture."""
+        usual = views_of(self.task, self.recipe)
+        return Views(flip, scales, usual.short_side, usual.long_side, slide)
+
+    def own_data(self) -> DenseSplits:
+        """The pictures that it was trained and validated on."""
+        check_own_data(self.settings)
+        return data_of(self.settings, self.recipe, self.channels)
+
+
+def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseRun:
+    """The best network of a dense run.
+
+    Args:
+        size: Pixels of the shorter side to look at pictures in, instead of those it was trained in.
+    """
+    path = Path(path)
+    config = RunFolder(path).dense_config()
+    RunFolder(path).check_weights(config)
+    where = str(path / CONFIG)
+    about = config["broadsight"]
+    settings, labels = about["settings"], about["labels"]
+    try:
+        recipe = Recipe().change(about["recipe"])
+        arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where} describes no dense run ({first_line(error)} is not there)") from None
+    check_arguments("dense_model", arguments, where)
+    described, classes = described_as(config, where), label_names(config, where)
+    if size is not None:
+        recipe, arguments = _resized(recipe, arguments, size)
+    model: Any = _network(path, arguments)
+    model.pretrained_cfg = described
+    load_given(model, path)
+    chosen = torch.device("cuda" if device == "cuda" or (device == "auto" and has_gpu()) else "cpu")
+    return DenseRun(
+        path=path,
+        title=title(settings),
+        task=about["task"],
+        head=settings["head"],
+        model=model.to(chosen).eval(),
+        settings=settings,
+        recipe=recipe,
+        classes=classes or (),
+        category_ids={int(label): number for label, number in labels["category_ids"].items()},
+        keypoint_names=tuple(labels["keypoint_names"]),
+        flip_pairs=_pairs(labels["flip_pairs"]),
+        skeleton=_pairs(labels["skeleton"]),
+        keypoint_offset=labels["keypoint_offset"],
+        parameters=about["parameters"],
+        device=chosen,
+    )
+
+
+def _network(path: Path, arguments: dict[str, Any]) -> Any:
+    """The network without its weights; as large as those, or refused."""
+    try:
+        if (path / WEIGHTS).is_file():
+            numbers = (path / WEIGHTS).stat().st_size // 2
+            refuse_large(lambda: dense_network(**arguments), numbers, str(path / CONFIG))
+        return dense_network(**arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"the network of {path} cannot be made: {first_line(error)}") from None
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """Bytes (C, H, W) of a picture in mode RGB or L."""
+    return torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
+
+
+def _resized(recipe: Recipe, arguments: dict[str, Any], size: int) -> tuple[Recipe, dict[str, Any]]:
+    if size < 32:
+        raise ValueError(f"--size {size}; expected 32 pixels or more")
+    factor = size / (recipe.eval_size or recipe.image_size or LARGEST)
+    long = None if recipe.long_side is None else round(recipe.long_side * factor)
+    options = dict(arguments.get("head_args") or {})
+    if "input_size" in options:
+        raise ValueError(f"--size {size}; a pose model looks at crops of {options['input_size']} pixels alone")
+    if "image_size" in options:
+        options["image_size"] = [round(side * factor) for side in options["image_size"]]
+    return recipe.change({"eval_size": size, "long_side": long}), {**arguments, "head_args": options}
+
+
+def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((int(a), int(b)) for a, b in values)

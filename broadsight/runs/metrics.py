@@ -1,0 +1,91 @@
+"""Figures by name: what each is called, its unit, and which way is better."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..visual.words import NOTHING, SPACE, amount, escape, known, number, percent
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a figure is. `better` is +1 if higher values are, -1 if lower ones are, 0 if neither."""
+
+    label: str
+    unit: str = ""
+    better: int = 0
+    about: str = ""
+
+
+FIGURES = {
+    "top1": Meaning("top-1", "%", 1, "the class with the highest score is the right one"),
+    "top5": Meaning("top-5", "%", 1, "the right class is among the five highest scores"),
+    "real_top1": Meaning("top-1, ReaL", "%", 1, "the class with the highest score is among the reassessed labels"),
+    "confidence": Meaning("confidence", "%", 0, "mean probability of the class with the highest score"),
+    "loss": Meaning("loss", "nats", -1, "mean cross-entropy of a picture"),
+    "nll": Meaning("negative log-likelihood", "nats", -1, "mean over the pictures, of the right class"),
+    "balanced_accuracy": Meaning("balanced accuracy", "%", 1, "mean of the classes' recalls: each class counts alike"),
+    "precision": Meaning("precision", "%", 1, "mean over the classes: of what was named so, how much is"),
+    "recall": Meaning("recall", "%", 1, "mean over the classes: of what is so, how much was named"),
+    "f1": Meaning("F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
+    "macro_f1": Meaning("macro F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
+    "auroc": Meaning("AUROC", "%", 1, "a picture of the class scores higher than one of another; 50 % is chance"),
+    "average_precision": Meaning(
+        "average precision", "%", 1, "area under the precision-recall curve, mean over classes"
+    ),
+    "ece": Meaning("ECE", "%", -1, "expected calibration error: mean distance of confidence and accuracy"),
+    "mce": Meaning("MCE", "%", -1, "maximum calibration error: that distance in the worst bin"),
+    "brier": Meaning("Brier score", "", -1, "mean squared distance of probabilities and truth, 0 to 2"),
+    "kappa": Meaning("Cohen's kappa", "", 1, "agreement beyond chance, at most 1"),
+    "mcc": Meaning("Matthews correlation", "", 1, "of prediction and truth, -1 to 1"),
+    **{
+        f"{kind}_{key}": Meaning(f"{kind} {label}", "%", 1, about.format(what=what))
+        for kind, what in (("box", "IoU of boxes"), ("mask", "IoU of masks"), ("keypoint", "keypoint similarity"))
+        for key, label, about in (
+            ("ap", "AP", "average precision as COCO has it: the mean over {what} of 0.50 to 0.95"),
+            ("ap50", "AP50", "average precision where {what} of 0.5 is enough"),
+            ("ap75", "AP75", "average precision where {what} of 0.75 is asked for"),
+            ("ap_small", "AP, small", "of objects up to 32 x 32 pixels"),
+            ("ap_medium", "AP, medium", "of objects up to 96 x 96 pixels"),
+            ("ap_large", "AP, large", "of larger objects"),
+            ("ar", "AR", "recall of at most 20 poses, the mean over {what} of 0.50 to 0.95"),
+            ("ar1", "AR, 1", "recall of the best detection of a picture"),
+            ("ar10", "AR, 10", "recall of the ten best detections of a picture"),
+            ("ar100", "AR, 100", "recall of the hundred best detections of a picture"),
+            ("ar50", "AR50", "recall where {what} of 0.5 is enough"),
+            ("ar75", "AR75", "recall where {what} of 0.75 is asked for"),
+            ("ar_small", "AR, small", "recall of objects up to 32 x 32 pixels"),
+            ("ar_medium", "AR, medium", "recall of objects up to 96 x 96 pixels"),
+            ("ar_large", "AR, large", "recall of larger objects"),
+        )
+    },
+    "miou": Meaning("mIoU", "%", 1, "intersection over union of pixels, mean over the classes"),
+    "macc": Meaning("mAcc", "%", 1, "pixels of a class that were named so, mean over the classes"),
+    "aacc": Meaning("aAcc", "%", 1, "pixels that were named right"),
+    "iou": Meaning("IoU", "%", 1),
+    "acc": Meaning("accuracy", "%", 1),
+    "pictures": Meaning("pictures", "", 0, "that were evaluated"),
+    "parameters": Meaning("parameters", "", -1),
+    "macs": Meaning("MACs", "", -1),
+    "latency_ms": Meaning("latency", "ms", -1),
+    "throughput": Meaning("throughput", "pictures/s", 1),
+}
+
+
+def meaning(key: str) -> Meaning:
+    """What is known of a figure; of others, their name."""
+    return FIGURES.get(key) or Meaning(key.replace("_", " "))
+
+
+def figure(key: str, value: Any) -> str:
+    """The value of a figure with its unit."""
+    unit = meaning(key).unit
+    if not known(value):
+        return escape(value) if isinstance(value, str) else NOTHING
+    if unit == "%":
+        return percent(value)
+    if key in ("parameters", "macs"):
+        return amount(value)
+    return f"{number(value)}{SPACE}{unit}" if unit else number(value)
+
+
+MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur

@@ -1,0 +1,215 @@
+"""Puts context broadcasting into the blocks of any vision network."""
+
+import threading
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..inspection.branch_structure import LOOKED_FOR
+from ..inspection.branches import PLACES as POSITIONS
+from ..inspection.branches import Branch, Tokens, find_branches
+from ..layers import ContextBroadcast
+from ..layers.buffers import restore_on_load
+from ..layers.context_broadcast import KINDS, context_broadcast
+from .description import as_edited, describe_edited
+
+BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
+
+
+def add_context_broadcast(
+    model: nn.Module,
+    kind: str = "cb",
+    branch: str = "mlp",
+    position: str = "end",
+    *,
+    class_token: bool | None = None,
+    image_size: int | Sequence[int] | None = None,
+) -> nn.Module:
+    """Broadcast context in every block of a network that has attention or MLPs, in place; the network is returned.
+
+    All keys of its state dict stay. Only "scaled" adds some, one vector for each place, `...context_broadcast.scale`,
+    all zero, so that a pretrained network is unchanged at first.
+
+    Args:
+        model: Any vision network that takes a batch of images: timm's, ours, yours.
+        kind: "cb", "scaled", "gate" or "hybrid"; see `ContextBroadcast`.
+        branch: "mlp", "attn" or "both".
+        position: Before the branch ("front"), before its last linear layer ("mid"), or after it ("end").
+        class_token: Whether the first token is the class token, which "gate" and "hybrid" use; by default it is one
+            where the network has a `cls_token` and the tokens are one more than a grid. The mean token stands in for
+            it otherwise.
+        image_size: Side or (H, W) that the network was built for, where it does not say so itself.
+
+    Raises:
+        ValueError: There is no such place in the network, or context is broadcast already.
+    """
+    for argument, value, allowed in (
+        ("kind", kind, KINDS),
+        ("branch", branch, tuple(BRANCHES)),
+        ("position", position, POSITIONS),
+    ):
+        if value not in allowed:
+            near = get_close_matches(str(value).lower(), allowed, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown {argument} {value!r}; {hint}choose one of {', '.join(map(repr, allowed))}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}; expected a network, as timm.create_model gives")
+    present = next((name for name, module in model.named_modules() if isinstance(module, ContextBroadcast)), None)
+    if present is not None:
+        raise ValueError(f"{type(model).__name__} broadcasts context already ({present}); start from a fresh network")
+    found = find_branches(model, image_size=image_size)
+    chosen = [one for one in found if one.kind in BRANCHES[branch]]
+    _refuse_missing(model, found, BRANCHES[branch])
+    # Everything is made before anything is changed, so that a refusal leaves the network as it was.
+    places = [(one, _tokens(one, position)) for one in chosen]
+    made = [_made(kind, tokens, class_token, [tokens.module, one.module, model]) for one, tokens in places]
+    described = as_edited(model)
+    for (one, tokens), broadcast in zip(places, made, strict=True):
+        _insert(model, one, tokens, broadcast)
+    if getattr(model, "pretrained_cfg", None):  # without, nobody can save the model by a name
+        how = dict(branch=branch, position=position, class_token=class_token, image_size=image_size)
+        how = {key: value for key, value in how.items() if value is not None}
+        after_pool = {"pool_first": True} if described.get("pool") else {}
+        describe_edited(model, described | {"broadcast": kind, "broadcast_args": how} | after_pool)
+    restore_on_load(model)
+    return model
+
+
+def broadcast_input(self: Any, input: tuple[Tensor]) -> tuple[Tensor]:
+    """A forward pre-hook: what the module takes, with context."""
+    return (self.context_broadcast(input[0]),)
+
+
+def broadcast_first_input(module: Any, inputs: tuple) -> tuple:
+    """The same for a module that takes more than the tokens, or the tokens more than once."""
+    tokens = module.context_broadcast(inputs[0])
+    return tuple(tokens if x is inputs[0] else x for x in inputs)
+
+
+def broadcast_output(self: Any, input: tuple[Tensor], output: Tensor) -> Tensor:
+    """A forward hook: what the module gives, with context."""
+    return self.context_broadcast(output)
+
+
+def broadcast_first_output(module: Any, inputs: tuple, output: Any) -> Any:
+    """The same for a module that takes or gives more than the tokens."""
+    if isinstance(output, tuple):
+        return (module.context_broadcast(output[0]), *output[1:])
+    return module.context_broadcast(output)
+
+
+for _hook in (broadcast_input, broadcast_first_input, broadcast_output, broadcast_first_output):
+    _hook.__dict__["image_by_image"] = True
+
+
+class WindowedBroadcast(ContextBroadcast):
+    """Context broadcasting among all tokens of an image where its windows are separate rows of the batch.
+
+    Args:
+        images: Says how many images there are.
+    """
+
+    def __init__(self, kind: str, dim: int, images: "ImageCount", *, channels_last: bool):
+        super().__init__(kind, dim, channels_last=channels_last, class_token=False)
+        self.images = images
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.images.take()
+        windows = x.unflatten(0, (images, x.shape[0] // images))  # B windows ...
+        axis = self.channel_axis(x)
+        return context_broadcast(windows, self.kind, self.scale, axis + 1).flatten(0, 1)
+
+
+class ImageCount:
+    """A forward pre-hook that notes how many images a block gets, for a layer inside that sees windows of these.
+
+    Each thread has its own count, so that several may run one model.
+    """
+
+    image_by_image = True
+
+    def __init__(self, argument: int = 0):
+        self.argument = argument
+        self._traced = 0
+        self._local = threading.local()
+
+    def __call__(self, module: nn.Module, inputs: tuple) -> None:
+        count = inputs[self.argument].shape[0]
+        if torch.compiler.is_compiling():  # a compiler follows a plain attribute more easily
+            self._traced = count
+        else:
+            self._local.count = count
+
+    def take(self) -> int:
+        return self._traced if torch.compiler.is_compiling() else self._local.count
+
+    def __reduce__(self) -> tuple:  # copies and pickles start empty
+        return ImageCount, (self.argument,)
+
+
+def _refuse_missing(model: nn.Module, found: list[Branch], kinds: Sequence[str]) -> None:
+    for kind in kinds:
+        if any(branch.kind == kind for branch in found):
+            continue
+        has = sorted({type(branch.module).__name__ for branch in found})
+        instead = f"; it has {_branch_names(found)} ({', '.join(has)})" if has else ""
+        raise ValueError(
+            f"{type(model).__name__} has no {kind} blocks; looked for {LOOKED_FOR[kind]}, over more than one token"
+            f"{instead}"
+        )
+
+
+def _branch_names(found: Sequence[Branch]) -> str:
+    return " and ".join(sorted({branch.kind for branch in found})) + " blocks"
+
+
+def _tokens(branch: Branch, position: str) -> Tokens:
+    tokens = getattr(branch, position)
+    if tokens is None:
+        possible = [place for place in POSITIONS if getattr(branch, place) is not None]
+        raise ValueError(
+            f"there is no {position!r} in {branch.name} ({type(branch.module).__name__}) where all tokens of the image "
+            f"pass; there is {', '.join(map(repr, possible))}"
+        )
+    return tokens
+
+
+def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn.Module]) -> ContextBroadcast:
+    """The layer for a place.
+
+    Args:
+        near: Modules whose parameters it takes after, the nearest first.
+    """
+    if class_token and (tokens.windowed or tokens.channel_axis != 2):
+        raise ValueError("class_token=True, but there are maps or windows in the network; expected tokens (B, N, C)")
+    channels_last = tokens.channel_axis != 1
+    if tokens.windowed:
+        made: ContextBroadcast = WindowedBroadcast(
+            kind, tokens.channels, ImageCount(tokens.argument), channels_last=channels_last
+        )
+    else:
+        with_class = tokens.class_token if class_token is None else class_token
+        made = ContextBroadcast(
+            kind, tokens.channels, channels_last=channels_last, class_token=with_class, inplace=tokens.fresh
+        )
+    like = next((p for module in near for p in module.parameters() if p.is_floating_point()), None)
+    made.train(tokens.module.training)
+    return made if like is None else made.to(like.device, like.dtype)
+
+
+def _insert(model: nn.Module, branch: Branch, tokens: Tokens, broadcast: ContextBroadcast) -> None:
+    module = tokens.module
+    module.context_broadcast = broadcast
+    if tokens.side == "input":
+        module.register_forward_pre_hook(broadcast_input if tokens.alone else broadcast_first_input)
+    else:
+        module.register_forward_hook(broadcast_output if tokens.alone else broadcast_first_output)
+        parent: Any = model.get_submodule(branch.name.rpartition(".")[0])
+        if module is branch.module and hasattr(parent, "keep_branches_apart"):
+            parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
+    if isinstance(broadcast, WindowedBroadcast):
+        assert tokens.block is not None
+        tokens.block.register_forward_pre_hook(broadcast.images)

@@ -1,0 +1,433 @@
+"""Puts another pooling under any network: multi-token attention pooling and those that it is compared with."""
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from ..errors import check_arguments, refuse_idle
+from ..layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
+from ..layers.buffers import restore_on_load
+from ..layers.check_images import check_images
+from .description import EDITED, as_edited, describe_edited, undescribe
+from .pyramid import Pyramid, find_pyramid
+
+POOLS: dict[str, type[nn.Module]] = {
+    "gap": AveragePool,
+    "cap": MultiTokenPool,
+    "ga": MultiTokenPool,
+    "map": MultiTokenPool,
+    "map-light": MultiTokenPool,
+    "vgg": FlattenPool,
+    "dft": FourierPool,
+}
+
+# What lets a timm network take images of any size, by the names that its families know; the first that fits is used.
+ANY_SIZE: tuple[dict[str, Any], ...] = (
+    dict(strict_img_size=False),
+    dict(dynamic_img_size=True, dynamic_img_pad=True),
+    dict(dynamic_img_size=True),
+)
+LAYER_NORMS = (nn.LayerNorm, nn.GroupNorm, timm.layers.RmsNorm, timm.layers.LayerNorm2d)
+SIZE_ARGUMENTS = ("img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size")
+
+
+class PooledModel(nn.Module):
+    """A timm network with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
+
+    `forward_features` goes as far as the one map (B, num_features, h, w) that is pooled, `forward_head` from there to
+    the logits. `forward_intermediates` and `feature_info` are the backbone's.
+
+    Args:
+        backbone: The network without its classifier, and
+        pyramid: how its maps are obtained; `find_pyramid` gives both.
+        head: A pool over these maps.
+    """
+
+    def __init__(self, backbone: nn.Module, pyramid: Pyramid, head: nn.Module):
+        super().__init__()
+        self.backbone, self.pyramid = backbone, pyramid
+        self.head: Any = head
+        self.pooled = True
+        self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
+        self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
+        self.feature_info = getattr(backbone, "feature_info", [])
+        self.pretrained_cfg = self.default_cfg = self._cfg(getattr(backbone, "pretrained_cfg", None) or {})
+        self._traits = {**getattr(backbone, "_traits", {}), "first_conv": self.pretrained_cfg["first_conv"]}
+        describe_edited(self, {"undescribed": "the PooledModel was put together by hand; use swap_pool"})
+        restore_on_load(self)
+
+    def _cfg(self, of_backbone: Mapping[str, Any]) -> dict[str, Any]:
+        """timm's description of the backbone, with the names that its parts have here."""
+        first = of_backbone.get("first_conv") or ()
+        first = (first,) if isinstance(first, str) else tuple(first)
+        names = [name for name, _ in self.named_modules()]
+        ends = ("head.fc", "head.classifier.fc", "head.average_classifier.fc", "head.distill_classifier.fc")
+        return {
+            "input_size": (self.in_chans, *self.pyramid.image_size),
+            **of_backbone,
+            "first_conv": tuple(f"backbone.{name}" for name in first),
+            "classifier": tuple(name for name in ends if name in names),
+        }
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) -> (B, num_features, h, w)."""
+        check_images(x, self.in_chans)
+        return self.head.merge_maps(self.pyramid(self.backbone, x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The map to pool -> logits (B, num_classes), or what the classifier sees (B, head_hidden_size)."""
+        return self.head.classify(x, pre_logits) if self.pooled else x
+
+    def forward_groups(self, x: Tensor, per_token: bool = False) -> GroupLogits:
+        """Logits of every group of tokens, for `MultiTokenLoss`; each token's share as well if asked for."""
+        if not isinstance(self.head, MultiTokenPool):
+            raise ValueError(f"{type(self.head).__name__} has no groups of tokens; pool with 'map' or 'ga'")
+        return self.head.classify_groups(self.forward_features(x), per_token)
+
+    def forward(self, x: Tensor, groups: bool = False) -> Tensor | GroupLogits:
+        """Logits; with `groups` what `forward_groups` gives, so that wrappers of the model see that call too."""
+        return self.forward_groups(x) if groups is True else self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The backbone's intermediate features, and what `forward_features` gives unless intermediates_only.
+
+        Args:
+            indices: Features to take: the last n, or a sequence of positions in `feature_info`; all if None.
+            norm: Has no effect: the maps are pooled raw, and the backbone's final norm is gone.
+            stop_early: Skip what the taken features do not need; only with intermediates_only.
+            output_fmt: "NCHW" or another format that the backbone knows.
+        """
+        check_images(x, self.in_chans)
+        network: Any = self.backbone
+        if self.pyramid.indices is None:
+            raise ValueError(f"{type(network).__name__} gives no intermediate features; model.pyramid gives its maps")
+        if intermediates_only or isinstance(self.head, nn.Identity):
+            options = dict(stop_early=True) if stop_early else {}
+            features = network.forward_intermediates(
+                x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
+            )
+            for tap in self.pyramid.taps:
+                tap.clear()
+            return features
+        wanted = _positions(indices, len(self.feature_info))
+        maps, taken = self.pyramid.with_features(network, x, wanted)
+        if output_fmt != "NCHW":
+            taken = [y.permute(0, 2, 3, 1) if output_fmt == "NHWC" else y.flatten(2).mT for y in taken]
+        return self.head.merge_maps(maps), taken
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Leave what the given intermediate features need; the pool goes with `prune_head`."""
+        network: Any = self.backbone
+        if prune_head:
+            self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
+        undescribe(self, "layers of it were pruned (prune_intermediate_layers)")
+        return network.prune_intermediate_layers(
+            indices if isinstance(indices, int) else list(indices), prune_norm=prune_norm, prune_head=False
+        )
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.classifier or self.head.average_classifier if self.has_groups else self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New classifiers for num_classes (0: none). A global_pool of "" also leaves out the pooling."""
+        self.num_classes = num_classes
+        self.pooled = global_pool != "" if global_pool is not None else self.pooled
+        if global_pool is not None:
+            self._redescribe({"pooled": self.pooled}, {"global_pool": "avg" if self.pooled else ""})
+        self.head.reset_classifier(num_classes)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether there are groups of tokens to train with `MultiTokenLoss`."""
+        return isinstance(self.head, MultiTokenPool)
+
+    def lighten(self) -> "PooledModel":
+        """Keep the averaged tokens' classifiers alone, in place: fewer parameters for inference, after training."""
+        if not isinstance(self.head, MultiTokenPool):
+            raise ValueError(f"{type(self.head).__name__} has no light form; only 'map' has")
+        self.head.lighten()
+        self.head_hidden_size = self.head.num_features
+        self._redescribe({"pool_args": {**self._model_args.get("pool_args", {}), "light": True}}, {"light": True})
+        return self
+
+    def _redescribe(self, edited: Mapping[str, Any], registered: Mapping[str, Any]) -> None:
+        """Note a change in the arguments that make this model: those of `edited`, or of one of our registered names."""
+        changes = edited if self.pretrained_cfg.get("architecture") == EDITED else registered
+        self._model_args = {**self._model_args, **changes}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        network: Any = self.backbone
+        network.set_grad_checkpointing(enable)
+
+    def set_input_size(self, *args: Any, **kwargs: Any) -> None:
+        """Another image size, for backbones that are built for one."""
+        network: Any = self.backbone
+        if not hasattr(network, "set_input_size"):
+            raise ValueError(f"{type(network).__name__} has no set_input_size; create it with img_size=...")
+        before = getattr(network, "_model_args", {})
+        network.set_input_size(*args, **kwargs)
+        # timm notes the new size in the backbone; what is saved is this model.
+        noted = {k: v for k, v in getattr(network, "_model_args", {}).items() if before.get(k) != v}
+        self._traits = {**getattr(network, "_traits", {}), "first_conv": self._traits["first_conv"]}
+        self._model_args = {**self._model_args, **noted}
+
+    def extra_macs(self, convention: Any, inputs: tuple, output: Tensor) -> int:
+        """What the pool's published form spends beyond ours; it is called by parts here, past its own hooks."""
+        if not self.pooled:
+            return 0
+        images = inputs[0]
+        if tuple(images.shape[-2:]) == self.pyramid.image_size:
+            shapes = zip(self.pyramid.channels, self.pyramid.sizes, strict=True)
+            maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
+        else:
+            maps = self.pyramid(self.backbone, images)
+        return self.head.extra_macs(convention, (maps,), output)
+
+    def no_weight_decay(self) -> set[str]:
+        network: Any = self.backbone
+        names = {f"backbone.{name}" for name in getattr(network, "no_weight_decay", set)()}
+        return names | ({"head.learned"} if hasattr(self.head, "learned") else set())
+
+    def group_matcher(self, coarse: bool = False) -> Any:
+        """The backbone's layers; the pool is the last."""
+        network: Any = self.backbone
+        if not hasattr(network, "group_matcher"):
+            return dict(stem=r"^backbone", blocks=[(r"^head", (99999,))])
+        matcher = network.group_matcher(coarse=coarse)
+        if callable(matcher):
+            return lambda name: (
+                matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else float("inf")
+            )
+        return {key: _below("backbone", pattern) for key, pattern in matcher.items()}
+
+
+GROUPED = ("map", "map-light", "ga")
+# Arguments of `swap_pool` that only some poolings have.
+ARGUMENTS_OF: dict[str, tuple[str, ...]] = dict.fromkeys(("groups", "dim", "mlp_dim", "level", "attn_dim"), GROUPED)
+ARGUMENTS_OF |= {"heads": (*GROUPED, "cap"), "tokens": ("map", "map-light")}
+
+
+def check_pool_arguments(pool: str | None, given: Iterable[str], what: str = "the pooling's") -> None:
+    """Refuse arguments that `swap_pool` does not have, and those that this pooling would ignore.
+
+    Args:
+        what: What the user calls them.
+    """
+    given = list(given)
+    check_arguments(swap_pool, given, what, ("model_or_name", "pool", "num_classes", "img_size", "light"))
+    pools = {name: [f"the pool {one}" for one in ARGUMENTS_OF.get(name, ())] for name in given}
+    facts = {f"the pool {one}": None if one == pool else f"this is {pool}" for one in POOLS}
+    refuse_idle({name: f"{what} {name}" for name in given}, pools, facts)
+
+
+def swap_pool(
+    model_or_name: str | nn.Module,
+    pool: str,
+    *,
+    groups: int = 2,
+    tokens: int = 4,
+    dim: int = 384,
+    heads: int | None = None,
+    mlp_dim: int = 1536,
+    level: int | None = None,
+    light: bool = False,
+    num_classes: int | None = None,
+    img_size: int | Sequence[int] | None = None,
+    attn_dim: int | None = None,
+    indices: Sequence[int] | None = None,
+    stem: str | None = None,
+    pool_options: Mapping[str, Any] | None = None,
+    **create_kwargs: Any,
+) -> PooledModel:
+    """Any timm network with another pooling in place of its last one; what it has learned is kept.
+
+    Args:
+        model_or_name: A timm name, or a model object, which is changed and becomes the backbone.
+        pool: "gap" (average), "cap" (one learned class token), "ga" (groups of one token each), "map" (groups of
+            several tokens), "map-light" (the same with the averaged tokens' classifiers alone, for inference), "vgg"
+            (flatten, fully connected) or "dft" (Fourier magnitudes).
+        groups, tokens: Token groups, and class tokens in each.
+        dim: Width of the merged map and of the tokens.
+        heads: Attention heads; 12, or for "cap" one for every 64 channels.
+        mlp_dim: Hidden width of the MLP.
+        level: Position of the feature map whose grid all are brought to; by default that at stride 16, which is 3 in a
+            pyramid of stem and four stages. -1: only the last map is pooled.
+        light: As "map-light".
+        num_classes: Classes; by default what the network had.
+        img_size: Image size to create the network for, or that a model object was built for, where that matters.
+        attn_dim: Width of the attention, half of `dim` by default.
+        indices, stem: Which feature maps to use; see `find_pyramid`.
+        pool_options: Further arguments of the pool's class, such as dict(head_mixing=True) of MultiTokenPool.
+        create_kwargs: For timm.create_model when a name is given: pretrained, in_chans, img_size, ... Networks that can
+            are created to take images of any size.
+    """
+    if pool not in POOLS:
+        near = get_close_matches(str(pool).lower(), POOLS, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown pool {pool!r}; {hint}pools are {', '.join(POOLS)}")
+    pool_args = _changed(locals())
+    build, options = POOLS[pool], dict(pool_options or {})
+    _refuse_unknown(options, build)
+    if light and pool not in ("map", "map-light"):
+        raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
+    grouped = pool in GROUPED
+    arguments: dict[str, Any] = {}
+    if grouped:
+        arguments = dict(
+            dim=dim,
+            groups=groups,
+            tokens=tokens,
+            heads=heads or 12,
+            attn_dim=attn_dim or dim // 2,
+            mlp_ratio=mlp_dim / dim,
+            light=light or pool == "map-light",
+        )
+        if pool == "ga":
+            arguments |= dict(tokens=1, mean_token=False)
+        with torch.device("meta"):  # whatever is wrong with these is said before the network is touched
+            MultiTokenPool((dim,), 1, level=-1, **(arguments | options))
+
+    if isinstance(model_or_name, str):
+        sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+        model = create_backbone(model_or_name, **sized, **create_kwargs)
+    elif create_kwargs:
+        known = list(inspect.signature(swap_pool).parameters)[2:-1]
+        near = get_close_matches(next(iter(create_kwargs)), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "they are for creating one by name"
+        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint}")
+    elif isinstance(model_or_name, PooledModel):
+        raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
+    else:
+        model = model_or_name
+    described = as_edited(model)
+    if num_classes is None:
+        num_classes = int(getattr(model, "num_classes", 0) or 1000)
+    given, normed = set(model.modules()), ends_with_layer_norm(model)
+    backbone, pyramid = find_pyramid(
+        model,
+        indices=indices,
+        stem=stem,
+        last_only=not grouped or (level is not None and level <= 0),
+        in_chans=create_kwargs.get("in_chans"),
+        image_size=img_size,
+    )
+    if grouped:
+        arguments["level"] = pyramid.level if level is None else level
+    elif pool == "cap":
+        arguments = class_attention_pool(pyramid.channels[-1], heads)
+    elif pool == "gap":
+        arguments = dict(norm=normed)
+    elif pool == "vgg":
+        arguments = dict(grid=pyramid.sizes[-1])
+    like = next(backbone.parameters())
+    make: Any = build  # a class of several whose arguments differ
+    with torch.device(like.device):
+        head = make(pyramid.channels, num_classes, **(arguments | options)).to(like.dtype)
+    pooled = PooledModel(backbone, pyramid, head)
+    # The mode of what is new; modules of a given backbone keep theirs, of which some may be frozen.
+    for module in set(pooled.modules()) - given:
+        module.training = model.training
+    describe_edited(pooled, described | {"pool": pool, "pool_args": pool_args})
+    return pooled
+
+
+def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, Any]:
+    """What makes a MultiTokenPool the plain class attention pooling (CAP) of the last map; 64 channels a head."""
+    most = max(1, channels // 64)
+    return dict(
+        level=-1,
+        dim=channels,
+        groups=1,
+        tokens=1,
+        mean_token=False,
+        gram=False,
+        heads=heads or max(n for n in range(1, most + 1) if channels % n == 0),
+        mlp_ratio=2,
+        mlp_groups=1,
+        classifier="linear",
+    )
+
+
+def check_name(name: str) -> None:
+    """A ValueError with the nearest names if timm knows none like this."""
+    if not timm.is_model(name.split(".")[0]) and ":" not in name:
+        near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise ValueError(f"unknown model {name!r}{hint}")
+
+
+def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -> nn.Module:
+    """A timm model by name, made for any image size if its family can be and the size is left open.
+
+    Args:
+        any_size: False makes it exactly as timm.create_model does.
+    """
+    check_name(name)
+    sized = not any_size or any(argument in create_kwargs for argument in SIZE_ARGUMENTS)
+    choices = () if sized else ANY_SIZE
+    for choice in choices:
+        try:
+            return timm.create_model(name, **create_kwargs, **choice)
+        except (TypeError, ValueError) as error:  # our own networks, edited ones, have refused it as a ValueError
+            if not any(argument in str(error) for argument in choice):
+                raise ValueError(f"{name} cannot be created: {error}") from error
+    try:
+        return timm.create_model(name, **create_kwargs)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be created: {error}") from error
+
+
+def _positions(indices: int | Sequence[int] | None, count: int) -> list[int]:
+    """Which of `count` features are meant: all, the last so many, or those listed, from the end if negative."""
+    if indices is None or isinstance(indices, int):
+        return list(range(count))[-indices if indices else 0 :]
+    return [index % count for index in indices]
+
+
+def ends_with_layer_norm(model: Any) -> bool:
+    """Whether the network norms its last features with something like a LayerNorm, so that an average wants one too."""
+    places = [getattr(model, name, None) for name in ("norm", "fc_norm", "head_norm")]
+    places.append(getattr(getattr(model, "head", None), "norm", None))
+    return any(isinstance(place, LAYER_NORMS) for place in places)
+
+
+def _changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of swap_pool's arguments for the pool that are not its defaults."""
+    of_pool = list(inspect.signature(swap_pool).parameters.values())[2:-1]
+    return {p.name: arguments[p.name] for p in of_pool if arguments[p.name] != p.default and p.name != "num_classes"}
+
+
+def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:
+    known = list(inspect.signature(build).parameters)
+    for option in options:
+        if option not in known:
+            near = get_close_matches(option, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{build.__name__} has no argument {option!r}{hint}")
+
+
+def _below(prefix: str, pattern: Any) -> Any:
+    """timm's patterns for parameter names (text, or sequences of (text, position)), for names with a prefix."""
+    if isinstance(pattern, str):
+        # Patterns may hold several alternatives, each with its own anchor.
+        unanchored = re.sub(r"(?<![\[\\])\^", "", pattern)
+        return rf"^{prefix}\.(?:{unanchored})"
+    if isinstance(pattern, list | tuple):
+        return type(pattern)(_below(prefix, part) if isinstance(part, str | list | tuple) else part for part in pattern)
+    return pattern

@@ -1,0 +1,424 @@
+"""The one loop of all training: updates, evaluations, checkpoints, and an end at any moment without loss."""
+
+import math
+import os
+import shlex
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from ..data.seeds import seed_everything
+from ..data.sources.sample_table import some
+from ..files import write_text
+from . import checkpoints as state
+from .display import Display, figure
+from .objectives.objective import Failed, Interrupted, Progress, Work
+from .processes import from_first, gather_objects, share_buffers, sum_over_processes
+from .recipes import Recipe
+from .records import DamagedRun, put_back
+from .run_folder import RunFolder
+
+
+class Engine:
+    """Trains a network.
+
+    Args:
+        accelerator: Has prepared `model` and `optimizer`.
+        work: What is learned.
+        model, plain: The network as it is trained, and the same without what wraps it.
+        average: Moving average of its weights, which is then what is evaluated and kept.
+        folder: Where it is written.
+        seed: Of everything random.
+        log_every: Updates between lines of the metrics; where there are several processes, also how often they agree
+            on stopping and saving.
+        checkpoint_minutes: Time between checkpoints within an epoch; one follows every epoch anyhow.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        work: Work,
+        model: nn.Module,
+        plain: nn.Module,
+        optimizer: Any,
+        scheduler: Scheduler,
+        average: ModelEmaV3 | None,
+        recipe: Recipe,
+        folder: RunFolder,
+        display: Display,
+        *,
+        seed: int = 0,
+        log_every: int = 10,
+        checkpoint_minutes: float = 10.0,
+    ):
+        self.accelerator, self.work, self.recipe = accelerator, work, recipe
+        self.model, self.plain, self.average = model, plain, average
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.folder, self.display = folder, display
+        self.seed, self.log_every, self.checkpoint_minutes = seed, log_every, checkpoint_minutes
+        self.progress = Progress()
+        self.repairs: list[str] = []  # what was damaged and is not any more, a line each
+        self.epochs = recipe.epochs + recipe.cooldown_epochs
+        self.device = accelerator.device
+        self._alone = accelerator.num_processes == 1
+        self._asked_to_stop = 0
+        self._saved_at = time.monotonic()
+        self._since_check: list[tuple[Tensor, Any]] = []
+        self._trainable = [parameter for parameter in plain.parameters() if parameter.requires_grad]
+        self._clear_sums()
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        return self.plain if self.average is None else self.average.module
+
+    def resume(self) -> bool:
+        """Continue from the last checkpoint, or the one before if that is damaged; False if there is none.
+
+        What the run has written since is undone, and what is damaged of its files made again.
+        """
+        found, damages = state.checkpoints(self.folder.last, self.folder.previous), {}
+        for checkpoint in found:
+            try:
+                self.progress = Progress(**state.read_progress(checkpoint))
+                if not self.folder.owns(self.progress.run):
+                    raise state.DamagedCheckpoint(f"checkpoint {checkpoint} is not of the run in config.json")
+                state.restore(checkpoint, self.accelerator, self.average and self.average.module)
+                break
+            except state.DamagedCheckpoint as error:
+                damages[checkpoint] = error
+        else:
+            if not found:
+                return False
+            raise damages[found[0]]
+        self._leave_out(damages, checkpoint)
+        self.scheduler.load_state_dict(self.progress.scheduler)
+        self.scheduler.step_update(self.progress.updates)
+        self._clear_sums()
+        if self.accelerator.is_main_process:  # the sums were over all processes
+            self._interval += torch.tensor(self.progress.interval, device=self.device, dtype=self._interval.dtype)
+            self._total += torch.tensor(self.progress.total, device=self.device, dtype=self._total.dtype)
+        return True
+
+    def _leave_out(self, damages: Mapping[Path, Exception], checkpoint: Path) -> None:
+        """Remove damaged checkpoints, and make the folder's files those of the one that is whole."""
+        failure = None
+        self.accelerator.wait_for_everyone()  # all have looked at them
+        if self.accelerator.is_main_process:
+            for damaged in damages:
+                shutil.rmtree(damaged, ignore_errors=True)
+                self.repairs.append(f"checkpoint {damaged.name} was damaged: going on from {checkpoint.name}")
+            try:
+                with self._writing():
+                    self.repairs += put_back(self.folder, checkpoint, self.progress, self.evaluated_model)
+            except (DamagedRun, Failed) as error:
+                failure = error
+        if (said := from_first(failure and str(failure))) is not None:
+            raise failure or Failed(said)
+
+    def fit(self) -> Progress:
+        """Train to the end, or until somebody asks to stop."""
+        progress = self.progress
+        if progress.finished:
+            self.folder.draw()  # a kill may have come before that
+            return progress
+        with self._listening():
+            try:
+                with self._writing():
+                    self.folder.open_logs(progress.metrics_size, progress.updates)
+                self.display.begin(self._work_done())
+                while not progress.finished:
+                    self._train_epoch()
+                    self.save()  # an evaluation that fails loses nothing
+                    self._evaluate_epoch()
+                    progress.finished = progress.epoch >= self.epochs or self._gave_up()
+                    self.save()
+                with self._writing():
+                    self.folder.draw()
+                    self.folder.close()
+            finally:
+                with suppress(OSError):  # that a disk is full has been said
+                    self.folder.close()
+        return progress
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        progress = self.progress
+        self._check_weights()
+        for others in gather_objects(progress.skipped):
+            progress.skipped.update(others)
+        sums = sum_over_processes(torch.cat([self._interval, self._total])).tolist()
+        progress.interval, progress.total = sums[:2], sums[2:]
+        with self._writing():
+            progress.metrics_size = self.folder.metrics_size()
+        progress.scheduler = {k: v for k, v in self.scheduler.state_dict().items() if k != "metric"}
+        progress.run = self.folder.identity
+        with self._writing():
+            state.save(
+                self.folder.last,
+                self.accelerator,
+                asdict(progress),
+                self.average and self.average.module,
+                beside=self.folder.copies(best_is_another=progress.epoch > 0 and not progress.keeps_present),
+                previous=self.folder.previous,
+            )
+        self._saved_at = time.monotonic()
+
+    def _train_epoch(self) -> None:
+        progress, work = self.progress, self.work
+        if progress.update >= work.updates:  # interrupted while it was evaluated
+            return
+        self.plain.train(not work.stays_in_eval)
+        work.begin_epoch(progress.epoch, progress.update)
+        while progress.update < work.updates:
+            batches = [work.next_batch() for _ in range(work.accumulate)]
+            rate = max(group["lr"] / group.get("lr_scale", 1.0) for group in self.optimizer.param_groups)
+            with self._within_memory():
+                self._update(batches)
+            progress.update += 1
+            progress.updates += 1
+            progress.evaluated = False
+            for batch in batches:
+                progress.skipped.update(work.skipped(batch))
+            last = progress.update == work.updates
+            if progress.updates % self.log_every == 0 or last:
+                self._log(rate)
+                self._stop_or_save(last)
+            elif self._alone:
+                self._stop_or_save(last)
+
+    def _update(self, batches: Sequence[Any]) -> None:
+        """One step of the optimiser, from as many passes as there are batches."""
+        progress = self.progress
+        # Whatever is drawn from here on depends on this update alone, so a resumed run draws the same.
+        seed_everything(self.seed, progress.updates, self.accelerator.process_index)
+        for number, batch in enumerate(batches, 1):
+            waiting = number < len(batches)
+            with self.accelerator.no_sync(self.model) if waiting else nullcontext():
+                with self.accelerator.autocast():
+                    step = self.work.step(batch)
+                self.accelerator.backward(step.loss / len(batches) if len(batches) > 1 else step.loss)
+            loss = step.loss.detach()
+            self._since_check.append((loss, self.work.keys(batch)))  # not the pictures: they are many
+            self._interval[0] += loss * step.count
+            self._interval[1] += step.count
+            self._total[0] += loss * step.count
+            self._total[2] += step.count
+            if step.correct is not None:
+                self._total[1] += step.correct
+        if self.recipe.clip_norm is not None:
+            self.accelerator.clip_grad_norm_(self._trainable, self.recipe.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step_update(progress.updates + 1)
+        if self.average is not None:
+            self.average.update(self.plain, step=progress.updates + 1)
+        self.display.advance(self.work.batch, self._epoch_name(), self._state())
+
+    def _log(self, rate: float) -> None:
+        """Check the losses of late and write their mean."""
+        self._check_losses()
+        loss, count = sum_over_processes(self._interval).tolist()
+        self._shown_loss = loss / count
+        self._interval.zero_()
+        progress = self.progress
+        line = dict(kind="updates", updates=progress.updates, epoch=progress.epoch + 1, loss=self._shown_loss, lr=rate)
+        with self._writing():
+            self.folder.record(line)
+            self.folder.scalars({"images_per_second": self.display.speed()}, progress.updates)
+
+    def _check_losses(self) -> None:
+        """Refuse to go on from a loss that is no number, and say which pictures it came from."""
+        losses = torch.stack([loss for loss, _ in self._since_check])
+        bad = (~torch.isfinite(losses)).nonzero()
+        if len(bad):
+            loss, keys = self._since_check[int(bad[0])]
+            names = self.work.names(keys)
+            whole = " (all of them: bad_batch.json)" if self._note_batch(names) else ""
+            raise Failed(
+                f"the loss is {float(loss)} in epoch {self.progress.epoch + 1}, about update {self.progress.updates}, "
+                f"for the batch {some(names, 4)}{whole}; {self._last_checkpoint()}; "
+                "try a lower lr, clip_norm=1 or precision=fp32"
+            )
+        self._since_check.clear()
+
+    def _check_weights(self) -> None:
+        """Refuse to keep weights that are no numbers: a gradient can overflow where the loss does not."""
+        values = [value for value in self.plain.state_dict().values() if value.is_floating_point()]
+        if not torch.stack([norm.float() for norm in torch._foreach_norm(values)]).isfinite().all():
+            raise Failed(
+                f"the weights are no numbers any more in epoch {self.progress.epoch + 1}, about update "
+                f"{self.progress.updates}; {self._last_checkpoint()}; try a lower lr, clip_norm=1 or precision=fp32"
+            )
+
+    def _note_batch(self, names: list[str]) -> bool:
+        import json
+
+        try:
+            write_text(json.dumps(names, indent=1), self.folder.path / "bad_batch.json")
+        except OSError:
+            return False
+        return True
+
+    def _evaluate_epoch(self) -> None:
+        progress = self.progress
+        if self.average is not None:
+            share_buffers(self.average.module)
+        share_buffers(self.plain)
+        self._check_weights()
+        with self._within_memory():
+            values, skipped = self.work.evaluate(self.evaluated_model, self._seen)
+        progress.skipped.update(skipped)
+        for others in gather_objects(progress.skipped):
+            progress.skipped.update(others)
+        loss, correct, count = sum_over_processes(self._total).tolist()
+        trained = {"train_loss": loss / count}
+        if self.work.counts_correct:
+            trained["train_top1"] = 100 * correct / count
+        self._total.zero_()
+        values = {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+        goal = values[self.work.goal] if getattr(self.work, "comparable", True) else None
+        improved = goal is not None and (progress.best is None or goal > progress.best)
+        if improved:
+            progress.best, progress.best_epoch, progress.stale = goal, progress.epoch + 1, 0
+        elif progress.best is not None:
+            progress.stale += 1
+        progress.epoch, progress.update, progress.evaluated = progress.epoch + 1, 0, True
+        line: dict[str, Any] = dict(kind="epoch", updates=progress.updates, epoch=progress.epoch, **trained, **values)
+        line |= dict(best=progress.best, best_epoch=progress.best_epoch, skipped=len(progress.skipped))
+        with self._writing():
+            if improved or progress.best is None:  # where no epoch can be compared, the last one is kept
+                progress.best_weights = self.folder.keep_best(self.evaluated_model)
+            self.folder.record(line)
+            self.folder.report_skipped(progress.skipped)
+            self.folder.draw(at_most_every=60.0)
+        self.display.line(self._summary(line, improved))
+
+    def _seen(self, pictures: int, state_text: str) -> None:
+        """Between two batches of an evaluation, whose pictures cost a third of a training step's."""
+        self.display.advance(pictures / 3, self._epoch_name(), state_text)
+        if self._alone and self._asked_to_stop:
+            self._stop()
+
+    def _stop_or_save(self, epoch_ends: bool) -> None:
+        """Save if it is time, and stop if asked to; several processes do so together."""
+        due = not epoch_ends and time.monotonic() - self._saved_at > 60 * self.checkpoint_minutes
+        if not self._alone:
+            due = from_first(due)
+            self._asked_to_stop = max(gather_objects(self._asked_to_stop))
+        if self._asked_to_stop:
+            self._stop()
+        if due:
+            if self._since_check:
+                self._check_losses()
+            self.save()
+
+    def _stop(self) -> None:
+        if self._since_check:
+            self._check_losses()
+        self.save()
+        where = f"epoch {self.progress.epoch + 1}, update {self.progress.updates}"
+        raise Interrupted(
+            f"stopped in {where} and saved; continue with: "
+            f"broadsight train --resume --out {shlex.quote(str(self.folder.path))}",
+            self._asked_to_stop,
+        )
+
+    @contextmanager
+    def _listening(self) -> Generator[None, None, None]:
+        """SIGTERM and Ctrl-C ask to stop; a second Ctrl-C stops at once."""
+
+        def ask(number: int, _: Any) -> None:
+            if self._asked_to_stop and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._asked_to_stop = number
+            # Not print, which the signal may have interrupted
+            os.write(2, b"stopping after this step; Ctrl-C again stops at once, at the last checkpoint\n")
+
+        if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+            yield
+            return
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _writing(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except (OSError, SafetensorError, RuntimeError) as error:
+            known = ("writ", "unexpected pos", "iostream")  # torch's words for a file that ended too early
+            if isinstance(error, RuntimeError) and not any(text in str(error).lower() for text in known):
+                raise
+            reason = getattr(error, "strerror", None) or f"{str(error).splitlines()[0]} (a full disk?)"
+            raise Failed(f"cannot write to {self.folder.path}: {reason}; {self._last_checkpoint()}") from error
+
+    @contextmanager
+    def _within_memory(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            known = ("out of memory", "can't allocate memory", "DefaultCPUAllocator")
+            if isinstance(error, RuntimeError) and not any(text in str(error) for text in known):
+                raise
+            passes = 2 * self.recipe.accumulate
+            raise Failed(
+                f"a batch of {self.work.batch // self.work.accumulate} pictures does not fit into the memory of "
+                f"{self.device}; try --set accumulate={passes} for the same result, or a smaller batch_size; "
+                f"{self._last_checkpoint()}"
+            ) from error
+
+    def _last_checkpoint(self) -> str:
+        checkpoint = state.newest(self.folder.last)
+        if checkpoint is None:
+            return "no checkpoint had been written"
+        return f"the last checkpoint, {checkpoint.relative_to(self.folder.path)}, is whole: --resume continues from it"
+
+    def _clear_sums(self) -> None:
+        precise = torch.float32 if self.device.type == "mps" else torch.float64
+        self._interval = torch.zeros(2, dtype=precise, device=self.device)
+        self._total = torch.zeros(3, dtype=precise, device=self.device)
+        self._shown_loss = math.nan
+
+    def _gave_up(self) -> bool:
+        return bool(self.recipe.patience) and self.progress.stale >= self.recipe.patience
+
+    def _work_done(self) -> float:
+        whole = self.work.updates * self.work.batch + self.work.evaluations / 3
+        return self.progress.epoch * whole + self.progress.update * self.work.batch
+
+    def _epoch_name(self) -> str:
+        return f"epoch {self.progress.epoch + 1}/{self.epochs}"
+
+    def _state(self) -> str:
+        best = f"  best {self.progress.best:.1f} %" if self.progress.best is not None else ""
+        loss = "" if math.isnan(self._shown_loss) else f"loss {self._shown_loss:.3f}  "
+        return f"{loss}{self.display.speed():.0f} images/s{best}"
+
+    def _summary(self, line: Mapping[str, Any], improved: bool) -> str:
+        figures = [f"epoch {line['epoch']}/{self.epochs}", f"train loss {line['train_loss']:.4f}"]
+        figures += [f"val loss {figure(line['val_loss'], 4)}"] if "val_loss" in line else []
+        figures += [f"{self.work.goal.removeprefix('val_')} {figure(line[self.work.goal], 2)}{' *' * improved}"]
+        figures += [f"{self.display.speed():.0f} images/s", self.display.left()]
+        figures += [f"{line['skipped']} pictures skipped"] if line["skipped"] else []
+        return "  ".join(figures)
+
+
+def total_pictures(work: Work, epochs: int) -> float:
+    """Pictures of a whole run as the display counts them: one of an evaluation costs a third."""
+    return epochs * (work.updates * work.batch + work.evaluations / 3)

@@ -1,0 +1,122 @@
+"""What a step computes: timm's training tasks where they serve, and ours for groups of tokens.
+
+A task takes images (B, C, H, W) and labels (B,) or soft targets (B, classes). It returns a dict with the scalar "loss"
+to minimise, the logits (B, classes) as "output", and the loss's parts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
+from timm.task import ClassificationTask, LogitDistillationTask, TokenDistillationTask, TrainingTask
+from torch import Tensor, nn
+
+from ...inspection.meta_pass import first_line
+from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate, load_teacher
+from ..recipes import Recipe
+
+
+def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.device) -> TrainingTask:
+    """The task that a recipe means for a network.
+
+    Args:
+        model: The network as it is called in training, perhaps wrapped for several processes.
+        plain: The same network unwrapped, to look at.
+    """
+    groups = bool(getattr(plain, "has_groups", False))
+    criterion = LabelLoss(recipe.loss, recipe.smoothing)
+    if recipe.distill == "none":
+        return (
+            MultiTokenTask(model, recipe, device)
+            if groups
+            else ClassificationTask(model, criterion=criterion, device=device, verbose=False)
+        )
+    teacher = _teacher(recipe, plain).to(device)
+    config: Any = plain.pretrained_cfg
+    if groups:
+        return MultiTokenTask(model, recipe, device, teacher, (config["mean"], config["std"]))
+    options: dict[str, Any] = dict(criterion=criterion, task_loss_weight=1 - recipe.alpha, device=device, verbose=False)
+    if hasattr(plain, "set_distilled_training"):
+        if recipe.frozen_stats:
+            raise ValueError(
+                "frozen_stats=true with a distillation token, which only answers in training; set it false"
+            )
+        kind: Any = dict(distill_type=recipe.distill, temperature=recipe.temperature)
+        return TokenDistillationTask(model, teacher, **kind, **options)
+    kind = LogitDistillationTask if recipe.distill == "soft" else HardDistillationTask
+    return kind(model, teacher, temperature=recipe.temperature, **options)
+
+
+class LabelLoss(nn.Module):
+    """Loss of logits (B, C) against labels (B,), which are smoothed, or soft targets (B, C), which are not."""
+
+    def __init__(self, kind: str, smoothing: float):
+        super().__init__()
+        self.hard = BinaryCrossEntropy(smoothing) if kind == "bce" else nn.CrossEntropyLoss(label_smoothing=smoothing)
+        self.soft = self.hard if kind == "bce" else SoftTargetCrossEntropy()
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self.hard(logits, target) if target.ndim == 1 else self.soft(logits, target)
+
+
+class MultiTokenTask(TrainingTask):
+    """A network with groups of tokens and its loss; with a teacher, one that has distillation tokens."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        device: torch.device,
+        teacher: nn.Module | None = None,
+        normalization: tuple[Sequence[float], Sequence[float]] | None = None,
+    ):
+        super().__init__(device=device, verbose=False)
+        self.trainable_module = model
+        weights: dict[str, Any] = dict(intra=recipe.intra, inter=recipe.inter, smoothing=recipe.smoothing)
+        if teacher is None:
+            self.criterion = MultiTokenLoss(recipe.loss, **weights)
+        else:
+            teaching: dict[str, Any] = dict(alpha=recipe.alpha, kind=recipe.distill, temperature=recipe.temperature)
+            self.criterion = MultiTokenDistillationLoss(
+                recipe.loss, teacher, normalization=normalization, **teaching, **weights
+            ).to(device)
+
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        groups = self.trainable_module(input, groups=True)
+        if isinstance(self.criterion, MultiTokenLoss):
+            parts = self.criterion.parts(groups, target)
+        else:
+            parts = self.criterion.parts(input, groups, target)
+        shares = {name: value for name, value in parts.items() if value.ndim == 0 and name != "total"}
+        return {"loss": parts["total"], "output": aggregate(groups), **shares}
+
+
+class HardDistillationTask(LogitDistillationTask):
+    """A network without distillation tokens learns the label, and the class that its teacher names."""
+
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        logits = self.trainable_module(input)
+        with torch.no_grad():
+            seen = self.teacher.normalize_input(input, self.student_mean, self.student_std)  # ty: ignore[invalid-argument-type]
+            named = self.teacher(seen, return_features=False).argmax(-1)
+        label, taught = self.criterion(logits, target), F.cross_entropy(logits, named)
+        total = self.task_loss_weight * label + self.distill_loss_weight * taught
+        return {"loss": total, "output": logits, "task_loss": label, "kd_loss": taught}
+
+
+def _teacher(recipe: Recipe, student: Any) -> nn.Module:
+    name = recipe.teacher or ""
+    try:
+        teacher = load_teacher(name)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"the weights of teacher {name!r} cannot be loaded: {first_line(error)}") from None
+    classes, expected = getattr(teacher, "num_classes", None), student.num_classes
+    if classes != expected:
+        raise ValueError(
+            f"teacher {name!r} knows {classes} classes, the data has {expected}; train a teacher on this data first"
+        )
+    return teacher.requires_grad_(False).eval()

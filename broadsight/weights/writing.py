@@ -1,0 +1,56 @@
+"""Writing weights: safetensors files with a digest, whole or not at all."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from ..files import file_digest, flush, replacing
+from .reading import DIGEST, weights_digest
+
+
+def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None = None) -> str:
+    """A network's weights as safetensors, with their digest: all of them, or the file stays as it was.
+
+    Args:
+        about: What else the file says of itself.
+
+    Returns:
+        The file's own digest.
+    """
+    tensors = tensors_of(model)
+    with replacing(path) as unfinished:
+        metadata = {"format": "pt", DIGEST: weights_digest(tensors), **(about or {})}
+        save_file(tensors, unfinished, metadata=metadata)
+        _in_order(unfinished)
+        unfinished.chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
+        written = file_digest(unfinished)
+    flush(path.parent)
+    return written
+
+
+def _in_order(path: Path) -> None:
+    """Sort what a safetensors file says of itself: the library does not, and equal weights are to give equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # as it is, unless somebody's names are escaped otherwise
+            file.seek(8)
+            file.write(text.ljust(size))
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A state dict for safetensors, which takes no tensors that share memory."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,737 @@
+"""Attention entropy against weights that are known: by hand, from torch, or from the network's own projections."""
+
+import copy
+import json
+import math
+import pickle
+import re
+import sys
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import broadsight
+from broadsight.analysis import LayerEntropy, attention_entropy, plot_attention_entropy
+from broadsight.inspection import attention_rows
+from broadsight.layers import PartialAttention, SuperTokenAttention
+from broadsight.models import _backbone
+from tests.compare import randomize
+from tests.inspection.timm_models import created, images
+from tests.zoo import SMALLEST, shallow
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """Term by term, of the last axis."""
+    return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
+
+
+class Attends(nn.Module):
+    """Nothing but an attention, which takes images (B, heads, N, d) for queries, keys or logits.
+
+    Args:
+        attend: What it does.
+        heads: How many it says it has.
+    """
+
+    def __init__(self, attend, heads: int | None = None):
+        super().__init__()
+        self.attn = nn.Module()
+        self.attn.qkv = nn.Identity()
+        self.attn.forward = attend
+        if heads is not None:
+            self.attn.num_heads = heads
+
+    def forward(self, x: Tensor) -> Any:
+        return self.attn(x)
+
+
+def measured(attend, x: Tensor, **options) -> LayerEntropy:
+    (found,) = attention_entropy(Attends(attend), x, **options).values()
+    return found
+
+
+def sdpa(x: Tensor, **options) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, **options)
+
+
+# ---- by hand
+
+
+def test_uniform__is_the_logarithm_of_the_keys():
+    found = measured(sdpa, torch.zeros(2, 3, 49, 8))
+    assert found == pytest.approx(math.log(49), abs=1e-6) and found.uniform == math.log(49) and found.keys == 49
+    assert found.heads == pytest.approx([math.log(49)] * 3, abs=1e-6) and found.density == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("keys", [3, 10, 197, 1000])
+def test_uniform__is_not_exceeded_by_rounding(keys):
+    found = measured(sdpa, torch.zeros(2, 3, keys, 8))
+    assert 1 - 1e-6 < found.density <= 1 and max(found.heads) <= found.uniform
+
+
+def test_one_hot__is_zero():
+    found = measured(sdpa, 100 * torch.eye(8).expand(2, 3, 8, 8))
+    assert found == 0 and found.heads == (0, 0, 0) and found.density == 0
+
+
+def test_two_of_four__is_the_logarithm_of_two():
+    logits = torch.tensor([0.0, 0.0, -200.0, -200.0]).expand(1, 1, 5, 4)
+    assert measured(lambda x: x.softmax(-1), logits) == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_heads__are_kept_apart_and_averaged():
+    x = torch.zeros(2, 2, 8, 8)
+    x[:, 1] = 100 * torch.eye(8)
+    found = measured(sdpa, x)
+    assert found.heads == pytest.approx([math.log(8), 0]) and found == pytest.approx(math.log(8) / 2)
+
+
+class Inside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda x: x.softmax(-1),
+        lambda x: x.softmax(dim=3),
+        lambda x: torch.softmax(x, dim=-1),
+        lambda x: torch.softmax(x, -1, torch.float32),
+        lambda x: torch.special.softmax(x, -1),
+        lambda x: F.softmax(x, dim=-1),
+        lambda x: F.softmax(input=x, dim=3, dtype=torch.float32),
+        lambda x: nn.Softmax(dim=-1)(x),
+        lambda x: Inside.apply(x),
+    ],
+    ids=["method", "by name", "torch", "by position", "special", "functional", "all by name", "module", "autograd"],
+)
+def test_softmax__in_every_spelling(softmax):
+    x = torch.randn(2, 3, 5, 7)
+    found = measured(softmax, x)
+    assert found == pytest.approx(entropy(x.softmax(-1)).mean().item()) and found.keys == 7
+    assert found.heads == pytest.approx(entropy(x.softmax(-1)).mean((0, 2)).tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_softmax__in_half_precision_is_not_rounded(dtype):
+    x = torch.randn(2, 3, 5, 700).to(dtype)
+    found = measured(lambda _: x.softmax(-1), x)
+    assert found == pytest.approx(entropy(x.double().softmax(-1)).mean().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "other", [lambda x: x.softmax(1), lambda x: x.softmax(-2), lambda x: x[0, 0].softmax(-1), lambda x: x.sigmoid()]
+)
+def test_softmax__over_other_axes_does_not_count(other):
+    with pytest.raises(ValueError, match="has no attention weights"):
+        measured(other, torch.randn(2, 3, 5, 7))
+
+
+def test_softmax__outside_attention_does_not_count():
+    class Gated(Attends):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(x.softmax(-1)).softmax(-1)
+
+    (found,) = attention_entropy(Gated(sdpa), torch.randn(2, 3, 5, 7)).values()
+    assert found.keys == 5
+
+
+def test_several__in_one_call_are_numbered_and_in_order():
+    def attend(x: Tensor) -> Tensor:
+        return sdpa(x) + sdpa(x[:, :, :2]).sum() + x.softmax(-1)
+
+    found = attention_entropy(Attends(attend), torch.randn(3, 2, 5, 7), batch_size=2)
+    assert {name: x.keys for name, x in found.items()} == {"attn": 5, "attn#2": 2, "attn#3": 7}
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "axis"),
+    [
+        ((2, 5, 7), 2, None),
+        ((2, 3, 5, 7), 3, 1),
+        ((2, 3, 5, 7), None, 1),
+        ((2, 3, 5, 7), 4, None),
+        ((2, 3, 4, 5, 7), 3, 1),
+        ((2, 3, 4, 5, 7), 4, 2),
+        ((2, 3, 4, 5, 7), None, None),
+    ],
+)
+def test_heads__are_where_the_module_says(shape, heads, axis):
+    logits = torch.randn(shape)
+    model = Attends(lambda x: logits.softmax(-1), heads)
+    (found,) = attention_entropy(model, torch.zeros(1, 1, 1, 1)).values()
+    rows = entropy(logits.softmax(-1))
+    expected = rows.mean() if axis is None else rows.movedim(axis, 0).flatten(1).mean(1)
+    assert found.heads == pytest.approx(expected.view(-1).tolist()) and found == pytest.approx(rows.mean().item())
+
+
+# ---- scaled dot product attention
+
+
+def seen_by_torch(q: Tensor, k: Tensor, **options) -> Tensor:
+    """The weights of torch's own attention: with the identity as values it gives them away."""
+    values = torch.eye(k.shape[-2], dtype=k.dtype).expand(*k.shape[:-1], -1)
+    return F.scaled_dot_product_attention(q, k, values, **options)
+
+
+BOOLEAN = torch.rand(2, 1, 5, 6, generator=torch.Generator().manual_seed(0)) > 0.4
+BOOLEAN[..., 0] = True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(scale=0.7),
+        dict(is_causal=True),
+        dict(attn_mask=BOOLEAN),
+        dict(attn_mask=BOOLEAN[0, 0]),
+        dict(attn_mask=torch.linspace(-3, 3, 60).view(2, 5, 6), scale=0.1),
+        dict(enable_gqa=True),
+    ],
+    ids=["plain", "scale", "causal", "boolean", "boolean of rows", "bias of heads", "grouped"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("limit", [1 << 20, 1])
+def test_product__of_every_kind(options, dtype, limit, monkeypatch):
+    monkeypatch.setattr(attention_rows, "WEIGHTS_BYTES", limit)
+    heads = 4 if "enable_gqa" in options else 2
+    q = torch.randn(2, heads, 5, 8, dtype=torch.float64).to(dtype)
+    k = torch.randn(2, 2, 6, 8, dtype=torch.float64).to(dtype)
+    precise = {name: x.double() if torch.is_tensor(x) and x.dtype != torch.bool else x for name, x in options.items()}
+    expected = entropy(seen_by_torch(q.double(), k.double(), **precise))
+    options = {name: x.to(dtype) if torch.is_tensor(x) and x.dtype != torch.bool else x for name, x in options.items()}
+    found = measured(lambda x: F.scaled_dot_product_attention(q, k, k, **options), torch.zeros(1, 1, 1, 1))
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2e-2 if "attn_mask" in options else 1e-6}
+    assert found == pytest.approx(expected.mean().item(), abs=tolerance[dtype])
+    assert found.heads == pytest.approx(expected.mean((0, 2)).tolist(), abs=tolerance[dtype])
+    assert found.keys == 6
+
+
+def test_product__arguments_by_position():
+    x = torch.randn(2, 3, 5, 8)
+    found = measured(lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.0, True), x)
+    assert found == pytest.approx(entropy(seen_by_torch(x, x, is_causal=True)).mean().item(), abs=1e-6)
+
+
+def test_product__one_query_for_all_images():
+    q, k = torch.randn(3, 1, 8), torch.randn(2, 3, 5, 8)
+    found = measured(lambda x: F.scaled_dot_product_attention(q.expand(2, -1, -1, -1), x, x), k)
+    assert found == pytest.approx(entropy((q * 8**-0.5 @ k.mT).softmax(-1)).mean().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_masked_rows__are_left_out(fused):
+    x, mask = torch.randn(2, 3, 5, 8), torch.ones(5, 5, dtype=torch.bool)
+    mask[1] = False
+
+    def plain(x: Tensor) -> Tensor:
+        return (x * 8**-0.5 @ x.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ x
+
+    found = measured(lambda x: sdpa(x, attn_mask=mask) if fused else plain(x), x)
+    rows = entropy((x * 8**-0.5 @ x.mT).softmax(-1))[:, :, [0, 2, 3, 4]]
+    assert found == pytest.approx(rows.mean().item(), abs=1e-6)
+
+
+def test_nonsense__shows():
+    assert math.isnan(measured(sdpa, torch.full((2, 3, 5, 8), torch.nan)))
+
+
+def test_autocast__does_not_reach_the_measurement():
+    x = torch.randn(2, 3, 50, 8).bfloat16().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = measured(sdpa, x)
+    assert found == pytest.approx(entropy((x * 8**-0.5 @ x.mT).softmax(-1)).mean().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 3 * 4 * 30 * 31 * 5, 3 * 4 * 31 * 5 * 7, 1])
+@pytest.mark.parametrize("attend", [sdpa, lambda x: (x @ x.mT).softmax(-1), lambda x: (x @ x.mT)[:, 0].softmax(-1)])
+def test_parts__add_up_to_the_whole(attend, limit, monkeypatch):
+    x = torch.randn(4, 5, 31, 8)
+    whole = measured(attend, x)
+    monkeypatch.setattr(attention_rows, "WEIGHTS_BYTES", limit)
+    found = measured(attend, x)
+    assert found == pytest.approx(whole, abs=1e-6) and found.heads == pytest.approx(whole.heads, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(64, 6, 197, 197), (2, 12, 3136, 3136), (7, 9, 9), (1, 1, 1, 1), (3, 2, 5, 100_000)])
+def test_parts__cover_all_rows_and_stay_small(shape):
+    rows = torch.zeros(shape[0], shape[-2], dtype=torch.int)
+    for images_, queries in attention_rows._parts(torch.Size(shape), 4):
+        rows[images_, queries] += 1
+        taken = rows[images_, queries].numel() * math.prod(shape[1:-2]) * shape[-1]
+        assert 3 * 4 * taken <= attention_rows.WEIGHTS_BYTES <= 64 << 20
+    assert (rows == 1).all()
+
+
+# ---- torch's own multi-head attention
+
+
+class MultiHead(nn.Module):
+    """Tokens are the seven rows of an image; the first five ask the last six."""
+
+    def __init__(self, masks: dict, **options):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2, **options)
+        self.masks = masks
+
+    def forward(self, x: Tensor, need_weights: bool = False) -> Any:
+        queries, keys = x[:, 0, :5], F.pad(x[:, 0, 1:], (0, self.attn.kdim - 8))
+        if not self.attn.batch_first:
+            queries, keys = queries.transpose(0, 1), keys.transpose(0, 1)
+        return self.attn(queries, keys, keys, need_weights=need_weights, average_attn_weights=False, **self.masks)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(batch_first=True),
+        dict(),
+        dict(bias=False, add_bias_kv=True, batch_first=True),
+        dict(kdim=11, vdim=11, add_zero_attn=True),
+    ],
+    ids=["batch first", "batch second", "bias of keys", "wider keys"],
+)
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {},
+        dict(attn_mask=~BOOLEAN[0, 0]),
+        dict(attn_mask=torch.linspace(-3, 3, 180).view(6, 5, 6)),
+        dict(key_padding_mask=~BOOLEAN[:, 0, 0].repeat(2, 1)[:3]),
+        dict(key_padding_mask=~BOOLEAN[:, 0, 0].repeat(2, 1)[:3], attn_mask=~BOOLEAN[0, 0]),
+    ],
+    ids=["plain", "boolean", "bias", "padding", "padding and boolean"],
+)
+@torch.no_grad()
+def test_multi_head__is_what_torch_says(options, masks):
+    model, x = randomize(MultiHead(masks, **options)).eval(), torch.randn(3, 1, 7, 8)
+    found = attention_entropy(model, x)["attn"]
+    expected = entropy(model(x, need_weights=True)[1].double())  # B heads N
+    assert found == pytest.approx(expected.mean().item(), abs=1e-6)
+    assert found.heads == pytest.approx(expected.mean((0, 2)).tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("mask", [None, ~BOOLEAN[0, 0, :, :5], ~BOOLEAN[:, 0, :, :5].repeat(2, 1, 1)])
+def test_multi_head__as_a_function(mask):
+    """Where the module does not come between, a mask arrives as it was given."""
+    x, weight, bias = torch.randn(5, 2, 8), torch.randn(24, 8), torch.randn(24)  # N B C
+    options = dict(in_proj_weight=weight, in_proj_bias=bias, attn_mask=mask, training=False, bias_k=None, bias_v=None)
+    options |= dict(out_proj_weight=torch.eye(8), out_proj_bias=None, add_zero_attn=False, dropout_p=0.0)
+
+    def attend(x: Tensor, **others) -> Any:
+        return F.multi_head_attention_forward(x, x, x, 8, 2, **options, **others)
+
+    found = measured(lambda _: attend(x, need_weights=False), torch.zeros(1, 1, 1, 1))
+    expected = entropy(attend(x, average_attn_weights=False)[1])
+    assert found == pytest.approx(expected.mean().item(), abs=1e-5) and len(found.heads) == 2
+
+
+def test_multi_head__in_torchs_encoder_with_its_fast_path():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x.flatten(2).mT)
+
+    found = attention_entropy(Encoder(), torch.randn(2, 8, 3, 3))
+    assert list(found) == ["layers.layers.0.self_attn", "layers.layers.1.self_attn"]
+    assert all(0 < x < math.log(9) and len(x.heads) == 2 for x in found.values())
+
+
+# ---- networks
+
+
+def test_vit__is_what_its_projections_give():
+    model = created("test_vit")
+    x = images("test_vit")
+    for block in model.blocks:
+        block.attn.qkv.weight.data *= 3  # random weights attend almost uniformly, and an error would hardly show
+    inputs: list[Tensor] = []
+    hooks = [block.attn.register_forward_hook(lambda m, args, _: inputs.append(args[0])) for block in model.blocks]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    found = attention_entropy(model, x)
+    assert list(found) == [f"blocks.{i}.attn" for i in range(len(model.blocks))]
+    for block, tokens, one in zip(model.blocks, inputs, found.values(), strict=True):
+        heads, (B, N, C) = block.attn.num_heads, tokens.shape
+        q, k, _ = block.attn.qkv(tokens).view(B, N, 3, heads, C // heads).unbind(2)  # B N heads d
+        rows = torch.zeros(B, heads, N)
+        for image in range(B):
+            for head in range(heads):
+                for i in range(N):
+                    scores = k[image, :, head] @ q[image, i, head] / math.sqrt(C // heads)
+                    rows[image, head, i] = entropy(scores.softmax(0))
+        assert one.keys == N and 0.1 < one.density < 0.9
+        assert one == pytest.approx(rows.mean().item(), rel=1e-5)
+        assert one.heads == pytest.approx(rows.mean((0, 2)).tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "hiera_tiny_224"])
+def test_fused__and_written_out_are_the_same(name):
+    model, x = created(name), images(name)
+    found = {}
+    for fused in (True, False):
+        for module in model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+        found[fused] = attention_entropy(model, x)
+    assert list(found[True]) == list(found[False])
+    for one, other in zip(found[True].values(), found[False].values(), strict=True):
+        assert one == pytest.approx(other, abs=1e-5) and one.heads == pytest.approx(other.heads, abs=1e-5)
+        assert one.keys == other.keys
+
+
+FAMILIES = dict(
+    vit_tiny_patch16_224=r"blocks\.\d+\.attn",
+    deit_tiny_distilled_patch16_224=r"blocks\.\d+\.attn",
+    swin_tiny_patch4_window7_224=r"layers\.\d\.blocks\.\d\.attn",
+    pvt_v2_b0=r"stages\.\d\.blocks\.\d\.attn",
+    cait_xxs24_224=r"blocks(_token_only)?\.\d+\.attn",
+    xcit_nano_12_p16_224=r"(blocks|cls_attn_blocks)\.\d+\.attn",
+    mvitv2_tiny=r"stages\.\d\.blocks\.\d\.attn",
+    hiera_tiny_224=r"blocks\.\d+\.attn",
+    maxvit_tiny_tf_224=r"stages\.\d\.blocks\.\d\.attn_(block|grid)\.attn",
+    levit_128s=r"stages\.\d\.(blocks\.\d\.attn|downsample\.attn_downsample)",
+    pit_ti_224=r"transformers\.\d\.blocks\.\d\.attn",
+    coatnet_pico_rw_224=r"stages\.\d\.blocks\.\d\.attn",
+    efficientformerv2_s0=r"stages\.\d\.(blocks\.\d\.token_mixer|downsample\.attn)",
+    mobilevit_xxs=r"stages\.\d\.1\.transformer\.\d\.attn",
+)
+
+
+def assert_sensible(found: dict[str, LayerEntropy]) -> None:
+    for name, one in found.items():
+        assert 0 <= one <= math.log(one.keys) == one.uniform, name
+        assert 0 <= one.density <= 1 and one.keys >= 1
+        assert all(0 <= head <= one.uniform for head in one.heads)
+        assert one == pytest.approx(sum(one.heads) / len(one.heads), abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "pattern"), FAMILIES.items(), ids=list(FAMILIES))
+def test_families__one_entry_for_every_attention(name, pattern):
+    model = created(name)
+    expected = [key for key, _ in model.named_modules() if re.fullmatch(pattern, key)]
+    found = attention_entropy(model, images(name))
+    assert sorted(found) == sorted(expected) and len(found) > 1
+    assert_sensible(found)
+    for key, one in found.items():
+        module = model.get_submodule(key)
+        assert len(one.heads) == getattr(module, "heads" if name.startswith("hiera") else "num_heads")
+
+
+def test_families__blocks_that_attend_by_themselves():
+    model = timm.create_model("vit_base_patch16_xp_224", embed_dim=48, depth=2, num_heads=3, img_size=64)
+    found = attention_entropy(model, torch.randn(2, 3, 64, 64))
+    assert [(name, len(x.heads), x.keys) for name, x in found.items()] == [("blocks.0", 3, 17), ("blocks.1", 3, 17)]
+    assert_sensible(found)
+
+
+OURS = dict(stvit={"attn"}, mat={"attn", "attn#2", "attn#3", "attn#4"})
+OURS |= dict(partialformer={"attn", "attn#2"}, emsnet={"mixer", "mixer#2"})
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_ours__alone_in_slices_and_fused_the_same(name, monkeypatch):
+    family = next((family for family in OURS if name.startswith(family)), None)
+    if family is None:
+        pytest.skip("has no attention of its own")
+    model = randomize(shallow(name)).eval()
+    x = torch.randn(3, 3, 96, 64)
+    found = attention_entropy(model, x)
+    assert {key.rpartition(".")[2] for key in found} == OURS[family]
+    assert_sensible(found)
+    monkeypatch.setattr(_backbone, "SLICE_BYTES", 1)
+    sliced: list[int] = []
+
+    def notes(module: nn.Module, args: tuple) -> None:
+        sliced.append(len(args[0]))
+
+    notes.__dict__["image_by_image"] = True
+    with model.stages[-1].register_forward_pre_hook(notes):
+        attention_entropy(model, x)
+    assert sliced == [1, 1, 1]  # it runs as it would without us
+    for other in (attention_entropy(model, x), attention_entropy(broadsight.fuse(model), x)):
+        assert list(other) == list(found)
+        assert all(one == pytest.approx(two, abs=2e-3) for one, two in zip(other.values(), found.values(), strict=True))
+
+
+def test_super_tokens__are_the_rows_of_their_attention():
+    """The association with pixels, a soft-max too, is not among them."""
+
+    class Mixes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = randomize(SuperTokenAttention(16, cell=4, heads=2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(x)
+
+    found = attention_entropy(Mixes(), torch.randn(2, 16, 12, 20))
+    assert list(found) == ["attn"] and found["attn"].keys == 15 and len(found["attn"].heads) == 2
+
+
+def test_background__is_apart_from_the_foreground():
+    class Mixes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = PartialAttention(16, 2, (1, 4), head_expansion=3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(2).mT
+            return self.attn(x, x.sum(-1))
+
+    found = attention_entropy(Mixes(), torch.zeros(2, 16, 4, 5))
+    assert [(one.keys, len(one.heads)) for one in found.values()] == [(6, 6), (20, 1)]  # five and the abstract token
+    assert [*found.values()] == pytest.approx([math.log(6), math.log(15)], abs=1e-2)  # nobody looks at the foreground
+
+
+@pytest.mark.parametrize("kind", ["cb", "scaled", "gate"])
+def test_context_broadcast__is_measured_like_any_network(kind):
+    plain, x = created("test_vit"), images("test_vit")
+    mixed = broadsight.add_context_broadcast(copy.deepcopy(plain), kind)
+    before, after = attention_entropy(plain, x), attention_entropy(mixed, x)
+    assert list(before) == list(after)
+    assert_sensible(after)
+    first, *later = [one == pytest.approx(two) for one, two in zip(before.values(), after.values(), strict=True)]
+    assert first  # nothing was broadcast before it
+    assert all(later) if kind == "scaled" else not any(later)  # "scaled" starts at zero
+
+
+def test_multi_token_pool__attends_too():
+    model = broadsight.swap_pool("test_resnet", "map", num_classes=5)
+    found = attention_entropy(model, torch.randn(2, 3, 64, 64))
+    assert len(found) == 1
+    assert_sensible(found)
+
+
+# ---- images
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 100])
+def test_batches__of_unequal_size_average_exactly(batch_size):
+    model, x = created("test_vit").double(), images("test_vit", batch=5).double()
+    whole = attention_entropy(model, x, batch_size=5)
+    for given in (x, [x[:3], x[3:]], iter([x[:1], x[1:1], x[1:]]), [(x[:4], torch.zeros(4)), [x[4:], None, "c"]]):
+        found = attention_entropy(model, given, batch_size=batch_size)
+        assert list(found) == list(whole)
+        for one, other in zip(found.values(), whole.values(), strict=True):
+            assert one == pytest.approx(other, abs=1e-11) and one.heads == pytest.approx(other.heads, abs=1e-11)
+
+
+def test_batches__from_a_loader():
+    model, x = created("test_vit"), images("test_vit", batch=5)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, torch.arange(5)), batch_size=2)
+    expected = attention_entropy(model, x)
+    assert [*attention_entropy(model, loader).values()] == pytest.approx([*expected.values()], abs=1e-6)
+
+
+def test_batch_size__is_never_exceeded():
+    model, sizes = created("test_vit"), []
+    handle = model.register_forward_pre_hook(lambda m, args: sizes.append(len(args[0])))
+    attention_entropy(model, images("test_vit", batch=5), batch_size=2)
+    handle.remove()
+    assert sizes == [2, 2, 1]
+
+
+def test_dtype__is_the_models():
+    model, x = created("test_vit"), images("test_vit")
+    exact = attention_entropy(model, x)
+    assert [*attention_entropy(model, x.double()).values()] == pytest.approx([*exact.values()], abs=1e-6)
+    half = attention_entropy(model.bfloat16(), x)
+    assert [*half.values()] == pytest.approx([*exact.values()], abs=0.05)
+    assert_sensible(half)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.zeros(3, 8, 8), r"shape \(3, 8, 8\); expected \(B, C, H, W\); pass images\[None\]"),
+        (torch.zeros(8), r"shape \(8,\); expected \(B, C, H, W\)$"),
+        (torch.zeros(0, 3, 8, 8), "images are empty"),
+        ([], "images are empty"),
+        ([{"image": torch.zeros(1, 3, 8, 8)}], "is a dict; expected a tensor"),
+        (3, "images are a int"),
+    ],
+)
+def test_refused__what_are_no_images(given, words):
+    with pytest.raises(ValueError, match=words):
+        attention_entropy(created("test_vit"), given)
+
+
+def test_refused__images_of_several_sizes():
+    model = created("test_vit")
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn attends to \d+ keys now and to \d+ before; pass images of"):
+        attention_entropy(model, [torch.randn(1, 3, 64, 64), torch.randn(1, 3, 96, 64)])
+
+
+def test_refused__no_batch_size_and_no_network():
+    with pytest.raises(ValueError, match="batch_size=0 lets no image pass"):
+        attention_entropy(created("test_vit"), images("test_vit"), batch_size=0)
+    with pytest.raises(ValueError, match="model is a str; expected a network"):
+        attention_entropy("test_vit", images("test_vit"))  # ty: ignore
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "mixer_s32_224", "efficientvit_b0"])
+def test_refused__networks_without_attention(name):
+    kind = type(created(name)).__name__
+    with pytest.raises(ValueError, match=f"^{kind} has no attention weights; looked for .*pass a vision transformer"):
+        attention_entropy(created(name), images(name))
+
+
+# ---- the network is left as it was
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(
+        len(listeners)
+        for module in model.modules()
+        for listeners in (module._forward_hooks, module._forward_pre_hooks, module._forward_hooks_always_called)
+    )
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "levit_128s", "swin_tiny_patch4_window7_224"])
+def test_watching__changes_no_result_and_leaves_no_trace(name):
+    model, x = created(name), images(name)
+    model.train()
+    frozen = next(module for module in model.modules() if not any(True for _ in module.children()))
+    frozen.eval()
+    training, state = [module.training for module in model.modules()], copy.deepcopy(model.state_dict())
+    listening = hooks(model)
+    handed: list[Tensor] = []
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(x)
+    handle = model.register_forward_hook(lambda m, args, out: handed.append(out))
+    attention_entropy(model, x)
+    handle.remove()
+    assert torch.equal(handed[0], expected) and not handed[0].requires_grad
+    assert [module.training for module in model.modules()] == training and hooks(model) == listening
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert torch.is_grad_enabled() and torch.overrides._get_current_function_mode() is None
+
+
+def test_watching__leaves_no_trace_of_a_failure():
+    def fails(x: Tensor) -> Tensor:
+        sdpa(x)
+        raise RuntimeError("out of order")
+
+    model = Attends(fails).train()
+    with pytest.raises(RuntimeError, match="out of order"):
+        attention_entropy(model, torch.randn(1, 1, 4, 4))
+    assert hooks(model) == 0 and all(module.training for module in model.modules())
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_watching__goes_on_after_a_failure_that_the_network_expects():
+    class Tries(Attends):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.attn(x)
+            except RuntimeError:
+                return x.softmax(-1)  # outside of any attention
+
+    def fails(x: Tensor) -> Tensor:
+        sdpa(x)
+        raise RuntimeError
+
+    found = attention_entropy(Tries(fails), torch.randn(2, 1, 4, 5))
+    assert {name: one.keys for name, one in found.items()} == {"attn": 4}
+
+
+def test_dropout__is_off():
+    model = timm.create_model("test_vit", attn_drop_rate=0.5, pos_drop_rate=0.5, drop_path_rate=0.5).train()
+    x = torch.randn(2, 3, 160, 160)
+    assert attention_entropy(model, x) == attention_entropy(model.eval(), x)
+
+
+def test_compiled__is_looked_into_without_compiling():
+    def compiler(graph, inputs):
+        raise AssertionError("nothing could be watched in what comes out")
+
+    model, x = created("test_vit"), images("test_vit")
+    expected = attention_entropy(model, x)
+    assert attention_entropy(torch.compile(model, backend=compiler), x) == expected
+    inside = copy.deepcopy(model)
+    inside.blocks[0] = torch.compile(inside.blocks[0], backend=compiler)
+    inside.compile(backend=compiler)
+    assert attention_entropy(inside, x) == expected
+
+
+# ---- the number
+
+
+def test_entropy__is_a_float_everywhere():
+    found = LayerEntropy(1.5, [1, 2.0], 10)
+    assert isinstance(found, float) and found + 1 == 2.5 and json.loads(json.dumps({"a": found})) == {"a": 1.5}
+    assert torch.tensor([found]).item() == 1.5 and f"{found:.2f}" == "1.50"
+    assert found.heads == (1.0, 2.0) and found.uniform == math.log(10) and found.density == 1.5 / math.log(10)
+    assert LayerEntropy(0.0, [0.0], 1).density == 1
+    np = pytest.importorskip("numpy")
+    assert np.asarray([found]).dtype == np.float64
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_entropy__survives_a_file(protocol):
+    found = LayerEntropy(1.5, (1.0, 2.0), 10)
+    again = pickle.loads(pickle.dumps(found, protocol))
+    assert (again, again.heads, again.keys, type(again)) == (1.5, (1.0, 2.0), 10, LayerEntropy)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_entropy__survives_a_copy(copied):
+    again = copied(LayerEntropy(1.5, (1.0, 2.0), 10))
+    assert (again, again.heads, again.keys, type(again)) == (1.5, (1.0, 2.0), 10, LayerEntropy)
+
+
+# ---- the plot
+
+SERIES = {
+    "one": {f"blocks.{i}.attn": LayerEntropy(1 + i / 4, (1.0,), 10 + i) for i in range(4)},
+    "other": {f"blocks.{i}.attn": LayerEntropy(2 - i / 4, (1.0,), 20) for i in range(3)},
+}
+
+
+def test_plot__draws_a_line_for_each_network_and_the_uniform_one():
+    pytest.importorskip("matplotlib")
+    (panel,) = plot_attention_entropy(SERIES).axes
+    lines = {line.get_label(): line for line in panel.lines}
+    assert list(lines) == ["one", "other", "uniform"] == [text.get_text() for text in panel.get_legend().get_texts()]
+    assert list(lines["one"].get_xdata()) == [1, 2, 3, 4] and list(lines["one"].get_ydata()) == [1, 1.25, 1.5, 1.75]
+    assert list(lines["other"].get_ydata()) == [2, 1.75, 1.5]
+    assert list(lines["uniform"].get_ydata()) == pytest.approx([math.log(10 + i) for i in range(4)])
+    assert (
+        len({line.get_color() for line in lines.values()}) == len({line.get_marker() for line in lines.values()}) == 3
+    )
+    assert "layer" in panel.get_xlabel() and "nats" in panel.get_ylabel()
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_plot__writes_a_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot_attention_entropy(SERIES, tmp_path / "entropy.png")
+    assert (tmp_path / "entropy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot__refuses_what_it_cannot_draw(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
+        plot_attention_entropy(SERIES, tmp_path / "entropy.jpg")
+    with pytest.raises(ValueError, match=r"nothing to draw; expected {label: result of attention_entropy}"):
+        plot_attention_entropy({})
+    with pytest.raises(
+        ValueError, match=r"'blocks.0.attn' is no result of attention_entropy but a LayerEntropy; pass {label"
+    ):
+        plot_attention_entropy(SERIES["one"])  # ty: ignore
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
+        plot_attention_entropy(SERIES, tmp_path / "entropy.png")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,155 @@
+"""Dead neurons counted by hand, in every way that an activation is called."""
+
+import json
+
+import pytest
+import timm.layers
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from broadsight.analysis.measures.dead_neurons import dead_neurons, plot_dead_neurons
+from broadsight.inspection.passing import pass_images
+from tests.inspection.timm_models import created, images
+from tests.zoo import shallow
+
+# Two images of three channels at 1x2 places. Exactly 0 after a ReLU: 1 + 2 + 1 of 6 and 0 + 2 + 1 of 6.
+IMAGES = torch.tensor([[[[-1.0, 2.0]], [[-3.0, -1.0]], [[0.0, 1.0]]], [[[1.0, 2.0]], [[-3.0, 0.0]], [[1.0, -1.0]]]])
+
+
+class Called(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+RELUS = [F.relu, torch.relu, Tensor.relu, lambda x: F.relu(x, inplace=True), lambda x: x.clone().relu_(), F.relu6]
+SMOOTH = [F.gelu, F.silu, F.leaky_relu, F.elu, lambda x: F.gelu(x, approximate="tanh"), torch.ops.aten.gelu]
+MODULES = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.GELU(), nn.SiLU(inplace=True), nn.Hardswish(), nn.PReLU()]
+OF_TIMM = [
+    timm.layers.Swish(),
+    timm.layers.QuickGELU(),
+    timm.layers.HardSwish(),
+    timm.layers.Mish(),
+    timm.layers.GELU(),
+]
+
+FUNCTIONS = [*RELUS, *SMOOTH, *MODULES, *OF_TIMM]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=range(len(FUNCTIONS)))
+def test_by_hand(function):
+    """The mean of 4/6 and 3/6; the second channel of three is dead."""
+    found = dead_neurons(Called(function), IMAGES.clone(), batch_size=1)
+    (layer,) = found.layers
+    assert layer.share == pytest.approx(7 / 12)
+    assert (layer.dead, layer.channels, found.images) == (1, 3, 2)
+    assert layer.exact == ("relu" in layer.function and layer.function not in ("leaky_relu", "prelu"))
+    assert layer.counted == ("exactly 0" if layer.exact else "0 or less")
+
+
+def test_zeros_after_a_negative_slope_are_not_those_of_a_relu():
+    assert dead_neurons(Called(F.leaky_relu), IMAGES).layers[0].record() == {
+        "name": "network",
+        "function": "leaky_relu",
+        "counted": "0 or less",
+        "share": pytest.approx(7 / 12),
+        "dead_channels": 1,
+        "channels": 3,
+        "dead_channel_share": pytest.approx(1 / 3),
+    }
+
+
+def test_channels_are_found_in_every_layout():
+    """(B, C, h, w), (B, h, w, C), (B, N, C) and (B, C)."""
+    for there in (
+        lambda x: x,
+        lambda x: x.permute(0, 2, 3, 1),
+        lambda x: x.flatten(2).mT,
+        lambda x: x.permute(0, 2, 3, 1).reshape(-1, 3),
+    ):
+        (layer,) = dead_neurons(Called(lambda x, there=there: F.relu(there(x))), IMAGES).layers
+        assert (layer.dead, layer.channels) == (1, 3)
+
+
+def test_an_activation_that_is_called_again_is_another_layer():
+    """Also in passes of other lengths."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.act(x)
+            return F.silu(self.act(x - 1.5))
+
+    counts = []
+    found = dead_neurons(Shared(), IMAGES, batch_size=1, seen=counts.append)
+    assert [(layer.name, layer.function) for layer in found.layers] == [
+        ("act", "relu"),
+        ("act#2", "relu"),
+        ("network", "silu"),
+    ]
+    assert [layer.share for layer in found.layers] == pytest.approx([7 / 12, 10 / 12, 10 / 12])
+    assert counts == [1, 2]
+
+
+def test_sizes_may_differ_and_images_count_alike():
+    """Of one place that is 0, and of four of which one is."""
+    batches = [torch.zeros(1, 1, 1, 1), torch.tensor([[[[0.0, 1.0], [1.0, 1.0]]]])]
+    assert dead_neurons(Called(F.relu), batches).layers[0].share == pytest.approx((1 + 0.25) / 2)
+
+
+def test_hard_sigmoid_is_a_gate():
+    with pytest.raises(ValueError, match=r"Called calls no activation that can be dead, .*choose variance or spectrum"):
+        dead_neurons(Called(timm.layers.HardSigmoid()), IMAGES)
+
+
+def test_resnet_and_norms_with_activation():
+    model, x = created("resnet10t"), images("resnet10t")
+    layers = dead_neurons(model, x).layers
+    assert [layer.name for layer in layers][-2:] == ["layer4.0.act1", "layer4.0.act2"]
+    assert all(layer.function == "relu" for layer in layers)
+    outputs = []
+    handle = model.layer4[0].act2.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    pass_images(model, x)
+    handle.remove()
+    assert layers[-1].share == pytest.approx(float((outputs[0] == 0).double().mean()))
+    assert layers[-1].dead == int((outputs[0] == 0).all(0).flatten(1).all(1).sum())
+    mobile = dead_neurons(created("mobilenetv3_small_050"), images("mobilenetv3_small_050")).layers
+    assert {layer.function for layer in mobile} == {"relu", "hardswish"}
+    assert mobile[0].name == "bn1.act"
+
+
+def test_slices_of_a_batch_are_one_layer_and_no_bit_changes():
+    """A batch of ours runs in slices, and the last, smaller one as a whole."""
+    model, x = shallow("mat_1").eval(), torch.randn(9, 3, 96, 96)
+    plain, watched = [], []
+    pass_images(model, x, see=lambda y, _: plain.append(y))
+    handle = model.register_forward_hook(lambda module, inputs, output: watched.append(output.clone()))
+    found = dead_neurons(model, x)
+    handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    names = [layer.name for layer in found.layers]
+    assert names == ["stem.act", "stem.act#2", *(f"stages.{i}.blocks.0.mlp" for i in range(4)), "head.act"]
+    assert dead_neurons(model, x, batch_size=1).record() == {
+        "images": 9,
+        "layers": [layer.record() | {"share": pytest.approx(layer.share, abs=1e-4)} for layer in found.layers],
+    }
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    one, other = dead_neurons(Called(F.relu), IMAGES), dead_neurons(Called(F.gelu), IMAGES)
+    json.dumps(one.record())
+    figure = plot_dead_neurons({"relu": one, "gelu": other}, tmp_path / "plot.png")
+    assert figure.axes[0].get_title() == "activations that are exactly 0 (filled) or 0 or less (hollow)"
+    assert figure.axes[0].lines[0].get_ydata()[0] == pytest.approx(700 / 12)
+    assert plot_dead_neurons({"relu": one}).axes[0].get_title() == "activations that are exactly 0"
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match=r"no result of dead_neurons|nothing to draw"):
+        plot_dead_neurons({"a": None})  # ty: ignore[invalid-argument-type]

@@ -1,0 +1,95 @@
+"""Removal curves of classifiers that find one bright pixel: when it goes is known."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from broadsight.analysis import plot_salient_removal
+from broadsight.analysis.measures import salient_removal
+from broadsight.analysis.measures.salient_removal import curves_of
+from broadsight.evaluation.robustness import Choices, run_suite
+from tests.evaluation.test_robustness import bright, finds_bright
+from tests.training.small_runs import refusal
+
+
+def brightness(images, batch):
+    return images.sum(1)
+
+
+def test_by_hand():
+    # The bright pixel of 16 is the first to go: at 0.1, round(1.6) = 2 are gone. The other way it is the last.
+    found = salient_removal(finds_bright(4), bright(4, (0, 0), (2, 3)), saliency=brightness, fractions=(0.1, 0.5, 1.0))
+    assert found.fractions == (0.0, 0.1, 0.5, 1.0) and found.pictures == 2 and found.saliency == "brightness"
+    assert found.top1["salient first"] == (100, 0, 0, 0)
+    assert found.top1["least salient first"] == (100, 100, 100, 0)
+    assert found.areas["salient first"] == pytest.approx(100 * 0.05)  # a triangle 0.1 wide
+    assert found.areas["least salient first"] == pytest.approx(100 * 0.75)
+    assert found.gaps["least salient first"] == pytest.approx(70)
+    assert found.gaps["random"] == pytest.approx(found.areas["random"] - 5)
+    record = found.record()
+    assert json.loads(json.dumps(record)) == record and record["top1"]["salient first"] == [100, 0, 0, 0]
+
+
+def test_errors_are_those_of_a_share():
+    source = bright(4, (0, 0), (1, 1), (2, 2), (3, 3))
+    source.labels[1:] = 0  # one of four is right
+    found = salient_removal(finds_bright(4), source, saliency=brightness, fractions=(1.0,))
+    assert found.top1["random"] == (25, 75)
+    assert found.errors("random") == pytest.approx((100 * (0.25 * 0.75 / 4) ** 0.5,) * 2)
+
+
+def test_it_is_the_suite_of_eval():
+    classifier, source = finds_bright(6), bright(6, *((i, i) for i in range(6)))
+    choices = Choices(fractions=(0.2, 0.6))
+    suite = run_suite("salient", classifier, source, choices=choices, saliency=brightness, seed=3)
+    counts: list[int] = []
+    found = salient_removal(
+        classifier, source, saliency=brightness, fractions=(0.2, 0.6), seed=3, batch_size=4, seen=counts.append
+    )
+    for order, values in found.top1.items():
+        assert list(zip(found.fractions, values, strict=True)) == suite.curve(order)
+        assert found.areas[order] == suite.summary[f"area, {order}"]
+    assert found == curves_of(suite, "brightness")
+    assert counts[-1] == 6 and counts == sorted(counts)
+    occlusion = run_suite("occlusion", classifier, source)
+    assert "expected 'salient'" in refusal(lambda: curves_of(occlusion))
+
+
+def test_a_picture_that_cannot_be_read_is_told_of():
+    source = bright(4, (0, 0), (2, 3), (1, 1))
+    source.broken = (1,)
+    found = salient_removal(finds_bright(4), source, saliency=brightness, fractions=(0.5,))
+    assert found.pictures == 2 and list(found.skipped) == ["1.png"]
+    with pytest.raises(RuntimeError, match="cut short"):
+        salient_removal(finds_bright(4), source, saliency=brightness, strict=True)
+
+
+def test_own_saliency_by_name(tmp_path):
+    (tmp_path / "mine.py").write_text("def bright(images, batch):\n    return images.sum(1)\n")
+    name = f"{tmp_path / 'mine.py'}:bright"
+    found = salient_removal(finds_bright(4), bright(4, (0, 0)), saliency=name, fractions=(0.1,))
+    assert found.top1["salient first"] == (100, 0) and found.saliency == "bright"
+
+
+def test_what_does_not_fit_is_refused():
+    classifier, source = finds_bright(4), bright(4, (0, 0))
+    assert "open_classifier" in refusal(lambda: salient_removal(timm.create_model("test_resnet"), source))
+    assert "did you mean gradcam" in refusal(lambda: salient_removal(classifier, source, saliency="gradcm"))
+    assert "needs scenes" in refusal(lambda: salient_removal(classifier, source, saliency="scenes"))
+    assert "between 0 and 1" in refusal(lambda: salient_removal(classifier, source, fractions=(1.5,)))
+    assert "dino" in refusal(lambda: salient_removal(classifier, source, saliency=brightness, dino_checkpoint="x"))
+    assert "(B, H, W)" in refusal(lambda: salient_removal(classifier, source, saliency=lambda x, b: torch.zeros(3)))
+    assert "no pictures" in refusal(lambda: salient_removal(classifier, bright(4), saliency=brightness))
+
+
+def test_plot(tmp_path):
+    found = salient_removal(finds_bright(4), bright(4, (0, 0), (2, 3)), saliency=brightness, fractions=(0.1, 0.5))
+    figure = plot_salient_removal({"one": found, "two": found}, tmp_path / "curve.svg")
+    assert (tmp_path / "curve.svg").stat().st_size > 5000
+    (panel,) = figure.axes
+    assert len(panel.lines) == 6
+    assert np.allclose(panel.lines[0].get_xydata(), [[0, 100], [10, 0], [50, 0]])
+    assert "result of salient_removal" in refusal(lambda: plot_salient_removal({}))

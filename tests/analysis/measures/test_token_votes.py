@@ -1,0 +1,201 @@
+"""Bias and variance of tokens: worked out by hand for tokens whose answers are given, and slowly for real ones."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import broadsight
+from broadsight.analysis import plot_token_votes
+from broadsight.analysis.measures import token_votes
+from broadsight.layers import GroupLogits
+from tests.training.small_runs import refusal
+
+TINY = dict(groups=2, tokens=4, dim=24, mlp_dim=48, num_classes=5)
+
+
+class Says(nn.Module):
+    """Answers image i, which is full of the number i, with given shares (N, G, T, C), and a bias (G, C)."""
+
+    def __init__(self, shares: Tensor, bias: Tensor | None = None, distill: Tensor | None = None):
+        super().__init__()
+        self.shares, self.bias, self.distill = shares, bias, distill
+        self.calls: list[int] = []
+
+    def forward_groups(self, x: Tensor, per_token: bool = False) -> GroupLogits:
+        assert not self.training and not torch.is_grad_enabled()
+        self.calls.append(len(x))
+        chosen = x[:, 0, 0, 0].long()
+        shares = self.shares[chosen]
+        groups = shares.sum(2) + (0 if self.bias is None else self.bias)
+        distill = None if self.distill is None else self.distill[chosen]
+        return GroupLogits(groups, None, shares if per_token else None, distill)
+
+
+def numbered(count: int) -> Tensor:
+    return torch.arange(count).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).float()
+
+
+def votes(*classes: int, weight: float = 1.0, of: int = 3) -> Tensor:
+    """A share of the logits for each class that is named."""
+    return weight * torch.nn.functional.one_hot(torch.tensor(classes), of).float()
+
+
+# Two images, two groups of two tokens, three classes.
+# First: tokens say 0, 0 | 0, 1. All together: 0. Groups: 0 and, since token 2 is louder, 1.
+# Second: tokens say 2, 1 | 1, 1. All together: 1. Groups: 2, since its first token is louder, and 1.
+BY_HAND = torch.stack(
+    [
+        torch.stack([votes(0, 0), torch.stack([votes(0)[0], votes(1, weight=2)[0]])]),
+        torch.stack([torch.stack([votes(2, weight=2)[0], votes(1)[0]]), votes(1, 1)]),
+    ]
+)
+
+
+def test_by_hand():
+    found = token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2]))
+    assert (found.images, found.groups, found.tokens) == (2, 2, 2)
+    assert found.bias == 0.5  # 1 is not 2
+    assert found.variance == 1 / 4  # one of four apart in the first image, one in the second
+    assert found.token_error == (1 + 3) / 8
+    assert found.per_token == ((0.5, 0.0), (0.0, 0.5))
+    first, second = found.per_group
+    assert (first.bias, first.variance, first.apart) == (0.0, 0.25, 0.25)  # 0 and 2 are right
+    assert (second.bias, second.variance, second.apart) == (1.0, 0.25, 0.25)
+    assert found.bias_error == pytest.approx(0.5)  # of 0 and 1: deviation 0.7071 over the root of 2
+    assert found.variance_error == 0
+
+
+def test_without_labels_there_is_no_bias():
+    found = token_votes(Says(BY_HAND), numbered(2))
+    assert found.bias is found.bias_error is found.token_error is None
+    assert found.variance == 0.25 and found.per_group[0].bias is None
+    assert token_votes(Says(BY_HAND), numbered(1)).variance_error is None
+
+
+def test_the_bias_counts_for_the_aggregate_and_not_for_tokens():
+    shares = votes(0, 0)[None, None]  # two tokens for 0
+    found = token_votes(Says(shares, bias=torch.tensor([[0.0, 5.0, 0.0]])), numbered(1), torch.tensor([1]))
+    assert found.bias == 0 and found.variance == 1
+
+
+def test_single_tokens_answer_as_their_group_does():
+    shares = torch.stack([votes(0), votes(2)])[None]  # groups of one token
+    bias = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]])  # the first group says 1, all together too
+    found = token_votes(Says(shares, bias), numbered(1), torch.tensor([1]))
+    assert found.tokens == 1 and found.bias == 0 and found.per_token == ((0.0,), (1.0,))
+    assert [group.variance for group in found.per_group] == [0, 0]
+    assert [group.bias for group in found.per_group] == [0, 1]
+
+
+def test_distillation_tokens_take_part_in_the_aggregate():
+    shares = votes(0, 0)[None, None]
+    found = token_votes(Says(shares, distill=3 * votes(1)[None]), numbered(1))
+    assert found.variance == 1 and found.per_group[0].variance == 0
+
+
+def test_batches_add_up():
+    torch.manual_seed(1)
+    shares, labels = torch.randn(11, 3, 4, 6), torch.randint(6, (11,))
+    whole = token_votes(Says(shares), numbered(11), labels, batch_size=11)
+    model, counts = Says(shares), []
+    parts = [(numbered(11)[:4], labels[:4]), (numbered(11)[4:], labels[4:], ["more"] * 7)]
+    found = token_votes(model, parts, batch_size=3, seen=counts.append)
+    assert found == whole
+    assert model.calls == [3, 1, 3, 3, 1] and counts == [3, 4, 7, 10, 11]
+    together, by_token = shares.sum((1, 2)).argmax(-1), shares.argmax(-1)
+    slow = [[int(y != together[i]) for y in by_token[i].flatten()] for i in range(11)]
+    assert found.variance == pytest.approx(np.mean(slow))
+    assert found.variance_error == pytest.approx(np.std(np.mean(slow, 1), ddof=1) / 11**0.5)
+    assert found.bias == pytest.approx(np.mean([int(together[i] != labels[i]) for i in range(11)]))
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_real_network(tokens):
+    torch.manual_seed(0)
+    model = broadsight.swap_pool("test_resnet", "map", **TINY | dict(tokens=tokens)).train()
+    model.backbone.eval()
+    with torch.no_grad():
+        model.head.classifier.fc.bias.normal_(std=0.5)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    x, labels = torch.randn(6, 3, 64, 64), torch.randint(5, (6,))
+    found = token_votes(model, x, labels, batch_size=4)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    with torch.no_grad():
+        model.eval()
+        answers, groups = model(x).argmax(-1), model.forward_groups(x, per_token=True)
+    said = groups.per_token if tokens > 1 else groups.tokens[:, :, None]
+    apart = (said.argmax(-1) != answers[:, None, None]).double()
+    assert found.variance == pytest.approx(float(apart.mean())) and found.bias == float(
+        (answers != labels).double().mean()
+    )
+    assert [group.apart for group in found.per_group] == pytest.approx(apart.mean((0, 2)).tolist())
+    if tokens > 1:
+        assert 0 < found.variance < 1
+
+
+def test_other_sizes_types_and_compiled_networks():
+    model = broadsight.swap_pool("test_resnet", "map", **TINY).to(torch.bfloat16)
+    compiled = nn.Module()  # as torch.compile wraps it, without the seconds that its import takes
+    compiled._orig_mod = model
+    assert token_votes(compiled, torch.randn(2, 3, 40, 72)).images == 2
+    assert (
+        token_votes(
+            broadsight.swap_pool("test_resnet", "ga", **TINY | dict(groups=3)), torch.randn(1, 3, 64, 64)
+        ).groups
+        == 3
+    )
+
+
+def test_record_is_json():
+    found = token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2]))
+    record = found.record()
+    assert json.loads(json.dumps(record)) == record
+    assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "apart": 0.25} and record["variance"] == 0.25
+
+
+def test_networks_without_tokens_are_refused():
+    x = torch.zeros(1, 3, 64, 64)
+    for model, kind in (
+        (broadsight.swap_pool("test_resnet", "gap", num_classes=5), "AveragePool"),
+        (broadsight.swap_pool("test_resnet", "gap", num_classes=5).backbone, "ResNet"),
+    ):
+        said = refusal(lambda model=model: token_votes(model, x))
+        assert said.startswith(f"{kind} has no groups of class tokens") and "swap_pool" in said and "\n" not in said
+    light = broadsight.swap_pool("test_resnet", "map", **TINY, light=True)
+    assert "light" in refusal(lambda: token_votes(light, x))
+    assert "network" in refusal(lambda: token_votes("map_resnet50", x))
+
+
+def test_images_and_labels_that_do_not_fit_are_refused():
+    model, x = Says(BY_HAND), numbered(2)
+    assert "empty" in refusal(lambda: token_votes(model, []))
+    assert "3 labels for 2 images" in refusal(lambda: token_votes(model, x, torch.zeros(3).long()))
+    assert "a label is 3, but the network has 3" in refusal(lambda: token_votes(model, x, torch.tensor([0, 3])))
+    assert "a label is -1" in refusal(lambda: token_votes(model, x, torch.tensor([0, -1])))
+    assert "class numbers" in refusal(lambda: token_votes(model, x, torch.zeros(2, 3)))
+    assert "class numbers" in refusal(lambda: token_votes(model, [(x, ["a", "b"])]))
+    assert "apart" in refusal(lambda: token_votes(model, [x], torch.tensor([0, 1])))
+    assert "others without" in refusal(lambda: token_votes(model, [(x, torch.tensor([0, 1])), x]))
+    assert "not finite" in refusal(lambda: token_votes(Says(BY_HAND * torch.nan), x))
+
+
+def test_plot(tmp_path):
+    labelled, other = (
+        token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2])),
+        token_votes(Says(BY_HAND), numbered(1)),
+    )
+    figure = plot_token_votes({"one": labelled, "two": other}, tmp_path / "votes.png")
+    assert (tmp_path / "votes.png").stat().st_size > 5000
+    whole, by_group = figure.axes
+    heights = {
+        bars.get_label(): [bar.get_height() for bar in bars] for bars in whole.containers if hasattr(bars, "patches")
+    }
+    assert heights == {"bias": [50.0], "variance": [25.0, 25.0]}
+    assert list(by_group.lines[0].get_ydata()) == [25.0, 25.0]
+    assert "result of token_votes" in refusal(lambda: plot_token_votes({}))
+    assert "result of token_votes" in refusal(lambda: plot_token_votes({"one": 3}))

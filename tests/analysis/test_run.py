@@ -1,0 +1,314 @@
+"""Analyses through the functions: which networks and pictures they are of, what they give, what they refuse."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import broadsight
+from broadsight import analysis
+from broadsight.analysis.fronts import analyze_front
+from broadsight.analysis.images import Batches, open_pictures, pictures_for
+from broadsight.analysis.record import heading, plain, record_of, whole_folder
+from broadsight.analysis.request import Asked, open_subjects
+from broadsight.analysis.run import analyze
+from broadsight.weights.writing import write_weights
+from tests.training.small_runs import SIZE, fill, leave_run, refusal
+
+SMALL = dict(pretrained=False, size=SIZE, workers=0, threads=1, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("pictures"), cat=4, dog=3)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return leave_run(tmp_path_factory.mktemp("runs") / "mine", "test_vit", model_args={"img_size": SIZE})
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory, pictures):
+    """A run with multi-token pooling as training leaves it, which says what it was trained on."""
+    folder = tmp_path_factory.mktemp("runs") / "pooled"
+    folder.mkdir()
+    pool = dict(groups=2, tokens=2, dim=24, heads=2, mlp_dim=48)
+    model = broadsight.swap_pool("test_resnet", "map", **pool, num_classes=2)
+    write_weights(model, folder / "model.safetensors")
+    settings = dict(data=str(pictures), val=None, split=0.3, root=None, seed=0, model="test_resnet", pool="map")
+    config = dict(
+        architecture="edited",
+        num_classes=2,
+        label_names=["cat", "dog"],
+        model_args=dict(backbone="test_resnet", pool="map", pool_args=pool),
+        pretrained_cfg=dict(input_size=[3, SIZE, SIZE], mean=[0.5] * 3, std=[0.5] * 3, num_classes=2),
+        broadsight=dict(task="classify", settings=settings | dict(broadcast=None), recipe=dict(image_size=SIZE)),
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "metrics.jsonl").write_text('{"kind": "epoch", "val_top1": 40.0}\n{"kind": "epoch", "val_top1": 75.0}\n')
+    return folder
+
+
+def images_of(folder, network):
+    """What the network sees of all pictures of a folder, in order."""
+    subject = network
+    return torch.stack(
+        [
+            torch.as_tensor(subject.transforms.build(False)(Image.open(path).convert("RGB")))
+            for path in sorted(folder.rglob("*.png"))
+        ]
+    )
+
+
+def test_entropy_is_that_of_the_function(pictures, run):
+    folder, model = run
+    found = analyze(Asked("entropy", (str(folder),), str(pictures), **SMALL | {"batch": 3}))
+    (label,) = found.results
+    assert label == "mine"
+    subject = found.subjects[0]
+    expected = analysis.attention_entropy(model, subject.normalise(images_of(pictures, subject)))
+    assert {k: float(v) for k, v in found.results[label].items()} == pytest.approx(
+        {k: float(v) for k, v in expected.items()}
+    )
+    record = json.loads(json.dumps(record_of(found, "broadsight analyze")))
+    assert (record["measure"], record["seed"], record["command"]) == ("entropy", 0, "broadsight analyze")
+    assert record["data"]["pictures"] == record["data"]["there"] == 7
+    (network,) = record["networks"]
+    assert network["weights"] == "run" and network["input_size"] == [3, SIZE, SIZE]
+    assert [layer["name"] for layer in network["result"]["layers"]] == list(expected)
+    assert record["how"]["batch"] == 3 and record["versions"]["torch"] and not record["skipped"]
+
+
+def test_all_networks_see_the_same_sample(pictures, run):
+    asked = Asked("variance", (str(run[0]), "test_resnet"), str(pictures), samples=4, seed=1, **SMALL)
+    subjects = open_subjects(asked)
+    assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
+    found, sources = pictures_for(asked, analysis.MEASURES["variance"], subjects, {})
+    names = [[source.name(i) for i in range(len(source))] for source, _ in sources]
+    assert names[0] == names[1] and len(names[0]) == 4
+    assert found.description["pictures"] == 4
+    other = pictures_for(
+        Asked("variance", ("x",), str(pictures), samples=4, seed=5), analysis.MEASURES["variance"], subjects, {}
+    )
+    assert [other[1][0][0].name(i) for i in range(4)] != names[0]
+
+
+def test_random_weights_come_from_the_seed():
+    def weights(seed):
+        (one,) = open_subjects(Asked("variance", ("test_resnet",), seed=seed, **SMALL))
+        return next(one.model.parameters())
+
+    assert torch.equal(weights(3), weights(3)) and not torch.equal(weights(3), weights(4))
+
+
+def test_batches_begin_again_and_skip_what_is_no_picture(pictures, run, tmp_path):
+    folder = tmp_path / "flat"
+    folder.mkdir()
+    for number, path in enumerate(sorted(pictures.rglob("*.png"))):
+        (folder / f"{number}.png").write_bytes(path.read_bytes())
+    (folder / "bad.png").write_text("no picture")
+    asked = Asked("variance", (str(run[0]),), str(folder), **SMALL)
+    subjects = open_subjects(asked)
+    found, ((source, labels),) = pictures_for(asked, analysis.MEASURES["variance"], subjects, {})
+    skipped: dict[str, str] = {}
+    batches = Batches(subjects[0], source, labels=labels, batch=3, workers=0, strict=False, skipped=skipped)
+    first, again = list(batches), list(batches)
+    assert [len(batch) for batch in first] == [3, 3, 1]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert list(skipped) == [f"{folder}/bad.png"]
+    whole = analyze(asked)
+    assert any("1 picture could not be read and left out" in note and "bad.png" in note for note in whole.notes)
+    assert "7 pictures of flat" in heading(whole)
+    strict = refusal(lambda: analyze(Asked("variance", (str(run[0]),), str(folder), strict=True, **SMALL)))
+    assert "bad.png cannot be read" in strict and "--strict" in strict
+
+
+def test_scenes_are_so_many_as_asked():
+    subjects = open_subjects(Asked("variance", ("test_resnet",), **SMALL))
+    found = open_pictures(subjects, "scenes:6", labelled=False)
+    assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
+    assert found.description["data"] == "scenes:6" and found.notes == ()
+    found = open_pictures(subjects, None, labelled=False)
+    assert len(found.source) == 2000 and "built-in scenes" in found.notes[0]
+    for wrong in ("scenes:0", "scenes:many", "scenes:-3"):
+        assert "is not a count" in refusal(lambda wrong=wrong: open_pictures(subjects, wrong, labelled=False))
+
+
+def test_pairs_of_images_and_masks_and_lists(tmp_path):
+    subjects = open_subjects(Asked("variance", ("test_resnet",), **SMALL))
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
+    found = open_pictures(subjects, str(tmp_path), labelled=False)
+    assert [found.source.name(i) for i in range(len(found.source))] == [f"{tmp_path}/images/a.png"]
+    (tmp_path / "list.txt").write_text("images/a.png\n")
+    assert len(open_pictures(subjects, str(tmp_path / "list.txt"), labelled=False).source) == 1
+
+
+def test_labels_reach_the_tokens(pictures, pooled):
+    found = analyze(Asked("tokens", (str(pooled),), **SMALL))
+    (votes,) = found.results.values()
+    assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
+    assert found.found.description["part"] == "val"
+    unlabelled = analyze(Asked("tokens", (str(pooled),), str(pictures / "*" / "00*.png"), **SMALL))
+    (votes,) = unlabelled.results.values()
+    assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
+
+
+def test_labels_that_do_not_fit_are_left_out_if_they_can_be(pooled, tmp_path):
+    data = str(fill(tmp_path, bird=2, fish=2))
+    found = analyze(Asked("tokens", (str(pooled),), data, **SMALL))
+    assert found.results["test_resnet-map"].bias is None
+    assert any("labels are not used: " in note and "bird" in note for note in found.notes)
+    assert "was not trained on: bird, fish" in refusal(lambda: analyze(Asked("removal", (str(pooled),), data, **SMALL)))
+
+
+def test_removal_asks_a_classifier_about_labelled_pictures(pictures, pooled):
+    options = {"fractions": (0.0, 0.5), "saliency": "gradcam"}
+    found = analyze(Asked("removal", (str(pooled),), str(pictures), part="all", options=options, **SMALL))
+    (curves,) = found.results.values()
+    assert curves.pictures == 7 and curves.fractions == (0.0, 0.5)
+    assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
+
+
+def test_runs_of_one_network_are_called_by_their_folders(pooled):
+    found = analyze(Asked("variance", (str(pooled),) * 2, samples=2, **SMALL))
+    assert list(found.results) == ["test_resnet-map, pooled", "test_resnet-map, pooled (2)"]
+
+
+def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
+    found = analyze_front(Asked("front", (str(pooled),), **SMALL))
+    assert list(found.results) == ["latency_ms", "macs", "parameters"]
+    ((point,),) = [one.points for one in found.results["parameters"].fronts]
+    assert (point.x, point.accuracy) == (sum(p.numel() for p in found.subjects[0].model.parameters()), 75.0)
+    record = record_of(found)
+    assert record["results"]["macs"]["fronts"][0]["points"][0]["label"] == "test_resnet-map"
+    assert "result" not in record["networks"][0]
+
+
+def test_front_asks_about_data(pictures, pooled):
+    """A network whose bias makes it say cat, and one beside it without a word about its classes."""
+    asked = Asked(
+        "front",
+        (str(pooled), "test_resnet"),
+        str(pictures),
+        part="all",
+        options={"x": "macs"},
+        model_args={"num_classes": 2},
+        **SMALL,
+    )
+    found = analyze_front(asked)
+    points = [point for one in found.results["macs"].fronts for point in one.points]
+    assert {point.label for point in points} == {"test_resnet-map", "test_resnet, random weights"}
+    assert all(round(7 * point.accuracy / 100, 6).is_integer() for point in points)
+    assert {point.data for point in points} == {f"{pictures}, all"}
+    assert "RANDOM WEIGHTS: test_resnet" in heading(found)
+
+
+def test_front_refusals(run, tmp_path):
+    assert "needs MODEL|RUN" in refusal(lambda: analyze_front(Asked("front", ())))
+    assert "needs --data" in refusal(lambda: analyze_front(Asked("front", ("test_resnet",), **SMALL)))
+    assert "none of our models" in refusal(lambda: analyze_front(Asked("front", (), options={"paper": "x_*"})))
+    (tmp_path / "bad.json").write_text("{}")
+    assert "tells of no accuracy" in refusal(lambda: analyze_front(Asked("front", (str(tmp_path / "bad.json"),))))
+
+
+def test_an_interrupt_keeps_what_is_done(pictures, run):
+    def stop(done, total, doing):
+        if done > 7:
+            raise KeyboardInterrupt
+
+    names = (str(run[0]), "test_vit")
+    found = analyze(Asked("entropy", names, str(pictures), **SMALL | {"batch": 2}), stop)
+    assert list(found.results) == ["mine"] and found.how["interrupted"]
+    assert "interrupted: test_vit, random weights left out" in found.notes
+    assert [one["label"] for one in record_of(found)["networks"]] == ["mine"]
+    assert "RANDOM" not in heading(found)
+    with pytest.raises(KeyboardInterrupt):
+        analyze(Asked("entropy", names, str(pictures), **SMALL), lambda done, total, doing: stop(8, total, doing))
+
+
+def test_progress_counts_pictures_of_all_networks(pictures, run):
+    seen = []
+    asked = Asked("variance", (str(run[0]),) * 2, str(pictures), **SMALL | {"batch": 4})
+    analyze(asked, lambda done, total, doing: seen.append((done, total)))
+    assert seen == [(0, 14), (4, 14), (7, 14), (7, 14), (11, 14), (14, 14)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(networks=()), "needs MODEL|RUN"),
+        (dict(samples=0), "--samples 0; expected 1 or more"),
+        (dict(batch=0), "--batch 0; expected 1 or more"),
+        (dict(options={"nothing": 1}), "has no option 'nothing'"),
+        (dict(networks=("a", "b"), checkpoint="w.pt"), "write NAME@w.pt"),
+        (dict(networks=("test_vit@missing.safetensors",)), "missing.safetensors"),
+        (dict(measure="tokens"), "test_vit has no multi-token pooling"),
+        (dict(measure="removal", data="FLAT"), "removal needs labelled pictures"),
+        (dict(measure="interaction", options={"target": "label"}, data="FLAT"), "interaction needs labelled pictures"),
+        (dict(data="EMPTY"), "without images"),
+        (dict(data="FLAT", part="val"), "class folders"),
+        (dict(data="nowhere"), "no such data: nowhere"),
+        (dict(size=20), "--size 20"),
+    ],
+)
+def test_refusals(options, said, pictures, tmp_path):
+    (tmp_path / "EMPTY").mkdir()
+    places = {"FLAT": str(pictures / "cat"), "EMPTY": str(tmp_path / "EMPTY")}
+    options = {**dict(measure="entropy", networks=("test_vit",), data=str(pictures)), **SMALL, **options}
+    options["data"] = places.get(options["data"], options["data"])
+    message = refusal(lambda: analyze(Asked(**options)), (ValueError, FileNotFoundError))
+    assert said in message and "\n" not in message
+
+
+def test_too_few_pictures(run, tmp_path):
+    Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
+    (tmp_path / "two.png").write_text("")
+    measure = analysis.MEASURES["tokens"]
+    subjects = open_subjects(Asked("tokens", (str(run[0]),), **SMALL))
+
+    def found(data, **more):
+        return pictures_for(Asked("tokens", (str(run[0]),), data, **SMALL, **more), measure, subjects, {})
+
+    assert "too few pictures, 1; tokens needs 2" in refusal(lambda: found(str(tmp_path / "one.png")))
+    assert "--samples 1; tokens needs 2 pictures" in refusal(lambda: found(str(tmp_path), samples=1))
+    none = refusal(lambda: analyze(Asked("entropy", (str(run[0]),), str(tmp_path / "two.png"), **SMALL)))
+    assert "none of 1 pictures can be read" in none
+
+
+def test_channels_must_agree(run, tmp_path):
+    grey, _ = leave_run(tmp_path / "grey", model_args={"in_chans": 1})
+    assert "different channels" in refusal(lambda: open_subjects(Asked("variance", (str(run[0]), str(grey)), **SMALL)))
+    found = analyze(Asked("variance", (str(grey),), "scenes:2", **SMALL))
+    assert found.results["grey"].images == 2
+
+
+def test_whole_folder(tmp_path):
+    with whole_folder(tmp_path / "new" / "one") as unfinished:
+        (unfinished / "file").write_text("x")
+        assert not (tmp_path / "new" / "one").exists()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one"]
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "other") as unfinished:
+        (unfinished / "file").write_text("x")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_plain():
+    value = {"a": (1, 2.5, float("nan")), 3: [float("inf"), True, None], "t": torch.nn.Identity()}
+    assert plain(value) == {"a": [1, 2.5, None], "3": [None, True, None], "t": "Identity()"}
+
+
+def test_weights_that_cannot_be_fetched(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("the pretrained weights of resnet18 cannot be had: no connection.")
+
+    monkeypatch.setattr("broadsight.analysis.request.open_classifier", fail)
+    said = refusal(lambda: open_subjects(Asked("variance", ("resnet18",))))
+    assert said == (
+        "the pretrained weights of resnet18 cannot be had: no connection; give others as resnet18@FILE, or try random "
+        "ones by --no-pretrained"
+    )

@@ -1,0 +1,102 @@
+"""Answers: the same as `predict` gives, in turns timed, and never another's."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.app import answers
+from broadsight.app.answers import answer, image_of, top_classes
+from broadsight.app.candidates import Contestant, Contestants
+from broadsight.data.sources.unlabelled import find_images
+from broadsight.prediction.classification import predict
+from broadsight.runs.classifier import open_classifier
+from tests.training.small_runs import leave_run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    found = []
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        found.append(Contestant(name, name, True, open_classifier(leave_run(tmp_path / name, num_classes=3)[0])))
+    return found
+
+
+def picture(seed: int = 0) -> Image.Image:
+    torch.manual_seed(seed)
+    return Image.fromarray(torch.randint(0, 256, (50, 70, 3), dtype=torch.uint8).numpy())
+
+
+def test_answer__the_same_as_predict(runs, tmp_path):
+    picture().save(tmp_path / "a.png")
+    found = answer(runs, picture())
+    for one, said in zip(runs, found, strict=True):
+        expected = next(predict(one.classifier, find_images([str(tmp_path / "a.png")])[0], top=5))
+        assert tuple(name for name, _ in said.top) == expected.classes
+        assert [share for _, share in said.top] == pytest.approx(expected.probabilities, abs=1e-6)
+        assert sum(share for _, share in said.top) == pytest.approx(1)
+    assert [said.name for said in found] == ["one", "two"]
+
+
+def test_answer__times_are_of_every_round(runs, monkeypatch):
+    clock = iter(range(1000))  # every look at it is a second later
+    monkeypatch.setattr(answers.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(answers, "SECONDS", 3.5)  # the first passes take one second
+    found = answer(runs, picture())
+    assert [(said.rounds, said.latency.median, said.threads) for said in found] == [(3, 1000.0, 1)] * 2
+
+
+def test_answer__grey_networks_get_grey(tmp_path):
+    folder, _ = leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})
+    classifier = open_classifier(folder)
+    assert image_of(classifier, picture()).shape == (1, 1, 32, 32)
+    assert len(answer([Contestant("grey", "grey", True, classifier)], picture())[0].top) == 2
+
+
+def test_answer__many_at_once_get_their_own(runs):
+    contestants = Contestants(runs)
+    pictures = [picture(seed) for seed in range(4)]
+    alone = [answer(runs, one)[0].top for one in pictures]
+    assert len(set(alone)) == 4
+
+    def ask(place: int) -> bool:
+        with contestants.computing:
+            return answer(runs, pictures[place % 4])[0].top == alone[place % 4]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, range(12)))
+
+
+def test_top_classes__of_equals_the_first(runs):
+    assert [name for name, _ in top_classes(runs[0].classifier, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
+
+
+def dense(task: str, **more) -> SimpleNamespace:
+    usual = dict(task=task, classes=("cat", "dog"), top_down=False, skeleton=(), keypoint_threshold=2.0, channels=3)
+    return SimpleNamespace(**usual | dict(device=torch.device("cpu"), title="net", parameters=1) | more)
+
+
+def test_answer__objects_above_the_threshold(monkeypatch):
+    found = dict(
+        boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]),
+        labels=torch.tensor([2, 1]),
+        scores=torch.tensor([0.9, 0.3]),
+    )
+    monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
+    run = Contestant("net", "net", True, run=dense("detect"))  # ty: ignore[invalid-argument-type]
+    said = answer([run], picture(), threshold=0.5)[0]
+    assert said.rows == (("dog", "0.90", "1, 2", "20 x 30"),)
+    assert said.words == "dog (best 0.90)"
+    assert said.drawn is not None and said.drawn.width >= 70
+    assert len(answer([run], picture(), threshold=0.2)[0].rows) == 2
+
+
+def test_answer__shares_of_pixels(monkeypatch):
+    classes = torch.zeros(50, 70, dtype=torch.int64)
+    classes[:25, :35] = 1
+    monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
+    run = Contestant("net", "net", True, run=dense("segment"))  # ty: ignore[invalid-argument-type]
+    assert answer([run], picture())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))

@@ -1,0 +1,240 @@
+"""The page in a real browser: upload, prediction, a look inside, comparison; wide, narrow, and by keyboard alone."""
+
+import io
+import re
+import shutil
+from importlib.util import find_spec
+
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.app.answers import answer
+from broadsight.app.candidates import Contestant, Contestants, untrained
+from broadsight.app.samples import sample
+from broadsight.runs.classifier import open_classifier
+from tests.training.small_runs import leave_run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# looked for, not imported: that takes seconds, also where these tests are not run
+LACKING = [name for name in ("gradio", "playwright") if find_spec(name) is None] + ["Chromium"] * (CHROMIUM is None)
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(LACKING), reason=f"there is no {', '.join(LACKING)}")]
+
+WIDTHS = (390, 1440)
+PATIENCE = 60_000  # milliseconds, on a busy machine
+MAP = "resnet10t-map (untrained)"
+
+
+@pytest.fixture(scope="module")
+def contestants(tmp_path_factory):
+    torch.manual_seed(0)
+    folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
+    return Contestants([untrained("cpu"), Contestant("mine", str(folder), True, open_classifier(folder))])
+
+
+@pytest.fixture(scope="module")
+def address(contestants):
+    from broadsight.app.server import serving
+
+    with serving(contestants, megabytes=1) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def page(chromium, address, request):
+    """The open page, with its first answers; afterwards nothing may have gone wrong or elsewhere."""
+    context = chromium.new_context(viewport=dict(width=request.param, height=900))
+    page, wrong, elsewhere = context.new_page(), [], []
+    page.set_default_timeout(PATIENCE)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+    page.on("request", lambda sent: elsewhere.append(sent.url) if is_elsewhere(sent.url) else None)
+    page.goto(address)
+    page.wait_for_selector("#answers .bs-card")
+    yield page
+    fits(page)
+    context.close()
+    assert wrong == []
+    assert elsewhere == []
+
+
+def is_elsewhere(url: str) -> bool:
+    return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+
+
+def fits(page) -> None:
+    """Nobody has to scroll sideways."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+def colours(page, selector: str) -> int:
+    """How many shades the screen shows there; a blank place has one or two."""
+    shown = Image.open(io.BytesIO(page.locator(selector).first.screenshot()))
+    return len(shown.convert("L").getcolors())
+
+
+def shares(page) -> list[tuple[str, str]]:
+    return re.findall(r'bs-name">(.*?)</span><span class="bs-share">(.*?) %', page.inner_html("#answers"))
+
+
+def expected(contestants, picture) -> list[tuple[str, str]]:
+    said = answer(list(contestants.given.values()), picture)
+    return [(name, f"{100 * share:.1f}") for one in said for name, share in one.top]
+
+
+def send(page, picture: Image.Image) -> None:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    choose(page, "mine.png", "image/png", file.getvalue())
+
+
+def choose(page, name: str, kind: str, content: bytes) -> None:
+    page.set_input_files("#picture input[type=file]", dict(name=name, mimeType=kind, buffer=content))
+
+
+def wait_for(page, condition, what: str) -> None:
+    for _ in range(PATIENCE // 100):
+        if condition():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"{what} did not come")
+
+
+def test_whole_way__upload_predict_inside_compare(page, contestants):
+    assert "Untrained: resnet10t-map (untrained)." in page.inner_text(".bs-banner")
+    assert shares(page) == expected(contestants, sample(0))
+
+    send(page, sample(7).rotate(90))
+    wanted = expected(contestants, sample(7).rotate(90))
+    wait_for(page, lambda: shares(page) == wanted, "the answers to the upload")
+    assert re.fullmatch(r"[\d.]+ ms", page.inner_text(".bs-card .bs-time >> nth=0"))
+    assert "1 thread" in page.inner_text(".bs-card footer >> nth=0")
+    assert colours(page, "#picture img") > 50
+    fits(page)
+
+    page.click("#tab-look-button")
+    page.wait_for_selector("#look-map img")
+    assert colours(page, "#look-map img") > 50
+    page.click("#look-kind >> text=Grad-CAM")
+    page.wait_for_selector("#look-depth input[type=range]:visible")
+    wait_for(page, lambda: "depth 6 of 6" in page.inner_text("#look-caption"), "Grad-CAM")
+    deepest, before = page.inner_text("#look-caption"), page.get_attribute("#look-map img", "src")
+    page.focus("#look-depth input[type=range]")
+    page.keyboard.press("ArrowLeft")
+    wait_for(page, lambda: page.inner_text("#look-caption") != deepest, "another depth")
+    wait_for(page, lambda: page.get_attribute("#look-map img", "src") != before, "another map")
+    assert colours(page, "#look-map img") > 50
+    fits(page)
+
+    page.click("#look-sheet-button")
+    page.wait_for_selector("#look-sheet img")
+    assert colours(page, "#look-sheet img") > 50
+    assert page.is_visible("#look-sheet-download")
+    with page.expect_download() as download:
+        page.click("#look-sheet-download")
+    assert Image.open(download.value.path()).width > 600
+
+    page.click("#tab-compare-button")
+    page.wait_for_selector("#compare-table table")
+    assert not page.is_visible("#picture")
+    text = page.inner_text("#compare-table")
+    assert MAP in text and "mine" in text and "not run" in text
+    assert page.locator(".bs-point").count() == 2
+    area = page.locator(".bs-plot").bounding_box()
+    for point in page.locator(".bs-point").all():
+        box, style = point.bounding_box(), point.get_attribute("style")
+        left, bottom = (float(part) / 100 for part in re.findall(r"([\d.]+)%", style))
+        assert box["x"] + box["width"] / 2 == pytest.approx(area["x"] + left * area["width"], abs=1.5)
+        assert box["y"] + box["height"] / 2 == pytest.approx(area["y"] + (1 - bottom) * area["height"], abs=1.5)
+    assert page.is_hidden(".bs-tip >> nth=0")
+    page.hover(".bs-point >> nth=0")
+    assert page.is_visible(".bs-tip >> nth=0")
+    assert "latency" in page.inner_text(".bs-tip >> nth=0")
+    page.click("#compare-x >> text=parameters")
+    wait_for(page, lambda: "parameters, M" in page.inner_text("#compare-plot"), "the other axis")
+
+
+def test_look__another_network_has_other_maps(page):
+    page.click("#tab-look-button")
+    page.wait_for_selector("#look-map img")
+    assert page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM", "MAP tokens"]
+    page.click("#look-network input")
+    page.click("[role=option] >> text=mine")
+    wait_for(page, lambda: page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM"], "the other's kinds")
+    wait_for(page, lambda: "class" in page.inner_text("#look-caption"), "the other's map")
+
+
+def test_compare__any_network_of_timm(page):
+    page.click("#tab-compare-button")
+    page.wait_for_selector("#compare-table table")
+    page.click("#compare-added input")
+    page.keyboard.type("test_resnet")
+    page.click("#compare-added >> [role=option] >> text=test_resnet")
+    wait_for(page, lambda: "test_resnet" in page.inner_text("#compare-table"), "the added network")
+
+
+def test_samples__and_several_networks(page, contestants):
+    page.click("#samples button >> nth=4")
+    wanted = expected(contestants, sample(4))
+    wait_for(page, lambda: shares(page) == wanted, "the answers to the sample")
+    page.uncheck("#predict-networks input >> nth=1")
+    wait_for(page, lambda: page.locator(".bs-card").count() == 1, "the answer of one network")
+    assert page.get_attribute("#samples button >> nth=4", "aria-label") == "Sample: rocket"
+
+
+def test_mistakes__one_line_in_the_page(page):
+    choose(page, "notes.png", "image/png", b"these are words")
+    shown = page.wait_for_selector("[data-testid=toast-body]").inner_text()
+    assert "not an image" in shown and "Traceback" not in shown
+
+
+def test_keyboard__alone(page, contestants):
+    def to(name: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if name in page.evaluate(
+                "(e => [e.getAttribute('aria-label'), e.innerText, e.id, e.closest('[id]')?.id].join(' '))"
+                "(document.activeElement)"
+            ):
+                return
+        raise AssertionError(f"{name} is not reached by Tab")
+
+    to("Sample: octopus")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none"
+    page.keyboard.press("Enter")
+    wanted = expected(contestants, sample(7))
+    wait_for(page, lambda: shares(page) == wanted, "the answers to the sample")
+    to("Look inside")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#look-map img")
+    to("look-kind")  # Gradio makes every choice a stop of its own; the first is Grad-CAM
+    page.keyboard.press("Space")
+    page.wait_for_selector("#look-depth input[type=range]:visible")
+    wait_for(page, lambda: "depth 6 of 6" in page.inner_text("#look-caption"), "Grad-CAM")
+    before = page.inner_text("#look-caption")
+    to("slider for Depth")
+    page.keyboard.press("ArrowLeft")
+    wait_for(page, lambda: page.inner_text("#look-caption") != before, "another depth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours__follow_the_system(chromium, address, scheme):
+    page = chromium.new_page(color_scheme=scheme)
+    page.goto(address)
+    page.wait_for_selector("#answers .bs-card", timeout=PATIENCE)
+    ground = [
+        int(part) for part in re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    ]
+    page.close()
+    assert (sum(ground[:3]) > 3 * 128) == (scheme == "light")

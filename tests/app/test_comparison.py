@@ -1,0 +1,92 @@
+"""The comparison: figures, where they come from, and those that nobody has."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from broadsight.app.candidates import Contestant
+from broadsight.app.comparison import MOST, Row, accuracy_of, compare, first_axes, points, table
+from broadsight.benchmark.timing import Summary
+from broadsight.evaluation.run import macs_of
+from broadsight.runs.classifier import open_classifier
+from broadsight.visual.plots import PALETTE
+from tests.training.small_runs import leave_run, refusal
+
+
+def a_row(name="net", **more) -> Row:
+    usual = dict(name=name, task="classify", trained=True, parameters=2_000_000, macs=3_000_000_000)
+    figures = dict(latency=Summary(4.0, 3.0, 0.1), accuracy=71.0, measure="top-1", measured_on="validation")
+    return Row(**usual | figures | more)
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder, _ = leave_run(tmp_path / "runs" / "mine")
+    lines = [dict(kind="epoch", best=value) for value in (10.0, 34.5)] + [dict(kind="updates")]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Contestant("mine", str(folder), True, open_classifier(folder))
+
+
+def evaluation(folder, source, **figures):
+    folder.mkdir(parents=True)
+    (folder / "evaluation.json").write_text(json.dumps(dict(figures=figures, model=dict(source=str(source)))))
+
+
+def test_compare__figures_of_each(run):
+    rows = compare([run], Image.new("RGB", (40, 40)))
+    assert (rows[0].parameters, rows[0].macs) == (run.parameters, macs_of(run.classifier))
+    assert rows[0].latency.median > 0
+    assert (rows[0].accuracy, rows[0].measured_on) == (34.5, "validation of the run")
+
+
+def test_compare__none_and_too_many(run):
+    assert "choose at least one" in refusal(lambda: compare([], Image.new("RGB", (40, 40))))
+    assert f"at most {MOST}" in refusal(lambda: compare([run] * (MOST + 1), Image.new("RGB", (40, 40))))
+
+
+def test_accuracy__an_evaluation_of_this_network_comes_first(run, tmp_path):
+    evaluation(tmp_path / "e" / "other", tmp_path / "runs" / "another", top1=99.0)
+    evaluation(tmp_path / "e" / "without", run.source, loss=1.0)
+    (tmp_path / "e" / "damaged").mkdir()
+    (tmp_path / "e" / "damaged" / "evaluation.json").write_text("[")
+    assert accuracy_of(run, tmp_path / "e") == (34.5, "validation of the run")
+    evaluation(tmp_path / "e" / "mine", run.source, top1=41.0)
+    assert accuracy_of(run, tmp_path / "e") == (41.0, "evaluation mine")
+
+
+def test_accuracy__random_weights_have_none(tmp_path):
+    evaluation(tmp_path / "e" / "x", "resnet18", top1=70.0)
+    assert accuracy_of(Contestant("resnet18", "resnet18", False), tmp_path / "e") == (None, "")
+    assert accuracy_of(Contestant("resnet18", "resnet18", True), tmp_path / "e") == (70.0, "evaluation x")
+
+
+def test_points__values_on_the_axes():
+    drawn, missing = points([a_row(), a_row("b", accuracy=80.0)], "latency", "accuracy")
+    assert [(one.name, one.x, one.y, one.place, one.colour) for one in drawn] == [
+        ("net", 4.0, 71.0, 0, PALETTE[0]),
+        ("b", 4.0, 80.0, 1, PALETTE[1]),
+    ]
+    assert missing == []
+    assert drawn[0].about["accuracy"] == "71.0 % top-1"
+    assert [(one.x, one.y) for one in points([a_row()], "macs", "parameters")[0]] == [(3.0, 2.0)]
+    assert [(one.x, one.y) for one in points([a_row()], "macs", "macs")[0]] == [(3.0, 3.0)]
+
+
+def test_points__what_is_left_out_is_named():
+    rows = [a_row(), a_row("b", accuracy=None), a_row("c", macs=None), a_row("d", measure="box AP", task="detect")]
+    drawn, missing = points(rows, "macs", "accuracy")
+    assert [one.name for one in drawn] == ["net"]
+    assert missing == ["b: accuracy not known", "c: MACs not known", "d: measured in box AP, not in top-1"]
+
+
+def test_axes__accuracy_where_there_is_any():
+    assert first_axes([a_row(accuracy=None)]) == ("macs", "latency")
+    assert first_axes([a_row(accuracy=None), a_row()]) == ("latency", "accuracy")
+
+
+def test_table__not_run_where_nobody_knows():
+    text = table([a_row("<b>", accuracy=None, macs=None, trained=False)])
+    assert "not run" in text and "not counted" in text and "random weights" in text
+    assert "&lt;b&gt;" in text and "<b>" not in text
+    assert "71.0 % top-1" in table([a_row()]) and "8.0 MB" in table([a_row()])

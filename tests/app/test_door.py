@@ -1,0 +1,265 @@
+"""The door: what it lets in, and what it refuses before anything else sees it."""
+
+import asyncio
+import json
+
+import pytest
+
+from broadsight.app.door import MOST_JSON, Door
+
+EVENT = "/gradio_api/call/predict"
+
+
+@pytest.fixture
+def knock(tmp_path):
+    """Send a request through the door; gives the status and the body that came through or the refusal."""
+
+    async def inner(scope, receive, send):
+        body = (await receive()).get("body", b"")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    door = Door(inner, folder=tmp_path, most_bytes=1000)
+
+    def call(path, body=b"", method=None, headers=(), host="localhost:7860", pieces=1):
+        method = method or ("POST" if body else "GET")
+        sent, step = [], max(1, -(-len(body) // pieces))
+        parts = [body[at : at + step] for at in range(0, len(body), step)] or [b""]
+        waiting = [
+            {"type": "http.request", "body": part, "more_body": place < len(parts) - 1}
+            for place, part in enumerate(parts)
+        ]
+
+        async def receive():
+            return waiting.pop(0)
+
+        async def send(message):
+            sent.append(message)
+
+        given = [(b"host", host.encode()), *headers]
+        scope = dict(type="http", path=path, method=method, headers=given, server=("127.0.0.1", 7860))
+        asyncio.run(door(scope, receive, send))
+        return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/config", "/theme.css", "/assets/a/b.js", "/gradio_api/queue/data", "/gradio_api/info"]
+)
+def test_door__the_page_itself(knock, path):
+    status, _, headers = knock(path)
+    assert status == 200
+    assert headers[b"x-content-type-options"] == b"nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/proxy=http://127.0.0.1:22/",
+        "/gradio_api/vibe-code",
+        "/gradio_api/process_recording",
+        "/gradio_api/component_server",
+        "/gradio_api/dev/reload",
+        "/gradio_api/startup-events",
+        "/gradio_api/stream/x",
+        "/gradio_api/login",
+        "/gradio_api/deep_link",
+        "/docs",
+        "/monitoring",
+        "/gradio_api/queue/data/x",
+        "/" + "a" * 3000,
+        "/static/" + "a" * 3000,
+    ],
+)
+def test_door__nothing_else(knock, path):
+    assert knock(path)[0] == 404
+
+
+def test_door__other_methods(knock):
+    assert knock("/", method="PUT")[0] == knock("/config", method="DELETE")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7860", "localhost.evil.example", "", "127.0.0.1.nip.io:7860"]
+)
+def test_door__other_names_of_this_computer(knock, host):
+    assert knock("/", host=host)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/config",
+        "/gradio_api/info",
+        "/gradio_api/queue/data",
+        "/gradio_api/heartbeat/x",
+        "/gradio_api/upload",
+        EVENT,
+        "/gradio_api/queue/join",
+        "/gradio_api/run/predict",
+        "/gradio_api/upload_progress",
+        "/assets/a.js",
+        "/gradio_api/proxy=http://127.0.0.1/",
+        "/gradio_api/cancel",
+        "/gradio_api/reset",
+        "/theme.css",
+    ],
+)
+def test_door__other_sites_get_nothing(knock, path):
+    for method in ("GET", "POST", "OPTIONS"):
+        for header in ((b"origin", b"http://evil.example"), (b"origin", b"null"), (b"sec-fetch-site", b"cross-site")):
+            status, _, answered = knock(path, method=method, headers=[header, (b"content-length", b"0")])
+            assert status == 403 and not any(name.startswith(b"access-control") for name in answered)
+        assert knock(path, method=method, host="evil.example:7860")[0] == 403
+
+
+def test_door__files_of_its_folder_alone(knock, tmp_path):
+    assert knock(f"/gradio_api/file={tmp_path}/a/b.png")[0] == 200
+    for path in (
+        "/etc/passwd",
+        "etc/passwd",
+        f"{tmp_path}/../x",
+        "http://127.0.0.1/",
+        "",
+        "//etc/passwd",
+        f"{tmp_path}x/a",
+    ):
+        assert knock(f"/gradio_api/file={path}")[0] == 403
+
+
+def test_door__events_come_through_whole(knock, tmp_path):
+    body = json.dumps({"data": [{"path": f"{tmp_path}/a.png", "url": "http://localhost/x"}, ["a"], 1]}).encode()
+    assert knock(EVENT, body, pieces=3)[:2] == (200, body)
+    assert knock("/gradio_api/queue/join", body)[:2] == (200, body)
+    assert knock(EVENT, b'{"data": [null]}')[0] == 200
+    twice = b'{"path": "/etc/passwd", "path": "%s/a.png"}' % str(tmp_path).encode()
+    assert knock(EVENT, twice)[1] == b'{"path": "%s/a.png"}' % str(tmp_path).encode()  # nobody sees the other one
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "http://127.0.0.1:7860/config",
+        "HTTPS://example.com/a.png",
+        " http://example.com",
+        "//example.com/a.png",
+        "../../etc/passwd",
+        "",
+        7,
+        {"path": "x"},
+        ["/etc/passwd"],
+    ],
+)
+@pytest.mark.parametrize(
+    "address", [EVENT, "/gradio_api/queue/join", "/gradio_api/run/predict", "/gradio_api/call/v2/predict"]
+)
+def test_door__no_path_and_no_address_for_a_picture(knock, path, address):
+    for data in ([{"path": path}], [[{"deep": [{"path": path, "meta": {"_type": "gradio.FileData"}}]}]]):
+        status, body, _ = knock(address, json.dumps({"data": data}).encode())
+        assert status == 400
+        assert b"must be uploaded" in body
+
+
+def test_door__what_is_no_event(knock):
+    assert knock(EVENT, b"no json")[0] == 400
+    assert knock(EVENT, b"[" * 100_000)[0] == 400
+    assert knock(EVENT, b" " * (MOST_JSON + 1), pieces=4)[0] == 413
+
+
+def test_door__uploads_say_how_long_they_are(knock):
+    def upload(*headers):
+        return knock("/gradio_api/upload", b"x", headers=headers)[0]
+
+    assert upload((b"content-length", b"500")) == 200
+    assert upload((b"Content-Length", b"500")) == 200
+    assert upload((b"content-length", b"1000000")) == 413
+    assert upload() == upload((b"transfer-encoding", b"chunked")) == 411
+    assert upload((b"content-length", b"-5")) == 400
+    assert upload((b"content-length", b"500"), (b"transfer-encoding", b"chunked")) == 400
+
+
+def test_door__visitors_know_the_folder_by_another_name(tmp_path):
+    """Paths are hidden in what goes out, whole or in a stream, and found again in what comes in."""
+    from broadsight.app.door import ALIAS, hiding
+
+    door = Door(None, folder=tmp_path, most_bytes=1000)
+    event = json.dumps({"data": [{"path": f"{ALIAS}/a/b.png"}, ALIAS]}).encode()
+    assert json.loads(door.read_event(event)[1]) == {"data": [{"path": f"{tmp_path}/a/b.png"}, ALIAS]}
+    for path in (f"{ALIAS}/../../etc/passwd", f"{ALIAS}x/a", ALIAS, f"{ALIAS}//../.."):
+        assert door.read_event(json.dumps({"path": path}).encode())[0][0] == 400
+    for kind, pieces in (("application/json", 7), ("text/html; charset=utf-8", 3), ("text/event-stream", 9)):
+        sent = []
+
+        async def send(message, sent=sent):
+            sent.append(message)
+
+        async def answer(kind=kind, pieces=pieces, send=send):
+            text = f'{{"path": "{tmp_path}/a.png"}}\n\n"{tmp_path}"\n'.encode()
+            out = hiding(send, door._hide)
+            headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(text))]
+            await out({"type": "http.response.start", "status": 200, "headers": headers})
+            for at in range(0, len(text), pieces):
+                more = at + pieces < len(text)
+                await out({"type": "http.response.body", "body": text[at : at + pieces], "more_body": more})
+
+        asyncio.run(answer())
+        body = b"".join(message["body"] for message in sent[1:])
+        assert body == f'{{"path": "{ALIAS}/a.png"}}\n\n"{ALIAS}"\n'.encode()
+        if "stream" not in kind:
+            assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % len(body)
+
+
+def test_door__uploads_hold_a_quota(tmp_path):
+    """Also while they are on their way; a client that leaves stores nothing."""
+    from broadsight.app.storage import Storage
+
+    came = []
+
+    async def inner(scope, receive, send):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        came.append(len(body))
+        (tmp_path / f"{len(came)}").write_bytes(body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    door = Door(inner, folder=tmp_path, most_bytes=1000, storage=Storage(tmp_path, 2500))
+
+    async def upload(length, *messages):
+        waiting, sent = list(messages), []
+
+        async def receive():
+            await asyncio.sleep(0)
+            return waiting.pop(0)
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost:7860"), (b"content-length", b"%d" % length)]
+        scope = dict(type="http", path="/gradio_api/upload", method="POST", headers=headers, server=("x", 7860))
+        await door(scope, receive, send)
+        return sent[0]["status"] if sent else None
+
+    def body(length):
+        return {"type": "http.request", "body": bytes(length), "more_body": False}
+
+    async def ask():
+        assert [await upload(900, body(900)) for _ in range(6)] == [200] * 6
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500 and (tmp_path / "6").exists()
+        part = {"type": "http.request", "body": b"x" * 500, "more_body": True}
+        assert await upload(900, part, {"type": "http.disconnect"}) is None and len(came) == 6
+        found = await asyncio.gather(*(upload(900, body(900)) for _ in range(4)))
+        assert found == [200] * 4 and door.reading == door.open == 0
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500
+        door.storage.lasting = {str(path) for path in tmp_path.iterdir()}  # no room is left
+        assert await upload(900, body(900)) == 507 and len(came) == 10
+        door.reading = 2**28
+        assert await upload(900, body(900)) == 503
+
+    asyncio.run(ask())

@@ -1,0 +1,118 @@
+"""Leafing through what is seen inside a network."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.app import inside as looking
+from broadsight.app.candidates import Contestant, untrained
+from broadsight.app.inside import LIKELY, Looked, class_called, classes_of, described, kind_called, look, view_of
+from broadsight.explanation.maps.map import Look
+from broadsight.runs.classifier import open_classifier
+from tests.training.small_runs import leave_run, refusal
+
+
+def a_look(depth: int, title: str) -> Look:
+    return Look("gradcam", title, f"layer{depth}", depth, "heat", torch.rand(4, 4), "bright: here")
+
+
+@pytest.fixture
+def looked():
+    picture = Image.new("RGB", (8, 8))
+    return Looked("net", "gradcam", picture, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
+
+
+@pytest.fixture(scope="module")
+def network():
+    return untrained("cpu")
+
+
+def test_looked__by_depth_and_title(looked):
+    assert looked.depths == 3
+    assert [one.title for one in looked.at(0)] == ["a", "b"]
+    assert [one.depth for one in looked.at(99)] == [2, 2]
+    assert looked.one(0, "b") is looked.looks[1]
+    assert looked.one(2, "a") is looked.looks[2]  # no such title there: the first
+    for depth in (None, "x", float("nan"), -3):
+        assert looked.one(depth) is looked.looks[0]
+
+
+def test_described__layer_depth_scale_and_note(looked):
+    text = described(replace(looked.looks[2], layer="<b>"), 3)
+    assert "<strong>b</strong>, depth 3 of 3: <code>&lt;b&gt;</code>" in text
+    assert "<p>bright: here</p>" in text and "from dark blue to yellow" in text and "flat" not in text
+    flat = replace(looked.looks[0], values=torch.ones(4, 4), note="")
+    assert "its only depth" in described(flat, 1) and "no place stands out" in described(flat, 1)
+    assert "dark blue" not in described(replace(flat, form="mask", values=torch.ones(4, 4, dtype=torch.bool)), 1)
+
+
+def test_view__is_what_the_network_sees(tmp_path):
+    classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=0.5)[0])
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[10:30, 30:50] = 255  # the middle half of the shorter side
+    seen = np.asarray(view_of(classifier, Image.fromarray(pixels), 64))
+    assert seen[8:-8, 8:-8].min() > 250  # the edge is mixed with what lies beyond
+    assert seen.min() > 100
+
+
+def test_view__has_the_proportions_of_the_transform(tmp_path):
+    classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=0.875)[0])
+    gradient = np.linspace(0, 255, 96).astype(np.uint8)
+    picture = Image.fromarray(np.stack([np.tile(gradient, (96, 1))] * 3, -1))
+    seen = np.asarray(classifier.transforms.build(training=False)(picture)).astype(float)  # 3 32 32
+    shown = np.asarray(view_of(classifier, picture, 32)).astype(float)
+    assert np.abs(seen[0] - shown[..., 0]).max() < 6
+
+
+def test_look__maps_of_the_one_kind(network):
+    found = look(network, Image.new("RGB", (96, 96), (90, 120, 30)), "map-tokens")
+    assert {one.kind for one in found.looks} == {"map-tokens"}
+    assert found.view.size == (looking.SIDE, looking.SIDE)
+    assert looking.drawn(found.view, found.looks[0]).mode == "RGB"
+
+
+def test_look__classes_by_their_names(network):
+    found = look(network, Image.new("RGB", (96, 96), (90, 120, 30)), "gradcam", 3)
+    assert {one.title for one in found.looks} == {"class 3, butterfly"}
+
+
+def test_look__leaves_the_network_as_it_was(network):
+    picture, image = Image.new("RGB", (96, 96), (90, 120, 30)), torch.rand(1, 3, 96, 96)
+    before = network.classifier.model(image)
+    for kind in looking.kinds(network):
+        look(network, picture, kind, 3)
+    assert torch.equal(network.classifier.model(image), before)
+    assert not any(parameter.requires_grad for parameter in network.classifier.model.parameters())
+
+
+def test_look__a_kind_that_it_lacks(network):
+    text = refusal(lambda: look(network, Image.new("RGB", (96, 96)), "super-tokens"))
+    assert "has no Super tokens maps; it has Grad-CAM" in text
+
+
+def test_kinds__every_one_has_a_name():
+    from broadsight.explanation.inside import KINDS
+
+    assert set(KINDS) == set(looking.KINDS)
+    assert kind_called("MAP tokens") == "map-tokens"
+    for words in ("map-tokens", None, 3, ["Grad-CAM"]):
+        assert "no such kind" in refusal(lambda words=words: kind_called(words))
+
+
+def test_class__by_choice(network):
+    assert classes_of(network)[:2] == [LIKELY, "0: crab"]
+    assert (class_called(network, None), class_called(network, LIKELY), class_called(network, "3: butterfly")) == (
+        None,
+        None,
+        3,
+    )
+    for words in ("crab", "99: crab", 3, ["0: crab"]):
+        assert "no such class" in refusal(lambda words=words: class_called(network, words))
+
+
+def test_look__dense_runs_have_none():
+    one = Contestant("seg", "seg", True, run=object())  # ty: ignore[invalid-argument-type]
+    assert "does not classify" in refusal(lambda: look(one, Image.new("RGB", (9, 9)), "gradcam"))

@@ -1,0 +1,302 @@
+"""The page over HTTP: a real server on loopback, asked as a browser and as somebody with bad intentions would."""
+
+import io
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.app.answers import answer
+from broadsight.app.candidates import Contestant, Contestants, untrained
+from broadsight.app.samples import sample
+from broadsight.runs.classifier import open_classifier
+from tests.app.test_uploads import png_header
+from tests.data.nasty_names import NASTY
+from tests.training.small_runs import leave_run
+
+# looked for, not imported: that takes seconds, also where these tests are not run
+NO_GRADIO = pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio")
+pytestmark = [pytest.mark.slow, NO_GRADIO]
+
+META = {"_type": "gradio.FileData"}
+
+
+@pytest.fixture(scope="module")
+def contestants(tmp_path_factory):
+    torch.manual_seed(0)
+    folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
+    return Contestants([Contestant("mine", str(folder), True, open_classifier(folder)), untrained("cpu")])
+
+
+@pytest.fixture(scope="module")
+def browser(contestants):
+    import httpx
+
+    from broadsight.app.server import serving
+
+    with (
+        serving(contestants, megabytes=1) as address,
+        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
+    ):
+        yield client
+
+
+def upload(browser, content: bytes, name: str = "a.png"):
+    return browser.post("/gradio_api/upload", files={"files": (name, content)})
+
+
+def png(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def call(browser, event: str, *data):
+    """Status and what came back: a list of results, or the error in words."""
+    begun = browser.post(f"/gradio_api/call/{event}", json={"data": data})
+    if begun.status_code != 200:
+        return begun.status_code, begun.json()["error"]
+    text = browser.get(f"/gradio_api/call/{event}/{begun.json()['event_id']}").text
+    kind, content = re.findall(r"event: (\w+)\ndata: (.*)", text)[-1]
+    found = json.loads(content)
+    return 200, found["error"] if kind == "error" else found
+
+
+def sent(path: str) -> dict:
+    return {"path": path, "meta": META}
+
+
+def shares(html: str) -> list[str]:
+    return re.findall(r'bs-name">(.*?)</span><span class="bs-share">(.*?) %', html)
+
+
+def test_page__says_that_weights_are_random(browser):
+    text = browser.get("/").text
+    assert "Untrained: resnet10t-map (untrained)." in text
+    assert "broadsight train" in text
+    assert "fonts.googleapis" not in text
+
+
+def test_predict__what_the_network_says(browser, contestants):
+    path = upload(browser, png(sample(3))).json()[0]
+    status, (html,) = call(browser, "predict", sent(path), ["mine", "resnet10t-map (untrained)"], 0.5)
+    expected = answer(list(contestants.given.values()), sample(3))
+    assert status == 200
+    assert shares(html) == [(name, f"{100 * share:.1f}") for one in expected for name, share in one.top]
+    assert html.count("random weights") == 1
+
+
+def test_predict__everybody_gets_their_own(browser, contestants):
+    mine = contestants.of("mine")
+    expected = [shares_of(answer([mine], sample(place))[0]) for place in range(6)]
+    assert len(set(map(tuple, expected))) == 6
+
+    def ask(place: int):
+        with type(browser)(base_url=browser.base_url, timeout=60, trust_env=False) as own:
+            path = upload(own, png(sample(place))).json()[0]
+            return shares(call(own, "predict", sent(path), ["mine"], 0.5)[1][0])
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, [*range(6), *range(6)])) == expected * 2
+
+
+def shares_of(said):
+    return [(name, f"{100 * share:.1f}") for name, share in said.top]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/a.png", "https://example.com/a.png", "../x", "C:\\x"],
+)
+@pytest.mark.parametrize("event", ["predict", "look", "overview"])
+def test_paths_and_addresses__are_not_opened(browser, path, event):
+    status, error = call(browser, event, sent(path), "mine", "Grad-CAM", None, None)
+    assert (status, "must be uploaded" in error) == (400, True)
+
+
+def test_addresses__beside_a_path_are_not_looked_at(browser):
+    path = upload(browser, png(sample(0))).json()[0]
+    for url in ("http://127.0.0.1:1/a.png", "data:image/png;base64,AAAA", "file:///etc/passwd"):
+        status, found = call(browser, "predict", sent(path) | {"url": url}, ["mine"], 0.5)
+        assert status == 200 and "bs-card" in found[0]
+
+
+def test_files__only_uploads_are_served(browser, contestants):
+    path = upload(browser, b"<script>alert(1)</script>", "a.html").json()[0]
+    served = browser.get(f"/gradio_api/file={path}")
+    assert served.headers["content-disposition"].startswith("attachment")
+    for path in (
+        "/etc/passwd",
+        contestants.of("mine").source + "/config.json",
+        "http://127.0.0.1:1/",
+        "/proc/self/environ",
+    ):
+        assert browser.get(f"/gradio_api/file={path}").status_code == 403
+
+
+def test_uploads__limits_hold_on_the_server(browser):
+    assert upload(browser, b"x" * 2**20).status_code == 200
+    assert upload(browser, b"x" * (2**20 + 2**16 + 1)).status_code == 413
+    assert upload(browser, b"x" * (2**20 + 1000)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"no picture", "not an image"), (b"", "not an image"), (png_header(30_000, 30_000), "at most 40 million")],
+    ids=["text", "empty", "bomb"],
+)
+def test_uploads__that_are_no_pictures(browser, content, words):
+    path = upload(browser, content).json()[0]
+    for event, rest in (("predict", (["mine"], 0.5)), ("look", ("mine", "Grad-CAM", None, None))):
+        error = call(browser, event, sent(path), *rest)[1]
+        assert words in error and "Traceback" not in error and "\n" not in error
+
+
+def test_names__only_those_of_the_lists(browser):
+    path = upload(browser, png(sample(0))).json()[0]
+    for names in (["../../x"], ["hf-hub:timm/resnet18"], "mine", None, [["mine"]], ["mine"] * 200, {"a": 1}):
+        assert "choose from" in call(browser, "predict", sent(path), names, 0.5)[1]
+    for name in ("hf-hub:timm/resnet18", "local-dir:/etc", "/etc/passwd", "resnet18.a1_in1k", 5):
+        assert "choose from" in call(browser, "compare", ["mine"], [name], "latency", "accuracy")[1]
+    assert "expected at most 6" in call(browser, "compare", ["mine"], ["test_resnet"] * 6, "latency", "accuracy")[1]
+
+
+def test_look__a_map_is_served_and_leafed_through(browser):
+    path = upload(browser, png(sample(1))).json()[0]
+    status, found = call(browser, "look", sent(path), "resnet10t-map (untrained)", "Grad-CAM", "4: rocket", None)
+    assert status == 200
+    picture = next(part for part in found if isinstance(part, dict) and "path" in part)
+    drawn = Image.open(io.BytesIO(browser.get(f"/gradio_api/file={picture['path']}").content))
+    assert drawn.size == (640, 640)
+    assert len(drawn.convert("L").getcolors()) > 50
+
+
+def test_compare__figures_of_any_network_of_timm(browser):
+    status, found = call(browser, "compare", ["mine"], ["test_resnet"], "latency", "accuracy")
+    assert status == 200
+    html = next(part for part in found if isinstance(part, str) and "<table" in part)
+    assert "test_resnet" in html and "not run" in html and "random weights" in html
+
+
+def test_others__names_of_this_computer_are_refused(browser):
+    assert browser.get("/config", headers={"host": "evil.example"}).status_code == 403
+    assert browser.get("/gradio_api/proxy=http://127.0.0.1:1/").status_code == 404
+
+
+ROUTES = [
+    "/",
+    "/config",
+    "/info",
+    "/queue/data?session_hash=a",
+    "/queue/join",
+    "/upload",
+    "/call/predict",
+    "/run/predict",
+]
+ROUTES += [
+    "/api/predict",
+    "/heartbeat/a",
+    "/proxy=http://127.0.0.1:1/",
+    "/component_server",
+    "/deep_link",
+    "/monitoring",
+]
+ROUTES += [
+    "/stream/a",
+    "/startup-events",
+    "/reset",
+    "/cancel",
+    "/upload_progress?upload_id=a",
+    "/login",
+    "/mcp",
+    "/runs",
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_others__sites_get_nothing_from_any_route(browser, route):
+    for path in (route, f"/gradio_api{route}"):
+        for method in ("GET", "POST", "OPTIONS"):
+            for headers in (
+                {"origin": "http://evil.example"},
+                {"origin": "null"},
+                {"origin": "http://localhost:3000", "access-control-request-method": "POST"},
+                {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+                {"host": "evil.example", "x-forwarded-host": f"127.0.0.1:{browser.base_url.port}"},
+            ):
+                answer = browser.request(method, path, headers=headers)
+                assert answer.status_code == 403 and not any("access-control" in name for name in answer.headers)
+
+
+def test_own_page__may_upload_and_ask(browser):
+    own = f"http://127.0.0.1:{browser.base_url.port}"
+    headers = {"origin": own, "sec-fetch-site": "same-origin", "x-forwarded-host": "evil.example"}
+    files = {"files": ("a.png", png(sample(0)))}
+    assert browser.post("/gradio_api/upload", files=files, headers=headers).status_code == 200
+    assert "evil.example" not in browser.get("/config", headers=headers).text
+
+
+def test_uploads__two_lengths_are_refused(browser):
+    """The finding: a small Content-Length, and 90 MB in chunks behind it."""
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+        + bytes(3 * 2**20)
+        + b"\r\n--x--\r\n"
+    )
+    headers = {
+        "content-type": "multipart/form-data; boundary=x",
+        "content-length": "100",
+        "transfer-encoding": "chunked",
+    }
+    assert browser.post("/gradio_api/upload", headers=headers, content=iter([form])).status_code == 400
+
+
+def test_paths__none_is_told(browser, contestants):
+    """Neither of the runs, nor of this user, nor of the temporary folder."""
+    from pathlib import Path
+
+    source = Path(contestants.of("mine").source)
+    path = upload(browser, png(sample(0)), "<b>../..\\x.png").json()[0]
+    assert path.startswith("/uploads/")
+    texts = [browser.get(page).text for page in ("/", "/config", "/gradio_api/info", "/gradio_api/file=/x")]
+    for event, data in {
+        "predict": (sent(path), ["mine"], 0.5),
+        "look": (sent(path), "mine", "Grad-CAM", None, None),
+        "overview": (sent(path), "mine", None),
+        "compare": (["mine"], [], "latency", "accuracy"),
+    }.items():
+        texts.append(str(call(browser, event, *data)))
+    texts.append(browser.post("/gradio_api/call/nothing", json={"data": []}).text)
+    for text in texts:
+        for secret in (source, source.parent, Path.home() / "", Path(io.__file__).parent, "broadsight-app-"):
+            assert str(secret) not in text
+
+
+def test_names__are_text_in_the_page(contestants):
+    """Networks and classes that are called like scripts, in the page, its settings and all answers."""
+    import httpx
+
+    from broadsight.app.server import serving
+
+    names = [name for name in NASTY if name.strip() and "\udcff" not in name][:24]
+    mine = contestants.of("mine")
+    odd = replace(mine.classifier, labels=tuple(names[10:14]))
+    given = Contestants([replace(mine, name=name, classifier=odd) for name in names])
+    with (
+        serving(given, megabytes=1) as address,
+        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
+    ):
+        path = upload(client, png(sample(3)), '"><img src=x onerror=alert(1)>.png').json()[0]
+        texts = [client.get("/").text]
+        texts += call(client, "predict", sent(path), names, 0.5)[1]
+        found = call(client, "compare", names[:6], [], "latency", "accuracy")[1]
+        texts += [part for part in found if isinstance(part, str)]
+        texts.append(call(client, "predict", sent(path), ["<img src=x onerror=alert(1)>"], 0.5)[1])
+    for text in texts:
+        assert not re.search(r"<(script|img|b)[^>]*(>alert|onerror)|' onmouseover='", text)
+    assert "&lt;script&gt;alert(1)" in texts[1]

@@ -1,0 +1,43 @@
+"""Where the page is served."""
+
+import socket
+
+import pytest
+
+from broadsight.app.server import check_megabytes, free_port, is_loopback
+from tests.training.small_runs import refusal
+
+
+@pytest.fixture
+def taken():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one.getsockname()[1]
+
+
+def test_port__the_one_asked_for_or_an_error(taken):
+    assert f"--port {taken} is taken" in refusal(lambda: free_port("127.0.0.1", taken))
+    for port in (0, -1, 65536):
+        assert "expected 1 to 65535" in refusal(lambda port=port: free_port("127.0.0.1", port))
+
+
+def test_port__else_the_next_that_is_free(taken, monkeypatch):
+    monkeypatch.setattr("broadsight.app.server.PORT", taken)
+    assert taken < free_port("127.0.0.1", None) < taken + 100
+
+
+def test_host__must_be_of_this_computer():
+    assert "no address of this computer" in refusal(lambda: free_port("203.0.113.7", None))
+    assert "no address of this computer" in refusal(lambda: free_port("no.such.host.invalid", 7860))
+
+
+def test_loopback__is_this_computer_alone():
+    assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.5", "")] == [False] * 4
+
+
+def test_megabytes__a_number_that_limits():
+    check_megabytes(0.5)
+    for value in (0, -1, float("nan"), float("inf")):
+        assert "expected MB" in refusal(lambda value=value: check_megabytes(value))

@@ -1,0 +1,122 @@
+"""Uploads: what is read, and all that is refused in one line."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broadsight.app.uploads import MOST_PIXELS, SIDE, is_uploaded, read_upload
+from tests.training.small_runs import refusal
+
+
+def put(folder: Path, name: str, content: bytes) -> dict:
+    (folder / name).write_bytes(content)
+    return {"path": str(folder / name)}
+
+
+def encoded(form: str, size: tuple[int, int] = (20, 10), **options) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, (200, 30, 60)).save(file, form, **options)
+    return file.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG of zeros that claims a size; its pixels take hardly any bytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_read__pictures_of_usual_forms(tmp_path, form):
+    picture = read_upload(put(tmp_path, "whatever", encoded(form)), tmp_path)
+    assert (picture.mode, picture.size) == ("RGB", (20, 10))
+    assert np.allclose(np.asarray(picture)[5, 10], (200, 30, 60), atol=6)
+
+
+def test_read__turned_upright_and_not_larger_than_needed(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    picture = read_upload(put(tmp_path, "a.jpg", encoded("JPEG", (3200, 800), exif=exif.tobytes())), tmp_path)
+    assert picture.size == (SIDE // 4, SIDE)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"path": "/etc/passwd"},
+        {"path": "../../../etc/passwd"},
+        {"path": "file:///etc/passwd"},
+        {"path": "http://127.0.0.1/a.png"},
+        {"path": None, "url": "http://127.0.0.1/a.png"},
+        {"url": "data:image/png;base64,AAAA"},
+        {"path": ["a"]},
+        {"path": "a\0b"},
+        {"path": "x" * 100_000},
+        "/etc/passwd",
+        7,
+        [],
+    ],
+)
+def test_read__nothing_but_uploads(tmp_path, payload):
+    text = refusal(lambda: read_upload(payload, tmp_path))
+    assert "not uploaded here" in text and len(text) < 120
+
+
+def test_read__no_link_out_of_the_folder(tmp_path):
+    folder, outside = tmp_path / "in", tmp_path / "out.png"
+    folder.mkdir()
+    outside.write_bytes(encoded("PNG"))
+    (folder / "link.png").symlink_to(outside)
+    assert "not uploaded here" in refusal(lambda: read_upload({"path": str(folder / "link.png")}, folder))
+    assert "not uploaded here" in refusal(lambda: read_upload({"path": f"{folder}/../out.png"}, folder))
+    assert not is_uploaded(f"{folder}2/a.png", folder)
+    assert is_uploaded(f"{folder}/deep/a.png", folder)
+
+
+def test_read__none_and_gone(tmp_path):
+    assert "no picture yet" in refusal(lambda: read_upload(None, tmp_path))
+    assert "drop it again" in refusal(lambda: read_upload({"path": str(tmp_path / "gone.png")}, tmp_path))
+    assert "drop it again" in refusal(lambda: read_upload({"path": str(tmp_path)}, tmp_path))
+
+
+def test_read__too_many_bytes(tmp_path):
+    payload = put(tmp_path, "a.bmp", encoded("BMP", (300, 300)))
+    assert "0.3 MB; expected at most 0.1 MB" in refusal(lambda: read_upload(payload, tmp_path, 0.1))
+
+
+@pytest.mark.parametrize("size", [(8000, 8000), (30_000, 30_000), (2**31 - 1, 2**31 - 1), (MOST_PIXELS + 1, 1)])
+def test_read__bombs_are_refused_by_their_header(tmp_path, size, monkeypatch):
+    monkeypatch.setattr("broadsight.app.uploads.decode", lambda _: pytest.fail("unpacked"))
+    assert "expected at most 40 million" in refusal(
+        lambda: read_upload(put(tmp_path, "bomb.png", png_header(*size)), tmp_path)
+    )
+
+
+def test_read__what_is_no_picture(tmp_path):
+    for content in (
+        b"",
+        b"root:x:0:0",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%!PS-Adobe EPSF\n",
+        b"\x89PNG\r\n",
+    ):
+        text = refusal(lambda content=content: read_upload(put(tmp_path, "x.png", content), tmp_path))
+        assert "not an image" in text and "root" not in text
+
+
+def test_read__cut_short(tmp_path):
+    payload = put(tmp_path, "a.jpg", encoded("JPEG", (200, 200))[:-200])
+    assert "the picture cannot be read" in refusal(lambda: read_upload(payload, tmp_path))

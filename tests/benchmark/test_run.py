@@ -1,0 +1,361 @@
+"""The arithmetic and the manners of the benchmark. How fast anything is, no test may say."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from broadsight.benchmark import candidates as contenders
+from broadsight.benchmark import run as benchmark
+from broadsight.benchmark.candidates import Variant, build
+from broadsight.benchmark.run import Report, Settings, Summary, measure
+from broadsight.losses import MultiTokenLoss
+from broadsight.surgery.pooling import POOLS, swap_pool
+
+TINY = Settings(batch=2, size=(64, 64), rounds=3, warmup=1)
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch):
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
+
+
+@pytest.fixture(scope="module")
+def inference() -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "GEMM_SIZES", (64,))
+        return measure(["test_resnet", "test_vit"], TINY)
+
+
+@pytest.fixture(scope="module")
+def training() -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "GEMM_SIZES", (64,))
+        return measure(["test_resnet", "test_vit"], dataclasses.replace(TINY, train=True))
+
+
+def test_expand__wildcards_add_what_is_missing_and_names_may_repeat():
+    every = timm.list_models("test_resnet*")
+    assert benchmark.expand(["test_resnet", "test_resnet*", "test_resnet"]) == [*every, "test_resnet"]
+
+
+def test_expand__keeps_sizes():
+    assert benchmark.expand(["test_resnet@64", "test_vit?@64x96"]) == [
+        "test_resnet@64",
+        "test_vit2@64x96",
+        "test_vit3@64x96",
+        "test_vit4@64x96",
+    ]
+
+
+def test_measure__a_model_at_a_size_of_its_own():
+    first, second, third = measure(
+        ["test_resnet", "test_resnet@96x64", "test_resnet"], dataclasses.replace(TINY, rounds=1)
+    ).rows
+    assert (first.model, second.model) == ("test_resnet", "test_resnet@96x64")
+    assert (first.size, second.size, third.size) == ([64, 64], [96, 64], [64, 64])
+    assert first.macs == third.macs < second.macs
+    with pytest.raises(ValueError, match="test_resnet@96x64 has a size of its own beside several sizes"):
+        benchmark.measure_sizes(["test_resnet@96x64"], TINY, [(32, 32), (64, 64)])
+
+
+def test_measure__rows_agree_with_their_samples(inference):
+    first, second = inference.rows
+    assert (first.model, second.model) == ("test_resnet", "test_vit")
+    for row in inference.rows:
+        assert len(row.wall_samples_ms) == len(row.cpu_samples_ms) == TINY.rounds
+        assert row.wall_ms == benchmark.summarize(row.wall_samples_ms)
+        assert row.throughput == pytest.approx(1e3 * TINY.batch / row.wall_ms.median)
+        seconds = row.wall_ms.minimum / 1e3
+        assert row.peak_fraction == pytest.approx(2 * row.macs * TINY.batch / seconds / inference.machine["gemm_flops"])
+        assert row.macs > 1e6 and row.peak_bytes > 0 and row.saved_bytes is None
+    assert first.params == sum(p.numel() for p in timm.create_model("test_resnet").parameters())
+    assert first.ratio == first.cpu_ratio == Summary(1.0, 1.0, 0.0)
+    pairs = zip(second.wall_samples_ms, first.wall_samples_ms, strict=True)
+    assert second.ratio.median == pytest.approx(sorted(mine / base for mine, base in pairs)[1])
+
+
+def test_measure__training_counts_what_backward_needs(inference, training):
+    for step, forward in zip(training.rows, inference.rows, strict=True):
+        assert step.saved_bytes is not None and 0 < step.saved_bytes < step.peak_bytes
+        assert step.peak_bytes > forward.peak_bytes + 4 * step.params  # gradients, at least
+
+
+def test_measure__describes_the_machine(inference):
+    machine = inference.machine
+    assert machine["versions"]["torch"] == torch.__version__ and machine["versions"]["timm"] == timm.__version__
+    assert machine["threads"] == TINY.threads
+    assert machine["gemm_flops"] > 0 and machine["cpu"]
+    assert {"commit", "load_before", "load_after", "memory_variables", "device"} <= machine.keys()
+
+
+def test_measure__leaves_threads_and_random_state_alone():
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    measure(["test_resnet"], dataclasses.replace(TINY, threads=threads + 1, rounds=1))
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_measure__reports_every_step():
+    steps = []
+    measure(["test_resnet", "test_vit"], TINY, progress=lambda done, total, doing: steps.append((done, total)))
+    total = 1 + 2 * (1 + TINY.warmup + TINY.rounds + 1)
+    assert steps == [(i, total) for i in range(total + 1)]
+
+
+def test_measure__options_run():
+    settings = dataclasses.replace(TINY, channels_last=True, fuse=True, rounds=1)
+    (row,) = measure(["test_resnet"], settings).rows
+    assert row.params <= sum(p.numel() for p in timm.create_model("test_resnet").parameters())
+    (row,) = measure(["test_vit"], dataclasses.replace(TINY, dtype="bfloat16", rounds=1)).rows
+    assert row.wall_ms.median > 0
+
+
+def test_measure__a_model_tied_to_a_size_is_built_for_it():
+    assert measure(["test_vit"], dataclasses.replace(TINY, size=(64, 96), rounds=1)).rows[0].macs > 0
+    with pytest.raises(ValueError, match="nest_tiny cannot be built for 64x96; it is made for 224x224"):
+        measure(["nest_tiny"], dataclasses.replace(TINY, size=(64, 96)))
+
+
+def test_measure__says_which_contender_failed():
+    with pytest.raises(RuntimeError, match=r"test_resnet \(eager\) failed while running a batch of 1 at 32x32: Value"):
+        measure(["test_vit", "test_resnet"], Settings(batch=1, size=(32, 32), train=True, rounds=1, warmup=1))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["test_resne"], "unknown model 'test_resne'; nearest: test_resnet"),
+        (["no_such_family_*"], "no timm model matches 'no_such_family_*'"),
+        ([], "no model named; expected at least one"),
+        (["test_resnet@"], "'test_resnet@' has no size behind its @; expected pixels, such as test_resnet@256 or"),
+        (["test_resnet@0"], "'test_resnet@0' has no size behind its @"),
+        (["test_resne@64"], "unknown model 'test_resne'; nearest: test_resnet"),
+    ],
+)
+def test_expand__refuses(names, message):
+    with pytest.raises(ValueError) as error:
+        benchmark.expand(names)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"runtimes": ("egaer",)}, "unknown runtime 'egaer'; expected one of eager, compile"),
+        ({"runtimes": ()}, "runtimes is empty; expected some of eager, compile"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; expected one of float32, bfloat16, float16"),
+        ({"device": "tpu"}, "unknown device 'tpu'; expected one of cpu, cuda"),
+        ({"batch": 0}, "batch=0; expected 1 or more"),
+        ({"warmup": -1}, "warmup=-1; expected 0 or more"),
+        ({"size": (0, 8)}, "size=(0, 8); expected two positive numbers"),
+        (
+            {"pools": ("map", "gab")},
+            "unknown pool 'gab'; expected one of gap, cap, ga, map, map-light, vgg, dft; did you",
+        ),
+        ({"train": True, "light": True}, "a light pool with train=True"),
+        ({"broadcasts": ("none", "gat")}, "unknown broadcast 'gat'; expected one of none, cb, scaled, gate, hybrid"),
+        ({"against": "x.py"}, "against a file without head_only"),
+        ({"train": True, "fuse": True}, "fuse=True with train=True; fusing is for inference"),
+        (
+            {"runtimes": ("onxn",)},
+            "unknown runtime 'onxn'; expected one of eager, compile, onnx, openvino, pt2, executorch",
+        ),
+        (
+            {"runtimes": ("eager", "onnx"), "train": True},
+            "train with runtime 'onnx'; exported networks are timed whole",
+        ),
+        ({"runtimes": ("int8",), "head_only": True, "against": "x.py"}, "head_only with runtime 'int8'"),
+        ({"runtimes": ("openvino",), "device": "cuda"}, "device='cuda' with runtime 'openvino'"),
+        ({"runtimes": ("executorch",), "dtype": "bfloat16"}, "dtype='bfloat16' with runtime 'executorch'"),
+        ({"runtimes": ("pt2",), "channels_last": True}, "channels_last with runtime 'pt2'"),
+    ],
+)
+def test_settings__refuse(wrong, message):
+    with pytest.raises(ValueError) as error:
+        Settings(**wrong)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
+def test_settings__refuse_a_device_that_is_not_there():
+    with pytest.raises(ValueError, match="device='cuda', but torch finds no CUDA device here; use device='cpu'"):
+        Settings(device="cuda")
+
+
+def test_settings__one_number_is_a_square():
+    assert Settings(size=96).size == (96, 96)
+
+
+def test_report__survives_json(inference, training):
+    for report in (inference, training):
+        assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+
+
+RESULTS = [Path(__file__).parents[2] / "results" / name for name in ("bench-inference.json", "pools.json")]
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=[file.stem for file in RESULTS])
+def test_report__older_files_are_read(file):
+    data = json.loads(file.read_text("utf-8"))
+    data.pop("command", None)
+    report = Report.from_dict(data)
+    first, *others = report.rows
+    assert first.start_up_s is None and first.wall_ms.median > 0 and first.speedup.median == 1
+    for row in others:
+        assert 1 / row.speedup.median == pytest.approx(row.cpu_ratio.median, rel=0.1)
+
+
+# ---- pools
+
+
+PER_GROUP = str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py")
+ONCE = Settings(batch=2, size=(64, 64), rounds=1, warmup=0)
+
+
+def test_pools__every_model_under_every_pool():
+    report = measure(["test_resnet"], dataclasses.replace(ONCE, pools=POOLS))
+    assert [row.model for row in report.rows] == [f"test_resnet + {pool}" for pool in POOLS]
+    rows = {row.model: row for row in report.rows}
+    swapped = swap_pool("test_resnet", "map", num_classes=1000)
+    assert rows["test_resnet + map"].params == sum(p.numel() for p in swapped.parameters())
+    assert rows["test_resnet + map-light"].params < rows["test_resnet + map"].params
+    assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+
+
+def test_broadcasts__every_model_with_every_kind():
+    report = measure(["test_vit"], dataclasses.replace(ONCE, size=(160, 160), broadcasts=("none", "cb", "scaled")))
+    names = ["test_vit", "test_vit + cb broadcast", "test_vit + scaled broadcast"]
+    assert [row.model for row in report.rows] == names
+    plain, cb, scaled = (row.params for row in report.rows)
+    model = timm.create_model("test_vit")
+    assert (cb - plain, scaled - plain) == (0, len(model.blocks) * model.embed_dim)
+    assert report.rows[0].cpu_ratio.median == 1
+
+
+def test_pools__training_takes_the_groups(monkeypatch):
+    asked = []
+    original = MultiTokenLoss.forward
+
+    def forward(self, group_logits, target):
+        asked.append((group_logits.tokens.shape, self.criterion))
+        return original(self, group_logits, target)
+
+    monkeypatch.setattr(MultiTokenLoss, "forward", forward)
+    rows = measure(["test_resnet"], dataclasses.replace(ONCE, pools=("gap", "map"), train=True)).rows
+    assert set(asked) == {((2, 2, 1000), "bce")}
+    assert rows[0].saved_ratio == 1 and rows[1].saved_ratio == rows[1].saved_bytes / rows[0].saved_bytes
+
+
+def test_head_only__maps_of_the_backbone():
+    (contender,) = build(
+        Variant("test_resnet", "map"), dataclasses.replace(ONCE, head_only=True, size=(64, 96), train=True)
+    )
+    maps = []
+    contender.model.register_forward_pre_hook(lambda module, inputs: maps.extend(inputs))
+    contender.call()
+    model = swap_pool("test_resnet", "map")
+    expected = model.pyramid(model.backbone, torch.randn(2, 3, 64, 96))
+    assert [x.shape for x in maps] == [x.shape for x in expected]
+    assert all(x.grad is not None for x in maps)
+    own = list(contender.model.parameters())
+    assert sum(p.numel() for p in own) == sum(p.numel() for p in model.head.parameters())
+    assert all(p.grad is not None for p in own)
+
+
+def test_head_only__no_pool_no_backbone_in_the_figures():
+    whole, alone = (
+        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("map",), head_only=head_only)).rows[0]
+        for head_only in (False, True)
+    )
+    assert alone.params < whole.params and alone.macs < whole.macs
+    assert alone.launches > 10 and whole.launches is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runtimes": ("eager",) * 2},
+        {"fuse": True},
+        pytest.param({"light": True}, marks=pytest.mark.slow),
+        pytest.param({"train": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_against__same_weights_first_and_the_yardstick_of_its_pool(options):
+    settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=PER_GROUP, rounds=2, **options)
+    report = measure(["test_resnet", "test_vit"], settings)
+    times = len(settings.runtimes)
+    names = [f"{name} + map{form}" for name in ("test_resnet", "test_vit") for form in (", per_group_map", "")]
+    assert [row.model for row in report.rows] == [name for name in names for _ in range(times)]
+    for theirs, ours in zip(report.rows[:: 2 * times], report.rows[times :: 2 * times], strict=True):
+        assert theirs.speedup == theirs.cpu_ratio == Summary(1.0, 1.0, 0.0)
+        pairs = zip(theirs.cpu_samples_ms, ours.cpu_samples_ms, strict=True)
+        assert ours.speedup.median == pytest.approx(sum(base / mine for base, mine in pairs) / 2)  # two rounds
+        assert ours.macs < theirs.macs and ours.launches < theirs.launches
+        assert (ours.params == theirs.params) or settings.fuse
+        assert ours.saved_ratio == (ours.saved_bytes / theirs.saved_bytes if settings.train else None)
+
+
+def test_against__refuses_another_result(tmp_path):
+    file = tmp_path / "wrong.py"
+    source = Path(PER_GROUP).read_text()
+    assert source.count("attn.softmax(-1)") == 1
+    file.write_text(source.replace("attn.softmax(-1)", "attn.sigmoid()"))
+    settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file))
+    with pytest.raises(RuntimeError, match=r"test_resnet \+ map failed .* outputs differ by up to"):
+        measure(["test_resnet"], settings)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("x = 1", "defines no module class PerGroupPool"), ("import no_such", "cannot be imported: ModuleNotFoundError")],
+)
+def test_against__refuses_other_files(source, message, tmp_path):
+    file = tmp_path / "rival.py"
+    file.write_text(source)
+    with pytest.raises(ValueError, match=message):
+        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file)))
+
+
+def test_against__refuses_pools_without_groups():
+    with pytest.raises(ValueError, match=r"test_resnet \+ gap has no groups of tokens to compare"):
+        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("gap",), head_only=True, against=PER_GROUP))
+
+
+def test_light__refuses_what_has_no_light_form():
+    for pools in ((), ("gap",), ("ga",)):
+        with pytest.raises(ValueError, match="light form"):
+            measure(["test_resnet"], dataclasses.replace(ONCE, pools=pools, light=True))
+
+
+def test_write_json__whole_or_not_at_all(tmp_path):
+    benchmark.write_json({"a": [1]}, tmp_path / "a.json")
+    with pytest.raises(TypeError):
+        benchmark.write_json({"a": object()}, tmp_path / "b.json")
+    assert [(p.name, json.loads(p.read_text())) for p in tmp_path.iterdir()] == [("a.json", {"a": [1]})]
+
+
+@pytest.mark.slow
+def test_measure__compile():
+    settings = dataclasses.replace(TINY, runtimes=("eager", "compile"))
+    rows = measure(["test_resnet"], settings).rows
+    assert [row.runtime for row in rows] == ["eager", "compile"] and rows[0].macs == rows[1].macs
+    rows = measure(["test_resnet"], dataclasses.replace(settings, train=True)).rows
+    assert all(row.saved_bytes for row in rows)
+
+
+@pytest.mark.slow
+def test_measure__many_models_of_one_class_are_all_compiled(monkeypatch):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(contenders, "_compiled", lambda model: torch.compile(model, backend=backend))
+    names = ["test_resnet", *(f"resnet{n}" for n in ("10t", "14t", "18", "18d", "26", "26d", "26t", "34", "34d"))]
+    measure(names, dataclasses.replace(TINY, size=(32, 32), runtimes=("compile",), rounds=1))
+    assert len(compiled) == len(names)  # torch's own limit is 8, past which it would quietly run in eager mode

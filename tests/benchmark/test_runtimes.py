@@ -1,0 +1,160 @@
+"""Exported runtimes of the benchmark: what they answer, what they refuse, what their rows hold."""
+
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from broadsight.benchmark import cold_start as start_up
+from broadsight.benchmark import run as benchmark
+from broadsight.benchmark import runtimes as exported_runtimes
+from broadsight.benchmark.candidates import Variant, build, create
+from broadsight.benchmark.cold_start import StartUp
+from broadsight.benchmark.report import render
+from broadsight.benchmark.run import Report, Settings, measure
+from broadsight.benchmark.runtimes import Artefacts, file_bytes
+from broadsight.benchmark.settings import EXPORTED, RUNTIMES
+
+QUICK = Settings(batch=2, size=(32, 32), rounds=2, warmup=0, runtimes=("eager", "pt2"))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("artefacts")
+
+
+@pytest.fixture(scope="module")
+def report(kept) -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "GEMM_SIZES", (64,))
+        patch.setattr(start_up, "measure", lambda contender, settings, artefact: StartUp(1.5, 0.25, 4_000_000))
+        return measure(["test_resnet"], QUICK, artefacts=kept)
+
+
+def test_runtimes__every_one_has_a_format():
+    assert ("eager", "compile", *EXPORTED) == RUNTIMES
+    assert {name for name, _ in EXPORTED.values()} <= set(exported_runtimes.FORMATS)
+    assert all(exported_runtimes.FORMATS[name].int8 for name, int8 in EXPORTED.values() if int8)
+
+
+def test_measure__rows_of_exported_runtimes(report, kept):
+    eager, exported = report.rows
+    assert [row.runtime for row in report.rows] == ["eager", "pt2"]
+    assert exported.peak_bytes is None and eager.peak_bytes > 0
+    assert eager.difference is None and exported.difference < 1e-5
+    assert (eager.start_up_s, exported.import_s, exported.resident_bytes) == (0.25, 1.5, 4_000_000)
+    sizes = {path.suffix: path.stat().st_size for path in kept.iterdir()}
+    assert (eager.artefact_bytes, exported.artefact_bytes) == (sizes[".safetensors"], sizes[".pt2"])
+    assert eager.artefact_bytes > 4 * eager.params and len(sizes) == 2
+
+
+def test_report__survives_json_and_is_shown(report):
+    assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render(report))
+    text = console.export_text()
+    assert all(word in text for word in ("start-up", "resident", "file", "0.25", "4.0", "folded first"))
+    assert "noise" not in text and "page" not in text
+
+
+def test_measure__kept_artefacts_are_used_again(report, kept, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+    monkeypatch.setattr(exported_runtimes, "capture", None)
+    settings = dataclasses.replace(QUICK, start_up=False, rounds=1)
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
+    row = measure(["test_resnet"], settings, artefacts=kept).rows[1]
+    assert row.artefact_bytes == report.rows[1].artefact_bytes and row.start_up_s is None
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+
+
+def test_key__follows_weights_size_and_code(monkeypatch, tmp_path):
+    model = create(Variant("test_resnet"), QUICK).eval()
+    images = torch.zeros(1, 3, 32, 32)
+    key = exported_runtimes._key(model, "a", images)
+    assert key == exported_runtimes._key(model, "a", images)
+    others = {key, exported_runtimes._key(model, "b", images), exported_runtimes._key(model, "a", images[..., :16])}
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    others.add(exported_runtimes._key(model, "a", images))
+    tmp_path.joinpath("other.py").write_text("changed")
+    monkeypatch.setattr(exported_runtimes, "_sources", lambda model, exporting: {tmp_path / "other.py"})
+    others.add(exported_runtimes._key(model, "a", images))
+    assert len(others) == 5
+
+
+def test_open__answers_as_the_network_does_whatever_the_batch(kept):
+    settings = dataclasses.replace(QUICK, runtimes=("pt2",), batch=3)
+    (contender,) = build(Variant("test_resnet"), settings, None, Artefacts(kept, 1))
+    images = []
+    contender.model.register_forward_pre_hook(lambda module, inputs: images.extend(inputs))
+    found = contender.forward()
+    assert images == []  # the artefact answers, not the module
+    torch.manual_seed(settings.seed)
+    with torch.no_grad():
+        expected = contender.model(torch.randn(3, 3, 32, 32))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_open__refuses_other_answers(kept, report, monkeypatch):
+    right = exported_runtimes.open_artefact
+
+    def wrong(path, threads):
+        session = right(path, threads)
+        run = session._run
+        session._run = lambda images: [1.01 * one for one in run(images)]
+        return session
+
+    monkeypatch.setattr(exported_runtimes, "open_artefact", wrong)
+    with pytest.raises(RuntimeError, match=r"outputs in pt2 differ from torch's by 0\.01 of the largest") as error:
+        measure(["test_resnet"], QUICK, artefacts=kept)
+    assert "\n" not in str(error.value)
+
+
+def test_checked__int8_may_be_rough_but_not_nonsense():
+    expected = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).numpy()
+    assert exported_runtimes._checked("int8", expected, 1.2 * expected) == pytest.approx(0.2, rel=1e-3)
+    for nonsense in (-expected, expected * float("nan")):
+        with pytest.raises(ValueError, match="outputs in int8 have a cosine of"):
+            exported_runtimes._checked("int8", expected, nonsense)
+    with pytest.raises(ValueError, match=r"outputs of shape \(1, 50\) in onnx, \(2, 50\) in torch"):
+        exported_runtimes._checked("onnx", expected, expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("runtime", "package", "extra"),
+    [("onnx", "onnxruntime", "export"), ("int8", "onnx", "export"), ("executorch", "executorch", "executorch")],
+)
+def test_measure__says_how_to_install_what_is_missing(runtime, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf'{package}.* not installed; run: pip install "broadsight\[{extra}\]"'):
+        measure(["test_resnet"], dataclasses.replace(QUICK, runtimes=("eager", runtime)))
+
+
+def test_measure__a_file_is_no_folder_for_artefacts(tmp_path):
+    tmp_path.joinpath("file").touch()
+    with pytest.raises(ValueError, match="it is a file; give the name of a folder"):
+        measure(["test_resnet"], QUICK, artefacts=tmp_path / "file")
+
+
+def test_file_bytes__all_files_of_an_artefact(tmp_path):
+    for name, size in (("a.xml", 3), ("a.bin", 40), ("a.onnx", 500)):
+        tmp_path.joinpath(name).write_bytes(bytes(size))
+    assert (file_bytes(tmp_path / "a.xml"), file_bytes(tmp_path / "a.onnx")) == (43, 500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", EXPORTED)
+def test_measure__every_runtime(runtime, monkeypatch):
+    for package in exported_runtimes.FORMATS[EXPORTED[runtime][0]].packages:
+        pytest.importorskip(package)
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
+    settings = dataclasses.replace(QUICK, runtimes=("eager", runtime), size=(64, 64))
+    eager, exported = measure(["test_resnet"], settings).rows
+    assert exported.difference < (0.5 if EXPORTED[runtime][1] else 1e-4)
+    assert exported.start_up_s > 0 and exported.artefact_bytes > 1e5
+    assert (exported.artefact_bytes < 0.6 * eager.artefact_bytes) == EXPORTED[runtime][1]

@@ -1,0 +1,271 @@
+"""eval, predict and report of dense runs, through the command line."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from broadsight.cli.main import main
+from broadsight.data.sources.mask_folders import read_indices
+from broadsight.dense.scoring import ObjectScorer
+from broadsight.runs.dense_model import open_dense
+from broadsight.training.run import train
+
+from ..training.dense_runs import ask_dense, write_coco
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+@pytest.fixture(scope="module")
+def detector(coco, tmp_path_factory):
+    """Trained until it finds the squares."""
+    folder = tmp_path_factory.mktemp("runs") / "detector"
+    changes = dict(epochs=1, epoch_updates=50, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
+    train(ask_dense("retinanet", folder, data=str(coco), val=str(coco), changes=changes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def segmenter(coco, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "segmenter"
+    train(ask_dense("semantic_fpn", folder, data=str(coco), val=str(coco)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pose(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "pose"
+    train(ask_dense("simple_baseline", folder))
+    return folder
+
+
+def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp_path, capsys):
+    out = tmp_path / "evaluation"
+    assert main(["eval", str(detector), str(coco), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
+    record = json.loads((out / "evaluation.json").read_text("utf-8"))
+    truth = COCO(str(coco))
+    oracle = COCOeval(truth, truth.loadRes(str(out / "results.json")), "bbox")
+    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    names = ("box_ap", "box_ap50", "box_ap75")
+    assert [record["figures"][name] for name in names] == pytest.approx(list(100 * oracle.stats[:3]), abs=1e-2)
+    assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
+    assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
+    page = (out / "report.html").read_text("utf-8")
+    assert "Found in pictures" in page and "000000000001.png" in page
+    assert "box AP %" in capsys.readouterr().out
+
+
+def test_eval__views_and_samples(detector, coco, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["eval", str(detector), str(coco), "--flip", "--scales", "1,1.5", "--samples", "2"]
+    assert main([*arguments, "--threads", "1", "--workers", "0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
+    assert record["data"]["pictures"] == 2
+    assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
+
+
+def test_eval__of_a_segmenter_without_data_is_what_it_validated_on(segmenter, tmp_path, capsys):
+    out = tmp_path / "evaluation"
+    assert main(["eval", str(segmenter), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
+    figures = json.loads((out / "evaluation.json").read_text("utf-8"))["figures"]
+    lines = [json.loads(line) for line in (segmenter / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert figures["miou"] == pytest.approx(lines[-1]["val_miou"], abs=1e-3)
+    assert not (out / "results.json").exists()
+
+
+def test_predict__draws_and_writes_results(detector, coco, tmp_path, capsys):
+    images, out = coco.parent / "images", tmp_path / "drawn"
+    arguments = ["predict", str(detector), str(images), "--out", str(out), "--csv", str(tmp_path / "boxes.csv")]
+    assert main([*arguments, "--threads", "1", "--threshold", "0.3"]) == 0
+    assert sorted(path.name for path in out.glob("*.png")) == [f"{n:012d}.png" for n in range(1, 5)]
+    results = json.loads((out / "results.json").read_text("utf-8"))
+    assert {entry["image_id"] for entry in results} == {1, 2, 3, 4}  # the numbers that the files are named by
+    assert {entry["category_id"] for entry in results} <= {3, 7}
+    truth = COCO(str(coco))
+    oracle = COCOeval(truth, truth.loadRes(results), "bbox")
+    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    assert oracle.stats[1] > 0.2
+    rows = list(csv.DictReader((tmp_path / "boxes.csv").open(encoding="utf-8")))
+    assert len(rows) == len(results) and rows[0].keys() >= {"file", "class", "score", "x", "width"}
+    assert json.loads((out / "results.json.settings.json").read_text("utf-8"))["model"]["task"] == "detect"
+    with Image.open(out / "000000000001.png") as drawn:
+        assert max(drawn.size) > 200  # small pictures are enlarged
+    assert "drawn:" in capsys.readouterr().out
+
+
+def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path):
+    out = tmp_path / "drawn"
+    images = coco.parent / "images"
+    assert main(["predict", str(segmenter), str(images), "--out", str(out), "--threads", "1", "--slide"]) == 0
+    classes = read_indices(out / "masks" / "000000000002.png")
+    assert classes.shape == (64, 80) and classes.max() <= 2
+    assert not (out / "results.json").exists()
+
+
+def test_predict__pose_of_boxes_that_are_given(pose, coco, tmp_path, capsys):
+    images, out = coco.parent / "images", tmp_path / "drawn"
+    picture = str(images / "000000000001.png")
+    assert main(["predict", str(pose), picture, "--out", str(out), "--threads", "1"]) == 0
+    assert "each picture is taken for one object" in capsys.readouterr().err
+    (whole,) = json.loads((out / "results.json").read_text("utf-8"))
+    assert whole["bbox"] == [0, 0, 80, 64]
+    assert main(["predict", str(pose), picture, "--boxes", str(coco), "--json", str(tmp_path / "r.json")]) == 0
+    (one,) = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert one["bbox"] == [8, 6, 28, 28]
+    assert len(one["keypoints"]) == len(whole["keypoints"])
+
+
+def test_predict__a_broken_picture_is_named_and_the_others_are_done(detector, coco, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.png").write_bytes(b"not a picture")
+    Image.fromarray(np.zeros((40, 60), np.uint8)).save(tmp_path / "in" / "grey.png")
+    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+    assert "broken.png" in capsys.readouterr().err
+    assert (tmp_path / "out" / "grey.png").is_file() and not (tmp_path / "out" / "broken.png").exists()
+
+
+def test_predict__narrow_pictures_cost_nobody_anything(detector, segmenter, tmp_path, capsys):
+    """Of a side of one pixel nothing would be left once the other is made smaller."""
+    (tmp_path / "in").mkdir()
+    for width, height in ((8000, 1), (1, 8000), (60, 40)):
+        Image.new("RGB", (width, height), (9, 200, 30)).save(tmp_path / "in" / f"{width}x{height}.png")
+    for run in (detector, segmenter):
+        assert main(["predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+        assert "cannot be read" not in capsys.readouterr().err
+        for path in (tmp_path / "in").iterdir():
+            with Image.open(tmp_path / "out" / path.name) as drawn:
+                assert drawn.width >= int(path.stem.partition("x")[0])
+
+
+def test_predict__a_picture_that_memory_does_not_suffice_for_is_named(detector, coco, tmp_path, monkeypatch, capsys):
+    find = ObjectScorer.find
+
+    def fail(self, model, images):
+        if images[0].shape[-1] == 500:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried")
+        return find(self, model, images)
+
+    monkeypatch.setattr(ObjectScorer, "find", fail)
+    (tmp_path / "in").mkdir()
+    for name, width in (("a", 60), ("b", 500), ("c", 60)):
+        Image.new("RGB", (width, 40), (9, 200, 30)).save(tmp_path / "in" / f"{name}.png")
+    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+    assert "b.png" in (said := capsys.readouterr().err) and "out of memory while it is prepared" in said
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["a.png", "c.png"]
+
+
+def test_report__of_a_dense_run(segmenter, capsys):
+    assert main(["report", str(segmenter), "--workers", "0", "--threads", "1"]) == 0
+    page = (segmenter / "report.html").read_text("utf-8")
+    assert "Training run" in page and "mIoU" in page and "Found in pictures" in page
+
+
+def paint(folder, shown, classes):
+    """A picture and a mask for each set of classes, which have a stripe each."""
+    for number, values in enumerate(shown):
+        mask = np.zeros((32, 32), np.uint8)
+        for value in values:
+            mask[6 * value : 6 * value + 5] = value
+        for place, image in (("images", Image.fromarray(np.repeat(60 * mask[..., None], 3, 2))), ("masks", mask)):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+            image.save(folder / place / f"{number}.png")
+    (folder / "classes.txt").write_text("\n".join(classes))
+    return folder
+
+
+SMALL = ["--task", "segment", "--head", "semantic_fpn", "--head-args", "pyramid_channels=32", "--head-args"]
+SMALL += ["channels=16"]
+SMALL += ["--model", "test_resnet", "--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "batch_size=2"]
+SMALL += ["--set", "image_size=32", "--workers", "0", "--threads", "1", "--device", "cpu"]
+
+
+def test_segment__a_hold_out_of_one_class_has_no_miou(tmp_path, capsys):
+    """It had 100 %, for ever the best."""
+    data, run = paint(tmp_path / "data", [()] * 5 + [(1,)], ["ground", "crack"]), tmp_path / "run"
+    assert main(["train", str(data), *SMALL, "--out", str(run)]) == 0
+    told = capsys.readouterr()
+    assert "classes without pixels to validate on: crack (of 2 classes)" in told.err and "100.00" not in told.out
+    assert "no epoch has a mIoU to be compared by: the weights are those of the last one" in told.out
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    shown = {name: lines[-1][name] for name in ("val_miou", "val_macc", "val_classes", "best", "best_epoch")}
+    assert shown == dict(val_miou=None, val_macc=None, val_classes=1, best=None, best_epoch=0)
+    page = (run / "report.html").read_text("utf-8")
+    assert "mIoU needs pixels of at least two classes; the masks show 1" in page and ">nan" not in page
+    assert main(["eval", str(run), "--workers", "0", "--out", str(tmp_path / "out")]) == 0
+    record = json.loads((tmp_path / "out" / "evaluation.json").read_text("utf-8"))
+    assert record["figures"]["miou"] is None and "at least two classes" in record["absent"]["miou"]
+    assert record["coverage"] == dict(occurring=1, classes=2) and record["per_class"][1]["iou"] is None
+    assert "means over 1 of 2 classes: the others have no pixels here" in capsys.readouterr().out
+
+
+def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path, capsys, monkeypatch):
+    data = paint(tmp_path / "data", [(1,)] * 8 + [(1, 2)] * 2 + [(1, 3)], ["ground", "a", "b", "c"])
+    monkeypatch.setattr("broadsight.training.request.METHOD", 1)
+    assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "old"), "--no-report"]) == 0
+    monkeypatch.undo()
+    assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "new"), "--no-report"]) == 0
+    assert "% over 3 of 4 classes in epoch" in capsys.readouterr().out  # b is held out, c is in one picture alone
+    config = json.loads((tmp_path / "old" / "config.json").read_text("utf-8"))
+    del config["broadsight"]["settings"]["hold_out"]  # as runs were before
+    del config["broadsight"]["digest"]  # as runs of that time have none
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    held = {
+        name: {view.name(i) for view in (open_dense(tmp_path / name).own_data().val,) for i in range(len(view))}
+        for name in ("old", "new")
+    }
+    assert held["new"] & {"8.png", "9.png"} and not held["old"] & {"8.png", "9.png"}
+    assert main(["train", "--resume", "--out", str(tmp_path / "old"), "--no-report"]) == 0
+    assert "held out as when the run began" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["eval", "RUN", "COCO", "--suite", "fgsm"], "--suite is for classifiers"),
+        (["eval", "RUN", "nowhere"], "no such data: nowhere"),
+        (["eval", "RUN", "COCO", "--size", "8"], "--size 8; expected 32 pixels or more"),
+        (["eval", "RUN", "COCO", "--scales", "0"], "expected one or more factors above 0"),
+        (["eval", "RUN", "COCO", "--samples", "0"], "--samples 0; expected 1 or more"),
+        (["predict", "RUN", "IMAGES", "--threshold", "2"], "--threshold 2.0; expected 0 to 1"),
+        (["predict", "RUN", "IMAGES", "--boxes", "COCO"], "--boxes is for pose models; retinanet finds objects"),
+        (["predict", "RUN", "IMAGES", "--out", "COCO"], "is a file; expected a folder"),
+        (["predict", "RUN"], "no images given"),
+        (["predict", "test_resnet", "IMAGES", "--out", "x"], "--out is for dense runs"),
+        (["eval", "test_resnet", "scenes", "--flip"], "--flip is for dense runs"),
+        (["train", "scenes:8", "--task", "detect", "--head", "mask_rcnn"], "--head mask_rcnn with --task detect"),
+        (["train", "scenes:8", "--head", "fcos"], "--head is for dense tasks"),
+    ],
+)
+def test_refusals__in_one_line(arguments, message, detector, coco, capsys):
+    places = {"RUN": str(detector), "COCO": str(coco), "IMAGES": str(coco.parent / "images")}
+    assert main([places.get(argument, argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("broadsight: ") and message in error
+
+
+def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
+    content = json.loads(coco.read_text("utf-8"))
+    content["categories"][0]["name"] = "blue"
+    other = tmp_path / "other.json"
+    (tmp_path / "images").symlink_to(coco.parent / "images")
+    other.write_text(json.dumps(content), "utf-8")
+    assert main(["eval", str(detector), str(other), "--workers", "0"]) == 2
+    assert "has classes that the model has not: blue" in capsys.readouterr().err
+
+
+def test_missing_extra__is_named_before_anything_is_done(coco, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    out = tmp_path / "run"
+    arguments = ["train", str(coco), "--task", "detect", "--model", "test_resnet", "--size", "64", "--out", str(out)]
+    assert main([*arguments, "--head-args", "width=32", "--workers", "0"]) == 2
+    assert 'pip install "broadsight[det]"' in capsys.readouterr().err and not out.exists()

@@ -1,0 +1,210 @@
+"""`broadsight explain` as somebody types it: what it writes, and what it says if something is wrong."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.cli.main import main
+from broadsight.data.decoding import NO_IMAGE
+from broadsight.data.scenes import Scenes, draw_scene
+from broadsight.explanation.files import Wanted, unique_stems
+from broadsight.explanation.inside import look_inside
+from broadsight.explanation.overlay import overlay
+from broadsight.explanation.run import class_index, explain, look_at
+from broadsight.runs.classifier import open_classifier
+
+VIT = ["test_vit", "--no-pretrained", "--size", "32", "--model-args", "num_classes=4"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two pictures of the same name, and a text that is called like one."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("one/dog.png", "two/dog.jpg")):
+        (tmp_path / name).parent.mkdir()
+        Image.fromarray(draw_scene(number, size=40).image).save(tmp_path / name)
+    (tmp_path / "one" / "text.png").write_text("no picture")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def vit():
+    torch.manual_seed(0)
+    return open_classifier("test_vit", pretrained=False, model_args={"num_classes": 4}, size=32)
+
+
+def complaint(capsys, arguments, code=2):
+    assert main(["explain", *arguments]) == code
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("broadsight: ")]
+    return line
+
+
+def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
+    options = ["--kinds", "gradcam,attention", "--class", "2", "--singles", "--raw", "--out", "new/there"]
+    assert main(["explain", *VIT, "one", "two", *options]) == 0
+    printed = capsys.readouterr()
+    assert "test_vit is untrained: the weights are random" in printed.err
+    assert "one/text.png cannot be read: not an image" in printed.err
+    out = folder / "new" / "there"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "dog",
+        "dog-2",
+        "dog-2.npz",
+        "dog-2.png",
+        "dog.npz",
+        "dog.png",
+        "explanation.json",
+    ]
+    record = json.loads((out / "explanation.json").read_text())
+    assert record["command"].startswith("broadsight explain test_vit")
+    assert record["model"]["weights"] == "random" and record["model"]["kinds"] == ["gradcam", "attention"]
+    assert record["failed"] == {"one/text.png": NO_IMAGE}
+    assert record["settings"]["target"] == "2" and record["versions"]["torch"] and not record["interrupted"]
+    first = record["pictures"][0]
+    assert (first["file"], first["sheet"]) == ("one/dog.png", "dog.png")
+    assert first["explained"] == {"class": "2", "index": 2} and len(first["predictions"]) == 4
+    assert sum(one["probability"] for one in first["predictions"]) == pytest.approx(1, abs=1e-4)
+    arrays = np.load(out / "dog.npz")
+    assert set(arrays) == {"picture", *(look["array"] for look in first["looks"])}
+    for look in first["looks"]:
+        values = arrays[look["array"]]
+        assert list(values.shape) == look["size"] and values.max() == pytest.approx(look["largest"], rel=1e-4)
+        assert Image.open(out / look["file"]).size == (32, 32)
+    assert record["layers"]["gradcam"] == [look["layer"] for look in first["looks"] if look["kind"] == "gradcam"]
+
+
+def test_on_scenes_if_no_image_is_given(folder, capsys):
+    assert main(["explain", *VIT, "--kinds", "gradcam", "--depth", "last", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "note: on 3 built-in scenes, which are drawn; give IMAGE for others" in printed.err
+    record = json.loads(printed.out)
+    assert record["data"] == "scenes:3" and [len(entry["looks"]) for entry in record["pictures"]] == [1, 1, 1]
+    made = folder / "explanations" / "test_vit-1"
+    assert json.loads((made / "explanation.json").read_text()) == record
+    assert main(["explain", *VIT, "scenes:1", "--kinds", "gradcam"]) == 0
+    assert (folder / "explanations" / "test_vit-2" / "000000.png").is_file()
+
+
+def test_looks__are_those_of_the_network(vit):
+    picture = Scenes(1, size=40).open(0)
+    seen = look_at(vit, picture, target=1)
+    expected = look_inside(vit.model, seen.image, target=1)
+    assert [(one.kind, one.layer, one.depth) for one in seen.looks] == [
+        (one.kind, one.layer, one.depth) for one in expected
+    ]
+    assert all(torch.equal(one.values, other.values) for one, other in zip(seen.looks, expected, strict=True))
+    assert seen.picture.size == (32, 32)
+    logits = vit.logits(seen.image)[0]
+    assert seen.places[0] == int(logits.argmax()) and seen.probabilities[0] == pytest.approx(
+        float(logits.softmax(0).max())
+    )
+    assert overlay(seen.picture, seen.looks[0]).size == (32, 32)
+
+
+def test_layers_and_depths(vit):
+    picture = Scenes(1, size=40).open(0)
+    layers = [one.layer for one in look_at(vit, picture, Wanted(("gradcam",))).looks]
+    assert [one.layer for one in look_at(vit, picture, Wanted(("gradcam",), depths=("1", "last"))).looks] == [
+        layers[0],
+        layers[-1],
+    ]
+    chosen = look_at(vit, picture, Wanted(layers=("blocks.1",))).looks  # the module and all in it
+    assert {one.layer for one in chosen} == {"blocks.1", "blocks.1.attn"} and {one.depth for one in chosen} == {1}
+    assert {one.layer for one in look_at(vit, picture, Wanted(layers=("*.attn",))).looks} == {
+        f"blocks.{n}.attn" for n in range(len(vit.model.blocks))
+    }
+    (own,) = look_at(vit, picture, Wanted(layers=("blocks.2.norm1",))).looks
+    assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
+
+
+def test_files_are_complete_or_not_there(vit, folder, monkeypatch):
+    def broken(self, *_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Image.Image, "save", broken)
+    with pytest.raises(OSError, match="disk full"):
+        explain(vit, Scenes(1, size=40), folder / "out", Wanted(("gradcam",)))
+    assert list((folder / "out").iterdir()) == []
+
+
+def test_interrupted__what_is_done_is_kept(folder, capsys, monkeypatch):
+    from broadsight.explanation import run as explaining
+
+    done = []
+
+    def once(*arguments, **options):
+        if done:
+            raise KeyboardInterrupt
+        done.append(arguments)
+        return look_at(*arguments, **options)
+
+    monkeypatch.setattr(explaining, "look_at", once)
+    assert main(["explain", *VIT, "scenes:3", "--kinds", "gradcam", "--out", "out"]) == 130
+    record = json.loads((folder / "out" / "explanation.json").read_text())
+    assert record["interrupted"] and [entry["sheet"] for entry in record["pictures"]] == ["000000.png"]
+
+
+def test_grey_networks(folder):
+    arguments = ["test_resnet", "--no-pretrained", "--model-args", "num_classes=3", "in_chans=1", "--size", "32"]
+    assert main(["explain", *arguments, "two/dog.jpg", "--raw", "--out", "out"]) == 0
+    assert np.load("out/dog.npz")["picture"].shape == (32, 32)
+    assert main(["explain", *arguments, "scenes:1", "--out", "drawn"]) == 0
+
+
+def test_unique_stems():
+    names = ["a/x.png", "b/x.jpg", "x-2.png", "X.gif", "explanation.png", "c/x.png"]
+    stems = unique_stems(names)
+    assert stems == ["x", "x-2", "x-2-2", "X-3", "explanation-2", "x-4"]
+    assert len({stem.casefold() for stem in stems}) == len(names)
+
+
+def test_class_index(vit):
+    assert class_index(vit, "3") == 3
+    named = open_classifier("test_resnet", pretrained=False)
+    assert class_index(named, " Golden Retriever") == 207 and class_index(named, "0") == 0
+    with pytest.raises(ValueError, match="2 classes are called crane; give the number: 0, 2"):
+        class_index(replace(vit, labels=("crane", "dog", "Crane", "cat")), "crane")
+    with pytest.raises(ValueError, match="has no class 'goldn retriever'; nearest: golden retriever"):
+        class_index(named, "goldn retriever")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["one", "--kinds", "super-tokens"], "test_vit has no super-tokens, only gradcam, attention; super-tokens: st"),
+        (["one", "--kinds", "atention"], "unknown kind 'atention'; did you mean attention? choose among gradcam,"),
+        (["one", "--kinds", ","], "--kinds ',' names nothing"),
+        (["one", "--class", "4"], "test_vit has no class '4'; expected a name such as 0, or a number from 0 to 3"),
+        (["two", "--layers", "blocks.77"], "--layers blocks.77: nothing is looked at there in test_vit; such as block"),
+        (["two", "--depth", "0"], "--depth 0; expected numbers from 1, or last"),
+        (["two", "--depth", "99"], "--depth 99: there is no such layer; expected 1 to "),
+        (["nowhere.png"], "no such file or folder: nowhere.png"),
+        (["scenes:0"], "scenes:0; expected scenes:N, up to 1000"),
+        (["scenes:9999"], "scenes:9999; expected up to 1000"),
+        (["scenes:2", "one"], "scenes together with other images; expected one of the two"),
+        (["one", "--out", "two"], "--out two exists and is not an empty folder; choose another, nothing was changed"),
+        (["one", "--json", "one/dog.png"], "--json one/dog.png, which is named like an image"),
+        (["one", "--threads", "0"], "--threads 0; expected 1 or more"),
+    ],
+)
+def test_refused(arguments, message, folder, capsys):
+    before = sorted(folder.rglob("*"))
+    assert message in complaint(capsys, [*VIT, *arguments])
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_no_picture_at_all(folder, capsys):
+    line = complaint(capsys, [*VIT, "one/text.png", "--out", "out"])
+    assert line == f"broadsight: one/text.png cannot be read: {NO_IMAGE}"
+    assert not (folder / "out").exists()
+
+
+def test_dense_runs_are_for_predict(folder, capsys):
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text(json.dumps({"architecture": "x", "broadsight": {"task": "detect"}}))
+    line = complaint(capsys, ["run", "one"])
+    assert "run is a run of --task detect; explain looks into classifiers" in line and "broadsight predict run" in line

@@ -1,0 +1,372 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from broadsight import __version__
+from broadsight.benchmark import run as benchmark
+from broadsight.cli import main as cli
+from broadsight.cli import parser as command_line
+from broadsight.cli.main import COMMANDS, main
+from broadsight.layers.context_broadcast import KINDS
+from broadsight.papers import verify as verification
+from broadsight.surgery.pooling import POOLS
+
+QUICK = ["--batch", "2", "--size", "32", "--rounds", "1", "--warmup", "0"]
+FAMILIES = ("stvit", "emsnet", "mat", "partialformer")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        code = main([*argv])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def shell(*argv: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "broadsight", *argv], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+def never(*arguments, **options):
+    raise AssertionError("this must not run")
+
+
+# ---- help, version, wrong usage
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["bench", "--help"], ["bench", "x", "--batch", "many"]])
+def test_help_and_mistakes__need_neither_torch_nor_timm(argv):
+    done = shell(*argv, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "jsonargparse" in modules and not {"torch", "timm", "matplotlib"} & modules
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help__describes_command_and_options(command, run):
+    code, out, err = run(command, "--help")
+    assert (code, err) == (0, "") and f"usage: broadsight {command}" in out
+    words = " ".join(out.split())
+    assert inspect.getdoc(COMMANDS[command]) in words
+    for name, arg in command_line.arguments_of(COMMANDS[command]).items():
+        assert arg.help in words
+        assert arg.positional or command_line.flag(name) in out
+    assert inspect.getdoc(COMMANDS[command]) in " ".join(run("--help")[1].split())
+
+
+def test_no_arguments__help_and_exit_2(run):
+    code, out, err = run()
+    assert (code, out) == (2, "") and err.startswith("usage: broadsight")
+
+
+def test_version(run):
+    assert run("--version") == (0, f"broadsight {__version__}\n", "")
+
+
+def test_python_m__is_the_command():
+    done = shell("--version")
+    assert (done.returncode, done.stdout) == (0, f"broadsight {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("benhc", "unknown command 'benhc'; did you mean bench? commands are models, verify, bench"),
+        ("xyzzy", "unknown command 'xyzzy'; commands are models, verify, bench"),
+        ("--nonsense", "unrecognized arguments: --nonsense; see `broadsight --help`"),
+        ("bench", "bench needs MODEL: timm models"),
+        (
+            "bench x --bacth 4",
+            "unrecognized arguments: --bacth 4 (did you mean --batch?); see `broadsight bench --help`",
+        ),
+        ("bench x --batch many", "--batch: expected int, got many; see `broadsight bench --help`"),
+        ("bench x --batch", "argument --batch: expected one argument"),
+        ("bench x --dtype int3", "--dtype: expected one of 'float32', 'bfloat16', 'float16', got int3"),
+        ("bench x --size 12by4", "--size 12by4; expected pixels such as 224 or, height first, 224x320"),
+        ("bench x --config missing.yaml", "--config: File does not exist"),
+        ("bench x --json no/such/folder.json", "cannot write 'no/such/folder.json': there is no folder"),
+        ("bench x --plot .", "cannot write '.': it is a folder"),
+        ("bench x --plot x.jpg", "cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf"),
+        ("bench x --batch 0", "--batch 0; expected 1 or more"),
+        ("bench x --runtime eager,magic", "unknown runtime 'magic'; expected one of eager, compile"),
+        (
+            "bench x --pool gap,mapp",
+            "unknown pool 'mapp'; expected one of gap, cap, ga, map, map-light, vgg, dft; did you",
+        ),
+        ("bench x --against y.py", "against a file without head_only; only pools are compared so"),
+        ("bench map_resnet50 --head-only --against y.py", "y.py is not a file; expected a Python file that defines"),
+        ("bench test_resnet --head-only", "test_resnet has no pool of ours to run alone; choose one (--pool map)"),
+        ("bench map_mobilenetv1 --pool map", "map_mobilenetv1 has its own pool; name a plain backbone beside pools"),
+        ("bench x --pool map-light --train", "a light pool with train=True"),
+        ("bench test_resne", "unknown model 'test_resne'; nearest: test_resnet"),
+        ("models --all", "--all without a PATTERN; expected one"),
+        ("models stvit_smal", "no model matches 'stvit_smal'; nearest: stvit_small"),
+        ("verify stvit --all", "--all together with stvit; expected one of the two"),
+        ("convert", "convert needs SOURCE: checkpoint"),
+        ("convert x.pth", "convert needs TARGET: safetensors file"),
+        ("convert x.pth y.safetensors --overwite", "unrecognized arguments: --overwite (did you mean --overwrite?)"),
+        ("convert x.pth y.safetensors", "x.pth is not a file; give the path of a released checkpoint"),
+        ("convert x.pth y.pth", "cannot convert to y.pth; expected a name ending in .safetensors"),
+        ("convert x.pth no/y.safetensors", "cannot write 'no/y.safetensors': there is no folder"),
+    ],
+)
+def test_wrong_usage__one_line_and_exit_2(argv, expected, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*argv.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"broadsight: {expected}") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what can go wrong while working
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (RuntimeError("it\nbroke"), 1, "broadsight: it broke; --debug shows where\n"),
+        (AssertionError(), 1, "broadsight: AssertionError; --debug shows where\n"),
+        (ValueError("size is odd"), 2, "broadsight: size is odd\n"),
+        (FileNotFoundError("no such folder"), 2, "broadsight: no such folder\n"),
+        (KeyboardInterrupt(), 130, "broadsight: interrupted\n"),
+    ],
+)
+def test_errors__one_line_and_their_exit_code(error, code, line, run, monkeypatch):
+    def fails(*arguments) -> None:
+        raise error
+
+    monkeypatch.setattr(benchmark, "measure", fails)
+    assert run("bench", "test_resnet") == (code, "", line)
+    got, out, err = run("bench", "test_resnet", "--debug")
+    assert (got, out) == (code, "") and err.startswith("Traceback") and "in fails" in err
+
+
+@pytest.mark.parametrize(
+    "argv", [["bench", "x", "--print_config"], pytest.param(["models", "mat_1"], marks=pytest.mark.slow)]
+)
+def test_broken_pipe__exits_quietly(argv):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "broadsight", *argv], stdout=write, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- models
+
+
+def test_models__lists_ours(run):
+    code, out, err = run("models", "[mp]*[t_]?[10]")
+    assert (code, err) == (0, "")
+    assert "mat_1" in out and "partialformer_b0" in out and "stvit" not in out and "…" not in out
+
+
+def test_models__json(run):
+    code, out, err = run("models", "stvit_small", "--json")
+    assert (code, err) == (0, "")
+    (row,) = json.loads(out)
+    keys = {"model", "family", "params", "macs", "paper_params_m", "paper_macs_g", "paper_top1", "source"}
+    assert row.keys() >= keys and (row["model"], row["family"]) == ("stvit_small", "stvit")
+
+
+def test_models__all_searches_timm(run):
+    code, out, _ = run("models", "test_resnet", "--all", "--json")
+    (row,) = json.loads(out)
+    assert code == 0 and row["model"] == "test_resnet" and row["source"] == "timm"
+    assert row["params"] > 1e5 and row["macs"] > 1e6 and row["paper_top1"] is None
+    code, _, err = run("models", "test_resnet")
+    assert code == 2 and err.startswith("broadsight: no model matches 'test_resnet'") and "--all searches timm" in err
+
+
+# ---- verify
+
+
+@pytest.fixture(scope="module")
+def checks() -> list[verification.Check]:
+    return verification.verify(["partialformer"])
+
+
+def test_verify__table_and_summary(run):
+    code, out, err = run("verify", "stvit")
+    assert (code, err) == (0, "")
+    assert "stvit_small" in out and out.splitlines()[-1].endswith(" 0 miss")
+
+
+def test_verify__json_is_every_check(run, checks, monkeypatch):
+    monkeypatch.setattr(verification, "verify", lambda families, progress: checks if not families else never())
+    for argv in (["verify"], ["verify", "--all"]):
+        code, out, err = run(*argv, "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out) == [dataclasses.asdict(check) for check in checks]
+
+
+@pytest.mark.parametrize(("status", "expected"), [("match", 0), ("explained", 0), ("miss", 1)])
+def test_verify__only_a_miss_fails(status, expected, run, checks, monkeypatch):
+    first, *rest = checks
+    changed = [dataclasses.replace(first, status=status), *rest]
+    monkeypatch.setattr(verification, "verify", lambda families, progress: changed)
+    code, out, _ = run("verify")
+    assert code == expected and out.splitlines()[-1].endswith(f" {expected} miss")
+    assert run("verify", "--json")[0] == expected
+
+
+def test_verify__unknown_family(run):
+    code, out, err = run("verify", "resnext")
+    assert (code, out) == (2, "") and err.startswith("broadsight: ") and err.count("\n") == 1
+    assert "resnext" in err and all(family in err for family in FAMILIES)
+
+
+# ---- bench
+
+
+def test_bench__defaults_are_those_of_the_settings():
+    defaults = {name: p.default for name, p in inspect.signature(cli.bench).parameters.items()}
+    for name, value in dataclasses.asdict(benchmark.Settings()).items():
+        if name == "runtimes":
+            assert (defaults["runtime"],) == value
+        elif name == "size":
+            assert (defaults["size"], defaults["size"]) == value
+        elif name in ("pools", "broadcasts"):
+            assert (defaults[name.removesuffix("s")], value) == (None, ())
+        else:
+            assert defaults[name] == value
+
+
+def test_bench__help_names_every_runtime_dtype_and_pool(run):
+    out = run("bench", "--help")[1]
+    assert all(name in out for name in (*benchmark.RUNTIMES, *benchmark.DTYPES, *POOLS, *KINDS))
+
+
+def test_bench__table(run):
+    code, out, err = run("bench", "test_resnet", "test_vit", *QUICK)
+    assert (code, err) == (0, "")
+    assert "test_resnet" in out and "test_vit" in out and "batch 2 at 32x32" in out and "…" not in out
+
+
+def test_bench__pools_alone_against_a_loop_over_the_groups(run):
+    rival = str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py")
+    code, out, err = run("bench", "test_resnet", "--pool", "ga, map", "--head-only", "--against", rival, *QUICK)
+    assert (code, err) == (0, "")
+    assert "pools alone, inference" in out and "test_resnet + map, per_group_map" in out and "speed-up" in out
+
+
+def test_bench__json_to_stdout_is_only_json(run):
+    code, out, err = run("bench", "test_resnet", *QUICK, "--train", "--json")
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    assert (
+        record.pop("command") == "broadsight bench test_resnet --batch 2 --size 32 --rounds 1 --warmup 0 --train --json"
+    )
+    report = benchmark.Report.from_dict(record)
+    assert report.settings == benchmark.Settings(batch=2, size=(32, 32), rounds=1, warmup=0, train=True)
+    assert [row.model for row in report.rows] == ["test_resnet"]
+
+
+def test_bench__files(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    json_file, plot_file = tmp_path / "out.json", tmp_path / "out.svg"
+    code, out, _ = run("bench", "test_resnet", *QUICK, "--json", str(json_file), "--plot", str(plot_file))
+    assert code == 0 and "test_resnet" in out
+    assert json.loads(json_file.read_text())["rows"][0]["model"] == "test_resnet"
+    assert "<svg" in plot_file.read_text()
+    assert sorted(tmp_path.iterdir()) == [json_file, plot_file]
+
+
+def test_bench__outputs_are_checked_before_the_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "measure", never)
+    for option in (["--json", str(tmp_path / "no" / "x.json")], ["--plot", str(tmp_path)], ["--plot", "x.bmp"]):
+        assert run("bench", "test_resnet", *option)[0] == 2
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = run("bench", "test_resnet", "--plot", str(tmp_path / "x.png"))
+    assert (code, err) == (2, 'broadsight: plotting needs matplotlib; run: pip install "broadsight[plot]"\n')
+
+
+def test_bench__unwritable_folder(run, monkeypatch):
+    monkeypatch.setattr(benchmark, "measure", never)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # permissions do not stop root, who may run the tests
+    code, _, err = run("bench", "test_resnet", "--json", "x.json")
+    assert code == 2 and "cannot write 'x.json': permission denied" in err
+
+
+def test_bench__config_file_and_command_line(run, tmp_path, monkeypatch):
+    code, out, _ = run("bench", "test_resnet", "--channels-last", "--size", "64x96", "--print_config")
+    config = yaml.safe_load(out)
+    assert code == 0 and config["channels_last"] is True and config["size"] == "64x96"
+    file = tmp_path / "bench.yaml"
+    file.write_text(yaml.safe_dump(config | {"runtime": "eager, compile", "threads": 2}))
+    asked = []
+
+    def record(models, settings, progress) -> None:
+        asked.append((models, settings))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "measure", record)
+    run("bench", "--config", str(file))
+    run("bench", "--config", str(file), "test_vit", "--no-channels-last", "--threads", "1")
+    settings = benchmark.Settings(size=(64, 96), channels_last=True, runtimes=("eager", "compile"), threads=2)
+    assert asked[0] == (["test_resnet"], settings)
+    assert asked[1] == (["test_vit"], dataclasses.replace(settings, channels_last=False, threads=1))
+
+
+def test_bench__config_file_with_an_unknown_option(run, tmp_path):
+    file = tmp_path / "bench.yaml"
+    file.write_text("batchy: 4\n")
+    code, _, err = run("bench", "x", "--config", str(file))
+    assert code == 2 and "'batchy'" in err and "did you mean --batch?" in err and err.count("\n") == 1
+
+
+# ---- convert
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    content = dict(state_dict={"a.weight": torch.ones(2, 3), "a.bias": torch.ones(2)}, epoch=3, optimizer=[])
+    torch.save(content, tmp_path / "model.pth.tar")
+    return tmp_path / "model.pth.tar"
+
+
+def test_convert__says_what_it_wrote(run, checkpoint):
+    target = checkpoint.with_name("model.safetensors")
+    code, out, err = run("convert", str(checkpoint), str(target))
+    assert (code, err) == (0, "")
+    assert out == f"{target}: 2 tensors, {target.stat().st_size:,} bytes; left out: optimizer\n"
+    assert load_file(target).keys() == {"a.weight", "a.bias"}
+
+
+def test_convert__overwrite(run, checkpoint):
+    target = checkpoint.with_name("model.safetensors")
+    target.write_text("precious")
+    code, out, err = run("convert", str(checkpoint), str(target))
+    assert (code, out) == (2, "")
+    assert err == f"broadsight: {target} exists; choose another name or give --overwrite\n"
+    assert target.read_text() == "precious"
+    assert run("convert", str(checkpoint), str(target), "--overwrite")[0] == 0
+    assert load_file(target).keys() == {"a.weight", "a.bias"}
+
+
+def test_convert__corrupt_file(run, checkpoint):
+    checkpoint.write_bytes(b"no weights at all")
+    code, out, err = run("convert", str(checkpoint), str(checkpoint.with_name("model.safetensors")))
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert err.startswith(f"broadsight: {checkpoint} cannot be loaded as a file of tensors only (")
+    assert list(checkpoint.parent.iterdir()) == [checkpoint]

@@ -1,0 +1,169 @@
+"""All options of all commands, walked by their declarations: wrong values, and options that would be ignored."""
+
+import inspect
+import json
+import os
+from typing import get_args
+
+import pytest
+
+from broadsight.cli import parser as command_line
+from broadsight.cli.main import COMMANDS, main
+from broadsight.cli.parser import arguments_of, flag
+from fuzz import command_lines
+
+from ..training.small_runs import leave_run
+
+
+def sweep(lines: list[list[str]]) -> None:
+    with command_lines.without_work():
+        for argv in lines:
+            code, out, err = command_lines.run(argv)
+            command_lines.judge(argv, code, err)
+            assert code in (None, 0, 2), (argv, code, err)  # nothing that is typed fails while working
+            assert code != 2 or out == "", (argv, out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_wrong_values__one_line_and_exit_2(command):
+    lines = list(command_lines.lines(command))
+    every = 29  # shares no factor with the number of values, so that all of these come
+    sweep(lines[::every])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_wrong_values__one_line_and_exit_2(command):
+    sweep(list(command_lines.lines(command)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\xff\xfe\x00", b"a: [", b"[1,2]", b"epochs: -1", b"nope: 1", b"a: &a [*a]", b"set: 5", b"seed: 1e309"],
+)
+def test_config__one_line(text, tmp_path):
+    (tmp_path / "run.yaml").write_bytes(text)
+    with command_lines.without_work():
+        code, out, err = command_lines.run(["train", "--config", str(tmp_path / "run.yaml")])
+    command_lines.judge(["train"], code, err)
+    assert (code, out) == (2, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_config__that_would_be_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for given in (["--config", str(tmp_path / "pipe")], [f"--config={tmp_path / 'pipe'}"]):
+        with command_lines.without_work():
+            code, _, err = command_lines.run(["train", *given])
+        assert code == 2 and "is a pipe, not a file; expected a YAML file" in err
+
+
+# ---- options that would be ignored
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, str]:
+    """Folders of a classifier, a detector, a segmenter and a pose model; nobody opens their weights."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = {"classify": str(leave_run(folder / "classify")[0])}
+    heads = {"detect": "retinanet", "segment": "upernet", "keypoints": "simple_baseline"}
+    for task, head in heads.items():
+        (folder / task).mkdir()
+        settings = dict(head=head, data="scenes", model="test_resnet", pool=None, broadcast=None, seed=0)
+        about = {"broadsight": {"task": task, "settings": settings}}
+        (folder / task / "config.json").write_text(json.dumps(about))
+        found[task] = str(folder / task)
+    return found
+
+
+def given(command: str, name: str) -> list[str]:
+    """An option with a value that it can have."""
+    parameter = inspect.signature(COMMANDS[command]).parameters[name]
+    kind, arg = get_args(parameter.annotation)
+    if kind is bool:
+        return [flag(name) if not parameter.default else flag(name).replace("--", "--no-", 1)]
+    if arg.pairs:
+        return [flag(name), "depth=2"]
+    numbers = int in (kind, *get_args(kind)) or float in (kind, *get_args(kind))
+    return [flag(name), "1" if numbers else "val" if name == "part" else "0.5"]
+
+
+FOR = {  # what holds of a run of each task, by what options are for
+    "classify": {"classifiers", "DATA that is named"},
+    "detect": {command_line.DENSE_RUNS, command_line.WHOLE_IMAGES, command_line.SCORED},
+    "segment": {command_line.DENSE_RUNS, command_line.WHOLE_IMAGES, command_line.SEGMENTERS},
+    "keypoints": {command_line.DENSE_RUNS},
+}
+
+
+@pytest.mark.parametrize("task", FOR)
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_option__counts_or_is_refused(command, task, runs):
+    refused, names = set(), {name: arg for name, arg in arguments_of(COMMANDS[command]).items() if arg.of}
+    with command_lines.without_work():
+        for name in names:
+            code, out, err = command_lines.run([command, runs[task], *given(command, name)])
+            if err.startswith(f"broadsight: {flag(name)} is for "):
+                assert (code, out) == (2, "") and err.endswith("; leave it out\n")
+                refused.add(name)
+    assert refused == {name for name, arg in names.items() if not FOR[task] & set(arg.of)}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("eval test_vit DATA --epsilons 1", "--epsilons is for --suite fgsm; which is not given"),
+        ("eval test_vit DATA --suite fgsm --severities 1", "--severities is for --suite corruptions"),
+        ("eval test_vit DATA --suite salient --dino-checkpoint x", "--dino-checkpoint is for --saliency dino"),
+        ("eval detect --part train", "--part is for DATA that is named"),
+        ("eval classify --no-pretrained", "--pretrained is for timm names"),
+        ("eval test_vit --pretrained --checkpoint x.pth", "--pretrained together with --checkpoint"),
+        ("predict classify a.png --threshold 0.5", "--threshold is for runs that score what they find"),
+        ("predict segment a.png --threshold 0.5", "--threshold is for runs that score what they find"),
+        ("predict keypoints a.png --scales 1,2", "--scales is for dense runs that look at whole images"),
+        ("predict detect a.png --slide", "--slide is for runs of --task segment"),
+        ("predict detect a.png --top 5", "--top is for classifiers"),
+        ("export test_vit --max-drop 1", "--max-drop is for --int8; which is not given"),
+        ("export test_vit --calibration-images 128", "--calibration-images is for --int8"),
+        ("export detect --int8", "--int8 is for classifiers; this run is of --task detect"),
+        ("export test_vit --ort-web x", "--ort-web is for --format web; this is --format onnx"),
+        ("export classify --no-pretrained", "--pretrained is for timm names"),
+        ("bench test_vit --artefacts x", "--artefacts is for exported runtimes"),
+        ("bench test_vit --no-start-up", "--start-up is for exported runtimes"),
+        ("bench test_vit --growth-from 512", "--growth-from is for several sizes"),
+        ("bench test_vit@32 --size 64", "--size is for models that bring no size of their own"),
+        ("bench test_resnet --pool map --head-only --broadcast cb", "--broadcast is for whole models"),
+        ("explain test_vit --kinds attention --class 3 --no-pretrained", "--class is for the kind gradcam"),
+        ("explain classify --no-pretrained", "--pretrained is for timm names"),
+        ("analyze list --samples 3", "--samples: analyze list shows all measures alone"),
+        ("analyze front classify --samples 3", "--samples is for networks that are shown pictures"),
+        ("gallery classify --no-pretrained", "--pretrained is for timm names"),
+        ("app classify --no-pretrained", "--pretrained is for timm names"),
+        ("train scenes:8 --set mixup_prob=0.5", "mixup_prob=0.5 is for mixup or cutmix above 0"),
+        ("train scenes:8 --out", "expected one argument"),
+        ("predict classify a.png --csv=", "--csv is empty; expected print CSV"),
+        ("train --data x", "DATA comes without --"),
+    ],
+)
+def test_option__that_would_be_ignored(line, words, runs, tmp_path):
+    argv = [runs.get(word, str(tmp_path) if word == "DATA" else word) for word in line.split()]
+    with command_lines.without_work():
+        code, out, err = command_lines.run(argv)
+    assert (code, out) == (2, "") and err.startswith("broadsight: ") and words in err and err.count("\n") == 1
+
+
+def test_option__that_is_set_to_what_it_is_anyway_in_a_file(tmp_path, capsys):
+    assert main(["bench", "test_vit", "--print_config"]) == 0
+    (tmp_path / "bench.yaml").write_text(capsys.readouterr().out)
+    with command_lines.without_work():
+        assert command_lines.run(["bench", "--config", str(tmp_path / "bench.yaml")])[0] is None
+
+
+@pytest.mark.parametrize(
+    "options", [["--twin", "gap", "--task", "detect"], ["--twin", "none"], ["--twin", "map", "--pool", "map"]]
+)
+def test_twin__is_refused_before_the_first_is_trained(options, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("broadsight.training.run.prepare", lambda *_: pytest.fail("begun"))
+    assert main(["train", "scenes:8", "--model", "test_resnet", *options]) == 2
+    assert "twin" in (err := capsys.readouterr().err) or "unknown pool 'none'" in err

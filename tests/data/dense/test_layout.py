@@ -1,0 +1,130 @@
+"""Which files and folders are which part of a data set for dense tasks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from broadsight.data.dense.layout import find_parts
+
+
+def coco(file: Path, *images: Path) -> Path:
+    """A COCO file that lists images by their names, which are made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for image in images:
+        picture(image)
+    listed = [dict(id=n, file_name=image.name) for n, image in enumerate(images)]
+    file.write_text(json.dumps(dict(images=listed, annotations=[], categories=[])))
+    return file
+
+
+def picture(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4)).save(file)
+
+
+def found(folder: Path, task: str = "detect") -> dict[str, tuple[str, str, str]]:
+    """Kind, folder of images and labels of each part, from the folder."""
+    parts = find_parts(folder, task)
+    return {
+        key: (part.kind, part.images.relative_to(folder).as_posix(), part.labels.relative_to(folder).as_posix())
+        for key, part in parts.items()
+    }
+
+
+def test_coco__a_file_or_the_folder_that_it_is_in(tmp_path):
+    file = coco(tmp_path / "labels.json", tmp_path / "images" / "a.png")
+    assert found(tmp_path) == {"all": ("coco", "images", "labels.json")}
+    assert find_parts(file, "segment") == find_parts(tmp_path, "segment") == find_parts(tmp_path, "keypoints")
+    assert find_parts(str(file), "detect")["all"].images == tmp_path / "images"
+
+
+def test_coco__its_own_layout(tmp_path):
+    for year in ("train2017", "val2017"):
+        for kind in ("instances", "person_keypoints", "panoptic"):
+            coco(tmp_path / "annotations" / f"{kind}_{year}.json", tmp_path / year / "a.png")
+        (tmp_path / "annotations" / f"captions_{year}.json").write_text('{"images": [], "annotations": []}')
+    instances = {key: ("coco", f"{key}2017", f"annotations/instances_{key}2017.json") for key in ("train", "val")}
+    assert found(tmp_path) == found(tmp_path, "instances") == found(tmp_path, "segment") == instances
+    points = {key: ("coco", f"{key}2017", f"annotations/person_keypoints_{key}2017.json") for key in ("train", "val")}
+    assert found(tmp_path, "keypoints") == points
+
+
+def test_coco__train_and_val_each_with_a_file(tmp_path):
+    for name in ("train", "valid", "test"):
+        coco(tmp_path / name / "_annotations.coco.json", tmp_path / name / "a.png")
+    assert found(tmp_path) == {
+        "train": ("coco", "train", "train/_annotations.coco.json"),
+        "val": ("coco", "valid", "valid/_annotations.coco.json"),
+    }
+
+
+def test_coco__several_of_one_part_are_refused(tmp_path):
+    coco(tmp_path / "a.json", tmp_path / "a.png")
+    coco(tmp_path / "b.json", tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"has several COCO files: a.json, b.json; give the path of one"):
+        find_parts(tmp_path, "detect")
+    for name in ("train", "val"):
+        coco(tmp_path / "whole" / "train" / f"{name}.json", tmp_path / "whole" / "train" / "a.png")
+    with pytest.raises(ValueError, match=r"train holds train/train.json, train/val.json; keep one of them there"):
+        find_parts(tmp_path / "whole", "detect")
+
+
+def test_coco__others_beside_train_and_val_are_told(tmp_path):
+    for name in ("train", "val", "mini"):
+        coco(tmp_path / f"{name}.json", tmp_path / "a.png")
+    assert found(tmp_path).keys() == {"train", "val", "unused 1"}
+    assert found(tmp_path)["unused 1"][2] == "mini.json"
+
+
+@pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("JPEGImages", "SegmentationClass")])
+def test_masks__a_pair_of_folders(tmp_path, images, masks):
+    picture(tmp_path / images / "a.png", tmp_path / masks / "a.png")
+    assert found(tmp_path, "segment") == {"all": ("masks", images, masks)}
+    with pytest.raises(ValueError, match="holds masks of pixels, which are for segment; detect needs a COCO file"):
+        find_parts(tmp_path, "detect")
+
+
+def test_masks__divided_inside_or_outside(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for name in ("training", "validation"):  # as ADE20K is
+        picture(inside / "images" / name / "a.png", inside / "annotations" / name / "a.png")
+    picture(inside / "images" / "test" / "a.png")
+    assert found(inside, "segment") == {
+        "train": ("masks", "images/training", "annotations/training"),
+        "val": ("masks", "images/validation", "annotations/validation"),
+    }
+    for name in ("train", "val"):
+        picture(outside / name / "images" / "a.png", outside / name / "masks" / "a.png")
+    assert found(outside, "segment") == {key: ("masks", f"{key}/images", f"{key}/masks") for key in ("train", "val")}
+
+
+def test_masks__a_part_without_them_is_no_part(tmp_path):
+    picture(tmp_path / "images/train/a.png", tmp_path / "images/val/b.png", tmp_path / "masks/train/a.png")
+    assert found(tmp_path, "segment") == {"train": ("masks", "images/train", "masks/train")}
+
+
+def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
+    picture(tmp_path / "images" / "a.png", tmp_path / "masks" / "a.png")
+    coco(tmp_path / "objects.json", tmp_path / "images" / "a.png")
+    assert found(tmp_path, "segment")["all"][0] == "masks" and found(tmp_path, "instances")["all"][0] == "coco"
+    picture(tmp_path / "labels" / "a.png")
+    with pytest.raises(ValueError, match="more than one pair of images and masks: images, masks, labels"):
+        find_parts(tmp_path, "segment")
+
+
+def test_nothing__is_said_in_one_line(tmp_path):
+    picture(tmp_path / "photos" / "a.png")
+    with pytest.raises(ValueError, match="holds no labelled images; expected a COCO JSON file"):
+        find_parts(tmp_path, "detect")
+    with pytest.raises(FileNotFoundError, match=r"no such data: .*photo; did you mean .*photos\?"):
+        find_parts(tmp_path / "photo", "detect")
+    with pytest.raises(FileNotFoundError, match=r"no such data: scene; did you mean scenes\?"):
+        find_parts("scene", "detect")
+    with pytest.raises(FileNotFoundError, match=r"give a COCO .json, a folder with images and labels, or scenes"):
+        find_parts(tmp_path / "xyz" / "w", "detect")
+    (tmp_path / "list.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"list.txt is not a COCO file"):
+        find_parts(tmp_path / "list.txt", "detect")

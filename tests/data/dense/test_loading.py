@@ -1,0 +1,165 @@
+"""Batches of dense data: repeatable, whole when they leave a worker, and plain about what cannot be read."""
+
+import pickle
+
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.data import loading
+from broadsight.data.decoding import UnreadableImage
+from broadsight.data.dense.loading import DenseBatch, DensePictures
+from broadsight.data.dense.transforms import DenseTransforms
+from broadsight.data.loading import EvalOrder, TrainOrder, close, load
+from broadsight.data.scenes import Scenes
+from broadsight.data.scenes.targets import SceneMasks, SceneObjects
+
+
+class Numbered:
+    """Pictures of one colour and of their own size; some cannot be read, the labels of some are wrong."""
+
+    classes = ("thing",)
+
+    def __init__(self, count: int, broken: tuple[int, ...] = (), wrong: dict[int, str] | None = None):
+        self.count, self.broken, self.wrong = count, broken, wrong or {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, i: int) -> str:
+        return f"{i}.png"
+
+    def __getitem__(self, i: int):
+        if i in self.broken:
+            raise UnreadableImage(f"{i}.png: not an image")
+        if i in self.wrong:
+            raise ValueError(self.wrong[i])
+        return Image.new("L", (4 + i, 4), i), torch.full((4, 4 + i), i)
+
+
+@pytest.mark.parametrize("where", ["source", "transform"])
+def test_too_large__is_skipped_and_named(where, monkeypatch):
+    """A mask for each of many objects in a large picture, or what becomes of it."""
+
+    def fail(*_):
+        raise MemoryError
+
+    source = Numbered(4)
+    if where == "source":
+        monkeypatch.setattr(Numbered, "__getitem__", lambda self, i: fail() if i == 1 else (Image.new("L", (4, 4)), i))
+    pictures = DensePictures(source, lambda image, target: fail() if image.width == 5 else (image, target))
+    batch = pictures.__getitems__([(0, i, i) for i in range(4)])
+    assert batch.failure == "" and [key[2] for key in batch.keys] == [0, 2, 3]
+    assert batch.skipped == (("1.png", "out of memory while it is prepared; make the image smaller"),)
+
+
+def numbers(pixels, target):
+    return torch.full((1, 1, 1), pixels.getpixel((0, 0)), dtype=torch.uint8), target
+
+
+def test_batch__pictures_keep_their_sizes():
+    pictures = DensePictures(Numbered(5), DenseTransforms("segment", 8).build(False))
+    batch = pictures.__getitems__([(0, 0, 3), (0, 1, 1)])
+    assert [tuple(image.shape) for image in batch.images] == [(1, 4, 7), (1, 4, 5)]
+    assert [target.unique().tolist() for target in batch.targets] == [[3], [1]]
+    assert batch.keys == ((0, 0, 3), (0, 1, 1)) and batch.skipped == () and batch.failure == ""
+    assert len(pictures) == 5
+
+
+def test_unreadable__training_takes_the_next_and_evaluation_goes_without():
+    source = Numbered(5, broken=(1, 2))
+    keys = [(0, 0, 1), (0, 1, 4)]
+    learned = DensePictures(source, numbers, training=True).__getitems__(keys)
+    assert [int(image) for image in learned.images] == [3, 4] and learned.keys == ((0, 0, 3), (0, 1, 4))
+    assert learned.skipped == (("1.png", "not an image"), ("2.png", "not an image"))
+    judged = DensePictures(source, numbers).__getitems__(keys)
+    assert [int(image) for image in judged.images] == [4] and judged.keys == ((0, 1, 4),)
+    assert judged.skipped == (("1.png", "not an image"),)
+    nothing = DensePictures(source, numbers).__getitems__([(0, 0, 2)])
+    assert (nothing.images, nothing.targets, nothing.keys, nothing.failure) == ([], [], (), "")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_unreadable__strict(training):
+    batch = DensePictures(Numbered(3, (1,)), numbers, training=training, strict=True).__getitems__([(0, 0, 1)])
+    assert batch.failure == "1.png cannot be read (not an image); without --strict it would be skipped"
+
+
+def test_unreadable__all_of_them(monkeypatch):
+    monkeypatch.setattr(loading, "IN_A_ROW", 3)
+    batch = DensePictures(Numbered(9, tuple(range(9))), numbers, training=True).__getitems__([(0, 0, 7)])
+    assert batch.failure == "3 pictures in a row cannot be read, last 0.png: not an image"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_wrong_labels__are_never_skipped_and_name_the_file(training):
+    source = Numbered(3, wrong={0: "masks/0.png holds 9, which is none of the classes", 1: "too large"})
+    pictures = DensePictures(source, numbers, training=training)
+    assert pictures.__getitems__([(0, 0, 0)]).failure == "masks/0.png holds 9, which is none of the classes"
+    assert pictures.__getitems__([(0, 1, 2), (0, 0, 1)]).failure == "1.png: too large"
+
+
+def loaded(pictures: DensePictures, order, workers: int = 1) -> list[DenseBatch]:
+    loader = load(pictures, order, workers=workers)
+    try:
+        return list(loader)
+    finally:
+        close(loader)
+
+
+def same(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return all(map(same, one, other)) if isinstance(one, list) else one == other
+
+
+def test_batch__travels_as_one_block():
+    images = [torch.arange(30, dtype=torch.uint8).reshape(3, 2, 5)[:, :, ::2], torch.zeros(1, 0, 3, dtype=torch.uint8)]
+    targets = [
+        dict(
+            boxes=torch.tensor([[0.5, 1, 2, 3]]),
+            labels=torch.tensor([7]),
+            image_id=3,
+            meta=dict(box=torch.ones(4).double()),
+        ),
+        dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), image_id="x", flag=torch.tensor(True)),
+    ]
+    batch = DenseBatch(images, targets, ((0, 1, 2), (0, 2, 5)), (("a", "b"),), "why")
+    back = pickle.loads(pickle.dumps(batch))
+    assert type(back) is DenseBatch
+    assert same(back.images, images) and same(back.targets, targets)
+    assert (back.keys, back.skipped, back.failure) == (batch.keys, batch.skipped, "why")
+    storages = {tensor.untyped_storage().data_ptr() for tensor in (back.images[0], back.targets[0]["labels"])}
+    assert len(storages) == 1
+
+
+@pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
+def test_load__is_the_same_with_workers_and_after_a_break(kind):
+    scenes = kind(Scenes(8, size=32))
+    task = "instances" if kind is SceneObjects else "segment"
+    transform = DenseTransforms(task, 32, resize=(0.5, 1.5), crop="random", color_jitter=0.3).build(True)
+
+    def batches(workers: int, epoch: int, first: int = 0, seed: int = 5) -> list[DenseBatch]:
+        order = TrainOrder(scenes, 4, seed=seed)
+        order.start(epoch, first)
+        return loaded(DensePictures(scenes, transform, seed=seed, training=True), order, workers)
+
+    plain, workers, resumed, other = batches(0, 1), batches(1, 1), batches(0, 1, first=1), batches(0, 2)
+    assert len(plain) == 2
+    for one, two in zip(plain, workers, strict=True):
+        assert one.keys == two.keys and same(one.images, two.images) and same(one.targets, two.targets)
+    assert same(resumed[0].images, plain[1].images) and same(resumed[0].targets, plain[1].targets)
+    assert not any(a.shape == b.shape and torch.equal(a, b) for a in plain[0].images for b in other[0].images)
+
+
+def test_load__evaluation_sees_every_picture_once():
+    source = Numbered(5, broken=(3,))
+    batches = loaded(DensePictures(source, numbers), EvalOrder(source, 2))
+    assert [int(image) for batch in batches for image in batch.images] == [0, 1, 2, 4]
+    assert [batch.skipped for batch in batches] == [(), (("3.png", "not an image"),), ()]
+    failing = Numbered(2, wrong={1: "masks/1.png holds 9"})
+    assert [one.failure for one in loaded(DensePictures(failing, numbers), EvalOrder(failing, 2))] == [
+        "masks/1.png holds 9"
+    ]

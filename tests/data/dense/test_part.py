@@ -1,0 +1,64 @@
+"""Labelled pictures that a dense model is evaluated on."""
+
+import json
+
+import pytest
+
+from broadsight.data.dense.part import open_dense_part
+
+from ...training.dense_runs import write_coco
+
+MODEL = dict(classes=("blue", "green", "red"), category_ids={1: 1, 2: 3, 3: 7})
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco"), count=10)
+
+
+def test_part__classes_are_numbered_as_the_models(coco):
+    part = open_dense_part(str(coco), "detect", **MODEL)
+    assert part.pictures.classes == MODEL["classes"] and len(part.pictures) == 10
+    assert [part.pictures.target(i)["labels"].tolist() for i in range(3)] == [[2], [3], [2]]  # green, red, green
+    assert part.pictures.category_ids == {1: 1, 2: 3, 3: 7}
+    assert (part.description["part"], part.description["kind"]) == ("all", "coco")
+
+
+def test_part__held_out_as_training_does(coco):
+    held = open_dense_part(str(coco), "detect", "val", split=0.3, seed=2, **MODEL).pictures
+    rest = open_dense_part(str(coco), "detect", "train", split=0.3, seed=2, **MODEL).pictures
+    names = [{view.name(i) for i in range(len(view))} for view in (held, rest)]
+    assert len(names[0]) == 3 and len(names[1]) == 7 and not names[0] & names[1]
+
+
+def test_part__of_scenes():
+    part = open_dense_part("scenes:40", "segment", classes=(), category_ids={})
+    assert len(part.pictures) == 10 and part.description["part"] == "val"
+    assert part.pictures.name(0) == "scenes/val/000000"
+    test = open_dense_part("scenes:40", "detect", "test", classes=(), category_ids={})
+    assert test.pictures.name(0) == "scenes/test/000000"
+
+
+def test_part__refusals(coco, tmp_path):
+    with pytest.raises(ValueError, match="has classes that the model has not: red; remove them"):
+        open_dense_part(str(coco), "detect", classes=("green",), category_ids={1: 3})
+    with pytest.raises(ValueError, match="has no part 'val'; it has all; leave --part out, or give --split"):
+        open_dense_part(str(coco), "detect", "val", **MODEL)
+    with pytest.raises(ValueError, match="scenes have the parts train, val and test"):
+        open_dense_part("scenes", "detect", "all", **MODEL)
+    with pytest.raises(FileNotFoundError, match="no such data: nowhere"):
+        open_dense_part("nowhere", "detect", **MODEL)
+    content = json.loads(coco.read_text("utf-8"))
+    content["categories"] = [{**one, "keypoints": ["tip"]} for one in content["categories"]]
+    (tmp_path / "images").symlink_to(coco.parent / "images")
+    (tmp_path / "points.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(ValueError, match="has keypoints tip but the model nose; expected the same"):
+        open_dense_part(str(tmp_path / "points.json"), "keypoints", keypoint_names=("nose",), **MODEL)
+
+
+def test_part__pixels_of_a_file_without_objects_are_refused(coco, tmp_path):
+    content = json.loads(coco.read_text("utf-8")) | dict(annotations=[])
+    (tmp_path / "images").symlink_to(coco.parent / "images")
+    (tmp_path / "none.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(ValueError, match=r"none.json has no objects to evaluate on; expected annotations with masks"):
+        open_dense_part(str(tmp_path / "none.json"), "segment", classes=("background", "green", "red"), category_ids={})

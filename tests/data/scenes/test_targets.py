@@ -1,0 +1,116 @@
+"""Scenes as dense data: targets that agree with what is drawn."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.ops import masks_to_boxes
+
+from broadsight.data import scenes as scenes_module
+from broadsight.data.scenes import Scenes
+from broadsight.data.scenes.objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS
+from broadsight.data.scenes.targets import SKELETON, SceneMasks, SceneObjects
+
+
+@pytest.fixture
+def scenes():
+    return Scenes(12, size=(48, 64), seed=3)
+
+
+def test_objects__targets_are_those_of_the_masks(scenes):
+    data = SceneObjects(scenes, keypoints=True)
+    assert (len(data), data.name(3), data.classes) == (12, "scenes/train/000003", CLASSES)
+    assert data.category_ids == {label: label for label in range(1, len(CLASSES) + 1)}
+    assert (data.keypoint_names, data.keypoint_pairs) == (KEYPOINTS, KEYPOINT_PAIRS)
+    seen = 0
+    for i in range(len(data)):
+        image, target = data[i]
+        assert (image.mode, image.size) == ("RGB", (64, 48))
+        boxes, masks = target["boxes"], target["masks"]
+        assert boxes.canvas_size == (48, 64) and boxes.format is tv_tensors.BoundingBoxFormat.XYXY
+        assert isinstance(masks, tv_tensors.Mask) and masks.dtype == torch.uint8
+        inner = masks_to_boxes(masks.as_subclass(torch.Tensor))
+        assert torch.equal(boxes.as_subclass(torch.Tensor), inner + torch.tensor([0.0, 0, 1, 1]))
+        assert target["area"].tolist() == masks.sum((1, 2)).tolist()
+        assert target["iscrowd"].tolist() == [0] * len(boxes) and target["image_id"] == i
+        assert target["labels"][0] == scenes.label(i) + 1  # the main object comes first
+        assert target["keypoints"].shape == (len(boxes), len(KEYPOINTS), 3)
+        for mask, points in zip(masks, target["keypoints"], strict=True):
+            for x, y, visible in points.tolist():
+                near = mask[max(0, int(y) - 1) : int(y) + 2, max(0, int(x) - 1) : int(x) + 2]
+                assert near.any() or visible < 2
+                seen += visible == 2
+    assert seen > 60
+
+
+def test_objects__only_what_was_asked_for(scenes):
+    assert SceneObjects(scenes, masks=False).target(0).keys() == {"boxes", "labels", "iscrowd", "area", "image_id"}
+    assert "keypoints" in SceneObjects(scenes, keypoints=True).target(0)
+
+
+def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
+    scene = scenes.scene(0)
+    masks = scene.masks.copy()
+    masks[0] = False  # as when an occluder covers all of the main object
+    hidden = scenes_module.Scene(**{**scene.__dict__, "masks": masks})
+    monkeypatch.setattr(Scenes, "scene", lambda self, i: hidden)
+    target = SceneObjects(scenes, keypoints=True)[0][1]
+    count = len(scene.labels) - 1
+    assert target["labels"].tolist() == (scene.labels[1:] + 1).tolist()
+    assert {key: len(target[key]) for key in ("boxes", "area", "iscrowd", "masks", "keypoints")} == dict.fromkeys(
+        ("boxes", "area", "iscrowd", "masks", "keypoints"), count
+    )
+    nothing = scenes_module.Scene(**{**scene.__dict__, "masks": np.zeros_like(masks)})
+    monkeypatch.setattr(Scenes, "scene", lambda self, i: nothing)
+    assert SceneObjects(scenes)[0][1]["boxes"].shape == (0, 4)
+
+
+@pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
+def test_item__is_drawn_once_and_is_open_and_target(scenes, kind, monkeypatch):
+    data = kind(scenes)
+    picture, target = np.array(data.open(5)), data.target(5)
+    drawn = []
+    draw = Scenes.scene
+    monkeypatch.setattr(Scenes, "scene", lambda self, i: drawn.append(i) or draw(self, i))
+    monkeypatch.setattr(Scenes, "open", None)
+    image, again = data[5]
+    assert drawn == [5]
+    assert np.array_equal(image, picture)
+    if kind is SceneMasks:
+        assert torch.equal(again, target)
+    else:
+        assert all(torch.equal(torch.as_tensor(again[key]), torch.as_tensor(target[key])) for key in target)
+
+
+def test_masks__number_the_classes_from_1_as_objects_do(scenes):
+    pixels, objects = SceneMasks(scenes), SceneObjects(scenes)
+    assert pixels.classes == ("background", *CLASSES)
+    for i in range(len(pixels)):
+        mask, target = pixels.target(i), objects.target(i)
+        assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
+        assert torch.equal(mask, (target["masks"] * target["labels"][:, None, None]).sum(0))  # none overlap
+
+
+@pytest.mark.parametrize("without", [None, "salient"])
+def test_target__is_that_of_the_scene_though_nothing_is_coloured(without):
+    scenes = Scenes(8, size=40, without=without)
+    objects, pixels = SceneObjects(scenes, keypoints=True), SceneMasks(scenes)
+    for i in range(8):
+        (_, drawn), target = objects[i], objects.target(i)
+        assert all(torch.equal(torch.as_tensor(drawn[key]), torch.as_tensor(target[key])) for key in drawn)
+        assert torch.equal(pixels[i][1], pixels.target(i))
+
+
+@pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
+def test_grey(scenes, kind):
+    data = kind(scenes, channels=1)
+    assert data.open(0).mode == data[0][0].mode == "L"
+
+
+@pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
+def test_iteration__ends(scenes, kind):
+    assert sum(1 for _ in kind(scenes)) == 12
+
+
+def test_skeleton__joins_what_there_is():
+    assert {end for bone in SKELETON for end in bone} == set(range(len(KEYPOINTS)))

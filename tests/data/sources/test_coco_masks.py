@@ -1,0 +1,148 @@
+"""Masks from polygons and run lengths: by hand on small grids, and pixel by pixel against pycocotools."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broadsight.data.sources.coco_masks import MaskPool, expand_text, read_polygon
+
+INSTANCES = Path(__file__).parents[4] / "shared" / "data" / "coco" / "instances.json"
+
+
+def draw(segmentation, height: int, width: int) -> np.ndarray:
+    pool = MaskPool()
+    assert pool.add(segmentation, height, width)
+    return pool.draw(0, height, width)
+
+
+def grid(text: str) -> list[list[bool]]:
+    return [[letter == "#" for letter in line] for line in text.split()]
+
+
+def test_polygon__a_rectangle_covers_the_pixels_whose_middle_it_holds():
+    assert draw([[1, 1, 4, 1, 4, 3, 1, 3]], 4, 5).tolist() == grid("..... .###. .###. .....")
+    # 1.4 < 1.5 < 1.6: the left edge decides about column 1
+    assert draw([[1.4, 0, 3, 0, 3, 2, 1.4, 2]], 2, 4).tolist() == grid(".##. .##.")
+    assert draw([[1.6, 0, 3, 0, 3, 2, 1.6, 2]], 2, 4).tolist() == grid("..#. ..#.")
+
+
+def test_polygon__a_steep_triangle_whichever_way_round():
+    expected = grid("#### #### .##. .##. .##. .##. .... ....")
+    assert draw([[0, 0, 2, 8, 4, 0]], 8, 4).tolist() == expected
+    assert draw([[4, 0, 2, 8, 0, 0]], 8, 4).tolist() == expected
+
+
+def test_polygon__parts_are_united_and_may_overlap():
+    overlapping = [[0, 0, 2, 0, 2, 2, 0, 2], [1, 1, 3, 1, 3, 3, 1, 3]]
+    assert draw(overlapping, 3, 4).tolist() == grid("##.. ###. .##.")
+
+
+def test_polygon__ends_at_the_image():
+    assert draw([[-5, -5, 2, -5, 2, 9, -5, 9]], 3, 3).tolist() == grid("##. ##. ##.")
+    assert not draw([[10, 10, 12, 10, 12, 12]], 3, 3).any()
+
+
+def test_polygon__of_fewer_than_three_corners_outlines_nothing():
+    pool = MaskPool()
+    assert not pool.add([[1, 1, 2, 2], []], 4, 4)
+    assert not pool.add([], 4, 4)
+    assert not pool.add(None, 4, 4)
+    assert len(pool) == 0
+    assert pool.add([[1, 1, 2, 2], [0, 0, 2, 0, 2, 2, 0, 2]], 4, 4)  # the second counts
+    assert pool.draw(0, 4, 4).sum() == 4
+
+
+def test_runs__go_down_the_columns():
+    assert draw(dict(size=[2, 3], counts=[1, 2, 1, 2]), 2, 3).tolist() == grid(".## #.#")
+    assert draw(dict(size=[2, 3], counts=[0, 6]), 2, 3).all()
+
+
+def test_expand_text__by_hand():
+    # 1 -> "1"; 2 -> "2"; 3 -> "3"; then 2 - 2 = 0 -> "0" and 1 - 3 = -2 -> 30 = 0b11110 -> chr(48 + 30) = "N"
+    assert expand_text("1230N").tolist() == [1, 2, 3, 2, 1]
+    # 100 = 0b00011_00100: 4 with more to come (36 + 48 = "T"), then 3; 16 needs a second letter to stay positive
+    assert expand_text("T3").tolist() == [100]
+    assert expand_text("`0").tolist() == [16]
+    assert expand_text("8").tolist() == [8]
+
+
+def test_pool__keeps_masks_of_both_kinds_apart():
+    pool = MaskPool()
+    pool.add([[0, 0, 1, 0, 1, 1, 0, 1]], 2, 2)
+    pool.add(dict(size=[2, 2], counts="31"), 2, 2)
+    pool.add([[0, 0, 1, 0, 1, 2, 0, 2], [1, 0, 2, 0, 2, 1, 1, 1]], 2, 2)
+    masks = [pool.draw(i, 2, 2).tolist() for i in range(len(pool))]
+    assert masks == [grid("#. .."), grid(".. .#"), grid("## #.")]
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ([1, 2, 3, 4, 5, 6], "expected a list .* inside of a list"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "has 7 numbers; expected pairs"),
+        ([[1, 2, float("nan"), 4, 5, 6]], "no number or far outside"),
+        ([[1, 2, 1e9, 4, 5, 6]], "no number or far outside"),
+        ("text", "is a str; expected polygons or run lengths"),
+        (dict(counts=[6]), 'without "size" and "counts"'),
+        (dict(size=[3, 2], counts=[6]), r"size \[3, 2\] but its image \[2, 3\]"),
+        (dict(size=[2, 3], counts=[1, 4]), "add up to 5 pixels; the image has 2 x 3"),
+        (dict(size=[2, 3], counts=[-1, 7]), "whole numbers from 0 up"),
+        (dict(size=[2, 3], counts=[0.5, 5.5]), "whole numbers from 0 up"),
+        (dict(size=[2, 3], counts=""), "cut off"),
+        (dict(size=[2, 3], counts="T"), "cut off"),
+        (dict(size=[2, 3], counts="6 "), "other letters"),
+        (dict(size=[2, 3], counts="oooooooo0"), "too large"),
+    ],
+)
+def test_add__refuses(segmentation, message):
+    pool = MaskPool()
+    with pytest.raises(ValueError, match=message):
+        pool.add(segmentation, 2, 3)
+    assert len(pool) == 0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' own
+def test_polygon__equals_pycocotools_whatever_its_corners():
+    oracle = pytest.importorskip("pycocotools.mask")
+    random, different = np.random.default_rng(0), []
+    for trial in range(1500):
+        height, width, corners = int(random.integers(1, 40)), int(random.integers(1, 40)), random.integers(3, 9)
+        points = random.uniform(-20, 60, (corners, 2))
+        if trial % 3:  # corners on the grid and between, where rounding matters, and twice the same
+            points = np.repeat((points * (trial % 3)).round() / (trial % 3), 1 + trial % 2, axis=0)
+        polygon = points.ravel().tolist()
+        expected = oracle.decode(oracle.merge(oracle.frPyObjects([polygon], height, width)))
+        if not np.array_equal(draw([polygon], height, width), expected):
+            different.append((height, width, polygon))
+    assert different == []
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_masks__of_real_annotations_equal_pycocotools():
+    oracle = pytest.importorskip("pycocotools.mask")
+    if not INSTANCES.exists():
+        pytest.skip("COCO images are not beside the repository")
+    content = json.loads(INSTANCES.read_text())
+    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+    different, kinds = [], {list: 0, dict: 0}
+    for item in content["annotations"]:
+        size, segmentation = sizes[item["image_id"]], item["segmentation"]
+        kinds[type(segmentation)] += 1
+        rle = oracle.frPyObjects(segmentation, *size)
+        rle = oracle.merge(rle) if isinstance(rle, list) else rle
+        expected = oracle.decode(rle)
+        text = dict(size=rle["size"], counts=rle["counts"].decode())
+        if not np.array_equal(draw(segmentation, *size), expected) or not np.array_equal(draw(text, *size), expected):
+            different.append(item["id"])
+    assert different == []
+    assert kinds == {list: 887, dict: 13}
+
+
+def test_polygon__of_an_endless_outline_is_refused():
+    """A line of text that would take gigabytes to walk along."""
+    there_and_back = [90_000.0, 5.0, -90_000.0, 5.0] * 500
+    with pytest.raises(ValueError, match=r"^a polygon has an outline of 180,000,000 pixels; expected up to 1,000,000$"):
+        read_polygon(there_and_back)
+    assert len(read_polygon([0, 0, 9, 0, 9, 9])) == 6 and len(read_polygon([])) == 0

@@ -1,0 +1,82 @@
+"""Which pictures of DATA are evaluated."""
+
+import numpy as np
+import pytest
+
+from broadsight.data.sources import resolve
+from broadsight.data.sources.evaluation import open_part, same_data
+from broadsight.data.view import labels_of
+
+from ...training.small_runs import fill
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    fill(folder / "train", 8, a=4, b=4)
+    fill(folder / "val", 8, a=1, b=2)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return str(fill(tmp_path_factory.mktemp("whole"), 8, a=10, b=20))
+
+
+@pytest.mark.parametrize(("part", "count"), [("auto", 3), ("val", 3), ("train", 8)])
+def test_parts__validation_unless_asked_otherwise(parts, part, count):
+    found = open_part(parts, part)
+    assert len(found.source) == found.description["pictures"] == count
+    assert found.description["part"] == ("train" if part == "train" else "val")
+
+
+def test_whole__all_of_it(whole):
+    found = open_part(whole)
+    assert np.bincount(labels_of(found.source)).tolist() == [10, 20]
+    assert (found.description["part"], found.place) == ("all", whole)
+
+
+def test_whole__what_training_held_out(whole):
+    found = open_part(whole, split=0.2, seed=3)
+    splits = resolve(whole, split=0.2, seed=3)
+    names = [splits.val.name(row) for row in range(len(splits.val))]
+    assert [found.source.name(row) for row in range(len(found.source))] == names and len(names) == 6
+    assert len(open_part(whole, "train", split=0.2, seed=3).source) == 24
+
+
+def test_scenes__each_part(tmp_path):
+    found = open_part("scenes:40", seed=2, scenes_size=16, cache=tmp_path)
+    assert (len(found.source), found.source.name(0), found.source.open(0).size) == (10, "scenes/val/000000", (16, 16))
+    assert len(open_part("scenes:40", "train", cache=tmp_path).source) == 40
+    assert open_part("scenes", "test", cache=tmp_path).place == "scenes/test"
+    assert open_part("scenes:40", channels=1, scenes_size=16, cache=tmp_path).source.open(0).mode == "L"
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ("whole", dict(part="val"), "has no part 'val'; it has all; leave --part out"),
+        ("parts", dict(part="all"), "has no part 'all'; it has train, val; leave"),
+        ("whole", dict(split=1.5), "split=1.5 is not between 0 and 1"),
+        ("scenes", dict(part="all"), "scenes have the parts train, val and test"),
+        ("scenes:2", {}, "2 scenes are too few"),
+        ("scenes:x", {}, "'x' is not a count"),
+    ],
+)
+def test_refused(request, data, options, message):
+    data = data if data.startswith("scenes") else request.getfixturevalue(data)
+    with pytest.raises(ValueError, match=message):
+        open_part(data, **options)
+
+
+def test_part__train_alone_is_noted(tmp_path):
+    fill(tmp_path / "train", 8, a=2, b=2)
+    found = open_part(str(tmp_path))
+    assert len(found.source) == 4
+    assert any("a part to train on alone, so that one is evaluated" in note for note in found.notes)
+
+
+def test_same_data__by_any_path(whole, monkeypatch):
+    assert same_data("scenes", "scenes") and not same_data("scenes", "scenes:40")
+    assert same_data(whole, whole + "/") and same_data(whole, whole + "/../" + whole.rpartition("/")[2])
+    assert not same_data(whole, whole + "/a")

@@ -1,0 +1,232 @@
+"""Folders of masks: values as stored, whatever kind of PNG, and what is said of folders that are wrong."""
+
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from broadsight.data.decoding import UnreadableImage
+from broadsight.data.sources.mask_folders import MaskFolder, read_indices
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+CLASSES = ["sky", "tree", "dog"]
+VALUES = np.array([[0, 1, 2, 255], [2, 1, 0, 0]], np.uint8)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Folders with one picture of 4x2 (width x height) and its mask."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    Image.new("RGB", (4, 2), (200, 10, 10)).save(tmp_path / "images" / "a.jpg")
+    Image.fromarray(VALUES).save(tmp_path / "masks" / "a.png")
+    return tmp_path / "images", tmp_path / "masks"
+
+
+def grey_png(path: Path, values: np.ndarray, bits: int) -> None:
+    """A grey PNG of few bits, which PIL does not write."""
+    height, width = values.shape
+    digits = (values[..., None] >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(digits.reshape(height, -1), axis=1)
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)), (b"IDAT", zlib.compress(lines))]
+    written = b"\x89PNG\r\n\x1a\n"
+    for name, body in [*chunks, (b"IEND", b"")]:
+        written += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    path.write_bytes(written)
+
+
+def test_getitem__by_hand(pair):
+    data = MaskFolder(*pair, classes=CLASSES)
+    image, mask = data[0]
+    assert (len(data), data.name(0), data.classes, data.notes) == (1, "a.jpg", tuple(CLASSES), ())
+    assert (image.mode, image.size) == ("RGB", (4, 2))
+    assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
+    assert mask.tolist() == VALUES.tolist()
+    assert data.open(0).size == (4, 2)
+    assert torch.equal(pickle.loads(pickle.dumps(data)).target(0), mask)
+    assert len(list(data)) == 1
+    assert MaskFolder(*pair, classes=CLASSES, channels=1).open(0).mode == "L"
+
+
+def test_masks__with_a_palette_are_read_as_indices(pair):
+    mask = Image.fromarray(VALUES).convert("P")
+    mask.putdata(VALUES.ravel().tolist())
+    mask.putpalette([50, 60, 70] * 256)
+    mask.save(pair[1] / "a.png")
+    assert Image.open(pair[1] / "a.png").mode == "P"
+    assert MaskFolder(*pair, classes=CLASSES)[0][1].tolist() == VALUES.tolist()
+
+
+def test_masks__of_16_bits(pair):
+    values = np.array([[0, 300, 999, 65535]] * 2, np.uint16)
+    Image.fromarray(values).save(pair[1] / "a.png")
+    data = MaskFolder(*pair, classes=[f"class {i}" for i in range(1000)], ignore=65535)
+    assert data.target(0).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_masks__of_few_bits_are_not_stretched(tmp_path, bits):
+    values = np.arange(2**bits).reshape(2, -1) if bits > 1 else np.array([[0, 1, 1], [1, 0, 0]])
+    grey_png(tmp_path / "a.png", values, bits)
+    assert read_indices(tmp_path / "a.png").tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
+def test_masks__in_colour_are_refused(pair, mode):
+    Image.new(mode, (4, 2)).save(pair[1] / "a.png")
+    with pytest.raises(ValueError, match=rf"a\.png holds colours \(mode {mode}\).*save it as grey or palette PNG"):
+        MaskFolder(*pair, classes=CLASSES)[0]
+
+
+def test_masks__as_jpeg_are_refused(pair):
+    (pair[1] / "a.png").unlink()
+    Image.fromarray(VALUES).save(pair[1] / "a.JPG")
+    with pytest.raises(ValueError, match=r"a\.JPG is a JPEG, which alters values; save masks as PNG"):
+        MaskFolder(*pair, classes=CLASSES)
+
+
+def test_masks__with_an_unlisted_class_are_refused(pair):
+    with pytest.raises(ValueError, match=r"a\.png holds 2, which is none of the 2 classes or 255 to ignore"):
+        MaskFolder(*pair, classes=CLASSES[:2])[0]
+    with pytest.raises(ValueError, match=r"a\.png holds 255, which is none of the 3 classes;"):
+        MaskFolder(*pair, classes=CLASSES, ignore=None)[0]
+    with pytest.raises(ValueError, match=r"a\.png holds 255, which is none of the 3 classes or 254 to ignore"):
+        MaskFolder(*pair, classes=CLASSES, ignore=254)[0]
+
+
+def test_masks__of_another_size_or_damaged(pair):
+    Image.fromarray(VALUES[:1]).save(pair[1] / "a.png")
+    with pytest.raises(ValueError, match=r"a\.jpg has 4x2 pixels but its mask a\.png 4x1"):
+        MaskFolder(*pair, classes=CLASSES)[0]
+    (pair[1] / "a.png").write_bytes(b"nothing")
+    with pytest.raises(UnreadableImage, match=r"a\.png: not an image"):
+        MaskFolder(*pair, classes=CLASSES)[0]
+
+
+def test_masks__black_and_white_are_not_ignored_silently(pair):
+    Image.fromarray(np.where(VALUES == 1, 255, 0).astype(np.uint8)).save(pair[1] / "a.png")
+    with pytest.raises(
+        ValueError, match=r"hold 0 and 255 but never dog \(1\), and 255 is ignored; save the object as 1"
+    ):
+        MaskFolder(*pair, classes=["none", "dog"])
+    assert len(MaskFolder(*pair, classes=CLASSES)) == 1  # with more classes, 255 is a border
+
+
+def test_pairs__left_out_are_told(pair):
+    images, masks = pair
+    Image.new("RGB", (4, 2)).save(images / "b.jpg")
+    Image.new("RGB", (4, 2)).save(images / "c.jpg")
+    Image.fromarray(VALUES).save(masks / "d.png")
+    (masks / "readme.md").write_text("no mask")
+    data = MaskFolder(images, masks, classes=CLASSES)
+    assert [data.name(i) for i in range(len(data))] == ["a.jpg"]
+    assert data.notes == (
+        "pictures without a mask left out: 2 (first: b.jpg)",
+        "masks without a picture left out: 1 (first: d.png)",
+    )
+
+
+def test_pairs__in_subfolders_and_by_suffix(pair):
+    images, masks = pair
+    for folder in ("x", "y"):
+        (images / folder).mkdir()
+        (masks / folder).mkdir()
+        Image.new("RGB", (4, 2)).save(images / folder / "a.b.jpg")
+        Image.fromarray(VALUES * 0 + (folder == "y")).save(masks / folder / "a.b_mask.png")
+    data = MaskFolder(images, masks, classes=CLASSES, suffix="_mask")
+    assert [data.name(i) for i in range(len(data))] == ["x/a.b.jpg", "y/a.b.jpg"]
+    assert [int(data.target(i).max()) for i in range(2)] == [0, 1]
+
+
+def test_pairs__errors(pair, tmp_path):
+    images, masks = pair
+    with pytest.raises(ValueError, match=r"no mask in .*masks has the name of a picture .* see suffix="):
+        MaskFolder(images, masks, classes=CLASSES, suffix="_mask")
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        MaskFolder(images, tmp_path / "nowhere", classes=CLASSES)
+    Image.new("RGB", (4, 2)).save(images / "a.png")
+    with pytest.raises(ValueError, match=r"images holds a\.\w+ and a\.\w+, which pair with the same; keep one"):
+        MaskFolder(images, masks, classes=CLASSES)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_exif__mask_and_picture_agree(pair, orientation):
+    images, masks = pair
+    stored = Image.new("RGB", (48, 32))
+    stored.paste((255, 255, 255), (0, 0, 16, 8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(images / "a.jpg", exif=exif, quality=100)
+    turn = {1: 0, 3: 0, 6: 3, 8: 1}[orientation]  # quarter turns that the mask was drawn after; of a half, none
+    for turns in {0, turn}:
+        values = np.zeros((32, 48), np.uint8)
+        values[:8, :16] = 1
+        Image.fromarray(np.ascontiguousarray(np.rot90(values, turns))).save(masks / "a.png")
+        image, mask = MaskFolder(images, masks, classes=CLASSES)[0]
+        assert np.array_equal(np.asarray(image)[..., 0] > 127, mask.numpy() == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("classes.txt", "sky\n tree \ndog\n\n", ("sky", "tree", "dog")),
+        ("classes.yaml", "[sky, tree, dog]", ("sky", "tree", "dog")),
+        ("classes.yaml", "names: [sky, tree, dog]", ("sky", "tree", "dog")),
+        ("classes.yml", "classes:\n  0: sky\n  2: dog", ("sky", "unused 1", "dog")),
+        ("classes.yaml", "{2: dog, 1: tree, 0: sky}", ("sky", "tree", "dog")),
+    ],
+)
+def test_classes__from_a_file(pair, name, text, expected):
+    (pair[1].parent / name).write_text(text)
+    assert MaskFolder(*pair).classes == expected
+    assert MaskFolder(*pair, classes=str(pair[1].parent / name)).classes == expected
+
+
+def test_classes__an_index_left_out_may_not_occur(pair):
+    (pair[1] / "classes.yaml").write_text("{0: sky, 2: dog}")
+    with pytest.raises(ValueError, match=r"a\.png holds 1, which is none of the 3 classes"):
+        MaskFolder(*pair)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{a: 1}", "has class 'a': 1; expected an index"),
+        ("{-1: a}", "has class -1: 'a'; expected an index"),
+        ("{0: }", "has class 0: None"),
+        ("[]", "has no class names"),
+        ("", "has no class names"),
+        ("{a: [", "is not YAML"),
+    ],
+)
+def test_classes__errors_of_a_file(pair, text, message):
+    (pair[1] / "classes.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"classes\.yaml {message}") as caught:
+        MaskFolder(*pair)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes__must_be_known(pair):
+    with pytest.raises(ValueError, match=r"no classes\.yaml or classes\.txt in or beside .*masks; write one"):
+        MaskFolder(*pair)
+    with pytest.raises(FileNotFoundError, match=r"names\.txt is not a file"):
+        MaskFolder(*pair, classes="names.txt")
+
+
+def test_real__semantic():
+    if not (DATA / "coco_semantic").exists():
+        pytest.skip("coco_semantic is not beside the repository")
+    data = MaskFolder(DATA / "coco_semantic" / "images", DATA / "coco_semantic" / "masks")
+    assert (len(data), len(data.classes), data.notes) == (100, 201, ())
+    assert (data.classes[0], data.classes[1], data.classes[12]) == ("unlabeled", "person", "unused 12")
+    for i in range(0, 100, 10):
+        image, mask = data[i]
+        assert image.size == (mask.shape[1], mask.shape[0])
+        assert mask.tolist() == np.asarray(Image.open(data.masks / f"{Path(data.name(i)).stem}.png")).tolist()

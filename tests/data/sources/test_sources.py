@@ -1,0 +1,692 @@
+"""From DATA to two sources: folders, COCO crops, scenes and named data sets; and every way to get it wrong."""
+
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.data.decoding import UnreadableImage
+from broadsight.data.sources import folder as folder_source
+from broadsight.data.sources import resolve
+from broadsight.data.sources import timm_string as timm_source
+from broadsight.data.sources.sample_table import Names, in_order, is_image
+
+from ..reading import grey, rows, said
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+def put(path: Path, colour: int = 0, size: tuple[int, int] = (4, 3)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (colour, colour, colour)).save(path, "PNG")
+    return path
+
+
+def fill(folder: Path, **counts: int) -> Path:
+    for place, (name, count) in enumerate(counts.items()):
+        for number in range(count):
+            put(folder / name / f"{number}.png", 10 * place + number)
+    return folder
+
+
+# --- class folders --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "val"), [("train", "val"), ("training", "validation"), ("Train", "TEST"), ("train", "eval")]
+)
+def test_folder__with_parts(tmp_path, train, val):
+    fill(tmp_path / train, dog=3, cat=2)
+    fill(tmp_path / val, dog=1, cat=2)
+    splits = resolve(str(tmp_path))
+    assert splits.classes == splits.train.classes == splits.val.classes == ("cat", "dog")
+    assert rows(splits.train) == {
+        "cat/0.png": "cat",
+        "cat/1.png": "cat",
+        "dog/0.png": "dog",
+        "dog/1.png": "dog",
+        "dog/2.png": "dog",
+    }
+    assert [grey(splits.train, row) for row in range(5)] == [10, 11, 0, 1, 2]
+    assert rows(splits.val) == {"cat/0.png": "cat", "cat/1.png": "cat", "dog/0.png": "dog"}
+    assert splits.notes == ()
+    assert splits.description["counts"] == {"train": 5, "val": 3}
+    assert splits.description["kind"] == "folder" and splits.description["split"] is None
+    assert json.loads(json.dumps(splits.description)) == splits.description
+
+
+def test_folder__validation_before_test_and_says_so(tmp_path):
+    for name in ("train", "val", "test"):
+        fill(tmp_path / name, a=1, b=1 if name == "val" else 2)
+    splits = resolve(str(tmp_path))
+    assert len(splits.val) == 2
+    assert said(splits, "not used", "test/")
+
+
+def test_folder__a_class_called_train(tmp_path):
+    splits = resolve(str(fill(tmp_path, train=3, car=3, bus=3)))
+    assert splits.classes == ("bus", "car", "train")
+    fill(tmp_path / "x" / "train", a=2, b=2)  # the same name for a part, beside a folder that is none
+    fill(tmp_path / "x", extra=1)
+    splits = resolve(str(tmp_path / "x"))
+    assert splits.classes == ("a", "b") and said(splits, "not used", "extra/")
+
+
+def test_folder__labels_are_timms(tmp_path):
+    from timm.data import create_dataset
+
+    fill(tmp_path / "train", n10=2, n9=1, B=1, a=1, **{"ü x": 1})
+    fill(tmp_path / "val", n9=1)
+    splits = resolve(str(tmp_path))
+    theirs = create_dataset("", root=str(tmp_path), split="train").reader
+    assert {name: splits.classes.index(name) for name in splits.classes} == theirs.class_to_idx
+    ours = {splits.train.name(row): splits.train.label(row) for row in range(len(splits.train))}
+    assert ours == {theirs.filename(row): theirs.samples[row][1] for row in range(len(theirs))}
+
+
+def test_folder__validation_is_numbered_as_training(tmp_path):
+    fill(tmp_path / "train", a=1, b=1, c=1)
+    fill(tmp_path / "val", c=2)
+    splits = resolve(str(tmp_path))
+    assert [splits.val.label(row) for row in range(2)] == [2, 2]
+    assert splits.val.classes == ("a", "b", "c")
+    assert said(splits, "classes without images to validate: a, b (of 3 classes)")
+
+
+def test_folder__class_in_validation_alone(tmp_path):
+    fill(tmp_path / "train", a=1, b=1)
+    fill(tmp_path / "val", a=1, zebra=1)
+    with pytest.raises(ValueError, match=r"val has classes that .*train has not: zebra; add images of them"):
+        resolve(str(tmp_path))
+    (tmp_path / "train" / "zebra").mkdir()  # a folder without images does not help
+    with pytest.raises(ValueError, match="has not: zebra"):
+        resolve(str(tmp_path))
+
+
+def test_folder__empty_classes_are_left_out(tmp_path):
+    fill(tmp_path, a=4, b=4)
+    (tmp_path / "aa").mkdir()
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    splits = resolve(str(tmp_path))
+    assert splits.classes == ("a", "b")
+    assert said(splits, "class folders without images are left out: aa, empty")
+
+
+def test_folder__names_of_all_kinds(tmp_path):
+    names = ["x.JPG", "deep/er/y.png", "ö ü.jpeg", "new\nline.png", "z.WebP", "#1%.png", "no.dots.here.png"]
+    for name in names:
+        put(tmp_path / "one class" / name)
+    put(tmp_path / "ß" / "0.png")
+    put(tmp_path / "ß" / "1.png")
+    splits = resolve(str(tmp_path), split=0.5)
+    found = rows(splits.train) | rows(splits.val)
+    assert found.keys() == {f"one class/{name}" for name in names} | {"ß/0.png", "ß/1.png"}
+    assert {found[f"one class/{name}"] for name in names} == {"one class"}
+    for source in (splits.train, splits.val):
+        assert all(source.open(row).size == (4, 3) for row in range(len(source)))
+
+
+def test_folder__names_that_are_no_unicode(tmp_path):
+    fill(tmp_path, a=2, b=2)
+    name = os.fsencode(tmp_path / "a") + b"/\xff\xfe.png"
+    with open(name, "wb") as file:
+        file.write((tmp_path / "a" / "0.png").read_bytes())
+    splits = resolve(str(tmp_path))
+    source = splits.train if len(splits.train) == 3 else splits.val
+    assert all(source.open(row) for row in range(len(source)))
+    assert "a/\udcff\udcfe.png" in rows(splits.train) | rows(splits.val)
+
+
+def test_folder__ignores_what_is_hidden_or_no_image(tmp_path):
+    fill(tmp_path, a=2, b=2)
+    for name in ("a/.DS_Store", "a/._0.png", ".hidden/0.png", "__MACOSX/a/._0.png", "a/.git/x.png", "a/Thumbs.db"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "readme.txt").write_text("x")
+    put(tmp_path / "loose.png")
+    splits = resolve(str(tmp_path), split=0.5)
+    assert splits.classes == ("a", "b")
+    assert len(splits.train) + len(splits.val) == 4
+    assert said(splits, "files that are no images are ignored: a/Thumbs.db, readme.txt")
+    assert said(splits, ": images outside class folders are ignored: loose.png")
+
+
+def test_folder__follows_links_but_not_in_circles(tmp_path):
+    fill(tmp_path / "elsewhere", a=2, b=2)
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    (root / "b").mkdir()
+    (root / "b" / "linked.png").symlink_to(tmp_path / "elsewhere" / "b" / "0.png")
+    put(root / "b" / "own.png")
+    (root / "b" / "around").symlink_to(root)
+    (root / "b" / "self.png").symlink_to(root / "b" / "self.png")
+    (root / "self").symlink_to(root / "self")
+    (root / "b" / "gone.png").symlink_to(tmp_path / "nothing.png")
+    splits = resolve(str(root), split=0.5)
+    found = rows(splits.train) | rows(splits.val)
+    assert {"a/0.png", "a/1.png", "b/linked.png", "b/own.png"} <= found.keys()
+    assert all(name.count("around") <= 1 for name in found)
+    assert said(splits, "are ignored", "b/gone.png, b/self.png, self")
+
+
+def test_folder__unreadable_pictures_say_which(tmp_path):
+    fill(tmp_path / "train", a=1, b=1)
+    (tmp_path / "train" / "a" / "bad.jpg").write_bytes(b"")
+    fill(tmp_path / "val", a=1, b=1)
+    source = resolve(str(tmp_path)).train
+    row = list(rows(source)).index("a/bad.jpg")
+    assert source.label(row) == 0
+    with pytest.raises(UnreadableImage, match=r"^a/bad\.jpg: empty file$"):
+        source.open(row)
+
+
+def test_folder__grey(tmp_path):
+    splits = resolve(str(fill(tmp_path, a=2, b=2)), channels=1)
+    assert splits.train.open(0).mode == splits.val.open(0).mode == "L"
+
+
+def test_folder__goes_to_other_processes_in_few_bytes(tmp_path):
+    source = resolve(str(fill(tmp_path, a=60, b=60))).train
+    copy = pickle.loads(pickle.dumps(source))
+    assert rows(copy) == rows(source) and grey(copy, 3) == grey(source, 3)
+    assert len(pickle.dumps(source)) < 40 * len(source) + 2000
+
+
+# --- hold-out -------------------------------------------------------------------------------------------------------
+
+
+def test_hold_out__a_fraction_of_each_class(tmp_path):
+    splits = resolve(str(fill(tmp_path, a=20, b=40, c=3)))
+    train, val = rows(splits.train), rows(splits.val)
+    assert not train.keys() & val.keys() and len(train) + len(val) == 63
+    assert [list(val.values()).count(name) for name in "abc"] == [2, 4, 1]
+    assert splits.description["split"] == 0.1
+    assert said(splits, "7 of 63 images", "held out to validate (split 0.1, seed 0)")
+    for row in range(len(splits.val)):  # the right pictures with the labels
+        name = splits.val.name(row)
+        assert grey(splits.val, row) == 10 * "abc".index(name[0]) + int(name[2:-4])
+
+
+def test_hold_out__depends_on_seed_and_names_alone(tmp_path):
+    fill(tmp_path, a=30, b=30)
+    first = rows(resolve(str(tmp_path), split=0.3).val)
+    assert rows(resolve(str(tmp_path), split=0.3).val) == first
+    assert rows(resolve(str(tmp_path), split=0.3, seed=1).val) != first
+    copy = tmp_path / "elsewhere"
+    fill(copy, b=30, a=30)
+    assert rows(resolve(str(copy), split=0.3).val) == first
+    fill(copy, a=33)  # three more: at most one or two move
+    later = rows(resolve(str(copy), split=0.3).val)
+    assert len(first.keys() - later.keys()) <= 3
+
+
+def test_hold_out__never_all_of_a_class(tmp_path):
+    splits = resolve(str(fill(tmp_path, a=1, b=2, c=2)), split=0.99)
+    assert list(rows(splits.train).values()) == ["a", "b", "c"]
+    assert said(splits, "classes with a single image keep it for training: a")
+    assert said(splits, "classes without images to validate: a (of 3 classes)")
+
+
+@pytest.mark.parametrize("split", [0.0, 1.0, -0.1, 1.5, float("nan")])
+def test_hold_out__is_a_fraction(tmp_path, split):
+    with pytest.raises(ValueError, match=rf"split={split} is not between 0 and 1; 0.1 holds out a tenth"):
+        resolve(str(tmp_path), split=split)
+
+
+def test_hold_out__not_beside_validation_images(tmp_path):
+    fill(tmp_path / "train", a=2, b=2)
+    fill(tmp_path / "val", a=1, b=1)
+    with pytest.raises(ValueError, match=r"split=0.5, but .*val is set apart to validate; leave split out"):
+        resolve(str(tmp_path), split=0.5)
+    with pytest.raises(ValueError, match="two ways to validate; give one of them"):
+        resolve(str(tmp_path), val=str(tmp_path / "val"), split=0.5)
+
+
+# --- val= -----------------------------------------------------------------------------------------------------------
+
+
+def test_val__another_folder(tmp_path):
+    fill(tmp_path / "x", a=3, b=3)
+    fill(tmp_path / "y", b=2)
+    splits = resolve(str(tmp_path / "x"), val=str(tmp_path / "y"))
+    assert len(splits.train) == 6 and [splits.val.label(row) for row in range(2)] == [1, 1]
+    fill(tmp_path / "z" / "val", a=1, b=2)  # the part for validation in it, if there is one
+    fill(tmp_path / "z" / "train", a=1, b=1)
+    splits = resolve(str(tmp_path / "x"), val=str(tmp_path / "z"))
+    assert len(splits.val) == 3
+    splits = resolve(str(tmp_path / "z"), val=str(tmp_path / "y"))
+    assert len(splits.val) == 2 and said(splits, "not used", "z/val", "is to validate")
+
+
+def test_val__that_is_not_there(tmp_path):
+    fill(tmp_path / "x", a=1, b=1)
+    with pytest.raises(FileNotFoundError, match=r"^no such val: .*/valid; did you mean .*/val\?$"):
+        (tmp_path / "val").mkdir()
+        resolve(str(tmp_path / "x"), val=str(tmp_path / "valid"))
+    with pytest.raises(
+        FileNotFoundError, match=r"^no such val: .*; give the folder, tar or list to validate on, or leave"
+    ):
+        resolve(str(tmp_path / "x"), val=str(tmp_path / "qqq"))
+
+
+# --- fingerprint ----------------------------------------------------------------------------------------------------
+
+
+def test_fingerprint__notices_other_data(tmp_path):
+    def mark(path, **options):
+        return resolve(str(path), **options).description["fingerprint"]
+
+    a, b = fill(tmp_path / "x", a=9, b=9), fill(tmp_path / "y", b=9, a=9)
+    assert mark(a) == mark(b)  # the same names elsewhere
+    assert mark(a, seed=1) != mark(a)
+    put(b / "a" / "new.png")
+    assert mark(a) != mark(b)
+    (b / "a" / "new.png").unlink()
+    (b / "a").rename(b / "c")
+    (b / "b").rename(b / "a")
+    (b / "c").rename(b / "b")
+    assert mark(a) == mark(b)  # pixels are not looked at
+    (b / "b").rename(b / "c")
+    assert mark(a) != mark(b)
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+def test_errors__no_such_thing(tmp_path, monkeypatch):
+    fill(tmp_path / "flowers", a=1, b=1)
+    with pytest.raises(FileNotFoundError, match=r"^no such data: .*/flower; did you mean .*/flowers\?$"):
+        resolve(str(tmp_path / "flower"))
+    with pytest.raises(FileNotFoundError, match=r"did you mean .*/flowers\?$"):
+        resolve(str(tmp_path / "flower" / "train"))
+    monkeypatch.chdir(tmp_path)
+    for data, near in (("scene", "scenes"), ("fashion_mnist", "fashion-mnist"), ("torch/cifar", "torch/cifar10")):
+        with pytest.raises((FileNotFoundError, ValueError), match=rf"no such data: {data}; did you mean {near}\?$"):
+            resolve(data)
+    with pytest.raises(
+        FileNotFoundError, match=r"; give a folder, a tar, a list, a COCO .json, or one of scenes, fashion"
+    ):
+        resolve("zzzzzz")
+
+
+def test_errors__no_images(tmp_path):
+    with pytest.raises(ValueError, match=r"^no images in .*; expected folders named after classes, with images"):
+        resolve(str(tmp_path))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.txt").write_text("")
+    with pytest.raises(ValueError, match=r"^no images in"):
+        resolve(str(tmp_path))
+    put(tmp_path / "c" / "1.png")
+    put(tmp_path / "c" / "2.png")
+    with pytest.raises(ValueError, match=r"holds 2 images but no class folders; put the images of each class into"):
+        resolve(str(tmp_path / "c"))
+
+
+def test_errors__one_class(tmp_path):
+    with pytest.raises(ValueError, match=r"has one class only, 'cats'; a classifier needs two$"):
+        resolve(str(fill(tmp_path, cats=3)))
+
+
+def test_errors__nothing_to_train_on(tmp_path):
+    fill(tmp_path / "val", a=1, b=1)
+    with pytest.raises(ValueError, match=r"has a part to validate, .*/val, but none to train on"):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("inside", [".", "train"])
+def test_errors__images_and_masks(tmp_path, inside):
+    fill(tmp_path / inside, images=2, masks=2)
+    with pytest.raises(ValueError, match=r"pairs images with masks \(images, masks\).*; such data is for segmentation"):
+        resolve(str(tmp_path))
+
+
+def test_errors__permission_denied(tmp_path, monkeypatch):
+    fill(tmp_path, a=2, b=2)
+    real = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(folder_source.os, "scandir", refuse)  # tests may run as root, who is never refused
+    with pytest.raises(ValueError, match=r"^permission denied: .*/b; make it readable for this user$"):
+        resolve(str(tmp_path))
+
+
+def test_errors__a_file_of_another_kind(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"x.zip is neither a folder, a tar .* nor a COCO .json$"):
+        resolve(str(tmp_path / "x.zip"))
+
+
+@pytest.mark.parametrize("data", ["hfids/a/b", "tfds/cifar10", "wds/https://x.org/a.tar", "pipe:curl x", "s3://b/k"])
+def test_errors__streams(data):
+    with pytest.raises(ValueError, match=r"is a stream, which cannot be resumed exactly; download it and give the"):
+        resolve(data)
+
+
+def test_errors__channels():
+    with pytest.raises(ValueError, match="channels=2 is neither 1"):
+        resolve("scenes", channels=2)
+
+
+def test_errors__are_one_line(tmp_path):
+    (tmp_path / "x.json").write_text("{")
+    for data in ("nowhere", "torch/nothing", str(tmp_path), str(tmp_path / "x.json"), "hfids/x", "scenes:x"):
+        with pytest.raises((ValueError, FileNotFoundError)) as raised:
+            resolve(data)
+        assert "\n" not in str(raised.value)
+
+
+# --- scenes ---------------------------------------------------------------------------------------------------------
+
+
+def test_scenes__default_and_counts():
+    splits = resolve(None, scenes_count=40, scenes_size=32)
+    assert (len(splits.train), len(splits.val)) == (40, 10)
+    assert splits.train.open(0).size == (32, 32) and splits.train.open(0).mode == "RGB"
+    assert splits.description["kind"] == "scenes" and splits.description["size"] == 32
+    assert len(resolve("scenes").train) == 8000
+    assert len(resolve("scenes:12").val) == 3
+    assert resolve("scenes:12", channels=1).train.open(0).mode == "L"
+    other = resolve("scenes:40", scenes_size=32, seed=1)
+    assert other.description["fingerprint"] != splits.description["fingerprint"]
+
+
+def test_scenes__kept_in_the_cache(tmp_path):
+    cached, plain = resolve("scenes:8", cache=tmp_path), resolve("scenes:8")
+    for row in (0, 7):
+        np.testing.assert_array_equal(np.asarray(cached.train.open(row)), np.asarray(plain.train.open(row)))
+    assert any(tmp_path.iterdir())
+
+
+def test_scenes__errors():
+    with pytest.raises(ValueError, match="'many' is not a count; write for example scenes:2000"):
+        resolve("scenes:many")
+    with pytest.raises(ValueError, match="3 scenes are too few"):
+        resolve("scenes:3")
+    with pytest.raises(ValueError, match="val and split are for other data"):
+        resolve("scenes", split=0.2)
+
+
+# --- COCO -----------------------------------------------------------------------------------------------------------
+
+
+def coco(folder: Path, name: str = "coco.json", images: str = "images", count: int = 12) -> Path:
+    """Images of 40x30 with a red box of category 9 and a blue one of category 2, more or less at their edges."""
+    listed, boxes = [], []
+    for number in range(count):
+        image = Image.new("RGB", (40, 30))
+        image.paste((255, 0, 0), (2, 3, 12, 23))
+        image.paste((0, 0, 255), (30, 15, 40, 30))
+        path = folder / images / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+        listed.append(dict(id=100 + number, file_name=path.name, width=40, height=30))
+        one = dict(image_id=100 + number, iscrowd=0)
+        boxes.append(dict(one, id=3 * number, category_id=9, bbox=[2, 3, 10, 20]))
+        boxes.append(dict(one, id=3 * number + 1, category_id=2, bbox=[30, 15, 30, 30]))  # reaches out
+    boxes += [
+        dict(id=900, image_id=100, category_id=9, bbox=[0, 0, 20, 20], iscrowd=1),
+        dict(id=901, image_id=100, category_id=9, bbox=[0, 0, 7.9, 20], iscrowd=0),
+        dict(id=902, image_id=100, category_id=9, bbox=[35, 0, 20, 20], iscrowd=0),  # 5 pixels inside
+        dict(id=903, image_id=777, category_id=9, bbox=[0, 0, 20, 20], iscrowd=0),
+    ]
+    categories = [dict(id=9, name="red"), dict(id=2, name="blue"), dict(id=5, name="never")]
+    (folder / name).write_text(json.dumps(dict(images=listed, annotations=boxes, categories=categories)))
+    return folder / name
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_coco__crops_by_category(tmp_path, whole):
+    file = coco(tmp_path)
+    splits = resolve(str(tmp_path if whole else file), split=0.25)
+    assert splits.classes == ("blue", "red")  # in the order of ids
+    for source in (splits.train, splits.val):
+        for row in range(len(source)):
+            name, crop = source.classes[source.label(row)], source.open(row)
+            assert crop.size == {"red": (10, 20), "blue": (10, 15)}[name]
+            assert crop.getcolors() == [(crop.width * crop.height, {"red": (255, 0, 0), "blue": (0, 0, 255)}[name])]
+    assert (len(splits.train), len(splits.val)) == (18, 6)
+    assert said(splits, "boxes left out: 1 without an image, 1 of crowds, 2 below 8 pixels")
+    assert said(splits, "categories without boxes are left out: never")
+
+
+def test_coco__holds_out_whole_images(tmp_path):
+    splits = resolve(str(coco(tmp_path)), split=0.25)
+    train, val = ({name.partition("#")[0] for name in rows(part)} for part in (splits.train, splits.val))
+    assert len(train) == 9 and len(val) == 3 and not train & val
+    assert said(splits, "6 of 24 images", "none of them from an image that has others in training")
+    splits = resolve(str(tmp_path), split=0.99)  # but never the last of a class
+    assert sorted(rows(splits.train).values()) == ["blue", "red"]
+
+
+def test_coco__holds_out_a_class_that_few_images_show(tmp_path):
+    file = coco(tmp_path, count=20)
+    content = json.loads(file.read_text())
+    content["categories"].append(dict(id=11, name="rare"))
+    for number, owner in enumerate([content["images"][3]["id"], content["images"][9]["id"]]):
+        content["annotations"].append(dict(id=5000 + number, image_id=owner, category_id=11, bbox=[0, 0, 20, 20]))
+    file.write_text(json.dumps(content))
+    for seed in range(5):
+        splits = resolve(str(file), seed=seed)
+        for part in (splits.train, splits.val):
+            assert set(rows(part).values()) == {"red", "blue", "rare"}, seed
+        images = [{name.partition("#")[0] for name in rows(part)} for part in (splits.train, splits.val)]
+        assert not images[0] & images[1] and len(images[1]) <= 3
+    old = resolve(str(file), method=1)
+    assert rows(old.val) != rows(resolve(str(file)).val)
+    content["annotations"].pop()  # now it is in one image alone
+    file.write_text(json.dumps(content))
+    splits = resolve(str(file))
+    assert said(splits, "classes with a single image keep it for training: rare")
+    assert "rare" not in rows(splits.val).values()
+
+
+def test_hold_out__nothing_can_be_spared(tmp_path):
+    with pytest.raises(ValueError, match=r"no image that can be held out without losing a class in training; give"):
+        resolve(str(fill(tmp_path, a=1, b=1)))
+
+
+def test_coco__parts_by_file_name(tmp_path):
+    coco(tmp_path, "instances_train.json", "train", count=4)
+    coco(tmp_path, "instances_val.json", "val", count=2)
+    splits = resolve(str(tmp_path))
+    assert (len(splits.train), len(splits.val)) == (8, 4)
+    (tmp_path / "instances_val.json").rename(tmp_path / "other_train.json")
+    with pytest.raises(ValueError, match=r"has several COCO files: .*; give the path of one, and another for val"):
+        resolve(str(tmp_path))
+
+
+def test_coco__a_file_in_each_part(tmp_path):
+    """As Roboflow exports: train/_annotations.coco.json between the images."""
+    for part, count in (("train", 4), ("valid", 2)):
+        (tmp_path / part).mkdir()
+        coco(tmp_path / part, "_annotations.coco.json", images=".", count=count)
+    splits = resolve(str(tmp_path))
+    assert (len(splits.train), len(splits.val)) == (8, 4) and splits.description["kind"] == "coco"
+    assert splits.train.open(0).getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_coco__an_image_of_another_size_is_unreadable(tmp_path):
+    file = coco(tmp_path, count=4)
+    Image.new("RGB", (20, 15)).save(tmp_path / "images" / "1.png")
+    source = resolve(str(file), split=0.5)
+    both = [(part, row) for part in (source.train, source.val) for row in range(len(part))]
+    part, row = next((part, row) for part, row in both if part.name(row).startswith("1.png"))
+    with pytest.raises(UnreadableImage, match=r"^1\.png#\d+: .*20x15.*40x30"):
+        part.open(row)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"images": [], "annotations": []}', "x" * 10])
+def test_coco__not_one(tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=r"x\.json is not a COCO file; expected JSON with images, annotations and"):
+        resolve(str(tmp_path / "x.json"))
+
+
+def test_coco__damaged(tmp_path):
+    file = coco(tmp_path)
+    file.write_text(file.read_text().replace('"category_id"', '"kind"'))
+    with pytest.raises(ValueError, match=r"is not a COCO file as expected: KeyError 'category_id'$"):
+        resolve(str(file))
+
+
+def test_coco__real_images():
+    if not (DATA / "coco").is_dir():
+        pytest.skip("COCO images are not beside the repository")
+    splits = resolve(str(DATA / "coco"))
+    content = json.loads((DATA / "coco" / "instances.json").read_text())
+    named = {one["id"]: one["name"] for one in content["categories"]}
+    boxes = {one["id"]: one for one in content["annotations"]}
+    for source in (splits.train, splits.val):
+        for row in range(0, len(source), 40):
+            box = boxes[int(source.name(row).partition("#")[2])]
+            assert source.classes[source.label(row)] == named[box["category_id"]] and not box["iscrowd"]
+            crop = source.open(row)
+            assert np.abs(np.array(crop.size) - box["bbox"][2:]).max() < 2
+    assert len(splits.train) + len(splits.val) == 820 and len(splits.classes) == 71
+
+
+# --- data sets by name ----------------------------------------------------------------------------------------------
+
+
+def test_timm__cifar_from_files(tmp_path):
+    """Files as CIFAR-10 has them, with four pictures a batch; torchvision checks their sums, which is put off here."""
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    images = {}
+    for number, (name, _) in enumerate(CIFAR10.train_list + CIFAR10.test_list):
+        images[name] = rng.integers(0, 255, (4, 3072), np.uint8)
+        labels = [(number + shift) % 10 for shift in range(4)]
+        (folder / name).write_bytes(pickle.dumps({"data": images[name], "labels": labels}))
+    meta = {"label_names": [f"class {number}" for number in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+        splits = resolve("torch/cifar10", root=str(tmp_path))
+    assert (len(splits.train), len(splits.val)) == (20, 4)
+    assert splits.classes == tuple(meta["label_names"])
+    assert [splits.train.label(row) for row in (0, 5)] == [0, 2]
+    expected = images["data_batch_2"][1].reshape(3, 32, 32).transpose(1, 2, 0)
+    np.testing.assert_array_equal(np.asarray(splits.train.open(5)), expected)
+    assert splits.train.name(5) == "torch/cifar10/train/5" and splits.val.name(0) == "torch/cifar10/val/0"
+
+
+def test_timm__inaturalist_from_files(tmp_path):
+    for part in ("2021_train", "2021_valid"):
+        for number, name in enumerate(("Animalia_a_b_c_d_e_f", "Plantae_a_b_c_d_e_f")):
+            put(tmp_path / part / f"{number:05}_{name}" / "x.png", 40 * number)
+    splits = resolve("torch/inaturalist", root=str(tmp_path))
+    assert splits.classes == ("00000_Animalia_a_b_c_d_e_f", "00001_Plantae_a_b_c_d_e_f")
+    assert [(splits.train.label(row), grey(splits.train, row)) for row in range(2)] == [(0, 0), (1, 40)]
+
+
+def test_timm__folders_are_given_as_they_are(tmp_path):
+    with pytest.raises(ValueError, match=r"^torch/folder: give the folder itself"):
+        resolve("torch/folder", root=str(tmp_path))
+
+
+def test_timm__not_there(tmp_path):
+    with pytest.raises(ValueError, match=rf"^torch/cifar10 is not in {re.escape(str(tmp_path))} \(.*--download"):
+        resolve("torch/cifar10", root=str(tmp_path))
+
+
+def test_timm__hugging_face_rows(tmp_path, monkeypatch):
+    """As timm's reader gives them: encoded pictures, and a column of labels; there is no split called validation."""
+    labels = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
+
+    class Reader:
+        def __init__(self):
+            self.label_key, self.class_to_idx, self.dataset = "label", {"yes": 1, "no": 0}, {"label": labels}
+
+        def __getitem__(self, row: int):
+            return (tmp_path / f"{row}.png").open("rb"), labels[row]
+
+    class Dataset:
+        def __init__(self):
+            self.reader = Reader()
+
+    def create(name, root, split, download):
+        if split != "train":
+            raise ValueError(f"Unknown split {split}")
+        return Dataset()
+
+    for row in range(10):
+        put(tmp_path / f"{row}.png", row)
+    monkeypatch.setattr(timm_source, "find_spec", lambda name: name)
+    monkeypatch.setattr("timm.data.create_dataset", create)
+    splits = resolve("hfds/some/thing", split=0.2)
+    assert splits.classes == ("no", "yes") and len(splits.train) == 8
+    for source in (splits.train, splits.val):
+        for row in range(len(source)):
+            number = int(source.name(row).rpartition("/")[2])
+            assert source.label(row) == labels[number] and grey(source, row) == number
+
+
+def test_timm__hugging_face_reads_a_folder(tmp_path):
+    pytest.importorskip("datasets", reason="the extra `data` is not installed")
+    fill(tmp_path / "photos" / "train", no=3, yes=2)
+    splits = resolve(f"hfds/{tmp_path / 'photos'}", root=str(tmp_path / "kept"), split=0.4)
+    assert splits.classes == ("no", "yes") and (len(splits.train), len(splits.val)) == (3, 2)
+    parts = (splits.train, splits.val)
+    seen = {(part.label(row), grey(part, row)) for part in parts for row in range(len(part))}
+    assert seen == {(0, 0), (0, 1), (0, 2), (1, 10), (1, 11)}
+
+
+def test_timm__hugging_face_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(timm_source, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^hfds/a/b needs a package that is not installed: pip install datasets$"):
+        resolve("hfds/a/b")
+    assert capsys.readouterr().out == ""
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_names__are_a_sequence():
+    given = ["", "a", "ü/ö", "\udcff", "x" * 1000]
+    names = Names(given)
+    assert list(names) == given and [names[row] for row in range(5)] == given and names[-1] == given[-1]
+    assert len(Names([])) == 0 and list(Names([])) == []
+    for outside in (5, -6):
+        with pytest.raises(IndexError):
+            names[outside]
+
+
+def test_in_order__numbers_by_value_and_never_fails():
+    assert in_order(["n10", "n9", "B", "a", "²", "b", ""]) == ["", "a", "B", "b", "n9", "n10", "²"]
+
+
+def test_is_image():
+    assert [
+        name for name in ("a.JPG", "b.webp", ".c.png", "._d.jpg", "e.txt", "jpg", "f.tar.jpeg") if is_image(name)
+    ] == [
+        "a.JPG",
+        "b.webp",
+        "f.tar.jpeg",
+    ]
+
+
+def test_resolve__needs_no_torch_state():
+    """Resolving moves no random generator that a run depends on."""
+    before = torch.random.get_rng_state()
+    resolve("scenes:40")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_resolve__takes_paths(tmp_path):
+    fill(tmp_path / "x", a=2, b=2)
+    assert len(resolve(tmp_path / "x", val=tmp_path / "x").val) == 4

@@ -1,0 +1,517 @@
+"""Tars of class folders and WebDataset shards: read by index, cached, shared by processes, and never extracted."""
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.data.decoding import UnreadableImage
+from broadsight.data.sources import Source, resolve, tar_index
+from broadsight.data.sources import tar as tar_source
+from broadsight.data.sources.tar import ShardSource, expanded
+
+from ..reading import grey, rows, said
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("BROADSIGHT_CACHE", str(folder))
+    return folder
+
+
+def picture(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (value, value, value)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, data in content.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[str, bytes]:
+    return {
+        f"{top}{name}/{number}.png": picture(start + 20 * place + number)
+        for place, name in enumerate(names)
+        for number in range(count)
+    }
+
+
+# --- tars of class folders ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("w", "tar"), ("w:gz", "tar.gz"), ("w:gz", "tgz"), ("w:bz2", "tar.bz2"), ("w:xz", "tar.xz")]
+)
+@pytest.mark.parametrize("top", ["", "./", "set/", "./deep/er/"])
+def test_tar__with_parts(tmp_path, mode, suffix, top):
+    content = classes("b", "a", top=f"{top}train/") | classes("b", count=2, top=f"{top}val/", start=100)
+    splits = resolve(str(write(tmp_path / f"x.{suffix}", content, mode)))
+    plain = top.removeprefix("./")
+    assert splits.classes == splits.val.classes == ("a", "b")
+    assert rows(splits.train) == {
+        f"x.{suffix}:{plain}train/{name}/{number}.png": name for name in "ab" for number in range(4)
+    }
+    assert [grey(splits.train, row) for row in range(8)] == [20, 21, 22, 23, 0, 1, 2, 3]
+    assert [splits.val.label(row) for row in range(2)] == [1, 1]
+    assert [grey(splits.val, row) for row in range(2)] == [100, 101]
+    assert said(splits, "is read from an unpacked copy") == (mode != "w")
+    assert splits.description["kind"] == "tar"
+
+
+def test_tar__hold_out_and_single_top_folder(tmp_path):
+    splits = resolve(str(write(tmp_path / "x.tar", classes("a", "b", count=10, top="photos/"))), split=0.3)
+    assert splits.classes == ("a", "b") and (len(splits.train), len(splits.val)) == (14, 6)
+    for row in range(6):
+        name = splits.val.name(row)
+        assert grey(splits.val, row) == 20 * "ab".index(name.split("/")[1]) + int(name[:-4].rpartition("/")[2])
+
+
+def test_tar__two_of_them(tmp_path):
+    train = write(tmp_path / "train.tar", classes("a", "b", top="train/"))
+    val = write(tmp_path / "val.tar.gz", classes("b", count=2, top="val/"), "w:gz")
+    for splits in (resolve(str(train), val=str(val)), resolve(str(tmp_path))):
+        assert (len(splits.train), len(splits.val)) == (8, 2)
+        assert [splits.val.label(row) for row in range(2)] == [1, 1]
+    folder = tmp_path / "folder" / "b"
+    folder.mkdir(parents=True)
+    (folder / "x.png").write_bytes(picture(7))
+    splits = resolve(str(train), val=str(folder.parent))  # a tar and a folder
+    assert splits.val.label(0) == 1 and grey(splits.val, 0) == 7
+
+
+def test_tar__a_class_called_train_and_parts_not_used(tmp_path):
+    splits = resolve(str(write(tmp_path / "x.tar", classes("train", "car"))))
+    assert splits.classes == ("car", "train")
+    content = classes("a", "b", top="train/") | classes("a", "b", top="val/") | classes("a", top="test/")
+    assert said(resolve(str(write(tmp_path / "y.tar", content))), "not used", "test/")
+
+
+def test_tar__names_of_all_kinds(tmp_path):
+    long = "l" * 180 + "/" + "m" * 180 + ".PNG"
+    content = {f"ü ß/{name}": picture(1) for name in ("ö.png", "a b.png", "deep/er/x.png", long)}
+    content |= {f"b/{name}": picture(2) for name in ("1.png", "._1.png", ".DS_Store", "readme.txt")}
+    content |= {"__MACOSX/b/._1.png": b"", "b/2.png": picture(2), "loose.png": picture(3)}
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        path = tmp_path / f"{form}.tar"
+        with tarfile.open(path, "w", format=form) as tar:
+            for name, data in content.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        splits = resolve(str(path), split=0.5)
+        names = {name.partition(":")[2] for name in rows(splits.train) | rows(splits.val)}
+        assert names == {"ü ß/ö.png", "ü ß/a b.png", "ü ß/deep/er/x.png", f"ü ß/{long}", "b/1.png", "b/2.png"}
+        assert said(splits, "files that are no images are ignored: b/readme.txt")
+        assert said(splits, "images outside class folders are ignored: loose.png")
+        for source in (splits.train, splits.val):
+            assert {grey(source, row) for row in range(len(source))} == {1, 2}
+
+
+def test_tar__evil_members_are_refused_and_nothing_is_extracted(tmp_path, cache):
+    victim = tmp_path / "victim.png"
+    path = write(tmp_path / "in" / "x.tar", classes("a", "b"))
+    with tarfile.open(path, "a") as tar:
+        for name in ("../../victim.png", "/etc/evil.png", "a/../../../victim.png", str(victim)):
+            member = tarfile.TarInfo(name)
+            member.size = len(picture(9))
+            tar.addfile(member, io.BytesIO(picture(9)))
+        for kind, name, target in (
+            (tarfile.SYMTYPE, "a/link.png", "/etc/passwd"),
+            (tarfile.LNKTYPE, "a/hard.png", "../../victim.png"),
+            (tarfile.FIFOTYPE, "a/pipe.png", ""),
+            (tarfile.CHRTYPE, "a/device.png", ""),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            tar.addfile(member)
+    before = {*tmp_path.rglob("*")}
+    splits = resolve(str(path), split=0.5)
+    assert len(splits.train) + len(splits.val) == 8
+    assert said(splits, "links and names that lead out of the tar are ignored: ../../victim.png", "and 3 more")
+    for row in range(4):
+        splits.train.open(row)
+    new = {*tmp_path.rglob("*")} - before
+    assert all(cache in (one, *one.parents) for one in new) and not victim.exists()
+
+
+def test_tar__errors(tmp_path):
+    with pytest.raises(ValueError, match=r"^no images in .*x\.tar; expected folders named after classes"):
+        resolve(str(write(tmp_path / "x.tar", {"a/readme.txt": b"x"})))
+    with pytest.raises(ValueError, match=r"holds 2 images but no class folders; put the images of each class"):
+        resolve(str(write(tmp_path / "y.tar", {"1.png": picture(1), "2.png": picture(2)})))
+    with pytest.raises(ValueError, match=r"has one class only, 'a'; a classifier needs two$"):
+        resolve(str(write(tmp_path / "z.tar", classes("a"))))
+    with pytest.raises(ValueError, match=r"has a part to validate, .*v\.tar:val, but none to train on"):
+        resolve(str(write(tmp_path / "v.tar", classes("a", "b", top="val/"))))
+    with pytest.raises(FileNotFoundError, match=r"did you mean .*x\.tar\?"):
+        resolve(str(tmp_path / "xx.tar"))
+
+
+@pytest.mark.parametrize("cut", [700, 5000, -10300])
+def test_tar__cut_short(tmp_path, cut):
+    path = write(tmp_path / "x.tar", classes("a", "b"))
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"x\.tar is damaged or no tar: .*; write or fetch it again$"):
+        resolve(str(path))
+
+
+def test_tar__damaged_in_the_middle(tmp_path):
+    path = write(tmp_path / "x.tar", classes("a", "b"))
+    data = bytearray(path.read_bytes())
+    data[4 * 1024 : 4 * 1024 + 512] = b"\x07" * 512  # a header; tarfile would take this for the end
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"damaged or no tar: no header at byte 4,096; write or fetch it again$"):
+        resolve(str(path))
+
+
+@pytest.mark.parametrize("content", [b"", b"this is text, not a tar" * 100])
+def test_tar__not_one(tmp_path, content):
+    (tmp_path / "x.tar").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x\.tar is damaged or no tar: "):
+        resolve(str(tmp_path / "x.tar"))
+
+
+def test_tar__damaged_archive_leaves_nothing_behind(tmp_path, cache):
+    path = write(tmp_path / "x.tar.gz", classes("a", "b", count=50), "w:gz")
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"x\.tar\.gz is damaged: .*; write or fetch it again$"):
+        resolve(str(path))
+    assert [one for one in cache.rglob("*") if one.is_file()] == []
+
+
+def test_tar__changed_after_it_was_indexed(tmp_path):
+    path = write(tmp_path / "x.tar", classes("a", "b"))
+    source = resolve(str(path)).train
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(UnreadableImage, match=r"^x\.tar:b/3\.png: the tar ends after 0 of \d+ bytes$"):
+        source.open(len(source) - 1)
+    copy = pickle.loads(pickle.dumps(source))
+    path.unlink()
+    with pytest.raises(UnreadableImage, match=r"^x\.tar:a/\d\.png: no such file or directory$"):
+        copy.open(0)
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+def test_cache__index_is_made_once(tmp_path, cache, monkeypatch):
+    path = write(tmp_path / "x.tar.gz", classes("a", "b"), "w:gz")
+    first = resolve(str(path))
+    kept = {one: one.stat().st_mtime_ns for one in cache.rglob("*") if one.is_file()}
+    assert sorted(one.suffix for one in kept) == [".npz", ".tar"]
+
+    def fail(*_):
+        raise AssertionError("made again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tar_index, "scanned", fail)
+        patch.setattr(tar_index, "write_whole", fail)
+        again = resolve(str(path))
+    assert rows(again.train) == rows(first.train) and again.description == first.description
+    assert [grey(again.train, row) for row in range(3)] == [grey(first.train, row) for row in range(3)]
+    assert {one: one.stat().st_mtime_ns for one in cache.rglob("*") if one.is_file()} == kept
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_cache__goes_stale_with_the_tar(tmp_path, mode):
+    path = tmp_path / "x.tar"  # a compressed one is known by its content
+    resolve(str(write(path, classes("a", "b"), mode)))
+    write(path, classes("c", "d", "e", start=100), mode)
+    splits = resolve(str(path))
+    assert splits.classes == ("c", "d", "e") and grey(splits.train, 0) >= 100
+    time = path.stat().st_mtime_ns
+    write(path, classes("f", "g", "h", start=100), mode)  # of the same size, but later
+    os.utime(path, ns=(time + 1, time + 1))
+    assert resolve(str(path)).classes == ("f", "g", "h")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 damaged", None])
+def test_cache__damaged_index_is_made_again(tmp_path, cache, content):
+    path = write(tmp_path / "x.tar", classes("a", "b"))
+    expected = rows(resolve(str(path)).train)
+    (index,) = (cache / "indices").iterdir()
+    if content is None:  # what numpy would have to unpickle, which could run anything
+        np.savez(index, text=np.array([print], object))
+    else:
+        index.write_bytes(content)
+    assert rows(resolve(str(path)).train) == expected
+
+
+def test_cache__not_writable(tmp_path, cache, monkeypatch):
+    cache.write_text("a file where the folder should be")
+    splits = resolve(str(write(tmp_path / "x.tar", classes("a", "b"))))  # the index is a convenience
+    assert len(splits.train) == 6
+    packed = write(tmp_path / "x.tar.gz", classes("a", "b"), "w:gz")
+    with pytest.raises(ValueError, match=r"cannot be unpacked into .*; set BROADSIGHT_CACHE to a folder with room"):
+        resolve(str(packed))
+    assert len(resolve(str(packed), cache=tmp_path / "other").train) == 6
+
+
+# --- many readers ---------------------------------------------------------------------------------------------------
+
+
+def checksum(source: Source, out) -> None:
+    out.put([sum(source.open(row).tobytes()) for _ in range(5) for row in range(len(source))])
+
+
+def test_readers__two_processes_at_once(tmp_path):
+    source = resolve(str(write(tmp_path / "x.tar", classes("a", "b", "c", count=20)))).train
+    expected = [sum(source.open(row).tobytes()) for _ in range(5) for row in range(len(source))]
+    context = multiprocessing.get_context("fork")  # which shares the open file; a copy by pickle opens its own
+    out = context.Queue()
+    workers = [
+        context.Process(target=checksum, args=(one, out)) for one in (source, pickle.loads(pickle.dumps(source)))
+    ]
+    for worker in workers:
+        worker.start()
+    assert [out.get(timeout=60) for _ in workers] == [expected, expected]
+    for worker in workers:
+        worker.join()
+
+
+def test_readers__pickle_holds_no_file(tmp_path):
+    source = resolve(str(write(tmp_path / "x.tar", classes("a", "b")))).train
+    source.open(0)
+    copy = pickle.loads(pickle.dumps(source))
+    assert source.files and not copy.files
+    assert rows(copy) == rows(source) and grey(copy, 0) == grey(source, 0)
+
+
+def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tar_source, "OPEN_FILES", 2)
+    for number in range(6):
+        shard(tmp_path / f"{number}.tar", {str(row): row % 2 for row in range(4)}, start=10 * number)
+    source = resolve(str(tmp_path), split=0.1).train
+    expected = [grey(source, row) for row in range(len(source))]
+    assert len(source.files) == 2
+    found = []
+
+    def read():
+        found.append([[grey(source, row) for row in range(len(source))] for _ in range(10)])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[expected] * 10] * 4
+
+
+# --- shards ---------------------------------------------------------------------------------------------------------
+
+
+def shard(path: Path, labels: dict[str, int], start: int = 0) -> Path:
+    content = {}
+    for place, (key, label) in enumerate(labels.items()):
+        content |= {f"{key}.png": picture(start + place), f"{key}.cls": str(label).encode()}
+    return write(path, content)
+
+
+def test_shards__by_file_name(tmp_path):
+    shard(tmp_path / "train-000.tar", {"a": 0, "b": 2, "d/c": 1})
+    shard(tmp_path / "train-001.tar", {"a": 2}, start=50)
+    shard(tmp_path / "val-000.tar", {"z": 2}, start=90)
+    for data in (str(tmp_path), f"wds/{tmp_path}", f"{tmp_path}/{{train,val}}-*.tar"):
+        splits = resolve(data)
+        assert splits.description["kind"] == "shards" and splits.classes == ("0", "1", "2")
+        assert rows(splits.train) == {
+            "train-000.tar:a.png": "0",
+            "train-000.tar:b.png": "2",
+            "train-000.tar:d/c.png": "1",
+            "train-001.tar:a.png": "2",
+        }
+        assert [grey(splits.train, row) for row in range(4)] == [0, 1, 2, 50]
+        assert [splits.val.label(0), grey(splits.val, 0)] == [2, 90]
+
+
+def test_shards__by_folder_and_with_names(tmp_path):
+    shard(tmp_path / "train" / "0.tar", {"a": 0, "b": 1})
+    shard(tmp_path / "validation" / "0.tar", {"c": 1})
+    (tmp_path / "classes.txt").write_text("cät\ndog\nemu\n", "utf-8")
+    splits = resolve(str(tmp_path))
+    assert splits.classes == ("cät", "dog", "emu")
+    assert splits.val.label(0) == 1 and said(splits, "classes without images to train: emu (of 3 classes)")
+    (tmp_path / "classes.txt").unlink()
+    (tmp_path / "_info.json").write_text(json.dumps({"classes": ["x", "y"]}))
+    assert resolve(str(tmp_path)).classes == ("x", "y")
+    (tmp_path / "_info.json").write_text(json.dumps({"classes": ["x"]}))
+    with pytest.raises(ValueError, match=r"_info\.json names 1 classes, but .* has label 1; add the names$"):
+        resolve(str(tmp_path))
+
+
+def test_shards__a_single_one_and_hold_out(tmp_path):
+    labels = {f"{row:03}": row % 4 for row in range(40)}
+    splits = resolve(str(shard(tmp_path / "x.tar", labels)), split=0.3)
+    assert (len(splits.train), len(splits.val)) == (28, 12)
+    for source in (splits.train, splits.val):
+        assert isinstance(source, ShardSource)
+        for row in range(len(source)):
+            number = int(source.name(row)[len("x.tar:") : -4])
+            assert (source.label(row), grey(source, row)) == (number % 4, number)
+
+
+def test_shards__json_labels_other_members_and_incomplete_samples(tmp_path):
+    write(
+        tmp_path / "x.tar",
+        {
+            "a.jpg": picture(1),
+            "a.json": b'{"label": 1, "caption": "x"}',
+            "a.txt": b"caption",
+            "b.seg.png": picture(99),
+            "b.webp": picture(2),
+            "b.json": b'{"cls": 0}',
+            "c.jpg": picture(3),
+            "d.cls": b"1",
+            "e.jpg": picture(4),
+            "e.cls": b"zebra",
+            "f.jpg": picture(5),
+            "f.json": b"{",
+            "g.JPEG": picture(6),
+            "g.CLS": b" 1\n",
+            "h.png": picture(7),
+            "h.cls": b"0",
+        },
+    )
+    splits = resolve(str(tmp_path / "x.tar"), split=0.5)
+    found = rows(splits.train) | rows(splits.val)
+    assert found == {"x.tar:a.jpg": "1", "x.tar:b.webp": "0", "x.tar:g.JPEG": "1", "x.tar:h.png": "0"}
+    assert said(
+        splits, "samples skipped: x.tar:c (no label), x.tar:d (no image), x.tar:e (no label), x.tar:f (no label)"
+    )
+
+
+def test_shards__written_by_webdataset(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    with wds.ShardWriter(str(tmp_path / "train-%04d.tar"), maxcount=7, verbose=0) as sink:
+        for row in range(20):
+            image = Image.new("RGB", (4, 3), (row, row, row))
+            sink.write({"__key__": f"s{row:04}", "png": image, "cls": row % 3, "json": {"width": 4}})
+    splits = resolve(f"{tmp_path}/train-{{0000..0002}}.tar", split=0.2)
+    both = [(source, row) for source in (splits.train, splits.val) for row in range(len(source))]
+    assert sorted((int(s.name(r)[-8:-4]), s.label(r), grey(s, r)) for s, r in both) == [
+        (row, row % 3, row) for row in range(20)
+    ]
+
+
+def test_shards__order_is_random_but_local(tmp_path):
+    for number in range(6):
+        shard(tmp_path / f"{number}.tar", {f"{row}": row % 2 for row in range(10)})
+    splits = resolve(str(tmp_path), split=0.2)
+    source = splits.train
+    assert isinstance(source, ShardSource) and len(source) == 48
+    order = source.shuffled(torch.Generator().manual_seed(0), shards_at_once=2)
+    assert order.dtype == torch.long and sorted(order.tolist()) == list(range(48))
+    shards = source.shards[order.numpy()].reshape(3, 16)  # windows of two shards of eight
+    assert [len(set(window)) for window in shards.tolist()] == [2, 2, 2]
+    assert any((np.diff(window) != 0).sum() > 3 for window in shards)  # mixed within
+    assert torch.equal(order, source.shuffled(torch.Generator().manual_seed(0), shards_at_once=2))
+    assert not torch.equal(order, source.shuffled(torch.Generator().manual_seed(1), shards_at_once=2))
+    firsts = {
+        tuple(sorted({*source.shards[source.shuffled(torch.Generator().manual_seed(seed), 2).numpy()][:16].tolist()}))
+        for seed in range(5)
+    }
+    assert len(firsts) > 1  # another window comes first
+    whole = source.shuffled(torch.Generator().manual_seed(0), shards_at_once=16)
+    assert len(set(source.shards[whole.numpy()][:12].tolist())) > 2
+    backwards = source.take(np.arange(48)[::-1].copy())  # rows in any order
+    assert sorted(backwards.shuffled(torch.Generator(), 1).tolist()) == list(range(48))
+
+
+def test_shards__or_class_folders_is_told_by_content(tmp_path):
+    shard(tmp_path / "x" / "0.tar", {"cat/1": 0, "dog/1": 1, "dog/2": 1})  # folders in keys make no class
+    assert resolve(str(tmp_path / "x")).classes == ("0", "1")
+    write(tmp_path / "y" / "0.tar", classes("cat", "dog"))
+    assert resolve(str(tmp_path / "y")).classes == ("cat", "dog")
+    for name in ("a", "b"):  # tars lying beside class folders
+        (tmp_path / "y" / name).mkdir()
+        for row in range(2):
+            (tmp_path / "y" / name / f"{row}.png").write_bytes(picture(row))
+    splits = resolve(str(tmp_path / "y"))
+    assert splits.classes == ("a", "b") and said(splits, "files that are no images are ignored: 0.tar")
+
+
+def test_shards__mixed_with_others(tmp_path):
+    shard(tmp_path / "0.tar", {"a": 0, "b": 1})
+    write(tmp_path / "1.tar", classes("cat", "dog"))
+    with pytest.raises(ValueError, match=r"^1\.tar has no labels beside its pictures as the other shards have"):
+        resolve(str(tmp_path))
+
+
+def test_shards__missing_from_a_pattern(tmp_path):
+    shard(tmp_path / "0.tar", {"a": 0, "b": 1})
+    with pytest.raises(FileNotFoundError, match=r"^no such shard: .*/1\.tar; it was expected from .*/\{0\.\.2\}\.tar$"):
+        resolve(f"{tmp_path}/{{0..2}}.tar")
+    with pytest.raises(FileNotFoundError, match=r"^no such shard: .*/q\*\.tar"):
+        resolve(f"{tmp_path}/q*.tar")
+
+
+def test_shards__an_empty_one_and_folders_in_a_pattern(tmp_path):
+    shard(tmp_path / "a" / "0.tar", {str(row): row % 2 for row in range(8)})
+    write(tmp_path / "b" / "1.tar", {})
+    splits = resolve(f"{tmp_path}/{{a,b}}")
+    assert len(splits.train) + len(splits.val) == 8
+    (tmp_path / "b" / "1.tar").unlink()
+    with pytest.raises(FileNotFoundError, match=r"^no shards match .*/b\*; expected \.tar files$"):
+        resolve(f"{tmp_path}/b*")
+    with pytest.raises(FileNotFoundError, match=r"^no shards match"):
+        resolve(f"{tmp_path}/{{5..2}}.tar")
+
+
+def test_shards__labels_that_are_no_classes(tmp_path):
+    with pytest.raises(ValueError, match=r"label 2000000000 is no class; expected numbers from 0$"):
+        resolve(str(shard(tmp_path / "x.tar", {"a": 0, "b": 2000000000})))
+    with pytest.raises(ValueError, match=r"has one class only, '3'; a classifier needs two$"):
+        resolve(str(shard(tmp_path / "y.tar", {"a": 3, "b": 3})))
+
+
+def test_shards__root_of_a_pattern(tmp_path):
+    shard(tmp_path / "set" / "0.tar", {str(row): row % 2 for row in range(8)})
+    assert len(resolve("wds/set", root=str(tmp_path), split=0.25).val) == 2
+    assert len(resolve("wds/set/*.tar", root=str(tmp_path), split=0.25).val) == 2
+
+
+def test_expanded():
+    assert expanded("a{00..02}b") == ["a00b", "a01b", "a02b"]
+    assert expanded("{x,y}-{8..10}") == ["x-8", "x-9", "x-10", "y-8", "y-9", "y-10"]
+    assert expanded("plain") == ["plain"]
+
+
+# --- real pictures --------------------------------------------------------------------------------------------------
+
+
+def test_cifar__from_its_tars():
+    train, val = DATA / "cifar10_train.tar.gz", DATA / "cifar10_val.tar.gz"
+    if not train.exists():
+        pytest.skip("CIFAR tars are not beside the repository")
+    splits = resolve(str(train), val=str(val))
+    assert (len(splits.train), len(splits.val)) == (50000, 5000)
+    assert splits.classes == ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    assert np.bincount([splits.val.label(row) for row in range(5000)]).tolist() == [500] * 10
+    place = {splits.val.name(row).partition(":")[2]: row for row in range(5000)}
+    with tarfile.open(val) as members:
+        for number, member in enumerate(members):
+            if number % 500 == 250:
+                content = members.extractfile(member)
+                assert content is not None
+                expected = np.asarray(Image.open(content).convert("RGB"))
+                np.testing.assert_array_equal(np.asarray(splits.val.open(place[member.name])), expected)
+                assert splits.classes[splits.val.label(place[member.name])] == member.name.split("/")[1]

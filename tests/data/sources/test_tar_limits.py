@@ -1,0 +1,148 @@
+"""Tars that claim or hold more than anybody wants: refused in a line, in no time, with nothing left behind."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from broadsight.data.decoding import UnreadableImage
+from broadsight.data.sources import resolve, tar_limits
+from broadsight.data.sources.tar import expanded, open_tars
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("BROADSIGHT_CACHE", str(folder))
+    return folder
+
+
+def image(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (value,) * 3).save(file, "PNG")
+    return file.getvalue()
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def tar_of(content: dict[str, bytes], more: bytes = b"") -> bytes:
+    """The bytes of a tar; `more` are put behind its members."""
+    blocks = [header(name, len(data)) + data + bytes(-len(data) % 512) for name, data in content.items()]
+    return b"".join(blocks) + more + bytes(1024)
+
+
+GOOD = {f"{name}/{number}.png": image(number) for name in "ab" for number in range(3)}
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("compress, name", [(gzip.compress, "gz"), (bz2.compress, "bz2"), (lzma.compress, "xz")])
+def test_compressed__beyond_the_limit(tmp_path, cache, monkeypatch, compress, name):
+    monkeypatch.setattr(tar_limits, "LEAST", 1 << 20)
+    path = tmp_path / f"bomb.tar.{name}"
+    path.write_bytes(compress(tar_of(GOOD, header("a/9.png", 3 << 20) + bytes(3 << 20))))
+    assert path.stat().st_size < 1 << 14
+    what = rf"^{path} unpacks to more than 1 MB \(50 times its size, 1 MB at least\); if that is meant, set BROADSIGHT_"
+    with pytest.raises(ValueError, match=what):
+        resolve(str(path))
+    assert left_in(cache) == []
+    monkeypatch.setenv("BROADSIGHT_UNPACK_GB", "0.1")
+    splits = resolve(str(path))
+    assert len(splits.train) + len(splits.val) == 7
+
+
+def test_compressed__as_much_as_the_disk_has(tmp_path, cache, monkeypatch):
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(tar_of(GOOD)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=tar_limits.LEFT + 1000))
+    with pytest.raises(ValueError, match=r"more than .*tars has room for \(0 MB beside the last 1\.0 GB\); set"):
+        resolve(str(path))
+    assert left_in(cache) == []
+
+
+@pytest.mark.parametrize("given", ["much", "0", "-1", "nan", "1e400"])
+def test_limit__of_the_environment_is_a_number(tmp_path, monkeypatch, given):
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(tar_of(GOOD)))
+    monkeypatch.setenv("BROADSIGHT_UNPACK_GB", given)
+    with pytest.raises(ValueError, match=f"BROADSIGHT_UNPACK_GB={given}; expected gigabytes, such as 20$"):
+        resolve(str(path))
+
+
+def test_zstandard__is_named(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_limits.ZSTANDARD + bytes(2000))
+    with pytest.raises(ValueError, match=r"x.tar is compressed by zstd, which is not read here; unpack it, or use"):
+        resolve(str(path))
+
+
+def chain(count: int) -> bytes:
+    return b"".join(
+        header("././@LongLink", 2, tarfile.GNUTYPE_LONGNAME) + b"x\0".ljust(512, b"\0") for _ in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        header("a/9.png", -512),
+        header("a/9.png", -(2**40)),
+        header("x", -1024, tarfile.XHDTYPE),
+        header("x", 2**40, tarfile.XHDTYPE),
+        header("x", 2**40, tarfile.GNUTYPE_LONGNAME),
+        header("a/9.png", 2**63),
+        header("a/9.png", 2**70),
+        chain(3000),
+    ],
+    ids=["back", "far back", "pax back", "pax", "long name", "2^63", "2^70", "chain"],
+)
+def test_headers__that_claim_anything_are_damage(tmp_path, more):
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_of(GOOD, more))
+    with pytest.raises(ValueError, match=r"^\S+x.tar is damaged or no tar: .*; write or fetch it again$"):
+        open_tars([path], 3, tmp_path / "cache")
+
+
+def test_images__that_are_said_to_be_large_are_not_read(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_of(GOOD, header("b/9.png", 2**32)))
+    with path.open("r+b") as file:
+        file.truncate(2**32 + 2**20)  # a hole: takes no room
+    source = open_tars([path], 3, tmp_path / "cache")[1]["all"].source
+    with pytest.raises(UnreadableImage, match=r"^x.tar:b/9.png: a file of 4.0 GB; up to 2 GB are read$"):
+        source.open(6)
+    with path.open("r+b") as file:
+        file.truncate(int(source.offsets[5]) + 10)  # somebody has cut it since
+    with pytest.raises(UnreadableImage, match=r"the tar ends after 10 of \d+ bytes$"):
+        source.open(5)
+    assert source.open(4).getpixel((0, 0)) == (1, 1, 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names on this platform")
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.csv", "x.json", "x"])
+def test_pipes__are_no_data(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"^{tmp_path / name} is a pipe, not a file or folder; give "):
+        resolve(str(tmp_path / name))
+    with pytest.raises((ValueError, FileNotFoundError)):
+        open_tars([tmp_path / name], 3, tmp_path / "cache")
+
+
+def test_expanded__of_too_many_shards():
+    assert len(expanded("x{000..011}.tar")) == 12
+    with pytest.raises(ValueError, match=r"names 10,000,000,000 shards; expected up to 1,048,576$"):
+        expanded("x{0..9999999999}.tar")

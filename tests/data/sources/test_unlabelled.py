@@ -1,0 +1,160 @@
+"""Pictures by name: files, folders, patterns, lists, and what is said of those that are not there."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broadsight.data.inside import outside_allowed
+from broadsight.data.sources.unlabelled import Unlabelled, find_images
+
+from ...training.small_runs import refusal
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A working folder; the pictures differ in colour."""
+    monkeypatch.chdir(tmp_path)
+    names = ["photos/img2.png", "photos/img10.png", "photos/deep/er/A1.JPG", "photos/.hidden.png", "alone.png"]
+    names += ["photos/.trash/x.png", "photos/__MACOSX/x.png"]
+    for place, name in enumerate(names):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (20 * place, 0, 0)).save(name)
+    Path("photos/notes.txt").write_text("no picture")
+    Path("empty").mkdir()
+    return tmp_path
+
+
+def found(*arguments, **options) -> list[str]:
+    source, notes = find_images(arguments, **options)
+    assert notes == [], notes
+    return [source.name(index) for index in range(len(source))]
+
+
+def missing(*arguments) -> str:
+    return refusal(lambda: find_images(arguments), FileNotFoundError)
+
+
+def test_files__in_the_order_given(photos):
+    assert found("photos/img10.png", Path("alone.png"), "photos/img2.png") == [
+        "photos/img10.png",
+        "alone.png",
+        "photos/img2.png",
+    ]
+
+
+def test_files__count_whatever_they_are_called(photos):
+    assert found("photos/notes.txt", "photos/.hidden.png") == ["photos/notes.txt", "photos/.hidden.png"]
+
+
+@pytest.mark.parametrize("folder", ["photos", "photos/"])
+def test_folder__pictures_at_any_depth_in_natural_order(photos, folder):
+    source, notes = find_images([folder])
+    assert list(source.names) == ["photos/deep/er/A1.JPG", "photos/img2.png", "photos/img10.png"]
+    assert notes == [f"{folder}: files that are no images are ignored: photos/notes.txt"]
+
+
+def test_folder__that_links_to_itself(photos):
+    Path("photos/deep/again").symlink_to(photos / "photos")
+    assert len(find_images(["photos"])[0]) == 3
+
+
+def test_pattern__is_recursive_and_in_natural_order(photos):
+    assert found("photos/**/*.png") == ["photos/img2.png", "photos/img10.png"]
+    assert found("photos/*/*/*.JPG", "photos/img?.png") == ["photos/deep/er/A1.JPG", "photos/img2.png"]
+
+
+def test_pattern__takes_pictures_alone(photos):
+    source, notes = find_images(["photos/*"])
+    assert list(source.names) == ["photos/img2.png", "photos/img10.png"]
+    assert notes == ["photos/*: files that are no images are ignored: photos/notes.txt"]
+
+
+def test_pattern__what_exists_is_none(photos):
+    for name in ("a[1].png", "a1.png", "b*.png"):
+        os.link("alone.png", name)
+    Path("f[x]").mkdir()
+    os.link("alone.png", "f[x]/y.png")
+    assert found("a[1].png", "b*.png", "f[x]") == ["a[1].png", "b*.png", "f[x]/y.png"]
+
+
+def test_twice__is_once_and_noted(photos):
+    given = ["photos/img2.png", "alone.png", "photos/*.png", "./photos//img2.png", str(photos / "alone.png")]
+    source, notes = find_images(given)
+    assert list(source.names) == ["photos/img2.png", "alone.png", "photos/img10.png"]
+    assert notes == [f"2 images named more than once, and predicted once: ./photos//img2.png, {photos}/alone.png"]
+
+
+def test_list__is_relative_to_its_own_folder(photos):
+    Path("lists").mkdir()
+    Path("lists/some.txt").write_text(f"../alone.png\n../photos/img10.png\n{photos}/photos/img2.png\n")
+    with outside_allowed():
+        source, notes = find_images(["alone.png"], listing="lists/some.txt")
+    assert [os.path.relpath(os.path.realpath(name)) for name in source.names] == [
+        "alone.png",
+        "photos/img10.png",
+        "photos/img2.png",
+    ]
+    assert len(notes) == 1 and notes[0].startswith("1 image named more than once")
+
+
+def test_list__missing_files_are_counted(photos):
+    Path("some.txt").write_text("alone.png\nnone.png\nphotos/never.png\n")
+    said = refusal(lambda: find_images([], listing="some.txt"))
+    assert "2 of 3" in said and "some.txt" in said and "none.png, photos/never.png" in said
+    said = refusal(lambda: find_images([], listing="other.txt"), FileNotFoundError)
+    assert said == "there is no list other.txt; expected a text file with a path on every line"
+
+
+def test_missing__all_in_one_line(photos):
+    assert missing("gone.png", "alone.png", "x/*.png", "empty", "y/*", "nowhere/") == (
+        "no such file or folder: gone.png, nowhere/ (2 of 6 given); 2 patterns without a matching image: x/*.png, y/*; "
+        "1 folder without images: empty"
+    )
+    assert missing(*(f"{number}.png" for number in range(9))) == (
+        "no such file or folder: 0.png, 1.png, 2.png, 3.png, 4.png and 4 more (9 of 9 given)"
+    )
+    assert missing("photos/*.txt") == "1 pattern without a matching image: photos/*.txt"
+
+
+def test_missing__dead_links_pipes_and_impossible_names(photos):
+    Path("dead.png").symlink_to("gone.png")
+    os.mkfifo("pipe.png")  # would never end
+    assert missing("dead.png", "pipe.png", "a" * 5000, "nul\0.png").startswith("no such file or folder: dead.png, aaa")
+
+
+def test_nothing__is_refused(photos):
+    said = refusal(lambda: find_images([]))
+    assert said == "no images given; expected files, folders, quoted patterns, or a --list of files"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_folder__that_may_not_be_read(photos):
+    os.chmod("photos/deep", 0)
+    assert refusal(lambda: find_images(["photos"])).startswith("permission denied: photos/deep; ")
+
+
+def test_source__reads_from_anywhere_and_travels(photos, monkeypatch):
+    source, _ = find_images(["photos/img10.png", str(photos / "alone.png")])
+    monkeypatch.chdir("/")
+    source = pickle.loads(pickle.dumps(source))
+    assert [source.open(index).getpixel((0, 0)) for index in range(2)] == [(20, 0, 0), (80, 0, 0)]
+    assert [source.label(index) for index in range(2)] == [0, 0] and source.classes == ()
+
+
+def test_source__grey_or_rgb(photos):
+    source, _ = find_images(["alone.png"])
+    grey = source.in_channels(1)
+    assert (grey.open(0).mode, source.open(0).mode) == ("L", "RGB")
+    assert refusal(lambda: source.in_channels(4)) == (
+        "a network for images of 4 channels; expected 1 (grey) or 3 (RGB)"
+    )
+
+
+def test_source__keeps_names_in_arrays(photos):
+    odd = os.fsdecode(b"not \xff unicode.png")
+    source = Unlabelled(["ä\n,.png", odd])
+    assert list(source.names) == ["ä\n,.png", odd] and isinstance(source.names.text, np.ndarray)

@@ -1,0 +1,89 @@
+"""Small dense models of every head that exports, as `open_dense` would hand them over, and a picture for them."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from broadsight.dense import MODELS, build
+from broadsight.dense.scoring import Views
+from broadsight.deployment import Description
+from broadsight.deployment.dense.raw import RawNetwork
+
+HEADS: dict[str, dict[str, Any]] = {
+    "retinanet": dict(width=32, image_size=(64, 107)),
+    "retinanet atss": dict(width=64, image_size=(64, 107), assigner="atss"),
+    "fcos": dict(width=64, image_size=(64, 107)),
+    "ssdlite": dict(image_size=(96, 80), extra_widths=(32, 16, 16, 16)),
+    "rtdetr": dict(image_size=(64, 96), channels=16, heads=2, feed_forward=16, decoder_layers=2, queries=20),
+    "semantic_fpn": dict(pyramid_channels=16, channels=8),
+    "upernet": dict(channels=16),
+    "simple_baseline": dict(channels=8, num_keypoints=5, input_size=(96, 64)),
+}
+
+
+@cache
+def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> Any:
+    """What `open_dense` gives, as far as export asks; weights are such that there is something to find."""
+    torch.manual_seed(0)
+    head = kind.split()[0]
+    model: Any = build(head, backbone, 3, neck=neck, **HEADS[kind]).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "stages.network." not in name:
+            # Activations keep their size, so that scores are further apart than rounding
+            parameter.data.add_(torch.randn_like(parameter) * (1.4 / parameter[0].numel() ** 0.5))
+        if name.endswith("cls_logits.bias"):
+            parameter.data.zero_()
+    return SimpleNamespace(
+        head=head,
+        task=MODELS[head],
+        model=model,
+        title=f"{kind} {backbone} {neck}",
+        path=Path("runs") / kind,
+        settings={"data": "elsewhere"},
+        own_data=_elsewhere,
+        classes=("a", "b", "c"),
+        keypoint_names=tuple("vwxyz"),
+        channels=3,
+        views=lambda: Views(short_side=64, long_side=256),
+        flip_pairs=(),
+        skeleton=((0, 1),),
+        keypoint_offset=0.0,
+        device=torch.device("cpu"),
+        top_down=head == "simple_baseline",
+        category_ids={1: 1, 2: 2, 3: 3},
+        recipe=SimpleNamespace(image_size=96),
+    )
+
+
+def _elsewhere() -> None:
+    raise FileNotFoundError("the pictures of this run are elsewhere")
+
+
+def description_of(run: Any, raw: RawNetwork, any_size: bool = True) -> Description:
+    image = dict(channels=3, height=raw.size[0], width=raw.size[1], any_batch=True, any_size=any_size and raw.any_size)
+    said = Description(
+        run.task, run.title, "x", run.classes, raw.outputs, image, raw.preprocessing, {}, None, raw.decoding
+    )
+    return Description.from_json(said.to_json())
+
+
+def in_torch(raw: RawNetwork) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """The network in torch, called as a session is."""
+
+    def network(images: np.ndarray) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            return dict(zip(raw.outputs, (x.numpy() for x in raw.model(torch.from_numpy(images))), strict=True))
+
+    return network
+
+
+def picture(width: int = 150, height: int = 101, seed: int = 0) -> Image.Image:
+    """Coarse noise, which networks without training find things in."""
+    small = np.random.default_rng(seed).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BILINEAR)

@@ -1,0 +1,298 @@
+"""PT2 archives that do more than hold a model: refused before torch sees them, whatever torch would make of them."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from broadsight.deployment import Description, open_artefact
+from broadsight.deployment.formats import FORMATS
+from broadsight.deployment.formats.pt2_formulas import check_expression, check_guard
+from broadsight.deployment.formats.pt2_inside import clean
+
+IMAGE = {"channels": 3, "height": 8, "width": 8, "any_batch": True, "any_size": False}
+MODEL, WEIGHTS, CONSTANTS = "models/model.json", "data/weights/", "data/constants/"
+
+
+class Payload:
+    """What a pickle runs: it makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 2)
+        self.register_buffer("shift", torch.ones(2), persistent=False)
+
+    def forward(self, x):
+        return self.fc(x.mean((2, 3))) + self.shift
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """An exported model as bytes by entry."""
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(Tiny().eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
+    path = tmp_path_factory.mktemp("pt2") / "net.pt2"
+    FORMATS["pt2"].write(program, Description("classify", "t", "t", None, ("logits",), IMAGE, {}), path)
+    with zipfile.ZipFile(path) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+def written(path, entries, root="net", kind=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        for name, content in entries.items():
+            archive.writestr(f"{root}/{name}" if root else name, content)
+    return path
+
+
+def pickled(mark):
+    buffer = io.BytesIO()
+    torch.save({"x": Payload(mark)}, buffer)
+    return buffer.getvalue()
+
+
+def with_json(entries, place, change):
+    content = json.loads(entries[place])
+    change(content)
+    return {**entries, place: json.dumps(content).encode()}
+
+
+def nodes(program):
+    return program["graph_module"]["graph"]["nodes"]
+
+
+def through_weights(entries, mark):
+    def change(config):
+        config["config"]["fc.weight"] |= dict(use_pickle=True, path_name="weight_9", tensor_meta=None)
+
+    place = f"{WEIGHTS}model_weights_config.json"
+    return with_json({**entries, f"{WEIGHTS}weight_9": pickled(mark)}, place, change)
+
+
+def through_constants(entries, mark, name="tensor_9", content=None):
+    def change(config):
+        config["config"]["shift"] |= dict(use_pickle=True, path_name=name, tensor_meta=None)
+
+    place = f"{CONSTANTS}model_constants_config.json"
+    return with_json({**entries, f"{CONSTANTS}{name}": content or pickled(mark)}, place, change)
+
+
+def through_objects(entries, mark):
+    return through_constants(entries, mark, "opaque_obj_9", pickle.dumps(Payload(mark)))
+
+
+def through_script_objects(entries, mark):
+    return through_constants(entries, mark, "custom_obj_9", pickle.dumps(Payload(mark)))
+
+
+def through_samples(entries, mark):
+    return {**entries, "data/sample_inputs/model.pt": pickled(mark)}
+
+
+def through_old_weights(entries, mark):
+    return {**entries, f"{WEIGHTS}model.pt": pickled(mark)}
+
+
+def through_old_constants(entries, mark):
+    return {**entries, f"{CONSTANTS}model.pt": pickled(mark)}
+
+
+def through_formulas(entries, mark):
+    def change(program):
+        for value in program["graph_module"]["graph"]["tensor_values"].values():
+            for side in value["sizes"]:
+                if "as_expr" in side:
+                    side["as_expr"]["expr_str"] = f"__import__('os').mkdir({str(mark)!r}) or Integer(2)"
+
+    return with_json(entries, MODEL, change)
+
+
+def through_guards(entries, mark):
+    samples = io.BytesIO()
+    torch.save(((torch.zeros(2, 3, 8, 8),), {}), samples)
+    guard = f"__import__('os').path.isdir({str(mark)!r}) or __import__('os').mkdir({str(mark)!r}) is None"
+    entries = {**entries, "data/sample_inputs/model.pt": samples.getvalue()}
+    return with_json(entries, MODEL, lambda program: program.update(guards_code=[guard]))
+
+
+def through_operators(entries, mark):
+    def change(program):
+        first = nodes(program)[0]
+        first["target"], first["inputs"] = "torch.os.mkdir", [dict(name="", arg=dict(as_string=str(mark)), kind=1)]
+
+    return with_json(entries, MODEL, change)
+
+
+def through_names(entries, mark):
+    line = f"x=None):\n    __import__('os').mkdir({str(mark)!r})\n    return\ndef f(y"
+
+    def change(program):
+        text = json.dumps(program).replace('"x"', json.dumps(line))
+        program.clear()
+        program.update(json.loads(text))
+
+    return with_json(entries, MODEL, change)
+
+
+def through_files(entries, mark):
+    def change(program):
+        mean = next(node for node in nodes(program) if "mean" in node["target"])
+        names = dict(filename=dict(as_string=str(mark)), shared=dict(as_bool=True), size=dict(as_int=6))
+        mean["target"] = "torch.ops.aten.from_file.default"
+        mean["inputs"] = [dict(name=name, arg=arg, kind=1) for name, arg in names.items()]
+
+    return with_json(entries, MODEL, change)
+
+
+def through_compiled_code(entries, mark):
+    return {
+        **entries,
+        "data/aotinductor/model/a.wrapper.so": b"\x7fELF",
+        "data/aotinductor/model/a.wrapper_metadata.json": b"{}",
+    }
+
+
+ROUTES = [value for name, value in list(globals().items()) if name.startswith("through_")]
+EXECUTED = [through_weights, through_constants, through_objects, through_samples, through_old_weights]
+EXECUTED += [through_old_constants, through_formulas, through_guards, through_operators, through_names, through_files]
+
+
+def test_sound__opens_and_holds_no_pickle(sound, tmp_path):
+    session = open_artefact(written(tmp_path / "net.pt2", sound))
+    assert session(np.zeros((5, 3, 8, 8), np.float32))["logits"].shape == (5, 2)
+    with pytest.raises(ValueError, match="images of shape"):
+        session(np.zeros((5, 3, 9, 8), np.float32))
+    assert sound["data/sample_inputs/model.pt"] == b"" and not any(b'pickle": true' in one for one in sound.values())
+    assert b"stack_trace" not in sound[MODEL] and os.getcwd().encode() not in sound[MODEL]
+    torch.export.load(tmp_path / "net.pt2").module()(torch.zeros(1, 3, 8, 8))  # others read it as they always have
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_routes__are_refused_before_torch_sees_them(sound, tmp_path, route, monkeypatch):
+    mark = tmp_path / "mark"
+    path = written(tmp_path / "net.pt2", route(sound, mark))
+    monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("torch saw it"))
+    with pytest.raises(ValueError, match=r"net\.pt2 cannot be opened: ") as error:
+        open_artefact(path)
+    assert not mark.exists() and "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("route", EXECUTED)
+def test_routes__are_real(sound, tmp_path, route):
+    """Torch itself executes them, so that the test above refuses what is dangerous."""
+    path = written(tmp_path / "net.pt2", route(sound, tmp_path / "mark"))
+    with contextlib.suppress(Exception):  # after the fact
+        torch.export.load(path).module()(torch.zeros(1, 3, 8, 8))
+    if not (tmp_path / "mark").exists():
+        pytest.skip(f"torch {torch.__version__} does not execute it any more")
+
+
+def test_archives__of_another_shape(sound, tmp_path):
+    path = tmp_path / "net.pt2"
+    old = {
+        "version": b"8.8",
+        "serialized_exported_program.json": b"{}",
+        "serialized_state_dict.pt": pickled(tmp_path / "m"),
+    }
+    twice = {**sound, "MODELS/model.json": sound[MODEL]}
+    for entries, options in (
+        (old, dict(root="")),
+        (twice, {}),
+        (sound, dict(kind=zipfile.ZIP_DEFLATED)),
+        ({**sound, "archive_format": b"zip"}, {}),
+        ({**sound, "net/inner.pt2": b"PK"}, {}),
+        ({**sound, "extra/../../x.json": b""}, {}),
+        ({name: value for name, value in sound.items() if name != MODEL}, {}),
+        ({**sound, MODEL: b"[" * 100_000}, {}),
+    ):
+        written(path, entries, **options)
+        with pytest.raises(ValueError, match=r"net\.pt2 cannot be opened: "):
+            open_artefact(path)
+    with zipfile.ZipFile(path, "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        for _ in range(2):
+            archive.writestr("net/archive_format", "pt2")
+    with pytest.raises(ValueError, match="holds archive_format twice"):
+        open_artefact(path)
+    path.write_bytes(b"PK\x03\x04" + b"\0" * 100)
+    with pytest.raises(ValueError, match="no archive of torch"):
+        open_artefact(path)
+
+
+def test_two_directories__torch_reads_the_one_that_was_looked_at(sound, tmp_path):
+    """Another archive before the true one, which readers may find by its beginning; ours is written anew."""
+    evil = written(tmp_path / "evil.pt2", through_samples(sound, tmp_path / "mark")).read_bytes()
+    path = written(tmp_path / "net.pt2", sound)
+    path.write_bytes(evil + path.read_bytes())
+    assert open_artefact(path)(np.zeros((1, 3, 8, 8), np.float32))["logits"].shape == (1, 2)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_tensors__no_larger_than_what_is_stored(sound, tmp_path):
+    def change(config):
+        config["config"]["fc.weight"]["tensor_meta"] |= dict(sizes=[{"as_int": 10**6}] * 2, strides=[{"as_int": 0}] * 2)
+
+    path = written(tmp_path / "net.pt2", with_json(sound, f"{WEIGHTS}model_weights_config.json", change))
+    with pytest.raises(ValueError, match="larger than what is stored"):
+        open_artefact(path)
+
+
+def test_formulas():
+    for text in (
+        "Add(FloorDiv(Add(Symbol('s53', positive=True, integer=True), Integer(-1)), Integer(2)), Integer(1))",
+        "StrictLessThan(Mul(Integer(2), Symbol('s0', positive=True)), Pow(Symbol('s1'), Integer(2)))",
+        "s0 // 4 + 1",
+    ):
+        check_expression(text)
+    check_guard("(L['x'].size()[0] % (L['x'].size()[0]*(1 + (((-1) + L['x'].size()[3]) // 4)))) != 0")
+    for text in (
+        "__import__('os')",
+        "Symbol('s0').__class__",
+        "Symbol('x; y')",
+        "().__class__",
+        "Pow(Integer(9), Pow(Integer(9), Integer(99)))",
+        "9**9**9",
+        "Integer(" + "9" * 100 + ")",
+        "sympify('1')",
+        "lambda: 1",
+        "[s0 for s0 in s1]",
+        "f'{s0}'",
+        "(s0 := 1)",
+        "s0\nimport os",
+        "(" * 1000 + "s0" + ")" * 1000,
+        "Symbol('s0', positive=print(1))",
+        "Symbol(*s0)",
+        "L['x'].numpy()",
+        "L['x\"];'].size()[0] == 1",
+    ):
+        for check in (check_expression, check_guard):
+            with pytest.raises(ValueError, match="more than arithmetic"):
+                check(text)
+
+
+def test_mutations__never_reach_torch_as_something_else(sound, tmp_path):
+    """Every text in the program, replaced: refused, or as harmless as before."""
+    program = json.loads(sound[MODEL])
+    random = np.random.default_rng(0)
+    text = json.dumps(program)
+    for _ in range(300):
+        place = int(random.integers(len(text)))
+        changed = text[:place] + str(random.choice(list("'\";(){}[]\\n._x9:/"))) + text[place + 1 :]
+        try:
+            clean(io.BytesIO(written(tmp_path / "net.pt2", {**sound, MODEL: changed.encode()}).read_bytes()))
+        except ValueError as error:
+            assert "\n" not in str(error)

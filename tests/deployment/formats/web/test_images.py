@@ -1,0 +1,112 @@
+"""The page prepares pictures as Python does, bit by bit: PIL's resampling, torchvision's sizes, our normalising."""
+
+import json
+import math
+import subprocess
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broadsight.data.loading import Transforms
+from broadsight.data.normalising import Normalise, per_channel
+from broadsight.deployment.formats.web import INTERPOLATIONS
+from broadsight.deployment.formats.web.node import node
+from tests.deployment.formats.web.pages import MEAN, STD
+
+pytestmark = pytest.mark.skipif(node() is None, reason="there is no node")
+
+SCRIPT = """
+const fs = require("node:fs");
+const { runInThisContext } = require("node:vm");
+const [folder, listing] = process.argv.slice(2);
+for (const file of ["resampling.js", "pictures.js"]) runInThisContext(fs.readFileSync(`${folder}/${file}`, "utf8"));
+const Pictures = runInThisContext("Pictures");
+for (const { file, width, height, channels, preprocessing } of JSON.parse(fs.readFileSync(listing))) {
+  const all = fs.readFileSync(file);
+  const rgba = (left, top, w, h) => {
+    const part = new Uint8ClampedArray(4 * w * h);
+    for (let y = 0; y < h; y++) {
+      const at = 4 * ((top + y) * width + left);
+      part.set(all.subarray(at, at + 4 * w), 4 * y * w);
+    }
+    return part;
+  };
+  fs.writeFileSync(`${file}.out`, Pictures.prepare({ width, height, rgba }, channels, preprocessing));
+}
+"""
+
+SIZES = (
+    *((1, 1), (64, 64), (73, 73), (73, 90), (640, 480), (481, 641), (37, 900), (900, 37), (3, 500), (17, 13)),
+    *((255, 257), (64, 97), (98, 64), (1200, 1500), (5, 4), (1, 300)),
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Both answers to many cases, from one process of node: (what, the page's, Python's)."""
+    folder, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    cases, expected = [], []
+    for place, (width, height) in enumerate(SIZES):
+        for interpolation in INTERPOLATIONS:
+            if width * height > 5e5 and interpolation not in ("bilinear", "bicubic"):
+                continue
+            # steep edges overshoot, noise makes every weight count
+            low = 2 if place % 2 else 256
+            pixels = (random.integers(0, low, (height, width, 3)) * (255 // (low - 1))).astype(np.uint8)
+            channels = (3, 3, 1)[len(cases) % 3]
+            crop, crop_pct = ((64, 0.875), (33, 1.0), (48, 0.95), (64, 1.3))[len(cases) % 4]
+            mean, std = per_channel(MEAN, channels), per_channel(STD, channels)
+            picture = Image.fromarray(pixels)
+            picture = picture.convert("L") if channels == 1 else picture
+            seen = Transforms(crop, channels, mean, std, interpolation, crop_pct).build(training=False)(picture)
+            expected.append(Normalise(mean, std)(seen[None])[0].numpy())
+            file = folder / f"{len(cases)}"
+            np.dstack([pixels, np.full((height, width), 255, np.uint8)]).tofile(file)
+            resize = math.floor(crop / crop_pct)
+            said = dict(resize=resize, crop=crop, interpolation=interpolation, mean=mean, std=std)
+            cases.append(dict(file=str(file), width=width, height=height, channels=channels, preprocessing=said))
+    (folder / "cases.json").write_text(json.dumps(cases))
+    (folder / "script.cjs").write_text(SCRIPT)
+    command = [node(), folder / "script.cjs", files("broadsight.deployment.formats.web"), folder / "cases.json"]
+    subprocess.run([str(part) for part in command], check=True, timeout=300)
+    found = [np.fromfile(case["file"] + ".out", np.float32) for case in cases]
+    return list(zip(cases, found, expected, strict=True))
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_prepare__bit_by_bit_as_python(prepared, interpolation):
+    tried = 0
+    for case, found, expected in prepared:
+        if case["preprocessing"]["interpolation"] == interpolation:
+            tried += 1
+            assert np.array_equal(found.reshape(expected.shape), expected), case
+    assert tried >= 10
+
+
+def test_prepare__narrow_pictures_take_no_memory(tmp_path):
+    """Resized as a whole, these would have ten billion pixels; Python crops them first and may round otherwise."""
+    size, cases, expected = 200_000, [], []
+    pixels = np.random.default_rng(0).integers(0, 256, (size, 3), dtype=np.uint8)
+    for width, height in ((size, 1), (1, size)):
+        picture = pixels.reshape(height, width, 3)
+        expected.append(Transforms(224).build(training=False)(Image.fromarray(picture)).numpy())
+        file = tmp_path / f"{width}"
+        np.dstack([picture, np.full((height, width), 255, np.uint8)]).tofile(file)
+        said = dict(resize=256, crop=224, interpolation="bicubic", mean=(0.0,) * 3, std=(1 / 255,) * 3)
+        cases.append(dict(file=str(file), width=width, height=height, channels=3, preprocessing=said))
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    (tmp_path / "script.cjs").write_text(SCRIPT)
+    command = [node(), tmp_path / "script.cjs", files("broadsight.deployment.formats.web"), tmp_path / "cases.json"]
+    subprocess.run([str(part) for part in command], check=True, timeout=300)
+    for case, seen in zip(cases, expected, strict=True):
+        found = np.fromfile(case["file"] + ".out", np.float32).reshape(seen.shape)
+        assert abs(found - seen).max() <= 1 and seen.std() > 9
+
+
+def test_prepare__cases_are_not_all_alike(prepared):
+    """What would make the comparison empty: pictures of one colour, one channel, no border."""
+    assert {case["channels"] for case, _, _ in prepared} == {1, 3}
+    assert any(case["preprocessing"]["resize"] < case["preprocessing"]["crop"] for case, _, _ in prepared)
+    assert sum(expected.std() > 0.5 for _, _, expected in prepared) > len(prepared) / 2

@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from broadsight.deployment import Session, compare, rounding_of
+from tests.deployment.tiny import described
+
+
+def session_of(change, **about) -> Session:
+    return Session(described(2, **about), lambda images: change(images.reshape(len(images), -1)[:, :4]))
+
+
+def reference(images: np.ndarray) -> list[np.ndarray]:
+    return [images.reshape(len(images), -1)[:, :4]]
+
+
+def batches() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.normal(size=(n, 3, 2, 2)).astype(np.float32) for n in (1, 4)]
+
+
+def test_compare__counts_images_and_finds_no_difference():
+    found = compare(session_of(lambda x: [x]), reference, batches())
+    assert (found.images, found.largest, found.relative, found.same_class) == (5, 0.0, 0.0, 1.0)
+    assert found.within(1e-9)
+
+
+def test_compare__the_largest_difference_over_the_largest_output():
+    given = [np.full((1, 3, 2, 2), 2.0, np.float32), np.full((2, 3, 2, 2), -8.0, np.float32)]
+    found = compare(session_of(lambda x: [x + np.float32([0, 0.5, 0, 0])]), reference, given)
+    assert (found.largest, found.relative) == (0.5, 0.5 / 8)
+    assert found.within(0.0625) and not found.within(0.06)
+
+
+def test_compare__every_output_has_its_own_scale():
+    def two(images: np.ndarray) -> list[np.ndarray]:
+        return [1000 * np.ones((len(images), 1)), 0.1 * np.ones((len(images), 1))]
+
+    both = Session(
+        described(2, outputs=("a", "b"), task="detect"), lambda images: [two(images)[0], two(images)[1] + 0.05]
+    )
+    found = compare(both, two, batches())
+    assert found.largest == pytest.approx(0.05) and found.relative == pytest.approx(0.5)
+    assert found.same_class is None
+
+
+def test_compare__not_a_number_never_passes():
+    found = compare(session_of(lambda x: [x * np.float32("nan")]), reference, batches())
+    assert not found.within(1e9)
+
+
+def test_compare__other_classes_are_counted():
+    given = [np.float32([[1, 2, 3, 4], [4, 3, 2, 1]]).repeat(3, 0).reshape(6, 1, 2, 2).repeat(3, 1)]
+    found = compare(session_of(lambda x: [np.abs(x - [0, 0, 0, 4])]), reference, given)
+    assert found.same_class == 0.5
+
+
+def test_compare__another_shape_is_an_error():
+    with pytest.raises(RuntimeError, match=r"shape \(1, 3\) in its runtime, \(1, 4\) in torch"):
+        compare(session_of(lambda x: [x[:, :3]]), reference, batches())
+
+
+def test_compare__nothing_to_compare():
+    with pytest.raises(ValueError, match="at least one"):
+        compare(session_of(lambda x: [x]), reference, [])
+
+
+def test_compare__follows_a_choice_among_equals():
+    def chosen(images: np.ndarray) -> list[np.ndarray]:
+        return [images.reshape(len(images), -1)[:, 4:8]]
+
+    def follow(images: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
+        seen.append(found["logits"].shape)
+        return chosen(images)
+
+    seen: list[tuple[int, ...]] = []
+    other = Session(described(2), chosen)
+    assert compare(other, reference, batches()).largest > 0.1
+    assert compare(other, reference, batches(), follow).largest == 0 and seen == [(1, 4), (4, 4)]
+
+
+class Cancels(nn.Module):
+    """A small number as the difference of large ones: (B, 1, 1, 1) -> that, and twice the image."""
+
+    def __init__(self, size: float):
+        super().__init__()
+        self.size = nn.Parameter(torch.tensor(size))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return (images + self.size) - self.size, 2 * images
+
+
+def test_rounding__is_what_single_precision_loses():
+    batches = [np.full((1, 1, 1, 1), 0.3, np.float32), np.full((2, 1, 1, 1), 1.0, np.float32)]
+    assert rounding_of(Cancels(0.0), batches) == 0
+    lost = abs(float(np.float32(np.float32(0.3) + np.float32(2**20)) - np.float32(2**20)) - float(np.float32(0.3)))
+    assert lost > 0.01 and rounding_of(Cancels(2.0**20), batches) == pytest.approx(lost, rel=1e-6)
+
+
+def test_within__allows_for_what_rounding_does_to_torch_itself():
+    found = compare(session_of(lambda x: [x + np.float32(0.5)]), reference, [np.ones((1, 3, 2, 2), np.float32)])
+    assert not found.within(0.1) and not replace(found, rounding=0.04).within(0.1)
+    assert replace(found, rounding=0.06).within(0.1)
+    usual = replace(found, relative=2e-5, rounding=5e-5)  # torch's own rounding as always
+    assert usual.within(2e-5) and not usual.within(1e-5)
+    assert not replace(found, relative=float("nan"), rounding=1.0).within(0.1)

@@ -1,0 +1,143 @@
+"""Pictures reach an exported classifier exactly as they reach the network; answers are those of torch's softmax."""
+
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.data.decoding import decode
+from broadsight.data.loading import Transforms
+from broadsight.data.normalising import Normalise
+from broadsight.deployment.description import Description
+from broadsight.deployment.images import picture_to_images, top_classes
+from broadsight.runs.classifier import Classifier
+from tests.training.small_runs import refusal
+
+
+def described(transforms: Transforms, classes: tuple[str, ...] | None = None, task: str = "classify") -> Description:
+    """As it comes out of an artefact: through JSON."""
+    side, crop = transforms.size, transforms.crop_pct
+    preprocessing = dict(
+        resize=int(side / crop),
+        crop=side,
+        crop_pct=crop,
+        interpolation=transforms.interpolation,
+        mean=transforms.mean,
+        std=transforms.std,
+    )
+    image = dict(channels=transforms.channels, height=side, width=side, any_batch=True, any_size=False)
+    description = Description(task, "net", "net", classes, ("logits",), image, preprocessing)
+    return Description.from_json(json.dumps(json.loads(description.to_json())))
+
+
+def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    channels = len(mode) if mode != "L" else None
+    shape = (height, width, channels) if channels else (height, width)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), mode)
+
+
+@pytest.mark.filterwarnings("ignore:.*mode.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        Transforms(32),
+        Transforms(48, 3, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear", 0.95),
+        Transforms(37, 3, interpolation="lanczos", crop_pct=1.0),
+        Transforms(28, 1, (0.286,), (0.353,), "nearest", 0.9),
+    ],
+)
+@pytest.mark.parametrize(("size", "mode"), [((61, 45), "RGB"), ((20, 90), "RGBA"), ((300, 200), "L")])
+def test_picture_to_images__bit_by_bit_as_the_classifier(transforms, size, mode):
+    normalise = Normalise(transforms.mean, transforms.std)
+    classifier = Classifier("net", "net", torch.nn.Identity(), transforms, None, normalise, {})
+    picture = noise(*size, mode)
+    pixels = torch.as_tensor(classifier.transforms.build(training=False)(decode(picture, transforms.channels)))
+    expected = classifier.normalise(pixels[None])[0]
+    found = picture_to_images(described(transforms))(picture)
+    assert found.dtype == np.float32
+    assert found.shape == (transforms.channels, transforms.size, transforms.size)
+    assert np.array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("size", [(8000, 1), (1, 200_000), (3_000_000, 1)])
+def test_picture_to_images__of_narrow_pictures(size):
+    """Whole, the last would take 200 GB on its way to the network."""
+    prepare = picture_to_images(described(Transforms(224, mean=(0.0,) * 3, std=(1.0,) * 3)))
+    image = prepare(Image.new("RGB", size, (255, 51, 0)))
+    assert image.shape == (3, 224, 224) and np.allclose(image.mean((1, 2)), [1, 0.2, 0])
+
+
+def test_picture_to_images__by_hand():
+    """A picture of one colour stays so, whatever is cut off."""
+    prepare = picture_to_images(described(Transforms(8, 3, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))))
+    found = prepare(Image.new("RGB", (31, 17), (255, 51, 102)))
+    expected = [(1 - 0.5) / 0.5, (0.2 - 0.25) / 0.25, 0.4]
+    assert found == pytest.approx(np.broadcast_to(np.array(expected)[:, None, None], (3, 8, 8)), abs=1e-6)
+
+
+def test_picture_to_images__upright():
+    """A note in the file says that the picture lies on its side."""
+    picture, file = noise(24, 40), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    picture.save(file, "PNG", exif=exif)
+    prepare = picture_to_images(described(Transforms(16)))
+    turned = prepare(Image.open(io.BytesIO(file.getvalue())))
+    assert np.array_equal(turned, prepare(picture.transpose(Image.Transpose.ROTATE_270)))
+    assert not np.array_equal(turned, prepare(picture))
+
+
+def test_picture_to_images__several_threads():
+    prepare = picture_to_images(described(Transforms(24)))
+    pictures = [noise(50, 40, seed=seed) for seed in range(24)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(prepare, pictures))
+    assert all(np.array_equal(image, prepare(picture)) for image, picture in zip(found, pictures, strict=True))
+
+
+def test_picture_to_images__what_does_not_suit():
+    message = refusal(lambda: picture_to_images(described(Transforms(24), task="detect")))
+    assert message == "net was exported for the task detect; expected a classifier"
+    poor = replace(described(Transforms(24)), preprocessing={"crop": 24, "mean": [0.5] * 3})
+    assert refusal(lambda: picture_to_images(poor)) == (
+        "net does not say the 'std' of its preprocessing; export it again"
+    )
+
+
+def test_top_classes__as_softmax():
+    logits = torch.randn(7)
+    found = top_classes(described(Transforms(8), tuple("abcdefg")), logits.numpy(), 3)
+    expected = logits.softmax(0).topk(3)
+    assert [one["index"] for one in found] == expected.indices.tolist()
+    assert [one["class"] for one in found] == ["abcdefg"[place] for place in expected.indices]
+    assert [one["probability"] for one in found] == pytest.approx(expected.values.tolist(), abs=1e-6)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_top_classes__names_numbers_and_equals():
+    found = top_classes(described(Transforms(8)), np.array([0, 1000, 1000], np.float32), 9)
+    assert found == [
+        {"class": "1", "index": 1, "probability": 0.5},
+        {"class": "2", "index": 2, "probability": 0.5},
+        {"class": "0", "index": 0, "probability": 0.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("logits", "top", "message"),
+    [
+        ([0, 1], 0, "top=0; expected 1 or more"),
+        ([0, 1, 2], 1, r"logits of shape \(3,\); expected \(2,\)"),
+        ([[0, 1]], 1, r"logits of shape \(1, 2\); expected \(2,\)"),
+        ([0, float("nan")], 1, "net answers with logits that are not finite"),
+        ([0, float("inf")], 1, "net answers with logits that are not finite"),
+    ],
+)
+def test_top_classes__what_does_not_suit(logits, top, message):
+    with pytest.raises(ValueError, match=message):
+        top_classes(described(Transforms(8), ("a", "b")), np.array(logits, np.float32), top)

@@ -1,0 +1,33 @@
+"""What a network goes through before it is captured changes none of its answers."""
+
+import pytest
+import timm
+import torch
+
+from broadsight.deployment.prepare import prepare, why_one_size
+from tests.compare import randomize
+
+
+@pytest.mark.parametrize("size", [(96, 96), (100, 90)])  # whole patches, and others that are padded to be
+@torch.no_grad()
+def test_prepare__positions_are_resampled_beforehand(size):
+    model = timm.create_model("test_vit", dynamic_img_size=True, dynamic_img_pad=True)
+    model = randomize(model).eval()
+    images = torch.randn(2, 3, *size)
+    before, made = model(images), prepare(model, size)
+    torch.testing.assert_close(made(images), before, rtol=1e-5, atol=1e-5)
+    patches = -(-size[0] // 16) * -(-size[1] // 16)
+    assert made.pos_embed.shape[1] == patches + 1 and torch.equal(model(images), before)
+
+
+def test_prepare__fused_attention_is_taken_apart_in_a_copy():
+    model = timm.create_model("test_vit").eval()
+    attention = [module for module in model.modules() if hasattr(module, "fused_attn")]
+    made = [module for module in prepare(model).modules() if hasattr(module, "fused_attn")]
+    assert attention and len(made) == len(attention) and not any(module.fused_attn for module in made)
+    assert [module.fused_attn for module in attention] == [timm.layers.use_fused_attn()] * len(attention)
+
+
+def test_why_one_size():
+    assert why_one_size(timm.create_model("test_resnet")) == ""
+    assert "--size" in why_one_size(timm.create_model("test_vit", dynamic_img_size=True))

@@ -1,0 +1,235 @@
+"""Which classifier is asked about which pictures, under which numbers."""
+
+import json
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from broadsight.data.scenes import Scenes
+from broadsight.data.view import labels_of
+from broadsight.evaluation.imagenet_sets import class_names, synsets
+from broadsight.evaluation.request import Asked, match_classes, open_classifiers, open_tasks
+from broadsight.runs.classifier import open_classifier
+
+from ..training.small_runs import fill, leave_run, refusal
+
+
+def random_of(classes):
+    return open_classifier("test_resnet", pretrained=False, model_args={"num_classes": classes}, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    return random_of(1000)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A network that calls its classes c, a, b."""
+    folder, _ = leave_run(tmp_path_factory.mktemp("run") / "run", num_classes=3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "label_names": ["c", "a", "b"]}))
+    return folder
+
+
+class Labelled:
+    """Pictures that are never opened."""
+
+    def __init__(self, classes, labels):
+        self.classes, self.labels = classes, np.array(labels)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def label(self, index):
+        return int(self.labels[index])
+
+
+def test_match__by_name_whatever_the_order(run):
+    places, names, notes = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "b", "c"], [0, 1, 2]), "d")
+    assert (places.tolist(), names, notes) == ([1, 2, 0], ("c", "a", "b"), ())
+
+
+def test_match__some_of_the_classes_is_noted(run):
+    _, _, notes = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "b"], [0, 1]), "d")
+    assert notes == ("d has pictures of 2 of the 3 classes of run; all 3 compete; there are none of c",)
+
+
+def test_match__a_class_without_pictures_may_be_unknown(run):
+    places, _, _ = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "z"], [0, 0]), "d")
+    assert places.tolist() == [1, -1]
+
+
+def test_match__synsets(thousand):
+    places, names, _ = match_classes(thousand, Labelled(["n01443537", "n01440764"], [0, 1]), "d")
+    assert places.tolist() == [1, 0] and names == class_names()
+
+
+def test_match__numbers_by_value():
+    places, names, _ = match_classes(random_of(12), Labelled(["10", "2"], [0, 1]), "d")
+    assert places.tolist() == [10, 2] and names[10] == "10"
+
+
+def test_match__numbers_are_places_among_the_names_of_a_run(run):
+    classifier = open_classifier(run, device="cpu")
+    places, names, notes = match_classes(classifier, Labelled(["0", "2"], [0, 1]), "d")
+    assert (places.tolist(), names) == ([0, 2], ("c", "a", "b"))
+    assert notes[0] == "d names its classes by number: 0 is c, the first that run knows"
+    said = refusal(lambda: match_classes(classifier, Labelled(["0", "3"], [0, 1]), "d"))
+    assert said == "d has the label 3, outside the range of run: 0 to 2"
+
+
+def test_match__in_order_where_nobody_names_them():
+    places, names, notes = match_classes(random_of(2), Labelled(["cat", "dog"], [0, 1]), "d")
+    assert (places.tolist(), names) == ([0, 1], ("cat", "dog"))
+    assert notes == ("test_resnet does not name its classes; they are taken to be those of d, in order: cat, dog",)
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels", "message"),
+    [
+        (["a", "y", "z"], [0, 1, 2], "d has 2 of 3 classes that run was not trained on: y, z; it knows c, a, b"),
+        (["a"], [], "d has no pictures"),
+        (["a", "b"], [0, 2], "d has the label 2; expected 0 to 1, as it has that many classes"),
+        (["a", "b"], [0, -1], "d has the label -1; expected 0 to 1"),
+    ],
+)
+def test_match__of_a_run_refused(run, classes, labels, message):
+    classifier = open_classifier(run, device="cpu")
+    assert refusal(lambda: match_classes(classifier, Labelled(classes, labels), "d")).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["-1", "0"], "d has the label -1, outside the range of test_resnet: 0 to 3"),
+        (["0", "12"], "d has the label 12, outside the range of test_resnet: 0 to 3"),
+        (["a", "b"], "d has 2 classes, test_resnet tells 4 apart and does not name them; give data with as many"),
+    ],
+)
+def test_match__of_a_timm_name_refused(classes, message):
+    assert refusal(lambda: match_classes(random_of(4), Labelled(classes, [0, 1]), "d")).startswith(message)
+
+
+def test_tasks__labels_are_the_networks(run, tmp_path):
+    data = fill(tmp_path / "data", 8, a=2, b=1, c=3)
+    asked = Asked(str(run), str(data), device="cpu")
+    found, ((task,),) = open_tasks(asked, open_classifiers(asked))
+    assert [task.names[label] for label in labels_of(task.source)] == ["a", "a", "b", "c", "c", "c"]
+    assert found.description["part"] == "all" and found.notes == ()
+
+
+def test_tasks__a_sample_is_the_same_for_all(run, tmp_path):
+    data = fill(tmp_path / "data", 8, a=9, b=9, c=9)
+    asked = Asked(str(run), str(data), samples=5, beside=(str(run),), device="cpu", seed=1)
+    _, ((one, other),) = open_tasks(asked, open_classifiers(asked))
+    assert [one.source.name(row) for row in range(5)] == [other.source.name(row) for row in range(5)]
+    assert (len(one.source), other.classifier.title) == (5, "run (2)")
+
+
+def test_beside__with_its_own_weights(run, tmp_path):
+    asked = Asked(str(run), beside=(f"test_resnet@{tmp_path / 'none.safetensors'}",), device="cpu")
+    assert refusal(lambda: open_classifiers(asked), FileNotFoundError).endswith(
+        "give a run folder or a file of weights"
+    )
+
+
+def test_beside__other_channels_are_refused(run, tmp_path):
+    grey, _ = leave_run(tmp_path / "grey", num_classes=3, model_args={"in_chans": 1})
+    asked = Asked(str(run), beside=(str(grey),), device="cpu")
+    assert refusal(lambda: open_classifiers(asked)).startswith("grey takes 1 channels, run 3; side by side")
+
+
+def test_own_data__needs_a_run_that_names_it(run):
+    asked = Asked(str(run), device="cpu")
+    said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))
+    assert said == f"{run} does not say on what it was trained; give DATA to evaluate it on"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(batch=0), "--batch 0; expected 1 or more"),
+        (dict(samples=0), "--samples 0; expected 1 or more"),
+        (dict(metrics=("x",)), "unknown metric 'x'"),
+        (dict(suites=("x",)), "unknown suite 'x'; suites are occlusion, "),
+        (dict(suites=("imagenet-a", "imagenet-r")), "DATA is one set, not imagenet-a and imagenet-r"),
+    ],
+)
+def test_asked__refused_at_once(options, message):
+    assert refusal(lambda: Asked("m", **options)).startswith(message)
+
+
+def test_suites__robustness_is_all_of_them():
+    assert Asked("m", suites=("fgsm", "imagenet-a")).robustness == ("fgsm",)
+    assert Asked("m", suites=("robustness",)).robustness == ("occlusion", "fgsm", "salient", "corruptions")
+    assert Asked("m", suites=("fgsm", "imagenet-a")).imagenet_set == "imagenet-a"
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """A folder with the validation set and ImageNet-A, one picture of each class, all of them empty."""
+    root = tmp_path_factory.mktemp("imagenet")
+    for number, synset in enumerate(synsets(), 1):
+        (root / "val" / synset).mkdir(parents=True)
+        (root / "val" / synset / f"ILSVRC2012_val_{number:08d}.JPEG").touch()
+    for synset in (files("timm.data") / "_info" / "imagenet_a_synsets.txt").read_text().split():
+        (root / "imagenet-a" / synset).mkdir(parents=True)
+        (root / "imagenet-a" / synset / "0.jpg").touch()
+    return root
+
+
+def test_imagenet__every_set_of_a_folder(families, thousand):
+    asked = Asked("test_resnet", str(families))
+    found, groups = open_tasks(asked, [thousand])
+    (val,), (hard,) = groups
+    assert (val.title, hard.title) == ("ImageNet", "ImageNet-A")
+    assert val.kept is None and len(hard.kept) == 200 and len(hard.source) == 200
+    assert set(labels_of(hard.source)) == set(hard.kept.tolist())
+    # The same pictures serve ReaL: some have no label that people agree on
+    assert val.accepted is not None and 0 < len(val.accepted) <= 1000
+    assert labels_of(val.source).tolist() == list(range(1000))
+
+
+def test_imagenet__the_set_that_is_asked_for(families, thousand):
+    asked = Asked("test_resnet", str(families / "imagenet-a"), suites=("imagenet-a",), samples=7)
+    _, ((task,),) = open_tasks(asked, [thousand])
+    assert len(task.source) == 7 and len(task.kept) == 200
+    said = refusal(lambda: open_tasks(Asked("m", str(families / "imagenet-a"), suites=("imagenet-r",)), [thousand]))
+    assert "is ImageNet-A by its names, not ImageNet-R" in said
+
+
+def test_imagenet__sampled_pictures_keep_their_accepted_labels(families, thousand):
+    whole = open_tasks(Asked("m", str(families / "val"), suites=("imagenet-real",)), [thousand])[1][0][0]
+    some = open_tasks(Asked("m", str(families / "val"), suites=("imagenet-real",), samples=9), [thousand])[1][0][0]
+    place = {whole.source.name(row): row for row in range(len(whole.source))}
+    assert len(some.accepted) == 9
+    for row in range(9):
+        assert some.accepted[row] == whole.accepted[place[some.source.name(row)]]
+
+
+def test_imagenet__a_folder_called_so_must_be_so(thousand, tmp_path):
+    for synset in synsets()[:3]:
+        (tmp_path / "imagenet-r" / synset).mkdir(parents=True)
+        (tmp_path / "imagenet-r" / synset / "0.jpg").touch()
+    said = refusal(lambda: open_tasks(Asked("m", str(tmp_path / "imagenet-r")), [thousand]))
+    assert "has 3 class folders, " in said and "of ImageNet-R's 200" in said
+    (tmp_path / "imagenet-r").rename(tmp_path / "three")
+    found, ((task,),) = open_tasks(Asked("m", str(tmp_path / "three")), [thousand])
+    assert labels_of(task.source).tolist() == [0, 1, 2] and task.kept is None
+
+
+def test_imagenet__needs_its_classes(families, run):
+    asked = Asked(str(run), str(families / "imagenet-a"), suites=("imagenet-a",), device="cpu")
+    said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))
+    assert said.startswith("--suite imagenet-a is about ImageNet's 1,000 classes, run has 3")
+
+
+def test_scenes__drawn_at_the_size_of_the_network(tmp_path):
+    folder, _ = leave_run(tmp_path / "run", num_classes=10)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "label_names": Scenes(1).classes}))
+    asked = Asked(str(folder), "scenes:40", part="test", device="cpu")
+    found, ((task,),) = open_tasks(asked, open_classifiers(asked))
+    assert (len(task.source), task.source.open(0).size, found.place) == (10, (32, 32), "scenes/test")

@@ -1,0 +1,453 @@
+"""Suites of robustness, on classifiers and pictures whose answers can be worked out by hand."""
+
+import itertools
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+from broadsight.data.corruptions import CORRUPTIONS, corrupt
+from broadsight.data.decoding import UnreadableImage
+from broadsight.data.loading import EvalOrder, Pictures, Transforms, load
+from broadsight.data.normalising import Normalise
+from broadsight.data.seeds import mixed
+from broadsight.evaluation.corrupted import Corrupted, as_bytes
+from broadsight.evaluation.predictions import collect
+from broadsight.evaluation.removal import ORDERS, area, checked_saliency, removal_ranks, without
+from broadsight.evaluation.robustness import (
+    SUITES,
+    Choices,
+    Row,
+    direction,
+    occluded,
+    passes_of,
+    run_suite,
+    stepped,
+    summary_of,
+)
+from broadsight.runs.classifier import Classifier
+from broadsight.surgery.pooling import swap_pool
+
+QUICK = Choices(
+    corruptions=("contrast", "gaussian_noise"), severities=(1, 5), epsilons=(8,), sides=(0.5,), fractions=(0.5,)
+)
+
+
+class Arrays:
+    """Pictures (N, H, W, C) of bytes; those in `broken` cannot be read."""
+
+    def __init__(self, pictures, labels, broken=()):
+        self.pictures, self.labels, self.broken = np.asarray(pictures, np.uint8), np.asarray(labels), broken
+        self.classes = tuple(map(str, range(10)))
+
+    def __len__(self):
+        return len(self.labels)
+
+    def label(self, index):
+        return int(self.labels[index])
+
+    def name(self, index):
+        return f"{index}.png"
+
+    def open(self, index):
+        if index in self.broken:
+            raise UnreadableImage(f"{index}.png: cut short")
+        picture = self.pictures[index]
+        return Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+
+
+class Linear:
+    """Logits are sums of the normalised values, weighted, and a bias."""
+
+    def __init__(self, weight, bias, size, mean=(0.2,), std=(0.8,)):
+        self.weight, self.bias = torch.as_tensor(weight, dtype=torch.float32), torch.as_tensor(bias)
+        self.normalise = Normalise(mean, std)
+        self.transforms = Transforms(size, len(mean), mean, std, crop_pct=1.0)
+        self.num_classes = len(self.bias)
+
+    def logits(self, images):
+        return images.flatten(1) @ self.weight.T + self.bias
+
+
+def finds_bright(size):
+    """Class 1 if one pixel is white and the rest have the mean colour, 51: the former counts 1, the latter 0."""
+    return Linear(np.stack([np.zeros(size * size), np.ones(size * size)]), [0.5, 0.0], size)
+
+
+def bright(size, *places):
+    pictures = np.full((len(places), size, size, 1), 51, np.uint8)
+    for picture, (row, column) in zip(pictures, places, strict=True):
+        picture[row, column] = 255
+    return Arrays(pictures, [1] * len(places))
+
+
+def classifier_of(model, size=32):
+    transforms = Transforms(size, crop_pct=1.0)
+    normalise = Normalise(transforms.mean, transforms.std)
+    return Classifier("it", "it", model, transforms, None, normalise, {})
+
+
+def noise(count, size, channels=3, classes=10, seed=0):
+    random = np.random.default_rng(seed)
+    return Arrays(random.integers(0, 256, (count, size, size, channels)), random.integers(0, classes, count))
+
+
+def rows_of(suite):
+    return [(row.case, row.at, row.top1) for row in suite.rows]
+
+
+# ---- occlusion
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "side", "rows", "columns"),
+    [
+        (4, 4, 0.5, (1, 3), (1, 3)),
+        (5, 5, 0.5, (1, 3), (1, 3)),  # 2.5 is rounded to 2
+        (5, 5, 0.75, (0, 4), (0, 4)),  # 3.75 to 4, half a pixel up and left
+        (7, 5, 0.4, (2, 5), (1, 3)),  # 2.8 and 2
+        (6, 6, 0.0, (3, 3), (3, 3)),
+        (6, 5, 1.0, (0, 6), (0, 5)),
+    ],
+)
+def test_occluded__exactly_the_centre(height, width, side, rows, columns):
+    images = torch.rand(2, 3, height, width) + 1
+    expected = images.clone()
+    expected[..., slice(*rows), slice(*columns)] = 0
+    before = images.clone()
+    assert torch.equal(occluded(images, side), expected)
+    assert torch.equal(images, before)
+
+
+def test_occlusion__counted_by_hand():
+    # In 8 x 8 the squares are 3:5, 2:6 and 1:7
+    source = bright(8, (0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 5), (6, 6), (7, 3))
+    suite = run_suite("occlusion", finds_bright(8), source, batch=3)
+    assert rows_of(suite) == [("centre", 0, 100), ("centre", 0.25, 75), ("centre", 0.5, 50), ("centre", 0.75, 25)]
+    assert suite.summary == {"clean": 100, "half the side": 50}
+    assert {row.pictures for row in suite.rows} == {8}
+    assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=QUICK_SIDES).summary
+
+
+QUICK_SIDES = Choices(sides=(1.0,))
+
+
+# ---- attack
+
+
+def test_direction__is_that_of_the_closed_form():
+    mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.4)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(3, 3 * 4 * 4, generator=generator) / 10
+    subject = Linear(weight, torch.tensor([0.3, -0.2, 0.1]), 4, mean, std)
+    pictures = torch.randint(0, 256, (5, 3, 4, 4), generator=generator, dtype=torch.uint8)
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    images = subject.normalise(pictures)
+    signs, logits = direction(subject.logits, images, labels)
+    said = images.flatten(1).double() @ weight.double().T + subject.bias.double()
+    gradient = (said.softmax(1) - torch.eye(3, dtype=torch.float64)[labels]) @ weight.double()
+    assert torch.equal(signs, gradient.sign().float().view_as(images))
+    assert torch.allclose(logits, said.float(), atol=1e-5) and not logits.requires_grad
+
+    found = stepped(subject.normalise, pictures, signs, 8.0)
+    moved = (pictures.double() / 255 + 8 / 255 * signs.double()).clamp(0, 1)
+    expected = (moved - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    assert torch.allclose(found.double(), expected, atol=1e-5)
+    assert (moved == 0).any() and (moved == 1).any()  # some were clipped
+    inside = (pictures >= 8) & (pictures <= 247)
+    step = (found - images) * inside
+    assert torch.allclose(step.abs().amax((0, 2, 3)), 8 / 255 / torch.tensor(std), rtol=1e-4)
+
+
+def test_direction__of_two_classes_leads_to_the_other():
+    weight = torch.randn(2, 16)
+    subject = Linear(weight, [0.0, 0.0], 4)
+    signs, _ = direction(subject.logits, torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
+    assert torch.equal(signs.flatten(1), torch.stack([weight[1] - weight[0], weight[0] - weight[1]]).sign())
+
+
+def test_direction__of_a_sure_answer():
+    """In single precision its probability would be 1, and there would be no gradient."""
+    subject = Linear(torch.stack([torch.zeros(4), torch.ones(4)]), [0.0, 30.0], 2)
+    signs, _ = direction(subject.logits, torch.zeros(1, 1, 2, 2), torch.tensor([1]))
+    assert torch.equal(signs, -torch.ones(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("kept", [None, np.array([0, 1])])
+def test_fgsm__counted_by_hand(kept):
+    """White or black: an even grey is right as long as the step does not carry it past 127.5."""
+    # Logits: minus and plus the mean's distance from 127.5, in pixels; a third class that others do not see
+    flat = np.ones(16) / 16 * 255 * 0.8
+    subject = Linear(np.stack([-flat, flat, 0 * flat]), [127.5 - 51, 51 - 127.5, -500.0 if kept is None else 500.0], 4)
+    values, labels = [120, 125, 126, 130, 135, 140, 0, 255], [0, 0, 0, 1, 1, 1, 0, 1]
+    pictures = np.broadcast_to(np.array(values)[:, None, None, None], (8, 4, 4, 1))
+    choices = Choices(epsilons=(8, 2, 4, 1))
+    suite = run_suite("fgsm", subject, Arrays(pictures, labels), choices=choices, batch=5, kept=kept)
+    # Distances 7.5, 2.5, 1.5, 2.5, 7.5, 12.5, 127.5, 127.5
+    assert rows_of(suite) == [("fgsm", at, 100 * right / 8) for at, right in ((0, 8), (1, 8), (2, 7), (4, 5), (8, 3))]
+    assert suite.summary == {"clean": 100, "8/255": 37.5}
+
+
+# ---- removal
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (7, 7)])
+def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
+    saliency = torch.rand(3, *shape)
+    saliency[1] = (saliency[1] > 0.5).float()  # many ties
+    saliency[2] = 0
+    ranks = removal_ranks(saliency, [4, 5, 6], seed=1)
+    images, pixels = torch.rand(3, 2, *shape) + 1, shape[0] * shape[1]
+    for order, tenth in itertools.product(ORDERS, range(11)):
+        count = round(tenth / 10 * pixels)
+        gone = without(images, ranks[order], tenth / 10) == 0
+        assert (gone[:, 0] == gone[:, 1]).all() and (gone[:, 0].sum((1, 2)) == count).all()
+        for picture, mask in zip(saliency, gone[:, 0], strict=True):
+            if order == ORDERS[0] and 0 < count < pixels:
+                assert picture[mask].min() >= picture[~mask].max()
+            if order == ORDERS[2] and 0 < count < pixels:
+                assert picture[mask].max() <= picture[~mask].min()
+    for rank in ranks.values():
+        assert (rank.flatten(1).sort(1).values == torch.arange(pixels)).all()
+
+
+def test_removal__chance_depends_on_the_picture_alone():
+    saliency = torch.rand(3, 4, 4).round()
+    together = removal_ranks(saliency, [0, 1, 2])
+    for order in ORDERS:
+        alone = [removal_ranks(saliency[i : i + 1], [i])[order][0] for i in (2, 1, 0)][::-1]
+        assert torch.equal(together[order], torch.stack(alone))
+    assert not torch.equal(together["random"][0], together["random"][1])
+    assert not torch.equal(together["random"], removal_ranks(saliency, [0, 1, 2], seed=1)["random"])
+    blank = removal_ranks(torch.zeros(1, 4, 4), [0])
+    assert not torch.equal(blank["salient first"], blank["random"])  # ties are another draw than the control
+
+
+def test_salient__counted_by_hand():
+    source = bright(4, (0, 0), (1, 3), (2, 2), (3, 1))
+    choices = Choices(fractions=(0.25, 0.5))
+    suite = run_suite(
+        "salient",
+        finds_bright(4),
+        source,
+        choices=choices,
+        saliency=lambda images, batch: images[:, 0],
+        batch=3,
+        seed=7,
+    )
+    assert suite.curve("salient first") == [(0, 100), (0.25, 0), (0.5, 0)]
+    assert suite.curve("least salient first") == [(0, 100), (0.25, 100), (0.5, 100)]
+    left = []
+    for index, place in enumerate((0, 7, 10, 13)):
+        generator = torch.Generator().manual_seed(mixed(7, index))
+        torch.randperm(16, generator=generator)  # for ties
+        left.append(torch.randperm(16, generator=generator)[place])
+    random = [(0, 100.0), *((at, 100 * sum(rank >= 16 * at for rank in left).item() / 4) for at in (0.25, 0.5))]
+    assert suite.curve("random") == random
+    middle, last = random[1][1], random[2][1]
+    assert suite.summary == {
+        "clean": 100,
+        "area, salient first": 25,  # (100 + 0) / 2 over half of the way, 0 over the rest
+        "area, random": pytest.approx((100 + middle) / 4 + (middle + last) / 4),
+        "area, least salient first": 100,
+        "gap to random": pytest.approx((100 + middle) / 4 + (middle + last) / 4 - 25),
+        "gap to least salient": 75,
+    }
+
+
+def test_area__is_the_mean_height():
+    assert area([0, 0.5, 1], [100, 50, 0]) == 50
+    assert area([0, 0.1, 0.5], [100, 60, 20]) == pytest.approx((80 * 0.1 + 40 * 0.4) / 0.5)
+    assert area([0.3], [40]) == 40
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (torch.zeros(2, 1, 4, 4), r"is \(2, 1, 4, 4\); expected \(B, H, W\) = \(2, 4, 4\)"),
+        (np.zeros((2, 4, 4)), "is a ndarray; expected"),
+        (torch.full((2, 4, 4), torch.nan), "not finite"),
+    ],
+)
+def test_saliency__of_a_wrong_kind(found, message):
+    with pytest.raises(ValueError, match=message):
+        checked_saliency(found, torch.zeros(2, 3, 4, 4))
+
+
+# ---- corruptions
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
+    source, transforms = noise(5, 40, channels), Transforms(16, channels, crop_pct=0.5, interpolation="bilinear")
+    if channels == 1:
+        transforms = replace(transforms, mean=(0.5,), std=(0.5,))
+    corrupted = Corrupted(source, transforms, "fog", 3, seed=2)
+    order = [3, 0, 4, 1, 2]
+    found = {index: as_bytes(corrupted.open(index)) for index in order}
+    for index in range(5):
+        resized = source.open(index).resize((32, 32), Image.Resampling.BILINEAR).crop((8, 8, 24, 24))
+        pixels = np.array(resized).reshape(16, 16, channels)
+        expected = corrupt(pixels, "fog", 3, seed=mixed(2, index))
+        assert found[index].shape == (channels, 16, 16) and found[index].dtype == torch.uint8
+        assert np.array_equal(found[index].permute(1, 2, 0), expected)
+        assert corrupted.label(index) == source.label(index) and corrupted.name(index) == f"{index}.png"
+    again = pickle.loads(pickle.dumps(corrupted))  # as worker processes get it
+    assert torch.equal(as_bytes(again.open(3)), found[3])
+    batch = next(iter(load(Pictures(corrupted, as_bytes), EvalOrder(corrupted, 5))))
+    assert torch.equal(batch.images, torch.stack([found[index] for index in range(5)]))
+
+
+def test_corruptions__counted_by_hand():
+    source = noise(12, 16, classes=3)
+    subject = Linear(torch.randn(3, 3 * 256), [0.0, 0.0, 0.0], 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+    suite = run_suite("corruptions", subject, source, choices=QUICK, batch=5, seed=3)
+    by_hand = {}
+    for case, at in [("clean", 0), *itertools.product(("gaussian_noise", "contrast"), (1, 5))]:
+        pixels = [
+            corrupt(picture, case, at, seed=mixed(3, index)) if at else picture
+            for index, picture in enumerate(source.pictures)
+        ]
+        images = subject.normalise(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2))
+        by_hand[case, at] = 100 * float((subject.logits(images).argmax(1).numpy() == source.labels).mean())
+    assert {(row.case, row.at): row.top1 for row in suite.rows} == pytest.approx(by_hand)
+    noisy = (by_hand["gaussian_noise", 1] + by_hand["gaussian_noise", 5]) / 2
+    flat = (by_hand["contrast", 1] + by_hand["contrast", 5]) / 2
+    clean, mean = by_hand["clean", 0], (noisy + flat) / 2
+    expected = {"clean": clean, "mean": mean, "noise": noisy, "digital": flat, "mean, of clean": 100 * mean / clean}
+    assert suite.summary == pytest.approx(expected)
+
+
+def test_corruptions__of_a_network_that_is_never_right():
+    assert summary_of("corruptions", [Row("clean", 0, 0.0, 3), Row("fog", 1, 0.0, 3)])["mean, of clean"] is None
+
+
+def test_cases__all_of_them_without_choices():
+    assert [passes_of(name) for name in SUITES] == [4, 4, 30, 76]
+    cases = Choices().cases("corruptions")
+    assert len({case for case, _ in cases}) == 16 and {at for _, at in cases} == {0, 1, 2, 3, 4, 5}
+    assert {case for case, _ in cases} == {"clean", *CORRUPTIONS}
+    assert Choices(severities=(5, 1, 5)).cases("corruptions")[1:3] == [("gaussian_noise", 1), ("gaussian_noise", 5)]
+
+
+# ---- all of them
+
+
+def networks():
+    yield "cnn", lambda: timm.create_model("test_resnet", num_classes=10)
+    yield "vit", lambda: timm.create_model("test_vit", num_classes=10)
+    yield "pooled", lambda: swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, heads=4, num_classes=10)
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in networks()])
+def test_suites__leave_a_network_as_it_was(make):
+    torch.manual_seed(0)
+    model = make().train()
+    next(module for module in model.modules() if not list(module.children())).eval()  # somebody froze it
+    subject, source = classifier_of(model), noise(5, 32)
+    flags = {name: module.training for name, module in model.named_modules()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    suites = {}
+    for name in SUITES:
+        reports = []
+        suites[name] = run_suite(
+            name, subject, source, choices=QUICK, batch=3, seen=lambda count, doing, r=reports: r.append((count, doing))
+        )
+        assert sum(count for count, _ in reports) == 5 * passes_of(name, QUICK)
+    assert "Grad-CAM" in suites["salient"].about
+    assert {name: module.training for name, module in model.named_modules()} == flags
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    model.eval()
+    pictures = Pictures(source, subject.transforms.build(False))
+    said = collect(subject, load(pictures, EvalOrder(source, 3)), pictures=5)
+    assert {suite.summary["clean"] for suite in suites.values()} == {100 * float((said.ranks == 0).mean())}
+    for suite in suites.values():
+        assert all(row.pictures == 5 and 0 <= row.top1 <= 100 for row in suite.rows)
+
+
+def test_suites__after_a_pass_in_inference_mode():
+    """A network may keep what it computed there; through that no gradient goes."""
+
+    class Keeps(nn.Module):
+        num_classes = 2
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.kept = nn.Parameter(torch.randn(3 * 32 * 32, 2)), None
+
+        def train(self, mode=True):
+            self.kept = None if mode else self.kept
+            return super().train(mode)
+
+        def forward(self, images):
+            self.kept = self.weight * 2 if self.kept is None else self.kept
+            return images.flatten(1) @ self.kept
+
+    model = Keeps().eval().requires_grad_(False)
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, 32, 32))
+    assert model.kept.is_inference()
+    run_suite("fgsm", classifier_of(model), noise(3, 32, classes=2))
+
+
+def test_pictures_that_cannot_be_read():
+    source = bright(8, (0, 0), (3, 3), (4, 4))
+    source.broken = (1,)
+    suite = run_suite("occlusion", finds_bright(8), source, batch=1)
+    assert [(row.top1, row.pictures) for row in suite.rows] == [(100, 2), (50, 2), (50, 2), (50, 2)]
+    assert suite.skipped == {"1.png": "cut short"}
+    with pytest.raises(RuntimeError, match=r"1.png cannot be read"):
+        run_suite("occlusion", finds_bright(8), source, strict=True)
+    source.broken = (0, 1, 2)
+    with pytest.raises(RuntimeError, match="none of the 3 pictures can be read"):
+        run_suite("fgsm", finds_bright(8), source)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (dict(sides=(0.5, 1.5)), "1.5 among sides; expected numbers between 0 and 1"),
+        (dict(fractions=(-0.1,)), "-0.1 among fractions"),
+        (dict(epsilons=(-1,)), "-1 among epsilons; expected numbers between 0 and 255"),
+        (dict(epsilons=(float("nan"),)), "nan among epsilons"),
+        (dict(sides=()), "sides are empty"),
+        (dict(corruptions=("mist",)), "unknown corruption 'mist'; corruptions are gaussian_noise, "),
+        (dict(severities=(6,)), "severity 6; expected some of 1, 2, 3, 4, 5"),
+    ],
+)
+def test_choices__refused(choices, message):
+    with pytest.raises(ValueError, match=message) as error:
+        Choices(**choices)
+    assert "\n" not in str(error.value)
+
+
+def test_run_suite__refused():
+    subject, source = finds_bright(8), bright(8, (0, 0))
+    with pytest.raises(ValueError, match="unknown suite 'fog'; suites are occlusion, fgsm, salient, corruptions"):
+        run_suite("fog", subject, source)
+    with pytest.raises(ValueError, match="no pictures"):
+        run_suite("fgsm", subject, Arrays(np.zeros((0, 8, 8, 1)), []))
+    with pytest.raises(ValueError, match="labels go from 2 to 2, but the network has 2 classes"):
+        run_suite("fgsm", subject, Arrays(np.zeros((1, 8, 8, 1)), [2]))
+    with pytest.raises(ValueError, match="classes that do not compete"):
+        run_suite("fgsm", subject, source, kept=np.array([0]))
+    with pytest.raises(ValueError, match="batch=0"):
+        run_suite("fgsm", subject, source, batch=0)
+    with pytest.raises(ValueError, match=r"expected \(B, H, W\) = \(1, 8, 8\)"):
+        run_suite("salient", subject, source, saliency=lambda images, batch: images)
+
+
+def test_removal__at_random_takes_square_after_square():
+    ranks = removal_ranks(torch.zeros(2, 28, 42), [3, 4])["random"]
+    for one in ranks:
+        assert sorted(one.flatten().tolist()) == list(range(28 * 42))
+        for number in range(14 * 21):  # squares of two by two pixels
+            square = (one // 4 == number).nonzero()
+            assert (square.amax(0) - square.amin(0)).tolist() == [1, 1] and (square.amin(0) % 2 == 0).all()
+    assert not torch.equal(ranks[0], ranks[1])

@@ -1,0 +1,275 @@
+"""Figures of classifiers on pictures, and what is written about them."""
+
+import csv
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.cli.main import main
+from broadsight.evaluation import run as evaluating
+from broadsight.evaluation.record import record_of
+from broadsight.evaluation.request import Asked
+from broadsight.evaluation.robustness import run_suite
+from broadsight.evaluation.run import evaluate, latencies
+from broadsight.evaluation.suites import Choices
+from broadsight.report.run import write_evaluation
+from broadsight.runs.classifier import open_classifier
+
+from ..training.small_runs import fill, leave_run, refusal
+
+CLASSES = ["red", "green", "blue"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pictures that are mostly red, green or blue, one that is called blue and is red, and one that is none."""
+    folder = fill(tmp_path_factory.mktemp("data"), 32, red=4, green=3, blue=2)
+    Image.open(folder / "red" / "000.png").save(folder / "blue" / "false.png")
+    (folder / "green" / "broken.png").write_bytes(b"no picture")
+    os.rename(folder / "red" / "003.png", os.fsencode(folder / "red") + b"/caf\xe9.png")  # no Unicode
+    return folder
+
+
+class Brightest(torch.nn.Module):
+    """Its logits are the means of the channels."""
+
+    num_classes = 3
+
+    def __init__(self, **_):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return 10 * self.scale * x.mean((2, 3))
+
+
+@pytest.fixture
+def brightest(tmp_path, monkeypatch):
+    """A run whose network names the brightest channel; how it is loaded is tested elsewhere."""
+    folder, _ = leave_run(tmp_path / "run", num_classes=3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "label_names": CLASSES}))
+
+    def opened(source, **options):
+        classifier = open_classifier(source, device="cpu")
+        return type(classifier)(**{**vars(classifier), "model": Brightest()})
+
+    monkeypatch.setattr("broadsight.evaluation.request.open_classifier", opened)
+    return folder
+
+
+def test_figures__by_hand(brightest, data):
+    done = []
+    evaluation = evaluate(
+        Asked(str(brightest), str(data), workers=0, batch=4, threads=1), lambda *now: done.append(now)
+    )
+    (result,) = evaluation.results
+    # Red 4 of 4, green 3 of 3, blue 2 of 3; the fourth green one cannot be read
+    assert result.figures["top1"] == pytest.approx(90)
+    assert result.figures["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 2 / 3) / 3)
+    assert result.absent.keys() == {"top5", "ece"}
+    assert list(result.predictions.skipped) == ["green/broken.png"]
+    assert result.latency is not None and result.latency.median > 0
+    assert done[-1][0] == 10 and done[-1][1] == 11
+
+
+def test_record__holds_what_was_found(brightest, data, tmp_path):
+    evaluation = evaluate(Asked(str(brightest), str(data), workers=0, threads=1, bins=5))
+    record = write_evaluation(evaluation, tmp_path / "out", "broadsight eval ...")
+    assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert record["confusion"] == [[4, 0, 0], [0, 3, 0], [1, 0, 2]]
+    assert record["confused"] == [{"class": "blue", "as": "red", "count": 1, "share": pytest.approx(100 / 3)}]
+    assert sum(row["count"] for row in record["calibration"]["bins"]) == 10
+    assert record["model"]["parameters"] == 1 and record["data"]["pictures"] == 11
+    assert record["command"] == "broadsight eval ..." and record["versions"]["torch"]
+    assert record["skipped"].keys() == {"green/broken.png"}
+    with (tmp_path / "out" / "predictions.csv").open(encoding="utf-8", errors="surrogateescape") as file:
+        rows = list(csv.DictReader(file))
+    assert os.fsencode(rows[-1]["file"]) == b"red/caf\xe9.png"
+    wrong = [row for row in rows if row["rank"] != "1"]
+    assert len(rows) == 10 and [(row["file"], row["label"], row["predicted"]) for row in wrong] == [
+        ("blue/false.png", "blue", "red")
+    ]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "blue, taken for red" in page and "blue/false.png" in page and "green/broken.png" in page
+
+
+def test_suites__beside_another(brightest, data, tmp_path):
+    (tmp_path / "mine.py").write_text("def light(images, batch):\n    return images.mean(1)\n")
+    choices = Choices(
+        sides=(1.0,),
+        corruptions=("brightness",),
+        severities=(1,),
+        epsilons=(255,),
+        fractions=(0.0,),
+        saliency=f"{tmp_path / 'mine.py'}:light",
+    )
+    asked = Asked(
+        str(brightest), str(data), ("robustness",), (str(brightest),), workers=0, threads=1, choices=choices, samples=6
+    )
+    counted = []
+    evaluation = evaluate(asked, lambda done, total, doing: counted.append((done, total)))
+    first, second = evaluation.results
+    assert [suite.name for suite in first.suites] == ["occlusion", "fgsm", "salient", "corruptions"]
+    assert first.suites == second.suites and len(first.predictions) <= 6
+    clean = first.figures["top1"]
+    # Nothing is left of an occluded picture: all logits are equal, and the first class, red, is the answer
+    red = 100 * float((first.predictions.labels == 0).mean())
+    assert [row.top1 for row in first.suites[0].rows] == [pytest.approx(clean), pytest.approx(red)]
+    record = record_of(evaluation)
+    assert [entry["model"] for entry in record["suites"]] == 4 * ["run"] + 4 * ["run (2)"]
+    assert record["beside"][0]["figures"] == record["figures"]
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_metrics__that_need_more_than_there_is(brightest, data):
+    asked = Asked(str(brightest), str(data), metrics=("ece",), workers=0, threads=1)
+    # Before any is asked, so the one that cannot be read counts
+    assert refusal(lambda: evaluate(asked)) == "ece needs at least as many pictures as bins, 15; 11 given"
+
+
+def test_latencies__are_taken_in_turns(monkeypatch):
+    order = []
+
+    class Slow:
+        device = torch.device("cpu")
+
+        def __init__(self, name):
+            self.name, self.transforms = name, type("T", (), dict(channels=3, size=8))
+            self.normalise, self.model = lambda images: images, lambda images: order.append((name, tuple(images.shape)))
+
+    summaries = latencies([Slow("a"), Slow("b")], rounds=3)
+    assert len(summaries) == 2 and order[0] == ("a", (1, 3, 8, 8))
+    assert sorted(name for name, _ in order) == 6 * ["a"] + 6 * ["b"]
+    assert [name for name, _ in order[:4]] == ["a", "b", "b", "a"]
+
+
+# ---- the command
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*argv):
+        code = main(["eval", *map(str, argv), "--workers", "0", "--threads", "1"])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_command__tables_and_files(run, brightest, data, tmp_path):
+    code, out, err = run(brightest, data)
+    assert code == 0 and "90.00" in out and "1 pictures could not be read" in err
+    folder = tmp_path / "evaluations" / f"{data.name}-run-1"
+    assert (
+        out.splitlines()[-1]
+        == f"report: evaluations/{folder.name}/report.html (with evaluation.json and predictions.csv)"
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["evaluation.json", "predictions.csv", "report.html"]
+    assert run(brightest, data, "--out", "mine", "--suite", "occlusion")[0] == 0
+    assert json.loads((tmp_path / "mine" / "evaluation.json").read_text())["suites"][0]["name"] == "occlusion"
+    assert run(brightest, data)[1].splitlines()[-1].startswith(f"report: evaluations/{data.name}-run-2/")
+
+
+def test_command__json_alone(run, brightest, data):
+    code, out, _ = run(brightest, data, "--no-latency", "--json")
+    record = json.loads(out)
+    assert code == 0 and record["figures"]["top1"] == pytest.approx(90) and record["model"]["latency_ms"] is None
+    assert record["asked"]["data"] == str(data)
+
+
+def spoil(folder, what):
+    (folder / what).unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["RUN", "DATA", "--suite", "fog"], "unknown suite 'fog'; suites are occlusion"),
+        (["RUN", "DATA", "--metrics", "top5"], "top5 needs more than 5 classes; 3 given"),
+        (["RUN", "DATA", "--severities", "9", "--suite", "corruptions"], "severity 9"),
+        (["RUN", "DATA", "--suite", "fgsm", "--epsilons", "x"], "--epsilons x; expected numbers joined by commas"),
+        (["RUN", "DATA", "--saliency", "scenes", "--suite", "salient"], "saliency of the scenes needs scenes as data"),
+        (["RUN", "DATA", "--out", "DATA"], "exists and is not an empty folder"),
+        (["RUN", "DATA", "--out", "LIST/out"], "list.csv is a file; choose another --out"),
+        (["RUN", "none"], "no such data: none"),
+        (["RUN", "OTHERS"], "has 2 of 2 classes that run was not trained on: cat, dog"),
+        (["RUN", "LIST", "--allow-outside"], "1 of 2 pictures in"),
+        (["RUN", "NUMBERS", "--allow-outside"], "has the label 7, outside the range of run: 0 to 2"),
+        (["RUN", "DATA", "--suite", "imagenet-a"], "--suite imagenet-a is about ImageNet's 1,000 classes"),
+        (["EMPTY", "DATA"], "holds no weights (model.safetensors)"),
+        (["RUN", "DATA", "--json", "none/x.json"], "there is no folder"),
+        (["RUN", "DATA", "--part", "train"], "has no part 'train'"),
+    ],
+)
+def test_command__one_line_and_exit_2(run, brightest, data, tmp_path, argv, message):
+    (tmp_path / "list.csv").write_text(f"path,label\n{data}/red/000.png,red\nnone.png,red\n")
+    (tmp_path / "numbers.csv").write_text(f"path,label\n{data}/red/000.png,0\n{data}/red/001.png,7\n")
+    leave_run(tmp_path / "empty")
+    (tmp_path / "empty" / "model.safetensors").unlink()
+    names = {
+        "RUN": brightest,
+        "DATA": data,
+        "OTHERS": fill(tmp_path / "others", 8, cat=1, dog=1),
+        "LIST": tmp_path / "list.csv",
+        "NUMBERS": tmp_path / "numbers.csv",
+        "EMPTY": tmp_path / "empty",
+    }
+    names["LIST/out"] = tmp_path / "list.csv" / "out"
+    code, out, err = run(*(names.get(word, word) for word in argv))
+    assert (code, out, len(err.splitlines())) == (2, "", 1) and message in err
+    assert not (tmp_path / "evaluations").exists()
+
+
+def test_command__a_network_that_has_diverged_is_exit_1(run, brightest, data, monkeypatch):
+    monkeypatch.setattr(Brightest, "forward", lambda self, x: x.mean((2, 3)) * np.nan)
+    code, _, err = run(brightest, data)
+    assert code == 1 and err.startswith("broadsight: run answers 10 of 10 pictures with numbers that are not finite")
+
+
+def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monkeypatch, tmp_path):
+    def stop(name, *args, **kwargs):
+        if name == "fgsm":
+            raise KeyboardInterrupt
+        return run_suite(name, *args, **kwargs)
+
+    monkeypatch.setattr(evaluating, "run_suite", stop)
+    code, _, err = run(brightest, data, "--suite", "occlusion,fgsm", "--out", "stopped")
+    record = json.loads((tmp_path / "stopped" / "evaluation.json").read_text())
+    assert code == 130 and "note: interrupted: suites that were not finished are missing" in err
+    assert [suite["name"] for suite in record["suites"]] == ["occlusion"] and record["how"]["interrupted"]
+    assert (tmp_path / "stopped" / "report.html").is_file()
+
+
+def test_macs__of_a_network_that_cannot_be_counted(brightest, monkeypatch):
+    monkeypatch.setattr(evaluating, "executed_macs", lambda *_: 1 / 0)
+    assert evaluating.macs_of(open_classifier(brightest, device="cpu")) is None
+
+
+def test_evaluate__classes_without_pictures_are_named_first_and_have_no_figures(brightest, tmp_path):
+    told = []
+    data = fill(tmp_path / "data", 32, red=3, green=2)
+    evaluation = evaluate(Asked(str(brightest), str(data), workers=0, latency=False), tell=told.append)
+    assert any("all 3 compete; there are none of blue" in note for note in told)
+    record = record_of(evaluation)
+    assert record["coverage"] == {"occurring": 2, "classes": 3}
+    blue = next(row for row in record["per_class"] if row["class"] == "blue")
+    assert (blue["recall"], blue["precision"], blue["f1"]) == (None, None, None)
+    page = write_evaluation(evaluation, tmp_path / "out") and (tmp_path / "out" / "report.html").read_text()
+    assert "over 2 of 3 classes, since the others do not occur" in page
+
+
+def test_evaluate__accepted_labels_that_are_all_empty_are_refused_first(brightest, tmp_path, monkeypatch):
+    asked = Asked(str(brightest), str(fill(tmp_path / "data", 32, red=3, green=2)), workers=0)
+    found, ((task,),) = evaluating.open_tasks(asked, evaluating.open_classifiers(asked))
+    empty = replace(task, accepted={0: [], 1: []})
+    monkeypatch.setattr(evaluating, "open_tasks", lambda *_: (found, [[empty]]))
+    monkeypatch.setattr(evaluating, "ask", lambda *_: pytest.fail("work was begun"))
+    assert "has an accepted label" in refusal(lambda: evaluate(asked))

@@ -1,0 +1,343 @@
+"""Saliency: Grad-CAM and attention against slow computations by hand, and the scenes' own parts."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from broadsight.data.loading import Batch, Transforms
+from broadsight.data.normalising import Normalise
+from broadsight.data.scenes import Scenes, draw_scene
+from broadsight.data.view import Grey, View
+from broadsight.evaluation.saliency import Dino, GradCam, SceneSaliency, from_name
+from broadsight.runs.classifier import Classifier
+from broadsight.surgery.pooling import swap_pool
+
+
+def classifier_of(model, size=32):
+    transforms = Transforms(size, crop_pct=1.0)
+    return Classifier("it", "it", model, transforms, None, Normalise(transforms.mean, transforms.std), {})
+
+
+def batch_of(pictures, indices=None):
+    count = len(pictures)
+    indices = range(count) if indices is None else indices
+    return Batch(pictures, torch.zeros(count, dtype=torch.int64), tuple((0, i, i) for i in indices), ())
+
+
+def cam_by_hand(model, module, images, as_map, classes=None):
+    """One picture at a time, one channel at a time, with the gradient of the whole network."""
+    kept = []
+    handle = module.register_forward_hook(lambda module, inputs, output: kept.append(output) or output.retain_grad())
+    maps = []
+    for image in images:
+        image = image[None].clone().requires_grad_()
+        logits = model(image)[0]
+        best = int(logits.argmax()) if classes is None else max(classes, key=lambda one: logits[one].item())
+        logits[best].backward()
+        activation, gradient = as_map(kept[-1])[0], as_map(kept[-1].grad)[0]  # C h w
+        cam = torch.zeros(activation.shape[1:])
+        for channel in range(len(activation)):
+            cam = cam + gradient[channel].sum() / cam.numel() * activation[channel]
+        maps.append(cam.clamp(min=0).detach())
+    handle.remove()
+    model.zero_grad()
+    return F.interpolate(torch.stack(maps)[:, None], images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+def close_to(found, expected):
+    assert expected.amax((1, 2)).min() > 0
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.max()))
+
+
+class Plain(nn.Module):
+    """Says nothing of its maps."""
+
+    num_classes = 4
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 8, 3, 2, 1)
+        self.act, self.fc = nn.ReLU(), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.fc(self.act(self.last(self.act(self.first(x)))).mean((2, 3)))
+
+
+def made(name):
+    torch.manual_seed(3)
+    size, as_map = 64, lambda x: x
+    if name == "plain":
+        model: nn.Module = Plain()
+        place, size = model.act, 32
+    elif name == "map":  # of several levels, merged
+        model = swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, heads=4, num_classes=10)
+        place = model.head.merge
+    elif name == "gap":
+        model = swap_pool("test_resnet", "gap", num_classes=10)
+        place = model.backbone.layer4
+    else:
+        model = timm.create_model(name, num_classes=10)
+        if name == "test_resnet":
+            place = model.layer4
+        elif name == "test_vit":  # the class token answers: the last block's other tokens are of no use to it
+            place, size = model.blocks[-2], (48, 80)
+            as_map = lambda x: x[:, 1:].mT.unflatten(2, (3, 5))  # noqa: E731
+        elif name == "test_vit2":  # an average answers; a register comes before the patches
+            place, size = model.blocks[-1], (48, 80)
+            as_map = lambda x: x[:, 1:].mT.unflatten(2, (3, 5))  # noqa: E731
+        else:
+            place, as_map = model.stages, lambda x: x.permute(0, 3, 1, 2)
+    return model.eval(), place, size if isinstance(size, tuple) else (size, size), as_map
+
+
+@pytest.mark.parametrize("name", ["plain", "test_resnet", "test_vit", "test_vit2", "test_mambaout", "map", "gap"])
+def test_gradcam__by_hand(name):
+    model, place, size, as_map = made(name)
+    images = torch.randn(3, 3, *size)
+    expected = cam_by_hand(model, place, images, as_map)
+    saliency = GradCam(classifier_of(model))
+    with torch.no_grad():
+        found = saliency(images, batch_of(images))
+        assert found.shape == (3, *size) and not found.requires_grad
+        assert close_to(found, expected)
+        model.requires_grad_(False)  # as classifiers are opened
+        assert torch.allclose(saliency(images[1:], batch_of(images[1:])), found[1:], atol=1e-4)
+    assert all(parameter.grad is None for parameter in model.parameters()) and not model.training
+
+
+def test_gradcam__of_the_classes_that_compete():
+    model, place, size, as_map = made("test_resnet")
+    images, kept = torch.randn(3, 3, *size), [2, 7]
+    found = GradCam(classifier_of(model), np.array(kept))(images, batch_of(images))
+    assert close_to(found, cam_by_hand(model, place, images, as_map, kept))
+
+
+def test_gradcam__small_pictures_leave_one_place_so_an_earlier_map_counts():
+    model, _, _, as_map = made("test_resnet")
+    saliency = GradCam(classifier_of(model))
+    for size, place in ((32, model.layer3), (64, model.layer4)):
+        images = torch.randn(2, 3, size, size)
+        assert close_to(saliency(images, batch_of(images)), cam_by_hand(model, place, images, as_map))
+
+
+def test_gradcam__of_a_map_that_is_overwritten():
+    class Doubles(Plain):
+        in_place = True
+
+        def forward(self, x):
+            x = self.act(self.last(self.first(x)))
+            x = x.mul_(2) if self.in_place else x * 2
+            return self.fc(x.mean((2, 3)))
+
+    model, images = Doubles(), torch.randn(2, 3, 32, 32)
+    found = GradCam(classifier_of(model))(images, batch_of(images))
+    model.in_place = False
+    assert close_to(found, GradCam(classifier_of(model))(images, batch_of(images)))
+
+
+def test_gradcam__refused():
+    class Flat(nn.Module):
+        num_classes = 2
+
+        def forward(self, x):
+            return x.flatten(1)[:, :2]
+
+    with pytest.raises(
+        ValueError, match="gradcam finds no feature map in Flat that its answers depend on; use another"
+    ):
+        GradCam(classifier_of(Flat()))(torch.randn(1, 3, 8, 8), batch_of(torch.randn(1, 3, 8, 8)))
+
+
+# ---- attention
+
+
+def attention_by_hand(model, images):
+    """Of the class token in the last block, over the patches, mean over heads."""
+    seen = []
+    attention = model.blocks[-1].attn
+    handle = attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        model.eval().forward_features(images)
+        handle.remove()
+        tokens, heads = seen[0], attention.num_heads
+        width = tokens.shape[2] // heads
+        query, key, _ = (tokens @ attention.qkv.weight.T + attention.qkv.bias).chunk(3, -1)
+        rows = []
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            scores = torch.einsum("bc,bnc->bn", query[:, 0, part], key[..., part]) / width**0.5
+            rows.append(scores.exp() / scores.exp().sum(1, keepdim=True))
+    return torch.stack(rows).mean(0)[:, 1:]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(32, 32), (48, 32), (40, 33)])
+def test_dino__by_hand(size, channels):
+    model = timm.create_model("test_vit", num_classes=0)
+    for parameter in model.blocks[-1].attn.parameters():
+        nn.init.normal_(parameter, std=0.3)  # or the attention would be nearly even
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.1, 0.2, 0.3), "std": (0.3, 0.4, 0.5)}
+    pictures = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
+    mean, std = (torch.tensor(model.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    images = (pictures / 255 - mean) / std
+    grid = [-(-side // 16) for side in size]
+    images = F.interpolate(images, [16 * n for n in grid], mode="bicubic", antialias=True)
+    weights = attention_by_hand(model, images).unflatten(1, grid)
+    assert weights.std() > 1e-3
+    expected = F.interpolate(weights[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    others = torch.full((2, channels, *size), 5.0)  # as another network would have them normalised
+    found = Dino(model)(others, batch_of(pictures))
+    assert found.shape == (2, *size)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_dino__at_another_size():
+    model = timm.create_model("test_vit", num_classes=0)
+    pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    saliency = Dino(model, size=80)
+    assert saliency.attention(pictures).shape == (2, 2, 5, 5)
+    assert saliency(pictures.float(), batch_of(pictures)).shape == (2, 32, 32)
+    assert saliency.about == "class-token attention of VisionTransformer at 80 pixels"
+
+
+def test_dino__weights(tmp_path, monkeypatch):
+    trained = timm.create_model("test_vit", num_classes=0)
+    torch.save(trained.state_dict(), tmp_path / "dino.pth")
+    pictures = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
+    saliency = Dino("test_vit", checkpoint=tmp_path / "dino.pth")
+    assert torch.equal(saliency.attention(pictures), Dino(trained).attention(pictures))
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="weights of another network"):
+        Dino("test_vit", checkpoint=tmp_path / "other.pth")
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        Dino("test_vit", checkpoint=tmp_path / "nowhere.pth")
+    with pytest.raises(ValueError, match="give a ViT, such as vit_small"):
+        Dino("test_resnet", checkpoint=tmp_path / "dino.pth")
+    with pytest.raises(ValueError, match="no class token"):
+        Dino(timm.create_model("test_vit2"))
+    with pytest.raises(ValueError, match="'vit_smal' is no network of timm's"):
+        Dino("vit_smal")
+    with pytest.raises(ValueError, match="size=0"):
+        Dino(trained, size=0)
+
+    def offline(*args, **kwargs):
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nand so on")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(RuntimeError, match=r"the weights of .*dino cannot be had: We couldn't connect") as error:
+        Dino()
+    assert "\n" not in str(error.value)
+
+
+# ---- scenes
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return Scenes(12, size=64, seed=5, split="val")
+
+
+def whole(scenes, index):
+    """The map as it is drawn, from all that is known of the scene."""
+    scene = scenes.scene(index)
+    return np.where(scene.parts[0] == 1, 2, scene.masks[0].astype(int))
+
+
+def test_scene_saliency__is_the_salient_part_then_the_object(scenes):
+    saliency = SceneSaliency(scenes, Transforms(64, crop_pct=1.0))
+    maps = saliency(torch.zeros(12, 3, 64, 64), batch_of(torch.zeros(12)))
+    assert maps.shape == (12, 64, 64) and maps.dtype == torch.float32
+    for index, found in enumerate(maps.numpy()):
+        with_it, without_it = (
+            draw_scene(index, size=64, seed=5, split="val", without=without) for without in (None, "salient")
+        )
+        changed = (with_it.image != without_it.image).any(2)
+        assert changed.any() and (found[changed] == 2).all()
+        assert ((found > 0) == with_it.masks[0]).all() and (found == 1).any()
+        others = (with_it.image != draw_scene(index, size=64, seed=5, split="val", without="other").image).any(2)
+        assert (found[others & with_it.masks[0]] == 1).all()
+
+
+def test_scene_saliency__goes_the_way_of_the_picture(scenes):
+    images = torch.zeros(3, 3, 48, 48)
+    cropped = SceneSaliency(scenes, Transforms(48, crop_pct=0.75))(images, batch_of(torch.zeros(3), [2, 0, 7]))
+    halved = SceneSaliency(scenes, Transforms(32, crop_pct=1.0))(images, batch_of(torch.zeros(3), [2, 0, 7]))
+    for place, index in enumerate((2, 0, 7)):
+        full = whole(scenes, index)
+        assert np.array_equal(cropped[place], full[8:56, 8:56])
+        assert np.array_equal(halved[place], full[1::2, 1::2])
+
+
+def test_scene_saliency__of_some_scenes_in_grey(scenes):
+    source = View(Grey(View(scenes, np.array([9, 4, 1]))), np.array([2, 0]))
+    transforms = Transforms(64, 1, (0.5,), (0.5,), crop_pct=1.0)
+    maps = SceneSaliency(source, transforms)(torch.zeros(2, 1, 64, 64), batch_of(torch.zeros(2)))
+    assert np.array_equal(maps[0], whole(scenes, 1)) and np.array_equal(maps[1], whole(scenes, 9))
+
+
+def test_scene_saliency__refused(scenes):
+    class Other:
+        classes = ("a",)
+
+        def __len__(self):
+            return 1
+
+    with pytest.raises(ValueError, match="saliency of the scenes needs scenes as data; use gradcam or dino"):
+        SceneSaliency(Other(), Transforms(64))
+
+    class Reversed(Grey):
+        def name(self, index):
+            return self.source.name(len(self) - 1 - index)
+
+    with pytest.raises(ValueError, match="Reversed numbers its scenes in a way of its own"):
+        SceneSaliency(Reversed(scenes), Transforms(64))
+
+
+# ---- names
+
+
+def test_from_name(scenes, tmp_path):
+    subject = classifier_of(Plain())
+    assert isinstance(from_name("scenes", subject, scenes), SceneSaliency)
+    assert isinstance(from_name("gradcam", subject, scenes), GradCam)
+    assert isinstance(from_name(None, subject, Grey(scenes)), SceneSaliency)
+    assert isinstance(from_name(None, subject, [1, 2]), GradCam)
+    with pytest.raises(FileNotFoundError, match=r"dino\.pth is not a file"):  # it was looked for
+        from_name("dino", subject, scenes, checkpoint=tmp_path / "dino.pth")
+    (tmp_path / "mine.py").write_text("LEVEL = 3\ndef flat(images, batch):\n    return images[:, 0] * 0 + LEVEL\n")
+    mine = from_name(f"{tmp_path / 'mine.py'}:flat", subject, scenes)
+    assert mine(torch.zeros(1, 3, 2, 2), None).tolist() == [[[3, 3], [3, 3]]]
+    assert from_name("torch:relu", subject, scenes) is torch.relu
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "gradcm",
+            "unknown saliency 'gradcm'; did you mean gradcam. choose scenes, gradcam, dino, or your own as file",
+        ),
+        ("x", "unknown saliency 'x'; choose scenes"),
+        ("{folder}/mine.py:flat", "the saliency .*mine.py:flat cannot be loaded: .*flat"),
+        ("{folder}/bad.py:flat", "cannot be loaded: No module named 'nowhere'"),
+        ("{folder}/mine.py:LEVEL", "is a int; expected a function"),
+        ("no_such_module:flat", "cannot be loaded: No module named 'no_such_module'"),
+        ("torch:flat", "cannot be loaded: .*flat"),
+    ],
+)
+def test_from_name__refused(name, message, scenes, tmp_path):
+    (tmp_path / "mine.py").write_text("LEVEL = 3\n")
+    (tmp_path / "bad.py").write_text("import nowhere\n")
+    with pytest.raises(ValueError, match=message) as error:
+        from_name(name.format(folder=tmp_path), classifier_of(Plain()), scenes)
+    assert "\n" not in str(error.value)
+
+
+def test_from_name__of_what_is_not_there(scenes):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.py is not a file"):
+        from_name("nowhere.py:flat", classifier_of(Plain()), scenes)
+    with pytest.raises(ValueError, match="a checkpoint is for the saliency dino, not for gradcam"):
+        from_name("gradcam", classifier_of(Plain()), scenes, checkpoint="x.pth")

@@ -1,0 +1,131 @@
+"""Looks over pictures: colours, regions and shade, checked pixel by pixel."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.explanation.maps.map import Look
+from broadsight.explanation.overlay import colour_bar, colours_of, is_flat, nearest, overlay, scaled
+from broadsight.visual.colours import colour, lab
+
+
+def look(values, form="heat"):
+    return Look("gradcam", "it", "layer", 0, form, torch.as_tensor(values))
+
+
+def picture(height=8, width=12):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def pixels(image):
+    return np.asarray(image).astype(int)
+
+
+def test_colours__are_perceptually_uniform():
+    shades = np.linspace(0, 1, 101)
+    found = colours_of(shades)
+    assert found[0].tolist() == [0x44, 0x01, 0x54] and found[-1].tolist() == [0xFD, 0xE7, 0x25]
+    lightness = lab(found)[:, 0]
+    assert (np.diff(lightness) > 0).all() and abs(np.diff(lightness) - 0.75).max() < 0.25  # equal steps to the eye
+    matplotlib = pytest.importorskip("matplotlib")
+    assert abs(found / 255 - matplotlib.colormaps["viridis"](shades)[:, :3]).max() < 0.02
+
+
+def test_scaled__from_0_to_1():
+    assert scaled(torch.tensor([[1.0, 3], [2, 5]])).tolist() == [[0, 0.5], [0.25, 1]]
+    assert scaled(torch.tensor([[1.0, float("nan")], [float("inf"), 5]])).tolist() == [[0, 0], [1, 1]]
+    assert scaled(torch.tensor([[2, 4]], dtype=torch.bfloat16)).tolist() == [[0, 1]]
+    assert scaled(torch.full((1, 2), float("nan"))).tolist() == [[0, 0]]
+
+
+def test_scaled__noise_is_no_map():
+    assert scaled(torch.zeros(2, 2)).tolist() == [[0, 0], [0, 0]]
+    assert scaled(torch.tensor([[1.0, 1.0001]])).tolist() == [[0.5, 0.5]]
+    assert is_flat(look([[1.0, 1.0001]])) and is_flat(look([[7.0]])) and not is_flat(look([[1.0, 1.1]]))
+    assert not is_flat(look([[3, 3]], "labels"))
+
+
+def test_heat__is_the_map_alone_or_the_picture_alone():
+    under = picture(2, 4)
+    values = torch.tensor([[0.0, 1.0]])
+    # halves of places lie on either side of a centre: 0, 1/4, 3/4, 1
+    expected = np.rint(colours_of(np.array([[0, 0.25, 0.75, 1]] * 2)))
+    assert np.array_equal(pixels(overlay(under, look(values), 1.0)), expected)
+    assert np.array_equal(pixels(overlay(under, look(values), 0.0)), pixels(under))
+    assert overlay(under, look(values)).size == (4, 2)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (224, 224)])
+@pytest.mark.parametrize("values", [[[0.0]], [[float("nan")]], torch.rand(7, 7), torch.rand(300, 2)])
+def test_heat__any_size(size, values):
+    found = overlay(picture(*size), look(values))
+    assert found.size == size[::-1] and found.mode == "RGB"
+
+
+def test_heat__on_grey_pictures():
+    assert overlay(picture().convert("L"), look(torch.rand(3, 3))).mode == "RGB"
+
+
+def test_nearest__every_pixel_that_of_its_place():
+    assert nearest(torch.tensor([[1, 2], [3, 4]]), (4, 3)).tolist() == [[1, 2, 2], [1, 2, 2], [3, 4, 4], [3, 4, 4]]
+    assert nearest(torch.tensor([[1, 2, 3, 4]]), (1, 2)).tolist() == [[2, 4]]
+
+
+def test_labels__few_have_colours_of_their_own():
+    found = pixels(overlay(picture(8, 12), look([[0, 1], [0, 2]], "labels"), 1.0))
+    assert found[0, 0].tolist() == list(colour(0)) and found[0, 11].tolist() == list(colour(1))
+    assert found[7, 11].tolist() == list(colour(2))
+    border = (found[..., None, :] == np.array([colour(n) for n in range(3)])).all(-1).any(-1)
+    expected = np.ones((8, 12), bool)
+    expected[:, 6] = False  # the first column of the right half
+    expected[4, 6:] = False  # the first row of the lower quarter
+    assert np.array_equal(border, expected)
+
+
+def test_labels__many_have_the_mean_of_their_pixels():
+    under, values = picture(8, 64), torch.arange(16)[None]
+    found = pixels(overlay(under, look(values, "labels"), 1.0))
+    for number in range(16):
+        inside = slice(4 * number + 1, 4 * number + 4)  # without the border
+        mean = pixels(under)[:, 4 * number : 4 * number + 4].reshape(-1, 3).mean(0)
+        assert abs(found[:, inside] - mean).max() <= 0.5
+
+
+def test_labels__below_zero_are_no_region():
+    under = Image.new("RGB", (8, 8), (200, 200, 200))
+    found = pixels(overlay(under, look([[-1, 4]], "labels")))
+    assert found[0, 0].max() < 70 and len(set(found[0, 0].tolist())) == 1
+
+
+def test_mask__what_is_not_in_it_lies_in_the_shade():
+    under = picture(8, 12)
+    found = pixels(overlay(under, look([[True, False]], "mask")))
+    assert np.array_equal(found[:, :6], pixels(under)[:, :6])
+    assert (found[:, 6] == colour(1)).all()  # the border
+    assert found[:, 7:].mean() < 0.35 * pixels(under)[:, 7:].mean()
+    everywhere = overlay(under, look([[True]], "mask"))
+    assert np.array_equal(pixels(everywhere), pixels(under))
+
+
+def test_colour_bar():
+    flat, tall = pixels(colour_bar(50, 3)), pixels(colour_bar(3, 50))
+    assert flat.shape == (3, 50, 3) and flat[0, 0].tolist() == [68, 1, 84] and flat[2, -1].tolist() == [253, 231, 37]
+    assert np.array_equal(tall[::-1, 0], flat[0])  # the largest is on top
+    with pytest.raises(ValueError, match="a colour bar of 0 x 3 pixels"):
+        colour_bar(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "form", "alpha", "message"),
+    [
+        (torch.rand(2, 2), "heat", 1.5, r"alpha=1.5; expected 0 \(the picture alone\) to 1"),
+        (torch.rand(2, 2), "heat", float("nan"), "alpha=nan"),
+        (torch.rand(1, 2, 2), "heat", None, r"values of a look have shape \(1, 2, 2\); expected \(h, w\)"),
+        (torch.rand(0, 2), "heat", None, r"values of a look have shape \(0, 2\)"),
+        (torch.rand(2, 2), "contour", None, "form 'contour' of a look is not known; expected heat, labels or mask"),
+    ],
+)
+def test_refused(values, form, alpha, message):
+    with pytest.raises(ValueError, match=message):
+        overlay(picture(), look(values, form), alpha)

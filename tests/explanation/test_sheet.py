@@ -1,0 +1,123 @@
+"""The overview sheet: what is shown where, and that it holds for whatever comes."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.explanation.maps.map import Look
+from broadsight.explanation.overlay import overlay
+from broadsight.explanation.sheet import BIG, COLUMNS, GAP, MARGIN, ROWS, TILE, WIDTH, arranged, overview_sheet, spread
+from broadsight.visual.colours import colour
+
+
+def look(kind="attention", title="head mean", depth=0, form="heat", values=None, note=""):
+    values = torch.rand(4, 4) if values is None else values
+    return Look(kind, title, f"blocks.{depth}", depth, form, values, note)
+
+
+def picture(width=64, height=64):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def count(sheet, ink):
+    return int((np.asarray(sheet) == ink).all(-1).sum())
+
+
+def holds(sheet, part):
+    """Whether a picture is in the sheet, pixel for pixel; where its left edge is."""
+    whole, wanted = np.asarray(sheet), np.asarray(part)
+    rows = np.flatnonzero((whole[:, :, :] == wanted[0, 0]).all(-1).ravel())
+    for at in rows:
+        top, left = divmod(int(at), whole.shape[1])
+        if np.array_equal(whole[top : top + wanted.shape[0], left : left + wanted.shape[1]], wanted):
+            return left
+    return None
+
+
+def test_spread__evenly_with_both_ends():
+    assert spread([*range(12)], 8) == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert spread([1, 2], 8) == [1, 2] and spread([*range(9)], 8)[-1] == 8
+
+
+def test_arranged__depth_left_to_right_a_row_for_each_thing():
+    looks = [look(title=title, depth=depth) for depth in (1, 0, 2) for title in ("mean", "largest")]
+    rows = arranged(looks)
+    assert [row.words for row in rows] == ["mean", "largest"]
+    assert [[one.depth for one in row.looks] for row in rows] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_arranged__of_many_heads_the_mean_alone():
+    titles = ["head mean", *(f"head {number}" for number in range(1, 6))]
+    (row,) = arranged([look(title=title, depth=depth) for depth in range(20) for title in titles])
+    assert row.words == "head mean (1 of 6 such maps)" and len(row.looks) == COLUMNS
+    assert {one.title for one in row.looks} == {"head mean"}
+
+
+def test_arranged__titles_that_count_layers_are_one_thing():
+    looks = [look(title=f"history up to layer {depth + 1}", depth=depth) for depth in range(6)]
+    (row,) = arranged(looks)
+    assert row.words == "history up to layer …" and [one.depth for one in row.looks] == [*range(6)]
+
+
+def test_arranged__tokens_of_one_layer_by_group():
+    tokens = [look(title=f"group {group}, token {token}") for group in (1, 2) for token in (1, 2, 3)]
+    (row,) = arranged(tokens)  # short groups share a line
+    assert row.words == "" and len(row.looks) == 6
+    tokens = [look(title=f"group {group}, token {token}") for group in (1, 2) for token in range(6)]
+    assert [(row.words, len(row.looks)) for row in arranged(tokens)] == [("group 1", 6), ("group 2", 6)]
+    assert [len(row.looks) for row in arranged([look(title=str(n)) for n in range(200)])] == [COLUMNS] * ROWS
+    deeper = [look(title=f"group 1, token {token}", depth=depth) for depth in (0, 1) for token in range(7)]
+    (row,) = arranged(deeper)
+    assert row.words == "the last of 2 layers"
+    assert {one.depth for one in row.looks} == {1}
+
+
+def test_sheet__holds_the_picture_and_the_maps():
+    under = picture()
+    cams = [look("gradcam", "dog", depth) for depth in range(3)]
+    sheet = overview_sheet(under, cams, [("dog", 0.5)], "a network", explained="dog")
+    big = under.resize((BIG, BIG), Image.Resampling.BICUBIC)
+    small = under.resize((TILE, TILE), Image.Resampling.BICUBIC)
+    assert sheet.width == WIDTH and sheet.mode == "RGB"
+    assert holds(sheet, big) == MARGIN
+    assert holds(sheet, overlay(big, cams[-1])) == MARGIN + BIG + GAP  # the last is the usual one
+    assert [holds(sheet, overlay(small, cam)) for cam in cams] == [MARGIN + n * (TILE + GAP) for n in range(3)]
+
+
+def test_sheet__bars_are_as_long_as_answers_are_probable():
+    bars = {}
+    for share in (0.2, 0.4):
+        sheet = overview_sheet(picture(), [], [("cat", 0.1), ("dog", share)], explained="dog")
+        bars[share] = count(sheet, colour(5)) - 150, count(sheet, colour(0))  # the mark in the legend is as large
+    assert 1.9 < bars[0.4][0] / bars[0.2][0] < 2.1 and bars[0.4][1] == bars[0.2][1]
+    assert 1.85 < bars[0.2][0] / bars[0.2][1] < 2.15
+
+
+def test_sheet__warns():
+    plain, warned = (overview_sheet(picture(), [], title="x", warning=text) for text in ("", "untrained"))
+    assert warned.height > plain.height and count(warned, (140, 58, 0)) > 20 and count(plain, (140, 58, 0)) == 0
+
+
+def test_sheet__grows_with_the_kinds():
+    kinds = ["gradcam", "attention", "map-tokens", "my-own"]
+    heights = [overview_sheet(picture(), [look(kind) for kind in kinds[:n]]).height for n in range(5)]
+    assert heights == sorted(set(heights))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (500, 20), (20, 500)])
+def test_sheet__of_any_picture(size):
+    looks = [
+        look("gradcam", "x", values=torch.full((1, 1), float("nan"))),
+        look("super-tokens", "association", form="labels", values=torch.arange(16).view(4, 4)),
+        look("foreground", "foreground", form="mask", values=torch.zeros(4, 4, dtype=torch.bool)),
+    ]
+    answers = [("狗 ñ ∑ " * 40, 0.7), ("\n\t", float("nan")), ("", 2.0)]
+    sheet = overview_sheet(picture(*size), looks, answers, "n" * 900, subtitle="s" * 900, explained="not there")
+    assert sheet.width == WIDTH and sheet.height < 3000
+
+
+def test_sheet__flat_maps_are_told():
+    flat, other = (overview_sheet(picture(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))
+    words = slice(-60, None)
+    assert (np.asarray(flat)[words] < 128).sum() > (np.asarray(other)[words] < 128).sum()

@@ -1,0 +1,248 @@
+"""Blocks of networks: their names and order, and the maps that are read from them."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import broadsight
+from broadsight.inspection.blocks import find_blocks, find_layers, peek, watch_blocks
+from broadsight.inspection.passing import pass_images
+from tests.inspection.timm_models import created, images
+from tests.zoo import SMALLEST, shallow
+
+
+def staged(path: str, depths: tuple[int, ...]) -> list[str]:
+    return [path.format(stage, block) for stage, depth in enumerate(depths) for block in range(depth)]
+
+
+def maps(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The maps of all blocks in one pass."""
+    blocks = find_blocks(model, x)
+    seen: dict[str, list[Tensor]] = {}
+    with watch_blocks(model, blocks, lambda i, y: seen.setdefault(blocks[i].name, []).append(y.clone())):
+        pass_images(model, x, batch_size=len(x))
+    return {name: torch.cat(parts) for name, parts in seen.items()}
+
+
+# Names of the blocks, and their form; sizes are those of 64x96 images unless the network takes but one size.
+KNOWN = {
+    "resnet10t": (["layer1.0", "layer2.0", "layer3.0", "layer4.0"], "NCHW"),
+    "regnetx_002": (["s1.b1", "s2.b1", *(f"s3.b{i}" for i in range(1, 5)), *(f"s4.b{i}" for i in range(1, 8))], "NCHW"),
+    "densenet121": ([f"features.denseblock{i}.denselayer{j}" for i in (1, 2, 3, 4) for j in (1, 2)], "NCHW"),
+    "tinynet_e": (staged("blocks.{}.{}", (1, 1, 1, 2, 2, 2, 1)), "NCHW"),
+    "mobilenetv3_small_050": (staged("blocks.{}.{}", (1, 2, 3, 2, 3)), "NCHW"),
+    "convnext_atto": (staged("stages.{}.blocks.{}", (1, 1, 2, 1)), "NCHW"),
+    "fastvit_t8": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
+    "efficientvit_b0": (staged("stages.{}.blocks.{}", (2, 2, 3, 3)), "NCHW"),
+    "mobilevit_xxs": (staged("stages.{}.{}", (1, 3, 2, 2, 2)), "NCHW"),
+    "vit_tiny_patch16_224": ([f"blocks.{i}" for i in range(12)], "rows"),
+    "deit_tiny_distilled_patch16_224": ([f"blocks.{i}" for i in range(4)], "rows"),
+    "cait_xxs24_224": ([f"blocks.{i}" for i in range(4)], "rows"),
+    "xcit_nano_12_p16_224": ([f"blocks.{i}" for i in range(4)], "rows"),
+    "swin_tiny_patch4_window7_224": (staged("layers.{}.blocks.{}", (1, 1, 2, 1)), "NHWC"),
+    "pvt_v2_b0": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "rows"),
+    "mvitv2_tiny": (staged("stages.{}.blocks.{}", (1, 2, 5, 2)), "rows"),
+    "hiera_tiny_224": ([f"blocks.{i}" for i in range(4)], "rows"),
+    "maxvit_tiny_tf_224": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
+    "levit_128s": (staged("stages.{}.blocks.{}", (1, 1, 1)), "rows"),
+    "pit_ti_224": (staged("transformers.{}.blocks.{}", (1, 1, 1)), "rows"),
+    "mixer_s32_224": ([f"blocks.{i}" for i in range(8)], "rows"),
+}
+# Tokens before the grid.
+PREFIXES = dict(vit_tiny_patch16_224=1, deit_tiny_distilled_patch16_224=2, pit_ti_224=1)
+
+
+SLOW = (
+    "maxvit_tiny_tf_224",
+    "fastvit_t8",
+    "densenet121",
+    "regnetx_002",
+    "tinynet_e",
+    "efficientvit_b0",
+    "mobilevit_xxs",
+    "mvitv2_tiny",
+    "mixer_s32_224",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in KNOWN])
+def test_blocks_of_timm(name):
+    names, form = KNOWN[name]
+    blocks = find_blocks(created(name), images(name, 1))
+    assert [block.name for block in blocks] == names
+    assert {block.form for block in blocks} == {form}
+    assert {block.prefix for block in blocks} == {PREFIXES.get(name, 0)}
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet10t", "convnext_atto", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224", "hiera_tiny_224"]
+)
+def test_maps_are_those_that_the_network_says_it_has(name):
+    model, x = created(name), images(name)
+    with torch.no_grad():
+        said = model.forward_intermediates(x, intermediates_only=True)
+    found = list(maps(model, x).values())
+    for wanted in said:
+        if name == "resnet10t" and wanted is said[0]:  # the stem
+            continue
+        assert any(y.shape == wanted.shape and torch.allclose(y, wanted, atol=1e-5) for y in found)
+
+
+@pytest.mark.slow
+def test_resnet50_has_sixteen_bottlenecks():
+    blocks = find_blocks(timm.create_model("resnet50").eval(), torch.randn(1, 3, 64, 64))
+    assert [block.name for block in blocks] == [
+        f"layer{i}.{j}" for i, n in enumerate((3, 4, 6, 3), 1) for j in range(n)
+    ]
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_blocks_of_ours(name):
+    model, x = shallow(name).eval(), torch.randn(2, 3, 64, 96)
+    found = maps(model, x)
+    assert list(found) == staged("stages.{}.blocks.{}", (1, 1, 1, 1))
+    assert [tuple(y.shape[2:]) for y in found.values()] == [(16, 24), (8, 12), (4, 6), (2, 3)]
+    with torch.no_grad():
+        y = model.forward_intermediates(x, intermediates_only=True)
+    norm = model.stages[0].norm
+    assert torch.allclose(norm(found["stages.0.blocks.0"].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), y[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mat_1", "vit_tiny_patch16_224"])
+def test_watching_changes_no_bit(name):
+    """Also where a batch runs in slices, of which a block sees one at a time."""
+    model = shallow(name).train() if name == "mat_1" else created(name).train()
+    x = torch.randn(6, 3, 96, 96)
+    flags = [m.training for m in model.modules()]
+    plain, watched = [], []
+    pass_images(model, x, batch_size=6, see=lambda y, _: plain.append(y))
+    blocks, counts = find_blocks(model, x), {}
+
+    def see(number: int, features: Tensor) -> None:
+        counts[number] = counts.get(number, 0) + len(features)
+
+    with watch_blocks(model, blocks, see):
+        pass_images(model, x, batch_size=6, see=lambda y, _: watched.append(y))
+    assert torch.equal(plain[0], watched[0])
+    assert counts == dict.fromkeys(range(len(blocks)), 6)
+    assert [m.training for m in model.modules()] == flags
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_hooks_go_also_after_an_error():
+    model = created("resnet10t")
+    blocks = find_blocks(model, images("resnet10t", 1))
+    with pytest.raises(RuntimeError), watch_blocks(model, blocks, lambda i, y: None):
+        model(torch.zeros(1, 5, 64, 64))
+    with pytest.raises(ValueError, match=r"ResNet does not take an image of 5x64x64: .*; pass images of the size"):
+        find_blocks(model, torch.zeros(1, 5, 64, 64))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_pooled_and_broadcasting_networks_have_the_blocks_of_their_backbone():
+    pooled = broadsight.swap_pool(created("resnet10t"), "map", num_classes=5)
+    names = [block.name for block in find_blocks(pooled, torch.randn(1, 3, 64, 96))]
+    assert names == [f"backbone.layer{i}.0" for i in (1, 2, 3, 4)]
+    model = created("vit_tiny_patch16_224")
+    plain = [(b.name, b.form, b.prefix, b.grid) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
+    broadsight.add_context_broadcast(model, image_size=96)
+    assert plain == [(b.name, b.form, b.prefix, b.grid) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
+
+
+def test_layers_of_a_sequence():
+    """A layer ends before the next convolution, without what pools; a shared activation belongs to none."""
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU()]
+    model = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2)).eval()
+    x = torch.randn(2, 3, 20, 20)
+    blocks = find_blocks(model, x)
+    assert [(block.name, block.grid) for block in blocks] == [("0.2", (18, 18)), ("0.5", (7, 7))]
+    with torch.no_grad():
+        assert torch.equal(maps(model, x)["0.2"], model[0][:3](x))
+
+
+@pytest.mark.slow
+def test_layers_of_a_vgg():
+    blocks = find_blocks(timm.create_model("vgg11").eval(), torch.randn(1, 3, 64, 64))
+    names = [f"features.{i}" for i in (1, 4, 7, 9, 12, 14, 17, 19)]
+    assert [block.name for block in blocks] == names
+    assert [block.grid for block in blocks] == [(n, n) for n in (64, 32, 16, 16, 8, 8, 4, 4)]
+
+
+def test_nothing_is_found():
+    for model in (nn.Flatten(), nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))):
+        with pytest.raises(ValueError, match=r"has no blocks that give a map of several places; .*such as resnet50"):
+            find_blocks(model, torch.zeros(1, 3, 2, 2))
+    with pytest.raises(ValueError, match="model is a str"):
+        find_blocks("resnet50", torch.zeros(1, 3, 2, 2))  # ty: ignore[invalid-argument-type]
+    with pytest.raises(ValueError, match="images are empty"):
+        find_blocks(nn.Flatten(), torch.zeros(0, 3, 2, 2))
+
+
+def test_other_image_sizes_have_other_grids():
+    """Of as many tokens, too."""
+    model = created("vit_tiny_patch16_224")
+    blocks = find_blocks(model, torch.zeros(1, 3, 64, 96))
+    grids = []
+    with watch_blocks(model, blocks[:1], lambda i, y: grids.append(tuple(y.shape[2:]))):
+        pass_images(model, [torch.zeros(1, 3, 64, 96), torch.zeros(1, 3, 96, 64), torch.zeros(1, 3, 48, 48)])
+    assert grids == [(4, 6), (6, 4), (3, 3)]
+
+
+def test_equal_sides_are_told_apart_by_others_of_the_class():
+    """Where channels are as many as places are on a side, the form could be either."""
+
+    class Mixer(nn.Module):
+        def __init__(self, dim: int):
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.fc2(self.fc1(x))
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.ModuleList([Mixer(8)]), nn.ModuleList([Mixer(5)])
+            self.reduce = nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first[0](x.permute(0, 2, 3, 1))
+            return self.second[0](self.reduce(x)).mean((1, 2))
+
+    blocks = find_blocks(Network(), torch.randn(1, 8, 8, 8))
+    assert [(block.name, block.form) for block in blocks] == [("first.0", "NHWC"), ("second.0", "NHWC")]
+
+
+def test_layers_by_name():
+    model, x = shallow(next(n for n in SMALLEST if n.startswith("emsnet"))).eval(), torch.randn(1, 3, 64, 64)
+    assert [b.name for b in find_layers(model, x, "*.mixer.static")] == [
+        f"stages.{i}.blocks.0.mixer.static" for i in range(4)
+    ]
+    both = find_layers(model, x, "*.0.blocks.0.mixer.dynamic, *.0.blocks.0.mixer.static")
+    assert [b.name.rpartition(".")[2] for b in both] == ["static", "dynamic"]
+    with pytest.raises(ValueError, match=r"no module of EMSNet is called \*.nothing; \* stands for anything"):
+        find_layers(model, x, "*.nothing")
+    with pytest.raises(ValueError, match=r"head\.fc gives no map of several places"):
+        find_layers(model, x, ["head.fc"])
+
+
+def test_peek_gives_all_back():
+    given = [torch.zeros(0, 3, 4, 4), (torch.ones(2, 3, 4, 4), torch.zeros(2)), torch.zeros(1, 3, 4, 4)]
+    first, again = peek(iter(given))
+    assert first.shape == (1, 3, 4, 4) and first.all()
+    assert [x is y for x, y in zip(again, given, strict=True)] == [True] * 3
+    with pytest.raises(ValueError, match="images are empty"):
+        peek([])
+    with pytest.raises(ValueError, match="images are a int"):
+        peek(3)  # ty: ignore[invalid-argument-type]
+
+
+def test_compiled_and_copied_networks():
+    model, x = created("resnet10t"), torch.randn(1, 3, 64, 64)
+    plain = maps(copy.deepcopy(model), x)
+    compiled = torch.compile(model, backend="eager")
+    found = maps(compiled, x)  # ty: ignore[invalid-argument-type]
+    assert list(found) == list(plain) and all(torch.equal(found[name], plain[name]) for name in plain)

@@ -1,0 +1,531 @@
+"""Which branches are found in a network, what their tokens look like, and that looking leaves no trace."""
+
+from functools import cache
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+import broadsight
+from broadsight.inspection.branches import Branch, Tokens, find_branches
+from broadsight.layers import ChannelMlp, PartialAttention
+from broadsight.models import MAT, EMSNet, PartialFormer, STViT
+from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Attention, Residual, TokenNetwork
+from tests.inspection.timm_models import SHRUNK, created
+
+OWN = {
+    "stvit": lambda: STViT((16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), layer_scale=(None, 0.5, None, 0.5)),
+    "emsnet": lambda: EMSNet((16, 24, 32, 64), (1, 1, 1, 1)),
+    "mat": lambda: MAT(16, (1, 1, 1, 1), (2, 4), hidden=24),
+    "partialformer": lambda: PartialFormer(16, (1, 1, 1, 1), (1, 2, 2, 4), hidden=24),
+}
+
+
+def without_content(name: str, **options) -> nn.Module:
+    """On the meta device, shrunk where a table says how."""
+    with torch.device("meta"):
+        if name in MORE:
+            return MORE[name][0](**options)
+        return timm.create_model(name, **{**SHRUNK.get(name, {}), **options})
+
+
+@cache
+def branches_of(name: str) -> list[Branch]:
+    if name in OWN:
+        with torch.device("meta"):
+            return find_branches(OWN[name]())
+    return find_branches(without_content(name), image_size=MORE[name][1] if name in MORE else None)
+
+
+def found(name: str, kind: str) -> list[Branch]:
+    return [branch for branch in branches_of(name) if branch.kind == kind]
+
+
+def places(branch: Branch) -> list[Tokens]:
+    return [tokens for tokens in (branch.front, branch.mid, branch.end) if tokens is not None]
+
+
+def traces(model: nn.Module) -> dict:
+    """All that looking could leave behind."""
+    hooks = {
+        name: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+        for name, m in model.named_modules()
+    }
+    return dict(hooks=hooks, training={name: m.training for name, m in model.named_modules()})
+
+
+# ---- how many
+
+COUNTS = dict(
+    resnet10t=(0, 0),
+    test_resnet=(0, 0),
+    densenet121=(0, 0),
+    test_nfnet=(0, 0),
+    tinynet_e=(0, 0),
+    starnet_s050=(0, 0),
+    convnext_atto=(0, 5),
+    edgenext_xx_small=(3, 8),
+    poolformer_s12=(0, 12),
+    fastvit_t8=(0, 4),
+    efficientvit_b0=(4, 0),
+    mobilevit_xxs=(9, 9),
+    vit_tiny_patch16_224=(12, 12),
+    deit_tiny_distilled_patch16_224=(4, 4),
+    cait_xxs24_224=(4, 4),
+    xcit_nano_12_p16_224=(4, 4),
+    swin_tiny_patch4_window7_224=(5, 5),
+    pvt_v2_b0=(4, 4),
+    mvitv2_tiny=(10, 10),
+    hiera_tiny_224=(4, 4),
+    coatnet_pico_rw_224=(3, 3),
+    maxvit_tiny_tf_224=(8, 8),
+    levit_128s=(5, 5),
+    tiny_vit_5m_224=(4, 4),
+    efficientformerv2_s0=(5, 8),
+    pit_ti_224=(3, 3),
+    mixer_s32_224=(8, 8),
+    resmlp_12_224=(12, 12),
+    eva02=(2, 2),
+    beit=(2, 2),
+    convit=(3, 3),
+    pit_distilled=(3, 3),
+    tnt=(4, 4),
+    nest=(3, 3),
+    davit=(4, 4),
+    twins=(4, 4),
+    swinv2=(4, 4),
+    gmixer=(2, 2),
+    volo=(2, 2),
+    vit_parallel=(2, 2),
+    vit_registers=(2, 2),
+    siglip=(2, 2),
+    dinov3=(2, 2),
+    mvit_class=(2, 2),
+)
+
+
+SLOW = ("tiny_vit_5m_224", "mvitv2_tiny", "efficientformerv2_s0", "edgenext_xx_small", "densenet121", "poolformer_s12")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in COUNTS])
+def test_counts__of_timm(name):
+    branches = branches_of(name)
+    assert tuple(sum(branch.kind == kind for branch in branches) for kind in ("attn", "mlp")) == COUNTS[name]
+    assert len({branch.name for branch in branches}) == len(branches)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("stvit", (4, 4)), ("emsnet", (4, 4)), ("mat", (2, 4)), ("partialformer", (4, 4))]
+)
+def test_counts__of_ours(name, counts):
+    branches = branches_of(name)
+    assert tuple(sum(branch.kind == kind for branch in branches) for kind in ("attn", "mlp")) == counts
+    assert {type(branch.module) for branch in branches if branch.kind == "mlp"} == {ChannelMlp}
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("pvt", (2, 2)), ("local_vit", (2, 2)), ("torchvision_vit", (2, 2)), ("torchvision_swin", (4, 4))],
+)
+def test_counts__of_others(name, counts):
+    branches = find_branches(FOREIGN[name](), image_size=SIDE)
+    assert tuple(sum(branch.kind == kind for branch in branches) for kind in ("attn", "mlp")) == counts
+
+
+def test_counts__none_without_running():
+    """A network without candidates is not even run: this one could not be."""
+    assert find_branches(nn.Conv2d(3, 4, 3)) == [] and find_branches(resnet18()) == []
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_counts__grow_with_the_depth(depth):
+    branches = find_branches(without_content("test_vit", depth=depth))
+    names = [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
+    assert [branch.name for branch in branches] == names
+
+
+# ---- single tokens, gates and whatever else only looks like a branch
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [
+        ("cait_xxs24_224", {}, "blocks_token_only"),
+        ("xcit_nano_12_p16_224", {}, "cls_attn_blocks"),
+        ("volo", {}, "post_network"),
+        ("siglip", {}, "attn_pool"),
+        ("vit_srelpos_small_patch16_224", dict(depth=1), "shared_rel_pos"),
+        ("swinv2_cr_tiny_224", dict(depths=(1, 1, 1, 1)), "meta_mlp"),
+        ("swinv2", {}, "cpb_mlp"),
+        ("maxvit_tiny_tf_224", {}, "head"),
+    ],
+)
+def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
+    model = without_content(name, **options)
+    assert any(part in key.split(".") for key, _ in model.named_modules())
+    branches = find_branches(model) if options else branches_of(name)
+    assert len(branches) > 1
+    assert [branch.name for branch in branches if part in branch.name.split(".")] == []
+
+
+@pytest.mark.parametrize("name", ["gcresnet33ts", "mambaout_femto"])
+def test_left_out__squeeze_and_context_gates(name):
+    assert branches_of(name) == []
+
+
+def test_left_out__a_head_without_pooling():
+    """It gives a map then, which are no tokens of a block."""
+    names = [branch.name for branch in find_branches(without_content("maxvit_tiny_tf_224", global_pool=""))]
+    assert [name for name in names if name.startswith("head")] == []
+
+
+def test_left_out__gate_inside_partial_attention():
+    branches = branches_of("partialformer")
+    assert {type(branch.module) for branch in branches if branch.kind == "attn"} == {PartialAttention}
+    assert [branch.name for branch in branches if "channel_mlp" in branch.name] == []
+
+
+@pytest.mark.parametrize("pool", ["map", "cap", "gap"])
+def test_left_out__the_swapped_pool(pool):
+    model = broadsight.swap_pool(created("test_vit"), pool)
+    branches = find_branches(model)
+    # The last map is the last block's: none is cut off.
+    assert [branch.name for branch in branches] == [
+        f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")
+    ]
+    assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
+
+
+# ---- layouts
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "axes"),
+    [
+        ("test_vit", "attn", (2, 2, 2)),
+        ("test_vit", "mlp", (2, 2, 2)),
+        ("test_convnext", "mlp", (3, 3, 3)),
+        ("convnext_atto", "mlp", (1, 1, 1)),
+        ("poolformer_s12", "mlp", (1, 1, 1)),
+        ("maxvit_tiny_tf_224", "attn", (3, 3, 3)),
+        ("coatnet_pico_rw_224", "attn", (1, 1, 1)),
+        ("mixer_s32_224", "attn", (1, None, 1)),
+        ("mixer_s32_224", "mlp", (2, 2, 2)),
+        ("gmixer", "attn", (1, None, 1)),
+        ("resmlp_12_224", "attn", (1, None, 1)),
+        ("nest", "attn", (3, 3, 3)),
+        ("levit_128s", "mlp", (2, 2, 2)),
+        ("vit_parallel", "attn", (None, 2, 2)),
+        ("vit_parallel", "mlp", (None, 2, 2)),
+        ("swiftformer_xs", "attn", (1, 2, 1)),
+    ],
+)
+def test_layout__of_timm(name, kind, axes):
+    for branch in found(name, kind):
+        got = tuple(tokens and tokens.channel_axis for tokens in (branch.front, branch.mid, branch.end))
+        assert got == axes, branch.name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "axes"),
+    [
+        ("stvit", "mlp", (3, 3, 3)),
+        ("emsnet", "attn", (3, 3, 3)),
+        ("emsnet", "mlp", (3, 3, 3)),
+        ("mat", "mlp", (3, 3, 3)),
+        ("partialformer", "attn", (2, None, 2)),
+        ("partialformer", "mlp", (3, 3, 3)),
+    ],
+)
+def test_layout__of_ours(name, kind, axes):
+    for branch in found(name, kind):
+        got = tuple(tokens and tokens.channel_axis for tokens in (branch.front, branch.mid, branch.end))
+        assert got == axes, branch.name
+
+
+def test_layout__super_tokens_have_a_middle_only_where_each_is_a_pixel():
+    branches = found("stvit", "attn")
+    assert [branch.mid is None for branch in branches] == [branch.module.cell != (1, 1) for branch in branches]
+    assert {tokens.channel_axis for branch in branches for tokens in (branch.front, branch.end)} == {1}
+
+
+def test_channels__and_counts_of_a_vit():
+    for branch in branches_of("test_vit"):
+        hidden = 192 if branch.kind == "mlp" else 64
+        assert [tokens.channels for tokens in places(branch)] == [64, hidden, 64]
+        assert {tokens.count for tokens in places(branch)} == {101}
+
+
+def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
+    """Seven channels on maps of 7x7 and tokens as many as channels: the shapes alone would not tell."""
+
+    class Square(nn.Module):
+        img_size = 28
+
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 7, 4, 4)
+            self.mlp = nn.Sequential(nn.Conv2d(7, 7, 1), nn.GELU(), nn.Conv2d(7, 7, 1))
+            self.tokens = nn.Conv2d(7, 49, 1)
+            self.ffn = nn.Sequential(nn.Linear(49, 49), nn.GELU(), nn.Linear(49, 49))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.ffn(self.tokens(self.mlp(self.stem(x))).flatten(2).mT)
+
+    first, second = find_branches(Square())
+    assert [tokens.channel_axis for tokens in places(first)] == [1, 1, 1]
+    assert [tokens.channel_axis for tokens in places(second)] == [2, 2, 2]
+
+
+# ---- class tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("test_vit", {}, True),
+        ("vit_tiny_patch16_224", dict(img_size=(96, 64), depth=1), True),
+        ("vit_tiny_patch16_224", dict(img_size=(32, 224), depth=1), True),
+        ("vit_tiny_patch16_224", dict(img_size=(16, 112), depth=1), True),
+        ("vit_tiny_patch16_224", dict(depth=1, img_size=(64, 96), class_token=False, global_pool="avg"), False),
+        ("vit_tiny_patch16_224", dict(img_size=16, depth=1), True),
+        ("deit_tiny_distilled_patch16_224", {}, True),
+        ("pit_ti_224", {}, True),
+        ("pit_ti_224", dict(img_size=(96, 64)), True),
+        ("pit_distilled", {}, True),
+        ("eva02", {}, True),
+        ("beit", {}, True),
+        ("dinov3", {}, True),
+        ("mvit_class", {}, True),
+        ("vit_parallel", {}, True),
+        ("cait_xxs24_224", {}, False),
+        ("xcit_nano_12_p16_224", {}, False),
+        ("swin_tiny_patch4_window7_224", {}, False),
+        ("vit_registers", {}, False),
+        ("siglip", {}, False),
+        ("volo", {}, False),
+        ("pvt_v2_b0", {}, False),
+        ("mixer_s32_224", {}, False),
+        ("hiera_tiny_224", {}, False),
+    ],
+)
+def test_class_token__is_where_the_network_puts_one(name, options, expected):
+    branches = find_branches(without_content(name, **options)) if options else branches_of(name)
+    assert branches and {tokens.class_token for branch in branches for tokens in places(branch)} == {expected}
+
+
+def test_class_token__joins_late():
+    branches = branches_of("convit")
+    expected = {branch.name: branch.name.startswith("blocks.2.") for branch in branches}
+    assert {branch.name: branch.end.class_token for branch in branches} == expected and any(expected.values())
+
+
+def test_class_token__of_the_outer_tokens_alone():
+    for branch in branches_of("tnt"):
+        inner = branch.name.endswith("_in")
+        assert (branch.end.class_token, branch.end.windowed) == (not inner, inner)
+
+
+def test_class_token__of_others():
+    late = {branch.name: branch.end.class_token for branch in find_branches(FOREIGN["pvt"]())}
+    assert late == {"block1.attn": False, "block1.mlp": False, "block2.attn": True, "block2.mlp": True}
+    split = [(branch.kind, branch.end.class_token) for branch in find_branches(FOREIGN["local_vit"]())]
+    assert split == [("attn", True), ("mlp", False)] * 2
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "behind"),
+    [
+        ("swin_tiny_patch4_window7_224", "norm1", "drop_path1"),
+        ("swinv2", None, "norm1"),
+        ("maxvit_tiny_tf_224", "norm1", "ls1"),
+        ("tiny_vit_5m_224", None, "drop_path1"),
+    ],
+)
+def test_windows__the_middle_sees_them_and_the_ends_where_there_is_no_other_place(name, before, behind):
+    branches = branches_of(name)
+    assert not any(tokens.windowed for branch in branches if branch.kind == "mlp" for tokens in places(branch))
+    for branch in (branch for branch in branches if branch.kind == "attn"):
+        block = branch.mid.block
+        assert branch.mid.windowed and branch.front.windowed == (before is None) and not branch.end.windowed
+        assert branch.front.module is (branch.module if before is None else block.get_submodule(before))
+        assert branch.end.module is block.get_submodule(behind) and branch.end.side == "input"
+
+
+def test_windows__one_that_covers_the_image_is_one_too():
+    *_, last = found("swin_tiny_patch4_window7_224", "attn")
+    assert last.name.startswith("layers.3.") and last.end.count == 49
+    assert last.mid.windowed and last.end.module is last.mid.block.drop_path1
+
+
+def test_windows__a_place_that_serves_two_branches_is_none():
+    """One module for the stochastic depth of both branches: what is added there would be in both."""
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2,), num_heads=(1,))
+    for block in model.layers[0].blocks:
+        block.drop_path1 = block.drop_path2 = nn.Identity()
+    for branch in find_branches(model):
+        if branch.kind == "attn":
+            assert branch.end.windowed and branch.end.module is branch.module.proj
+
+
+@pytest.mark.parametrize("name", ["davit", "mobilevit_xxs"])
+def test_windows__by_the_kind_of_block(name):
+    for branch in found(name, "attn"):
+        expected = name == "mobilevit_xxs" or type(branch.module).__name__ == "WindowAttention"
+        assert branch.mid.windowed == expected, branch.name
+
+
+def test_windows__inside_our_attention_that_gives_whole_maps():
+    """The middle sees windows in every stage: where there is one alone, a larger image has several."""
+    branches = found("mat", "attn")
+    assert [branch.end.windowed for branch in branches] == [False, False]
+    assert [branch.mid.windowed for branch in branches] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["test_vit", "pvt_v2_b0", "hiera_tiny_224", "nest", "twins"])
+def test_windows__none_where_the_batch_is_whole(name):
+    for branch in branches_of(name):
+        assert not any(tokens.windowed for tokens in places(branch))
+
+
+# ---- whatever network
+
+
+def test_networks__features_only():
+    getter = timm.create_model("test_vit", features_only=True)
+    assert [branch.name for branch in find_branches(getter)][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
+    assert {branch.end.class_token for branch in find_branches(getter)} == {True}
+    listed = timm.create_model("test_convnext", features_only=True)
+    assert len(find_branches(listed)) == len(found("test_convnext", "mlp")) == 9
+
+
+@pytest.mark.parametrize("in_chans", [1, 4])
+def test_networks__other_channels(in_chans):
+    assert len(find_branches(created("test_vit", in_chans=in_chans))) == 12
+
+
+def test_networks__values_that_are_asked_for():
+    """A network that cannot run without arithmetic is run with it."""
+
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.mlp(x) if x.abs().sum() >= 0 else x
+
+    for dtype in (torch.float32, torch.float64):
+        (branch,) = find_branches(TokenNetwork(Asking(), dim=16).to(dtype))
+        assert branch.end.count == 17 and branch.end.class_token
+
+
+@pytest.mark.parametrize("nested", ["first", "last", "both"])
+def test_networks__no_place_is_a_sequence(nested):
+    """Which would run whatever is added to it."""
+    first = [nn.Sequential(nn.Linear(16, 24), nn.GELU())] if nested != "last" else [nn.Linear(16, 24), nn.GELU()]
+    last = [nn.Sequential(nn.Linear(24, 16), nn.Tanh())] if nested != "first" else [nn.Linear(24, 16)]
+    (branch,) = find_branches(TokenNetwork(Residual(nn.Sequential(*first, *last))))
+    assert [type(t.module) for t in places(branch) if isinstance(t.module, nn.Sequential)] == []
+
+
+def test_networks__convolutions_of_a_local_block():
+    """The residual connection is inside: the branch is what is added to it."""
+    model = FOREIGN["local_vit"]()
+    first = next(branch for branch in find_branches(model) if branch.kind == "mlp")
+    assert first.name == "blocks.0.conv.conv" and first.module is model.blocks[0].conv.conv
+    assert first.projection is first.module[6]
+    assert [tokens.module for tokens in places(first)] == [first.module[0], first.module[6], first.module[7]]
+
+
+def test_networks__given_by_keyword():
+    """Tokens that an attention gets by name are tokens as well."""
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = Attention(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.attn(x=x)
+
+    assert [branch.name for branch in find_branches(TokenNetwork(Named()))] == ["blocks.0.attn"]
+
+
+# ---- no trace
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "levit_128s", "tiny_vit_5m_224"])
+def test_trace__looking_leaves_none(name, training):
+    model = created(name).train(training)
+    next(model.children()).train(not training)
+    before, state = traces(model), {key: value.clone() for key, value in model.state_dict(keep_vars=True).items()}
+    find_branches(model)
+    assert traces(model) == before
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["convit", "eva02", "levit_128s", "twins", "volo", "dinov3"],
+)
+@torch.no_grad()
+def test_trace__the_network_runs_as_before(name):
+    torch.manual_seed(0)
+    make, side = MORE.get(name) or (lambda: created(name), 224)
+    model, fresh = make().eval(), make().eval()
+    x = torch.randn(1, 3, side, side)
+    fresh.load_state_dict(model.state_dict())
+    find_branches(fresh, image_size=side)
+    assert torch.equal(fresh(x), model(x))
+    find_branches(model, image_size=side)
+    assert torch.equal(fresh(x), model(x))
+
+
+def test_trace__a_failed_look_leaves_none():
+    model = created("vit_tiny_patch16_224").train()
+    model.blocks[3].eval()
+    before = traces(model)
+    model.patch_embed.strict_img_size, model.dynamic_img_size, model.patch_embed.dynamic_img_pad = True, False, False
+    with pytest.raises(ValueError, match="does not run on images of 50x70"):
+        find_branches(model, image_size=(50, 70))
+    assert traces(model) == before
+
+
+class Broken(nn.Module):
+    def __init__(self, fault: Exception):
+        super().__init__()
+        self.fault = fault
+        self.mlp = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (RuntimeError("out of order\nand more"), "out of order"),
+        (KeyError("bananas"), "KeyError: 'bananas'"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_refused__networks_that_do_not_run(fault, reason):
+    words = rf"^Broken does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
+    with pytest.raises(ValueError, match=words) as error:
+        find_branches(Broken(fault))
+    assert "\n" not in str(error.value) and error.value.__cause__ is fault
+
+
+@pytest.mark.parametrize("size", [32, (32, 32), [32, 32]])
+def test_size__given_where_the_network_does_not_say(size):
+    assert len(find_branches(FOREIGN["torchvision_vit"](), image_size=size)) == 4
+    with pytest.raises(ValueError, match=r"^VisionTransformer does not run on images of 224x224 \(.*\); pass the"):
+        find_branches(FOREIGN["torchvision_vit"]())

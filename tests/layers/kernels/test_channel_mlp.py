@@ -1,0 +1,238 @@
+"""The channel MLP in slices against its own sub-modules called one by one."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from broadsight.layers import ChannelMlp
+from broadsight.layers.kernels import channel_mlp
+from tests.compare import assert_close, outputs_and_gradients
+
+DEPTHWISE = ("none", "before", "after")
+
+
+def plain(mlp: ChannelMlp, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """The composition that the docstring states, on the stored weights alone."""
+
+    def convolve(u: Tensor) -> Tensor:
+        y = nn.functional.conv2d(
+            u.permute(0, 3, 1, 2), mlp.dw.weight, mlp.dw.bias, padding=1, groups=len(mlp.dw.weight)
+        )
+        return y.permute(0, 2, 3, 1)
+
+    u = mlp.fc1(x)
+    if mlp.depthwise == "before":
+        u = convolve(u)
+    u = nn.functional.gelu(u)
+    if mlp.depthwise == "after":
+        u = u + convolve(u)
+    y = mlp.fc2(u)
+    return y if residual is None else residual + y
+
+
+@pytest.fixture(params=["one image a slice", "two images a slice", "all at once"])
+def slices(request, monkeypatch):
+    size = {"one image a slice": 1, "two images a slice": 2 * 5 * 7 * 10 * 8, "all at once": 1 << 30}
+    monkeypatch.setattr(channel_mlp, "SLICE_BYTES", size[request.param])
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_forward__equals_its_sub_modules_in_value_and_gradient(depthwise, bias, residual, slices):
+    mlp = ChannelMlp(6, 10, depthwise=depthwise, bias=bias).double()
+    inputs = torch.randn(1 + residual, 3, 5, 7, 6, dtype=torch.float64).unbind()
+    got, got_gradients = outputs_and_gradients(mlp, lambda module, *inputs: module(*inputs), inputs)
+    expected, expected_gradients = outputs_and_gradients(mlp, plain, inputs)
+    assert_close(got[0], expected[0], "output", 1e-12)
+    assert len(got_gradients) == 1 + residual + (2 + (depthwise != "none")) * (1 + bias)
+    for name, gradient in got_gradients.items():
+        assert_close(gradient, expected_gradients[name], name, 1e-12)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 6), (2, 3)])
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_forward__maps_smaller_than_the_kernel(depthwise, size):
+    mlp = ChannelMlp(4, 8, depthwise=depthwise).double()
+    inputs = [torch.randn(2, *size, 4, dtype=torch.float64)]
+    got, got_gradients = outputs_and_gradients(mlp, lambda module, x: module(x), inputs)
+    expected, expected_gradients = outputs_and_gradients(mlp, plain, inputs)
+    assert_close(got[0], expected[0], "output", 1e-12)
+    for name, gradient in got_gradients.items():
+        assert_close(gradient, expected_gradients[name], name, 1e-12)
+
+
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_forward__strided_inputs(depthwise):
+    """Maps that are channels-first in memory, as after a permuted norm."""
+    mlp = ChannelMlp(6, 10, depthwise=depthwise).double()
+    x, residual = torch.randn(2, 3, 6, 5, 7, dtype=torch.float64).transpose(2, 4)
+    torch.testing.assert_close(mlp(x, residual), plain(mlp, x, residual), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_forward__leaves_its_inputs_alone_and_is_the_same_without_gradient(depthwise, slices):
+    mlp = ChannelMlp(6, 10, depthwise=depthwise)
+    x, residual = torch.randn(2, 3, 5, 7, 6)
+    before = x.clone(), residual.clone()
+    expected = mlp(x, residual)
+    assert expected.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
+    with torch.inference_mode():
+        torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
+    assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("frozen", ["fc1", "dw", "fc2", "bias", "weight", ""])
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_backward__frozen_parameters(depthwise, frozen):
+    mlp = ChannelMlp(6, 10, depthwise=depthwise).double()
+    for name, parameter in mlp.named_parameters():
+        parameter.requires_grad_(frozen not in name)  # the empty name is in all: only the input is differentiated
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+    _, got = outputs_and_gradients(mlp, lambda module, x: module(x), [x])
+    _, expected = outputs_and_gradients(mlp, plain, [x])
+    assert [name for name in got if frozen in name and name != "input 0"] == []
+    for name, gradient in got.items():
+        assert_close(gradient, expected[name], name, 1e-12)
+
+
+def test_backward__input_without_gradient():
+    mlp = ChannelMlp(6, 10, depthwise="after").double()
+    x, residual = torch.randn(2, 2, 3, 5, 6, dtype=torch.float64)
+    mlp(x, residual).square().sum().backward()
+    got = {name: p.grad for name, p in mlp.named_parameters()}
+    expected = torch.autograd.grad(plain(mlp, x, residual).square().sum(), list(mlp.parameters()))
+    for (name, gradient), other in zip(got.items(), expected, strict=True):
+        assert_close(gradient, other, name, 1e-12)
+
+
+@pytest.mark.parametrize("part", ["fc1", "dw", "act", "fc2"])
+def test_hooks__on_a_sub_module_are_called_and_may_change_its_output(part):
+    mlp = ChannelMlp(6, 10, depthwise="after")
+    x = torch.randn(2, 3, 5, 6)
+    untouched = mlp(x)
+    handle = getattr(mlp, part).register_forward_hook(lambda module, inputs, output: output * 0)
+    steps = {"fc1": 0, "dw": 2, "act": 1, "fc2": 3}
+    layers = [mlp.fc1, mlp.act, mlp.dw, mlp.fc2]
+    y = x
+    for i, layer in enumerate(layers):
+        y = layer.forward(y) * (i != steps[part])
+    torch.testing.assert_close(mlp(x), y)
+    handle.remove()
+    torch.testing.assert_close(mlp(x), untouched)
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks__of_every_kind_are_called(kind):
+    mlp = ChannelMlp(6, 10)
+    calls = []
+    getattr(mlp.fc1, f"register_{kind}_hook")(lambda *_: calls.append(kind))
+    mlp(torch.randn(2, 3, 5, 6, requires_grad=True)).sum().backward()
+    assert calls == [kind]
+
+
+def test_hooks__for_all_modules_see_the_sub_modules():
+    mlp, seen = ChannelMlp(6, 10), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    try:
+        mlp(torch.randn(2, 3, 5, 6))
+    finally:
+        handle.remove()
+    assert seen == [nn.Linear, nn.GELU, nn.Linear, ChannelMlp]
+
+
+class Doubled(nn.Module):
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.layer(x)
+
+
+@pytest.mark.parametrize("part", ["fc1", "fc2"])
+def test_replaced_sub_module__is_called__wrapper(part):
+    mlp = ChannelMlp(6, 10)
+    x = torch.randn(2, 3, 5, 6)
+    expected = mlp.fc2(mlp.act(2 * mlp.fc1(x))) if part == "fc1" else 2 * mlp(x)
+    setattr(mlp, part, Doubled(getattr(mlp, part)))
+    torch.testing.assert_close(mlp(x), expected)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.GELU("tanh"), nn.Identity()])
+def test_replaced_sub_module__is_called__activation(act):
+    mlp = ChannelMlp(6, 10).double()
+    mlp.act = act
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+    torch.testing.assert_close(mlp(x), mlp.fc2(act(mlp.fc1(x))), rtol=0, atol=1e-12)
+
+
+def test_replaced_sub_module__is_called__forward_of_the_instance():
+    mlp = ChannelMlp(6, 10)
+    x = torch.randn(2, 3, 5, 6)
+    original = mlp.fc1.forward
+    mlp.fc1.forward = lambda x: 2 * original(x)
+    torch.testing.assert_close(mlp(x), mlp.fc2(mlp.act(2 * original(x))))
+
+
+def test_replaced_sub_module__is_called__parametrized_weight():
+    mlp = ChannelMlp(6, 10)
+    x = torch.randn(2, 3, 5, 6)
+    weight, bias = mlp.fc1.weight.detach().clone(), mlp.fc1.bias
+    nn.utils.parametrize.register_parametrization(mlp.fc1, "weight", Doubled(nn.Identity()))
+    expected = mlp.fc2(mlp.act(nn.functional.linear(x, 2 * weight, bias)))
+    torch.testing.assert_close(mlp(x), expected)
+
+
+def test_functional_transforms__gradients_of_single_images():
+    mlp = ChannelMlp(6, 10, depthwise="after").double()
+    parameters = {name: p.detach() for name, p in mlp.named_parameters()}
+    x = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+
+    def loss(parameters, image):
+        return torch.func.functional_call(mlp, parameters, (image[None],)).square().sum()
+
+    singles = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for i, image in enumerate(x):
+        expected = torch.autograd.grad(plain(mlp, image[None]).square().sum(), list(mlp.parameters()))
+        for (name, gradient), other in zip(singles.items(), expected, strict=True):
+            assert_close(gradient[i], other, name, 1e-12)
+
+
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_autocast__is_the_plain_form_in_the_narrow_type(depthwise):
+    mlp = ChannelMlp(6, 10, depthwise=depthwise)
+    x = torch.randn(2, 3, 5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = mlp(x), plain(mlp, x)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_saved_for_backward__is_the_input_and_one_hidden_map(depthwise):
+    mlp = ChannelMlp(8, 32, depthwise=depthwise)
+    x = torch.randn(2, 16, 16, 8, requires_grad=True)
+    hidden, weights = 2 * 16 * 16 * 32, sum(p.numel() for p in mlp.parameters())
+    ours, theirs = saved_bytes(mlp, x), saved_bytes(lambda x: plain(mlp, x), x)
+    assert ours <= 4 * (x.numel() + hidden + weights)
+    assert theirs - ours >= 4 * hidden * (1 if depthwise == "none" else 2) - 4 * weights
+
+
+def saved_bytes(function, x: Tensor) -> int:
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = function(x)  # noqa: F841  storages stay alive, so that no address is used twice
+    return sum(saved.values())
+
+
+def test_wrong_depthwise__is_refused():
+    with pytest.raises(ValueError, match="depthwise='inside' is not known; choose 'none', 'before' or 'after'"):
+        ChannelMlp(4, 8, depthwise="inside")

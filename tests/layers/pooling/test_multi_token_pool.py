@@ -1,0 +1,662 @@
+"""Multi-token attention pooling against golden tensors and against the loop over groups in benchmarks/."""
+
+import copy
+import importlib.util
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import broadsight
+from broadsight.layers import MultiTokenPool
+from broadsight.surgery.pooling import class_attention_pool
+from broadsight.weights.released_stvit import released_tensors
+from tests.compare import assert_close, randomize
+
+_path = Path(__file__).parents[3] / "benchmarks" / "per_group_map.py"
+_spec = importlib.util.spec_from_file_location("per_group_map", _path)
+per_group_map = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(per_group_map)
+
+GOLDEN_HEADS = ["paper_r50", "release_r50", "convnext", "pit", "mobilenet", "nogram", "ga", "fastervit"]
+
+# Small, but with everything on; the tests below change what they are about.
+USUAL = dict(level=3, dim=24, groups=2, tokens=4, gram_groups=12, attn_dim=12, heads=3, head_mixing=True)
+CHANNELS = (6, 10, 12, 16, 20)
+SIZES = ((32, 32), (16, 16), (8, 8), (4, 4), (2, 2))
+
+
+def pyramid(batch: int = 4, channels=CHANNELS, sizes=SIZES, dtype=torch.float32) -> list[Tensor]:
+    return [torch.randn(batch, c, *size, dtype=dtype) for c, size in zip(channels, sizes, strict=True)]
+
+
+def usual_pool(channels=CHANNELS, num_classes: int = 10, **changes) -> MultiTokenPool:
+    return randomize(MultiTokenPool(channels, num_classes, **(USUAL | changes))).eval()
+
+
+def pair(channels, num_classes: int = 7, **arguments) -> tuple[MultiTokenPool, nn.Module]:
+    """Ours and the loop over groups, in float64, with the same weights, none of them at an initial value."""
+    reference = randomize(per_group_map.PerGroupPool(channels, num_classes, **arguments).double())
+    for name, buffer in reference.named_buffers():
+        if name.endswith("bp_reduction.1.running_var"):
+            buffer *= 0.01  # Gram entries are small; at unit variance the tokens would hardly depend on the image
+    ours = MultiTokenPool(channels, num_classes, **arguments).double()
+    broadsight.load_release(ours, reference.state_dict())
+    return ours, reference
+
+
+def pool_of(config: dict) -> MultiTokenPool:
+    names = dict(dim="dim", level="level", gram="gram", gram_dim="gram_dim", gram_groups="gram_groups")
+    names |= dict(groups="n_groups", tokens="n_tokens", mean_token="mean_token", attn_dim="attn_dim", heads="num_heads")
+    names |= dict(mlp_ratio="mlp_ratio", mlp_groups="mlp_groups", head_mixing="head_mixing", classifier="head")
+    arguments = {ours: config[theirs] for ours, theirs in names.items()}
+    return MultiTokenPool(config["channels"], config["num_classes"], drop=0.0, **arguments)
+
+
+class Golden:
+    """A golden head file in one precision, our pool with its weights, and its feature maps."""
+
+    def __init__(self, file: tuple[dict[str, Tensor], dict], dtype: torch.dtype):
+        tensors, config = file
+        self.tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
+        self.groups, self.mean_token = config["n_groups"], config["mean_token"]
+        self.weights = {name[3:]: x for name, x in self.tensors.items() if name.startswith("sd.")}
+        self.pool = broadsight.load_release(pool_of(config).to(dtype), self.weights)
+        self.features = [self.tensors[f"in.feat{i}"] for i in range(len(config["channels"]))]
+        # The files hold float32 roundings of a float64 run.
+        self.tolerance = 2e-5 if dtype == torch.float32 else 3e-7
+
+    def check(self, got: Tensor, name: str) -> None:
+        expected = self.tensors[name] if name in self.tensors else self.by_group(name)
+        assert_close(got, expected, name, self.tolerance)
+
+    def by_group(self, name: str) -> Tensor:
+        return torch.stack([self.tensors[f"{name}.g{g}"] for g in range(self.groups)], 1)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def golden_head(golden, request):
+    return lambda name: Golden(golden(f"map_{name}"), request.param)
+
+
+# ---- golden files
+
+
+@pytest.mark.parametrize("name", GOLDEN_HEADS)
+def test_golden__inference(golden_head, name):
+    file = golden_head(name)
+    pool, features = file.pool.eval(), file.features
+    with torch.no_grad():
+        merged = pool.merge_maps(features)
+        file.check(merged, "eval.merged")
+        file.check(pool.initial_tokens(merged), "eval.init_tokens")
+        file.check(pool.attended_tokens(merged), "eval.tokens")
+        logits = pool.forward_groups(features, per_token=True)
+        file.check(logits.tokens, "eval.logits")
+        file.check(pool(features), "eval.agg")
+        if "eval.token_logits.g0" in file.tensors:
+            file.check(logits.per_token, "eval.token_logits")
+        assert pool.forward_groups(features).per_token is None
+        if not file.mean_token:
+            assert logits.average is None
+            return
+        file.check(logits.average, "eval_light.logits")
+        pool.lighten()
+        file.check(pool(features), "eval_light.agg")
+        file.check(pool.forward_groups(features).average, "eval_light.logits")
+
+
+@pytest.mark.parametrize("name", GOLDEN_HEADS)
+def test_golden__training_step(golden_head, name):
+    file = golden_head(name)
+    pool, features = file.pool.train(), [x.requires_grad_() for x in file.features]
+    logits = pool.forward_groups(features)
+    file.check(logits.tokens, "train.logits")
+    if file.mean_token:
+        file.check(logits.average, "train.avg")
+    else:
+        assert logits.average is None
+    state = released_tensors(pool, pool.state_dict())
+    statistics = [key for key in file.tensors if key.startswith("post.")]
+    assert statistics
+    for key in statistics:
+        file.check(state[key.removeprefix("post.")], key)
+
+    loss = published_loss(logits, file.tensors["loss.target"])
+    file.check(loss, "loss.total_bce")
+    loss.backward()
+    for i, x in enumerate(features):
+        if f"grad.bce.feat{i}" in file.tensors:
+            file.check(x.grad, f"grad.bce.feat{i}")
+        else:
+            assert x.grad is None
+    gradients = released_tensors(pool, {name: p.grad for name, p in pool.named_parameters()})
+    prefix = "grad.bce.sd."
+    expected = {key.removeprefix(prefix): x for key, x in file.tensors.items() if key.startswith(prefix)}
+    assert gradients.keys() == expected.keys()
+    # Sums of large terms that cancel keep the rounding of the terms, so that the file's largest gradient is the scale.
+    largest = max(x.abs().max() for x in expected.values())
+    for key, gradient in gradients.items():
+        assert gradient.shape == expected[key].shape, key
+        assert (gradient - expected[key]).abs().max() <= file.tolerance * largest, key
+
+
+def published_loss(logits, target: Tensor) -> Tensor:
+    """BCE of every group + KL(tokens || averaged token) - 0.8 KL(all groups || group)."""
+
+    def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+        teacher = teacher.detach().log_softmax(-1)
+        return (teacher.exp() * (teacher - student.log_softmax(-1))).mean()
+
+    groups = logits.tokens.shape[1]
+    loss = 0
+    for g in range(groups):
+        loss = loss + F.binary_cross_entropy_with_logits(logits.tokens[:, g], target)
+        if logits.average is not None:
+            loss = loss + divergence(logits.tokens[:, g], logits.average[:, g])
+        if groups > 1:
+            loss = loss - 0.8 * divergence(logits.tokens.mean(1), logits.tokens[:, g])
+    return loss
+
+
+def test_golden__class_attention_pooling(golden):
+    tensors, config = golden("map_cap")
+    cap = class_attention_pool(config["dim"], config["num_heads"])
+    pool = MultiTokenPool((config["dim"],), config["num_classes"], **cap).eval()
+    broadsight.load_release(pool, {name[3:]: x for name, x in tensors.items() if name.startswith("sd.")})
+    x = tensors["in.feat0"]
+    assert_close(pool([x]), tensors["eval.logits"], "logits", 2e-5)
+    assert_close(pool.attended_tokens(pool.merge_maps([x])).flatten(1), tensors["eval.pooled"], "pooled", 2e-5)
+
+
+@pytest.mark.parametrize("name", GOLDEN_HEADS)
+def test_released_tensors_undo_load_release(golden, name):
+    file = Golden(golden(f"map_{name}"), torch.float32)
+    state = released_tensors(file.pool, file.pool.state_dict())
+    for key, weight in file.weights.items():
+        if not key.endswith("bp_index"):
+            assert torch.equal(state[key], weight), key
+
+
+# ---- against the loop over groups
+
+
+def assert_same_as_the_loop(ours: MultiTokenPool, reference: nn.Module, features: list[Tensor]) -> None:
+    """Logits and gradients, once with frozen statistics and once in training, and the statistics that leaves."""
+    for training in (False, True):
+        ours.train(training)
+        reference.train(training)
+        logits, map_gradients, gradients = logits_and_gradients(ours, features)
+        gradients = released_tensors(ours, gradients)
+        expected_logits, expected_map_gradients, expected_gradients = logits_and_gradients(reference, features)
+        assert logits.keys() == expected_logits.keys()
+        assert gradients.keys() == expected_gradients.keys()
+        for what, expected in expected_logits.items():
+            assert_close(logits[what], expected, f"{what}, training={training}")
+        for i, expected in enumerate(expected_map_gradients):
+            assert_close(map_gradients[i], expected, f"gradient of map {i}, training={training}", 1e-8)
+        for what, expected in expected_gradients.items():
+            assert_close(gradients[what], expected, f"gradient of {what}, training={training}", 1e-8)
+    state = released_tensors(ours, ours.state_dict())
+    for name, expected in reference.named_buffers():
+        if not name.endswith("bp_index"):
+            assert_close(state[name], expected, name)
+
+
+def logits_and_gradients(
+    pool: nn.Module, features: list[Tensor]
+) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor]]:
+    """Everything the pool can say, and the gradients of a fixed random projection of it: by map, by parameter."""
+    leaves = [x.detach().clone().requires_grad_() for x in features]
+    logits = pool.forward_groups(leaves, per_token=True)._asdict() | {"aggregate": pool(leaves)}
+    logits = {name: y for name, y in logits.items() if y is not None}
+    draw = torch.Generator().manual_seed(1)
+    projection = sum((torch.randn(y.shape, generator=draw, dtype=y.dtype) * y).sum() for y in logits.values())
+    parameters = dict(pool.named_parameters())
+    gradients = torch.autograd.grad(
+        projection, [*leaves, *parameters.values()], allow_unused=True, materialize_grads=True
+    )
+    by_parameter = dict(zip(parameters, gradients[len(leaves) :], strict=True))
+    return {name: y.detach() for name, y in logits.items()}, list(gradients[: len(leaves)]), by_parameter
+
+
+FULL = ((6, 10, 12, 16, 20), SIZES)
+OTHER_WIDTH = ((5, 30), ((8, 8), (3, 4)))
+SAME_WIDTH = ((5, 24), ((8, 8), (3, 4)))
+NON_SQUARE = ((6, 8, 10, 14, 14), ((24, 40), (12, 20), (6, 10), (3, 5), (3, 5)))
+NON_INTEGER = ((9, 9, 12, 20), ((13, 17), (13, 17), (7, 9), (4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("maps", "arguments"),
+    [
+        pytest.param(FULL, {}, id="usual"),
+        pytest.param(FULL, dict(head_mixing=False), id="no mixing"),
+        pytest.param(FULL, dict(level=4), id="lowest grid"),
+        pytest.param(FULL, dict(level=1), id="mostly enlarged"),
+        pytest.param(OTHER_WIDTH, dict(level=-1), id="one map of another width"),
+        pytest.param(SAME_WIDTH, dict(level=0), id="one map of the same width"),
+        pytest.param(SAME_WIDTH, dict(level=0, gram=False, mean_token=False, tokens=1), id="class attention"),
+        pytest.param(FULL, dict(tokens=1, mean_token=False, groups=5, head_mixing=False), id="group aggregation"),
+        pytest.param(FULL, dict(groups=1, mean_token=False), id="one group"),
+        pytest.param(FULL, dict(gram=False), id="learned tokens"),
+        pytest.param(NON_SQUARE, dict(groups=3, tokens=3), id="non-square"),
+        pytest.param(NON_INTEGER, dict(level=2), id="non-integer ratios"),
+        pytest.param(NON_INTEGER, dict(level=3, head_mixing=False), id="non-integer ratios, down only"),
+        pytest.param(FULL, dict(classifier="linear"), id="linear classifier"),
+        pytest.param(FULL, dict(gram_dim=15, gram_groups=6), id="narrow Gram matrix"),
+        pytest.param(FULL, dict(gram_dim=32, gram_groups=16), id="wide Gram matrix"),
+        pytest.param(FULL, dict(attn_dim=30, heads=5, mlp_groups=1), id="wide attention, dense MLP"),
+        pytest.param(FULL, dict(attn_dim=None, heads=1, mlp_groups=3, mlp_ratio=2), id="one head, MLP of three"),
+        pytest.param(FULL, dict(mlp_ratio=1, gram_groups=1), id="narrow MLP, dense embedding"),
+    ],
+)
+def test_agrees_with_the_loop_over_groups(maps, arguments):
+    channels, sizes = maps
+    ours, reference = pair(channels, **(USUAL | dict(drop=0.0) | arguments))
+    assert_same_as_the_loop(ours, reference, pyramid(5, channels, sizes, torch.float64))
+
+
+@st.composite
+def heads(draw):
+    """Channels, sizes and arguments that divide as they must."""
+    dim = draw(st.sampled_from([6, 12, 16, 18]))
+    arguments = dict(dim=dim, groups=draw(st.integers(1, 4)), mean_token=draw(st.booleans()), drop=0.0)
+    gram_dim = draw(st.sampled_from([7, 8, 11, 12]))
+    triangle = gram_dim * (gram_dim + 1) // 2
+    tokens = draw(st.sampled_from([t for t in range(1, 7) if triangle % t == 0]))
+    common = math.gcd(triangle, dim * tokens)
+    gram_groups = draw(st.sampled_from([r for r in range(1, common + 1) if common % r == 0]))
+    arguments |= dict(tokens=tokens, gram=draw(st.booleans()), gram_dim=gram_dim, gram_groups=gram_groups)
+    attn_dim = draw(st.sampled_from([None, 4, 12, 20]))
+    width = attn_dim or dim
+    arguments |= dict(attn_dim=attn_dim, heads=draw(st.sampled_from([h for h in range(1, 7) if width % h == 0])))
+    arguments |= dict(mlp_ratio=draw(st.integers(1, 4)), head_mixing=draw(st.booleans()))
+    arguments |= dict(mlp_groups=draw(st.sampled_from([k for k in (1, 2, 3) if dim % k == 0])))
+    arguments |= dict(classifier=draw(st.sampled_from(["norm", "linear"])))
+    count = draw(st.integers(1, 4))
+    channels = draw(st.lists(st.sampled_from([3, 5, dim]), min_size=count, max_size=count))
+    # Which way a map is resized is read off its height alone, so that heights and widths grow together here.
+    heights = sorted(draw(st.lists(st.integers(2, 11), min_size=count, max_size=count)), reverse=True)
+    wider = draw(st.integers(0, 3))
+    arguments |= dict(level=draw(st.integers(-1, count - 1)))
+    return channels, [(height, height + wider) for height in heights], arguments
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(heads())
+def test_agrees_with_the_loop_over_groups__drawn(head):
+    channels, sizes, arguments = head
+    torch.manual_seed(0)
+    ours, reference = pair(channels, **arguments)
+    assert_same_as_the_loop(ours, reference, pyramid(5, channels, sizes, torch.float64))
+
+
+def test_second_derivatives_agree_with_the_loop():
+    ours, reference = pair(CHANNELS, **USUAL)
+    features = [x.requires_grad_() for x in pyramid(2, dtype=torch.float64)]
+
+    def second(pool: nn.Module) -> tuple[Tensor, ...]:
+        gradients = torch.autograd.grad(pool.eval()(features).square().sum(), features, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in gradients), features)
+
+    for i, (got, expected) in enumerate(zip(second(ours), second(reference), strict=True)):
+        assert_close(got, expected, f"second derivative by map {i}", 1e-8)
+
+
+@pytest.mark.parametrize("head_mixing", [False, True])
+def test_dropout_has_the_distribution_of_the_loop(head_mixing):
+    arguments = dict(level=0, dim=8, groups=2, tokens=2, gram=False, heads=2, head_mixing=head_mixing, drop=0.3)
+    ours, reference = pair((8,), 5, **arguments)
+    weights = reference.state_dict()
+    for name, weight in weights.items():
+        if name.endswith(("attn.v.bias", "norm1.bias")):
+            weight += 2.0  # what dropout takes from the sum of the weights shows in the constant part of the values
+    broadsight.load_release(ours, weights)
+    draws = 6000
+    features = [torch.randn(1, 8, 3, 4, dtype=torch.float64).expand(draws, -1, -1, -1)]
+    with torch.no_grad():
+        got, expected = (pool.train().forward_groups(features) for pool in (ours, reference))
+    for one, other in zip(got[:2], expected[:2], strict=True):
+        spread = other.std(0)
+        assert (one.mean(0) - other.mean(0)).abs().div(spread).max() < 6 * (2 / draws) ** 0.5
+        assert (one.std(0) / spread - 1).abs().max() < 0.08
+
+
+# ---- modes
+
+
+def test_output_is_the_mean_over_groups_in_training_too():
+    pool, features = usual_pool(drop=0.0), pyramid()
+    for training in (False, True):
+        pool.train(training)
+        assert_close(pool(features), pool.forward_groups(features).tokens.mean(1), tolerance=1e-5)
+
+
+def test_logits_of_tokens_add_up_to_the_groups_but_for_the_bias():
+    pool, features = usual_pool(), pyramid()
+    logits = pool.forward_groups(features, per_token=True)
+    assert logits.per_token.shape == (4, 2, 4, 10)
+    bias = logits.tokens - logits.per_token.sum(2)
+    torch.testing.assert_close(bias, bias[:1].expand_as(bias), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("classifier", ["norm", "linear"])
+def test_light(classifier):
+    pool, features = usual_pool(classifier=classifier), pyramid()
+    expected = pool.forward_groups(features).average
+    count = sum(p.numel() for p in pool.parameters())
+    pool.lighten()
+    assert pool.light
+    norm = 2 * 24 * 4 if classifier == "norm" else 0
+    assert count - sum(p.numel() for p in pool.parameters()) == 2 * (norm + 24 * 4 * 10 + 10)
+    assert_close(pool(features), expected.mean(1), tolerance=1e-5)
+    logits = pool.forward_groups(features)
+    assert logits.tokens is None and logits.per_token is None
+    assert_close(logits.average, expected, tolerance=1e-5)
+    built = MultiTokenPool(CHANNELS, 10, **USUAL, classifier=classifier, light=True).eval()
+    built.load_state_dict(pool.state_dict())
+    assert torch.equal(built(features), pool(features))
+
+
+def test_reset_classifier():
+    pool, features = usual_pool(), pyramid()
+    merged = pool.merge_maps(features)
+    tokens = pool.attended_tokens(merged)
+    pool.reset_classifier(7)
+    assert pool.num_classes == 7
+    assert pool(features).shape == (4, 7)
+    assert pool.forward_groups(features).average.shape == (4, 2, 7)
+    pool.reset_classifier(0)
+    assert pool.num_classes == 0
+    assert pool(features).shape == (4, 2 * 4 * 24)
+    pool.reset_classifier(3)
+    assert pool(features).shape == (4, 3)
+    assert torch.equal(pool.attended_tokens(pool.merge_maps(features)), tokens)
+
+
+def test_gram_groups_have_a_default_that_divides():
+    for dim, tokens in [(24, 4), (24, 3), (48, 2), (36, 6), (20, 1)]:
+        pool = MultiTokenPool((8, 8), 5, level=1, dim=dim, groups=2, tokens=tokens, heads=4).eval()
+        assert pool(pyramid(2, (8, 8), ((8, 8), (4, 4)))).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("channels", "changes"),
+    [(CHANNELS, {}), (CHANNELS, dict(light=True, head_mixing=False)), ((5, 30), dict(level=-1, gram=False))],
+)
+def test_fused_is_the_same_function(channels, changes):
+    pool = usual_pool(channels, **changes).double()
+    features = pyramid(3, channels, SIZES[: len(channels)], torch.float64)
+    fused = broadsight.fuse(pool)
+    assert_close(fused(features), pool(features).detach())
+    assert len(operations(fused, features)) < len(operations(pool, features))
+
+
+# ---- inputs
+
+
+def test_memory_format_does_not_matter():
+    pool, features = usual_pool().double(), pyramid(dtype=torch.float64)
+    expected, expected_maps, expected_gradients = logits_and_gradients(pool, features)
+    wide = [torch.randn(*x.shape[:3], 2 * x.shape[3], dtype=x.dtype) for x in features]
+    for view, x in zip(wide, features, strict=True):
+        view[..., ::2] = x
+    last = [x.to(memory_format=torch.channels_last) for x in features]
+    strided = [x[..., ::2] for x in wide]
+    for other in (last, strided, [last[0], *features[1:3], *strided[3:]]):
+        got, maps, gradients = logits_and_gradients(pool, other)
+        for name in expected:
+            assert_close(got[name], expected[name], name)
+        for i, gradient in enumerate(maps):
+            assert_close(gradient, expected_maps[i], f"gradient of map {i}")
+        for name, gradient in gradients.items():
+            assert_close(gradient, expected_gradients[name], f"gradient of {name}", 1e-8)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_frozen_parts_change_no_other_gradient(training):
+    pool, features = usual_pool(drop=0.0).double().train(training), pyramid(dtype=torch.float64)
+    pool(features).sum().backward()  # nothing but parameters wants a gradient
+    alone = {name: p.grad for name, p in pool.named_parameters()}
+    pool.zero_grad()
+    leaves = [x.clone().requires_grad_() for x in features]
+    pool(leaves).sum().backward()
+    for name, parameter in pool.named_parameters():
+        if parameter.grad is None:
+            assert alone[name] is None
+        else:
+            assert_close(alone[name], parameter.grad, f"gradient of {name}")
+    pool.requires_grad_(False)
+    others = [x.clone().requires_grad_() for x in features]
+    pool(others).sum().backward()
+    for i, (x, other) in enumerate(zip(leaves, others, strict=True)):
+        assert_close(other.grad, x.grad, f"gradient of map {i}")
+
+
+def test_batch_equals_images():
+    pool, features = usual_pool().double(), pyramid(6, dtype=torch.float64)
+    with torch.no_grad():
+        expected = torch.cat([pool([x[i : i + 1] for x in features]) for i in range(6)])
+        assert expected.shape == (6, 10)
+        assert_close(pool(features), expected, "logits", 1e-11)
+
+
+def test_nothing_is_remembered_of_earlier_sizes():
+    fresh = usual_pool().double()
+    pool = copy.deepcopy(fresh)
+    for tall, wide in ((1, 1), (2, 3), (1, 2), (1, 1)):
+        sizes = [(tall * height, wide * width) for height, width in SIZES]
+        features = pyramid(2, sizes=sizes, dtype=torch.float64)
+        assert torch.equal(pool(features), copy.deepcopy(fresh)(features))
+        assert pool.merge_maps(features).shape == (2, 24, *sizes[3])
+
+
+# ---- precision
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_bfloat16(training):
+    pool, features = usual_pool(drop=0.0).train(training), pyramid(8)
+    half = copy.deepcopy(pool).bfloat16()
+    expected = pool(features)
+    with torch.no_grad():
+        got = half([x.bfloat16() for x in features])
+    assert got.dtype == torch.bfloat16
+    assert near(got, expected)
+    half([x.bfloat16() for x in features]).float().square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in half.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_autocast(training):
+    pool, features = usual_pool(drop=0.0).train(training), pyramid(8)
+    expected = copy.deepcopy(pool)(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = pool(features)
+    assert near(got, expected)
+    got.float().square().sum().backward()
+    assert all(p.grad is None or (p.grad.dtype == p.dtype and p.grad.isfinite().all()) for p in pool.parameters())
+
+
+def near(half: Tensor, full: Tensor) -> bool:
+    """Eight bits of mantissa through a dozen layers: a few per cent of the largest logit."""
+    return bool((half.float() - full).abs().max() <= 0.05 * full.abs().max())
+
+
+# ---- cost
+
+
+class Operations(TorchDispatchMode):
+    """Collects the operations that compute or copy, each with its result."""
+
+    FREE = ("_unsafe_view", "_reshape_alias", "alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh")
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[tuple[str, object]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function._schema.name.removeprefix("aten::")
+        if not function.is_view and name not in self.FREE:
+            self.seen.append((name, result))
+        return result
+
+
+def operations(pool: nn.Module, features: list[Tensor]) -> list[tuple[str, object]]:
+    with torch.no_grad():
+        pool(features)  # whatever is computed once is computed now
+        with Operations() as mode:
+            pool(features)
+    return mode.seen
+
+
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("head_mixing", [False, True])
+def test_operations_do_not_grow_with_the_groups(head_mixing, light):
+    counts = set()
+    for groups in (2, 4, 8):
+        pool = usual_pool(groups=groups, head_mixing=head_mixing, light=light)
+        counts.add(len(operations(pool, pyramid(2))))
+    assert len(counts) == 1
+    assert max(counts) <= 80
+
+
+def test_no_keys_and_values_are_formed():
+    arguments = dict(level=2, dim=24, groups=2, tokens=4, gram_dim=8, gram_groups=12, attn_dim=60, heads=3)
+    ours, reference = pair((8, 10, 12), **arguments)
+    features = pyramid(2, (8, 10, 12), ((32, 32), (16, 16), (8, 8)), torch.float64)
+    products = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear")
+    keys = 2 * 64 * 60  # one group's keys of the image; every other product of this head is smaller
+
+    def largest(pool: nn.Module) -> int:
+        return max(result.numel() for name, result in operations(pool.eval(), features) if name in products)
+
+    assert largest(reference) >= keys
+    assert largest(ours) < keys
+
+
+@pytest.mark.parametrize(
+    ("channels", "arguments"),
+    [
+        (CHANNELS, {}),
+        (CHANNELS, dict(head_mixing=False, classifier="linear", mean_token=False)),
+        (CHANNELS, dict(gram=False, groups=3, mlp_groups=3, attn_dim=None)),
+        ((5, 30), dict(level=-1, gram_dim=15, gram_groups=6, mlp_groups=1, mlp_ratio=2)),
+        ((5, 24), dict(level=0, tokens=1, gram_groups=3)),
+    ],
+)
+def test_parameter_count(channels, arguments):
+    pool = MultiTokenPool(channels, 10, **(USUAL | arguments))
+    options = USUAL | dict(gram=True, gram_dim=None, mean_token=True, mlp_ratio=4, mlp_groups=2, classifier="norm")
+    options |= arguments
+    D, T, H, R = (options[name] for name in ("dim", "tokens", "heads", "gram_groups"))
+    M, K, C = options["mlp_ratio"], options["mlp_groups"], 10
+    A, P = options["attn_dim"] or D, options["gram_dim"] or D
+    U = P * (P + 1) // 2
+    merge = sum(channels) * D + 2 * D if options["level"] > 0 else (channels[-1] != D) * (channels[-1] * D + 2 * D)
+    source = D * P + 2 * P + D * T * U // R + 2 * D * T if options["gram"] else T * D
+    attention = 3 * (D * A + A) + A * D + D + 4 * D + (2 * (H * H + H) if options["head_mixing"] else 0)
+    mlp = 2 * M * D * D // K + M * D + D
+    classifiers = (2 * D * T if options["classifier"] == "norm" else 0) + D * T * C + C
+    classifiers += 2 * D + D * C + C if options["mean_token"] else 0
+    expected = merge + options["groups"] * (source + attention + mlp + classifiers)
+    assert sum(p.numel() for p in pool.parameters()) == expected
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        (dict(tokens=7), (300, 7)),  # 24 * 25 / 2 entries of the triangle
+        (dict(gram_groups=9), (300, 9)),
+        (dict(tokens=1, gram_groups=5), (24, 5)),  # 5 divides 300, but not the 24 outputs
+        (dict(heads=5), (12, 5)),
+        (dict(mlp_groups=5), (24, 5)),
+        (dict(level=5), (5,)),
+        (dict(classifier="cosine"), ("cosine",)),
+        (dict(mean_token=False, light=True), ("light", "mean_token")),
+    ],
+)
+def test_wrong_arguments_are_refused(changes, numbers):
+    with pytest.raises(ValueError) as refusal:
+        MultiTokenPool(CHANNELS, 10, **(USUAL | changes))
+    assert_says(refusal, *numbers)
+
+
+def test_lighten_needs_the_averaged_token():
+    pool = usual_pool(mean_token=False)
+    with pytest.raises(ValueError) as refusal:
+        pool.lighten()
+    assert_says(refusal, "mean_token")
+
+
+@pytest.mark.parametrize("level", [3, -1])
+def test_wrong_feature_maps_are_refused(level):
+    pool, features = usual_pool(level=level), pyramid()
+    with pytest.raises(ValueError) as refusal:
+        pool(features[1:])
+    assert_says(refusal, 4, 5)
+    with pytest.raises(ValueError) as refusal:
+        pool([*features[:4], torch.randn(4, 21, 2, 2)])
+    assert_says(refusal, 20, 21)
+
+
+def assert_says(refusal: pytest.ExceptionInfo, *words: object) -> None:
+    message = str(refusal.value)
+    assert "\n" not in message
+    for word in words:
+        assert str(word) in message, message
+
+
+# ---- tools
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_compiles_into_one_graph(training):
+    torch._dynamo.reset()
+    eager, features = usual_pool(drop=0.0).double().train(training), pyramid(dtype=torch.float64)
+    pool = copy.deepcopy(eager)
+    compiled = torch.compile(pool, fullgraph=True, backend="eager")
+    assert_close(compiled(features), eager(features))
+    for (name, one), other in zip(pool.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_exports(light):
+    pool, features = usual_pool(light=light).double(), pyramid(dtype=torch.float64)
+    exported = torch.export.export(pool, (features,)).module()
+    assert_close(exported(features), pool(features))
+
+
+def test_exports__any_size():
+    pool, features = usual_pool().double(), pyramid(dtype=torch.float64)
+    free = [dict.fromkeys((0, 2, 3), Dim.AUTO) for _ in features]
+    exported = torch.export.export(pool, (features,), dynamic_shapes=(free,)).module()
+    larger = pyramid(3, sizes=[(2 * height, 2 * width) for height, width in SIZES], dtype=torch.float64)
+    for x in (features, larger):
+        assert_close(exported(x), pool(x))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pool: pickle.loads(pickle.dumps(pool))])
+def test_copies_are_the_same_function(duplicate):
+    pool, features = usual_pool(), pyramid()
+    expected = pool(features)
+    other = duplicate(pool)
+    assert torch.equal(other(features), expected)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert torch.equal(pool(features), expected)

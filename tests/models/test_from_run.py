@@ -1,0 +1,200 @@
+"""Folders that strangers wrote: nothing is fetched, nothing is read elsewhere, what is wrong is said in one line."""
+
+import json
+import os
+import re
+import shutil
+import socket
+
+import pytest
+import timm
+import torch
+
+from broadsight.cli.main import main
+from broadsight.losses import load_teacher
+from broadsight.models import from_run as _stored
+from broadsight.runs.classifier import open_classifier
+from broadsight.runs.dense_model import open_dense
+from fuzz import run_folders
+from fuzz.watching import CANARY, Violation, refused
+
+from ..training.small_runs import fill, leave_run, refusal
+
+NAMES = (
+    "hf-hub:stranger/model",
+    "hf_hub:stranger/model",
+    "local-dir:elsewhere",
+    "https://example.org/x",
+    "../x",
+    "no such",
+)
+
+
+REFUSED = r"names the model|expected a name, not a place"
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Everything that would go to the network, by name; nothing gets there."""
+    asked = []
+
+    def ask(*arguments, **_):
+        if "127.0.0.1" not in str(arguments):  # where `app` looks for a free port
+            asked.append(arguments[:2])
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", ask)
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    for place in ("timm.models._hub.hf_hub_download", "timm.models._helpers.torch.load"):
+        monkeypatch.setattr(place, ask)
+    return asked
+
+
+def hostile(folder, config):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    kind = {"dense_model": "dense", "edited": "edited"}.get(config["architecture"], "plain")
+    (folder / "model.safetensors").write_bytes(run_folders._weights(kind))
+    return folder
+
+
+def changed(config, *path, value):
+    return run_folders._with(config, path, value)
+
+
+def test_sound_folders__are_opened(tmp_path):
+    images = torch.zeros(1, 3, 32, 32)
+    for name in ("PLAIN", "EDITED"):
+        folder = hostile(tmp_path / name, getattr(run_folders, name))
+        ours, timms = (
+            open_classifier(folder, device="cpu").model,
+            timm.create_model(f"local-dir:{folder}", pretrained=True),
+        )
+        teacher = load_teacher(folder).eval()
+        assert torch.equal(ours(images), timms.eval()(images)) and torch.equal(ours(images), teacher(images))
+        assert ours.pretrained_cfg["mean"] == (0.5,) * 3
+    dense = open_dense(hostile(tmp_path / "dense", run_folders.DENSE), device="cpu")
+    assert dense.classes == ("a", "b") and dense.model.pretrained_cfg["input_size"] == (3, 32, 32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["PLAIN", "EDITED", "DENSE"])
+def test_names__only_registered_ones(tmp_path, offline, kind, name):
+    config = getattr(run_folders, kind)
+    config = (
+        config | dict(architecture=name) if kind == "PLAIN" else changed(config, "model_args", "backbone", value=name)
+    )
+    folder = hostile(tmp_path / "run", config)
+    opened = open_dense if kind == "DENSE" else open_classifier
+    said = refusal(lambda: opened(folder, device="cpu"))
+    assert re.search(REFUSED, said) and "config.json" in said and "\n" not in said
+    if kind != "PLAIN":  # as timm reads the folder
+        with pytest.raises(ValueError, match=REFUSED):
+            timm.create_model(f"local-dir:{folder}")
+    assert not offline
+
+
+@pytest.mark.parametrize(
+    "key", ["checkpoint_path", "cache_dir", "pretrained_cfg_overlay", "pretrained", "features_only"]
+)
+def test_arguments__none_that_load_anything(tmp_path, offline, key):
+    value = {"file": str(tmp_path / "x.pth")} if "cfg" in key else str(tmp_path / "x.pth")
+    torch.save({}, tmp_path / "x.pth")
+    for number, (config, *path) in enumerate(
+        [
+            (run_folders.PLAIN, key),
+            (run_folders.EDITED, key),
+            (run_folders.EDITED, "pool_args", key),
+            (run_folders.DENSE, "backbone_args", key),
+            (run_folders.DENSE, "head_args", key),
+        ]
+    ):
+        folder = hostile(tmp_path / str(number), changed(config, "model_args", *path, value=value))
+        opened = open_dense if config is run_folders.DENSE else open_classifier
+        assert key in refusal(lambda opened=opened, folder=folder: opened(folder, device="cpu"))
+    assert not offline
+
+
+def test_sources_of_weights__are_left_out(tmp_path, offline):
+    said = dict(
+        url="https://example.org/x", file="/etc/passwd", hf_hub_id="stranger/model", source="hf-hub", custom_load=True
+    )
+    config = run_folders.PLAIN | dict(pretrained_cfg=run_folders.CFG | said)
+    model = open_classifier(hostile(tmp_path / "run", config), device="cpu").model
+    assert not {"url", "file", "hf_hub_id", "source"} & model.pretrained_cfg.keys() and not offline
+
+
+def test_size__a_model_that_is_not_of_its_weights(tmp_path):
+    large = changed(run_folders.PLAIN, "model_args", "channels", value=[4096] * 4)
+    assert "its weights have" in refusal(lambda: open_classifier(hostile(tmp_path / "a", large), device="cpu"))
+    deep = changed(run_folders.PLAIN, "model_args", "layers", value=[10**6] * 4)
+    assert "256 at most" in refusal(lambda: open_classifier(hostile(tmp_path / "b", deep), device="cpu"))
+    many = run_folders.PLAIN | dict(num_classes=10**12)
+    assert "whole number from 0 to 1,000,000" in refusal(lambda: open_classifier(hostile(tmp_path / "c", many)))
+    (tmp_path / "a" / "config.json").open("wb").truncate(2**30)  # a file with a hole
+    assert "has 1,073,741,824 bytes" in refusal(lambda: open_classifier(tmp_path / "a"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
+def test_files__of_the_folder_itself(tmp_path):
+    folder, _ = leave_run(tmp_path / "run")
+    for name in ("config.json", "model.safetensors"):
+        copy = shutil.copytree(folder, tmp_path / f"link-{name}")
+        (copy / name).rename(tmp_path / name)
+        (copy / name).symlink_to(tmp_path / name)
+        assert "outside of its folder" in refusal(lambda copy=copy: open_classifier(copy))
+        (copy / name).unlink()
+        os.mkfifo(copy / name)
+        assert "\n" not in refusal(lambda copy=copy: open_classifier(copy), FileNotFoundError)
+    (folder / "best.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("best.safetensors")  # a neighbour
+    open_classifier(folder, device="cpu")
+
+
+def test_commands__fetch_nothing(tmp_path, offline, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = str(fill(tmp_path / "data", a=2, b=2))
+    image = str(next((tmp_path / "data" / "a").iterdir()))
+    configs = [
+        run_folders.PLAIN | dict(architecture="hf-hub:stranger/model"),
+        changed(run_folders.EDITED, "model_args", "backbone", value="hf-hub:stranger/model"),
+        changed(run_folders.EDITED, "model_args", "checkpoint_path", value="https://example.org/x.pth"),
+        changed(run_folders.DENSE, "model_args", "backbone", value="hf-hub:stranger/model"),
+        changed(run_folders.PLAIN, "broadsight", "settings", "data", value="hfds/stranger/data"),
+        changed(run_folders.PLAIN, "broadsight", "settings", "model", value="hf-hub:stranger/model"),
+        changed(run_folders.PLAIN, "broadsight", "settings", value=[]),
+        changed(
+            run_folders.PLAIN, "broadsight", "recipe", value={"teacher": "hf-hub:stranger/model", "distill": "soft"}
+        ),
+    ]
+    for number, config in enumerate(configs):
+        run = str(hostile(tmp_path / f"run{number}", config))
+        commands = [["train", "--resume", "--out", run, "--device", "cpu"]]
+        if number < 7:  # a teacher is for training alone
+            commands += [["eval", run], ["report", run]]
+        if number < 4:  # what the model itself is
+            commands += [["predict", run, image], ["export", run, "--format", "pt2", "--out", "x.pt2"]]
+            commands += [["explain", run, image], ["analyze", run, "--measure", "spectrum"], ["app", run]]
+            teacher = ["distill=soft", f"teacher={run}"]
+            commands += [["train", data, "--model", "test_resnet", "--set", *teacher, "--out", f"t{number}"]]
+        for command in commands:
+            code = main(command)
+            said = capsys.readouterr().err.strip()
+            assert code in (1, 2) and said.count("\n") == 0 and "Traceback" not in said, (command, code, said)
+            assert not offline, (command, offline)
+
+
+def test_harness__hears_what_must_not_happen(tmp_path):
+    (tmp_path / CANARY).write_text("")
+    for call in (lambda: (tmp_path / CANARY).read_text(), lambda: os.system("true"), lambda: {}["x"]):
+        with pytest.raises(Violation):
+            refused(call)
+    assert refused(lambda: int("x")) and refused(lambda: 1) is None
+
+
+def test_known_arguments__of_every_family():
+    families = {timm.models.model_entrypoint(name).__module__: name for name in timm.list_models()}
+    for name in families.values():
+        known = _stored._known(name)
+        assert {"num_classes", "in_chans", "drop_rate"} <= known and not known & _stored.SOURCES, name

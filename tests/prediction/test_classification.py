@@ -1,0 +1,386 @@
+"""What pictures show: the numbers of a direct pass, the order, the files, and the command."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.cli.main import main
+from broadsight.data.names import csv_text
+from broadsight.data.sources.unlabelled import Unlabelled, find_images
+from broadsight.evaluation.imagenet_sets import class_names as imagenet_names
+from broadsight.prediction import classification as predicting
+from broadsight.prediction.classification import (
+    CsvWriter,
+    JsonWriter,
+    Prediction,
+    Summary,
+    class_names,
+    predict,
+    printable,
+    writing,
+)
+from broadsight.runs.classifier import Classifier, open_classifier
+
+from ..training.small_runs import leave_run, refusal
+
+LABELS = ("cat", "dog, wet", 'the "odd" one', "Käfer")
+NOT_UNICODE = os.fsdecode(b"not \xff unicode.png")
+ODD = [
+    "a,b.png",
+    'q"u"ote.png',
+    "Käfer 虫.png",
+    "line\nbreak.png",
+    "return\r.png",
+    "[red]x.png",
+    "-.png",
+    NOT_UNICODE,
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run whose classes have names."""
+    torch.manual_seed(0)
+    folder, _ = leave_run(tmp_path_factory.mktemp("run") / "run", num_classes=4)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"label_names": LABELS}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(run) -> Classifier:
+    return open_classifier(run, device="cpu")
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch) -> list[str]:
+    """Seven pictures that differ, the fourth and the last of them broken, in a working folder."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"{number}.png" for number in range(7)]
+    for number, name in enumerate(names):
+        noise(number).save(name)
+    Path("3.png").write_bytes(Path("3.png").read_bytes()[:300])
+    Path("6.png").write_bytes(b"")
+    return names
+
+
+def noise(seed: int, size: tuple[int, int] = (40, 48)) -> Image.Image:
+    random = np.random.default_rng(seed)
+    return Image.fromarray((random.integers(0, 90, (*size, 3)) + random.integers(0, 160, 3)).astype(np.uint8))
+
+
+def by_hand(classifier: Classifier, image: Image.Image) -> torch.Tensor:
+    """Probabilities (C,) by a pass of one picture."""
+    pixels = torch.as_tensor(classifier.transforms.build(training=False)(image)).double() / 255
+    mean, std = (torch.tensor(getattr(classifier.transforms, key)).view(-1, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        return classifier.model(((pixels - mean) / std).float()[None])[0].double().softmax(0)
+
+
+def compare(found: Prediction, expected: torch.Tensor, top: int = 4) -> None:
+    values, places = expected.sort(descending=True)
+    assert found.indices == tuple(places.tolist()[:top])
+    assert found.classes == tuple(LABELS[place] for place in found.indices)
+    assert found.probabilities == pytest.approx(values.tolist()[:top], rel=1e-4, abs=1e-7)
+    assert found.error == ""
+
+
+# ---- numbers and order
+
+
+def test_predict__is_a_direct_pass(classifier, tmp_path):
+    rgb = noise(0)
+    rgba = np.dstack([np.asarray(noise(1)), np.tile([0, 255], (40, 24))]).astype(np.uint8)
+    white = np.where(rgba[..., 3:] == 255, rgba[..., :3], 255).astype(np.uint8)
+    turned, exif = noise(2), Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright: right-hand side on top
+    grey = noise(3).convert("L")
+    saved = {
+        "rgb": (rgb, {}),
+        "rgba": (Image.fromarray(rgba), {}),
+        "exif": (turned, {"exif": exif}),
+        "grey": (grey, {}),
+    }
+    for name, (image, options) in saved.items():
+        image.save(tmp_path / f"{name}.png", **options)
+    source, _ = find_images([tmp_path / f"{name}.png" for name in saved])
+    seen = [rgb, Image.fromarray(white), turned.rotate(-90, expand=True), grey.convert("RGB")]
+    found = list(predict(classifier, source, top=9))
+    for prediction, image in zip(found, seen, strict=True):
+        compare(prediction, by_hand(classifier, image))
+    assert len({prediction.probabilities for prediction in found}) == 4
+
+
+def test_predict__broken_pictures_keep_their_place(classifier, pictures):
+    for size in (1, 3, 64):
+        told: list[int] = []
+        found = list(predict(classifier, Unlabelled(pictures), top=2, batch=size, seen=told.append))
+        assert [prediction.file for prediction in found] == pictures and sum(told) == 7
+        for number, prediction in enumerate(found):
+            if number in (3, 6):
+                assert prediction == Prediction(pictures[number], error=prediction.error)
+            else:
+                compare(prediction, by_hand(classifier, noise(number)), top=2)
+        assert "truncated" in found[3].error and found[6].error == "empty file"
+
+
+def test_predict__workers_change_nothing_and_leave_with_whoever_stops(classifier, pictures):
+    expected = list(predict(classifier, Unlabelled(pictures), batch=2))
+    assert list(predict(classifier, Unlabelled(pictures), batch=2, workers=2)) == expected
+    with closing(predict(classifier, Unlabelled(pictures), batch=2, workers=1)) as found:
+        assert next(found) == expected[0]
+    assert torch.multiprocessing.active_children() == []
+
+
+def test_predict__leaves_gradients_as_they_are_between_pictures(classifier, pictures):
+    for _ in predict(classifier, Unlabelled(pictures[:2])):
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def test_predict__grey_networks_see_grey(pictures, tmp_path):
+    grey = open_classifier(leave_run(tmp_path / "run", num_classes=4, model_args=dict(in_chans=1))[0], device="cpu")
+    grey = dataclasses.replace(grey, labels=LABELS)
+    (found,) = predict(grey, Unlabelled(pictures[:1]))
+    compare(found, by_hand(grey, noise(0).convert("L")))
+    four = dataclasses.replace(grey, transforms=dataclasses.replace(grey.transforms, channels=4))
+    assert "images of 4 channels" in refusal(lambda: predict(four, Unlabelled(pictures[:1])))
+
+
+def test_predict__refuses_before_the_first_picture(classifier):
+    for option, least in (("top", 1), ("batch", 1), ("workers", 0)):
+        said = refusal(lambda option=option, least=least: predict(classifier, Unlabelled([]), **{option: least - 1}))
+        assert said == f"--{option} {least - 1}; expected {least} or more"
+
+
+def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, pictures):
+    class Broken(torch.nn.Module):
+        num_classes = 4
+
+        def forward(self, x):
+            return torch.full((len(x), 4), torch.nan)
+
+    broken = dataclasses.replace(classifier, model=Broken())
+    assert "not finite" in refusal(lambda: list(predict(broken, Unlabelled(pictures))), RuntimeError)
+
+
+def test_class_names__of_the_run_of_imagenet_or_numbers(classifier):
+    assert class_names(classifier) == LABELS
+    assert class_names(dataclasses.replace(classifier, labels=None)) == ("0", "1", "2", "3")
+    thousand = torch.nn.Identity()
+    thousand.num_classes = 1000
+    timms = dataclasses.replace(classifier, labels=None, model=thousand, run={})
+    assert class_names(timms) == imagenet_names() and class_names(timms)[0] == "tench"
+    other = dataclasses.replace(timms, run={"architecture": "test_resnet"})  # trained on something else
+    assert class_names(other)[999] == "999"
+
+
+def test_useful_workers__never_more_than_batches_to_overlap(monkeypatch):
+    monkeypatch.setattr(predicting, "default_workers", lambda: 3)
+    assert [predicting.useful_workers(count, 64) for count in (1, 64, 65, 193, 10_000)] == [0, 0, 1, 3, 3]
+
+
+# ---- files
+
+SOME = [
+    *(Prediction(name, LABELS[1:3], (1, 2), (0.75, 1.23456789e-9)) for name in ODD),
+    Prediction("broken,\r\n.png", error='no "image"'),
+]
+
+
+def written(path: Path, form: str, predictions=SOME) -> None:
+    with writing(str(path), 2, form) as writer:
+        for prediction in predictions:
+            writer.write(prediction)
+
+
+def test_csv__reads_back(tmp_path):
+    written(tmp_path / "x.csv", "csv")
+    with open(tmp_path / "x.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        header, *rows = [[csv_text(cell) for cell in row] for row in csv.reader(file)]
+    assert header == ["file", "class_1", "probability_1", "class_2", "probability_2", "error"]
+    good = ["dog, wet", "0.75", 'the "odd" one', "1.23457e-09", ""]
+    assert rows == [[name, *good] for name in ODD] + [["broken,\r\n.png", "", "", "", "", 'no "image"']]
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.JSONL"])
+def test_json__reads_back(tmp_path, name):
+    written(tmp_path / name, "json")
+    text = (tmp_path / name).read_text("ascii")
+    found = json.loads(text) if name == "x.json" else [json.loads(line) for line in text.splitlines()]
+    good = [
+        {"class": "dog, wet", "index": 1, "probability": 0.75},
+        {"class": 'the "odd" one', "index": 2, "probability": 1.23457e-9},
+    ]
+    assert found[:-1] == [{"file": name, "predictions": good} for name in ODD]
+    assert found[-1] == {"file": "broken,\r\n.png", "predictions": [], "error": 'no "image"'}
+
+
+def test_json__of_nothing_is_an_empty_array(tmp_path):
+    written(tmp_path / "x.json", "json", [])
+    assert json.loads((tmp_path / "x.json").read_text()) == []
+
+
+def test_writers__hand_on_every_picture_at_once():
+    file = io.StringIO()
+    for writer in (CsvWriter(file, 2), JsonWriter(file)):
+        before = len(file.getvalue())
+        writer.write(SOME[0])
+        assert len(file.getvalue()) > before
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_writing__failure_leaves_what_was_there(tmp_path, form):
+    def failing():
+        yield from SOME
+        raise KeyboardInterrupt
+
+    (tmp_path / "old").write_text("old")
+    for name in ("new", "old"):
+        with pytest.raises(KeyboardInterrupt):
+            written(tmp_path / name, form, failing())
+    assert [path.name for path in tmp_path.iterdir()] == ["old"] and (tmp_path / "old").read_text() == "old"
+
+
+def test_writing__a_device_is_written_to_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    written(tmp_path / "pipe", "csv", SOME[:1])
+    assert os.read(reader, 1000).startswith(b"file,class_1") and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+def test_writing__standard_output_keeps_bytes(capfdbinary):
+    written(Path("-"), "csv", SOME)
+    out = capfdbinary.readouterr().out
+    assert b"not \xff unicode.png" in out and "Käfer 虫".encode() in out
+    with redirect_stdout(io.StringIO()) as text:
+        written(Path("-"), "csv", SOME)
+    assert text.getvalue().encode("utf-8", "surrogateescape") == out
+
+
+def test_printable():
+    assert printable("Käfer 虫 [x]") == "Käfer 虫 [x]"
+    assert printable("a\nb\x1b[31m" + NOT_UNICODE) == r"a\nb\x1b[31mnot \xff unicode.png"
+
+
+def test_summary__keeps_little_of_much():
+    summary = Summary(10_000)
+    for number in range(10_000):
+        place = number % 30
+        bad = number % 100 == 0
+        summary.add(
+            Prediction(f"{number}", error="bad") if bad else Prediction(f"{number}", (f"c{place}",), (place,), (1,))
+        )
+    assert (len(summary.first), len(summary.failures), summary.failed, summary.read) == (20, 20, 100, 9900)
+    assert summary.class_table().row_count == 21 and summary.table().row_count == 20
+    lines = summary.complaints()
+    assert (lines[0], lines[1], lines[-1]) == ("100 of 10,000 pictures could not be read:", "  0: bad", "  and 80 more")
+
+
+# ---- the command
+
+
+@pytest.fixture
+def ask(capsys, run):
+    def call(*argv: str) -> tuple[int, str, str]:
+        code = main(["predict", str(run), "--workers", "0", "--device", "cpu", *argv])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_command__table(ask, pictures):
+    code, out, err = ask("1.png", "--top", "2", "3.png", "0.png", "1.png")
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["1.png", "3.png", "0.png"] and rows[1][1:] == ["-", "-", ""]
+    assert rows[0][1] in LABELS and rows[0][3].endswith(" %")
+    assert err.splitlines()[:2] == [
+        "note: 1 image named more than once, and predicted once: 1.png",
+        "1 of 3 pictures could not be read:",
+    ]
+
+
+def test_command__files_and_standard_output_agree(ask, pictures):
+    assert ask(".", "--csv", "all.csv", "--json", "all.jsonl")[0] == 0
+    rows = list(csv.DictReader(io.StringIO(Path("all.csv").read_text())))
+    records = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == [record["file"] for record in records] == [f"./{name}" for name in pictures]
+    for row, record in zip(rows, records, strict=True):
+        assert row["error"] == record.get("error", "")
+        for rank, found in enumerate(record["predictions"], 1):
+            assert (row[f"class_{rank}"], float(row[f"probability_{rank}"])) == (found["class"], found["probability"])
+    code, out, _ = ask(".", "--json")
+    assert code == 0 and json.loads(out) == records
+    code, out, _ = ask(".", "--csv=-")
+    assert code == 0 and out == Path("all.csv").read_text()
+
+
+def test_command__odd_names(ask, pictures):
+    for name in ODD:
+        os.link("1.png", name)
+    code, out, _ = ask(".", "--top", "1")
+    assert code == 0 and "[red]x.png" in out and r"not \xff unicode.png" in out and r"line\nbreak.png" in out
+
+
+def test_command__many_pictures_in_short(ask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    for number in range(51):
+        noise(number, (8, 8)).save(f"p/{number}.bmp")
+    code, out, _ = ask("p", "--top", "1")
+    assert code == 0 and "p/19.bmp" in out and "p/20.bmp" not in out
+    assert "the first 20 of 51 images; --csv FILE or --json FILE has all of them" in out and "pictures" in out
+    code, out, _ = ask("p", "--csv", "all.csv")
+    assert code == 0 and "p/1.bmp" not in out and "pictures" in out and "written: all.csv" in out
+
+
+def test_command__none_can_be_read(ask, pictures):
+    code, _, err = ask("3.png", "6.png", "--csv", "all.csv")
+    assert code == 1 and "2 of 2 pictures could not be read" in err and "6.png: empty file" in err
+    assert len(Path("all.csv").read_text().splitlines()) == 3
+
+
+def test_command__refuses_before_the_network_is_opened(ask, pictures, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("this must not run")
+
+    monkeypatch.setattr("broadsight.runs.classifier.open_classifier", never)
+    before = Path("1.png").read_bytes()
+    for argv, said in (
+        (["gone.png", "0.png"], "no such file or folder: gone.png (1 of 2 given)"),
+        ([], "no images given; expected files, folders, quoted patterns, or a --list of files"),
+        (["0.png", "--top", "0"], "--top 0; expected 1 or more"),
+        (["0.png", "--threads", "0"], "--threads 0; expected 1 or more"),
+        (["--csv", "1.png", "0.png"], "--csv 1.png, which is named like an image; put --csv last, or write --csv=FILE"),
+        (["0.png", "--csv", "--json"], "--csv and --json both to the terminal; expected different files"),
+        (["0.png", "--csv", "x", "--json", "x"], "--csv and --json both to x; expected different files"),
+    ):
+        assert ask(*argv) == (2, "", f"broadsight: {said}\n")
+    code, _, err = ask("0.png", "--csv", "no/where.csv")
+    assert code == 2 and "there is no folder" in err
+    assert Path("1.png").read_bytes() == before
+
+
+def test_command__interrupted(ask, pictures, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CsvWriter, "write", interrupted)
+    assert ask("0.png", "1.png", "--csv", "all.csv") == (130, "", "broadsight: interrupted\n")
+    assert sorted(os.listdir()) == sorted(pictures)
+
+
+def test_command__list(ask, pictures):
+    Path("some.txt").write_text("1.png\n0.png\n")
+    code, out, _ = ask("--list", "some.txt", "--json")
+    assert code == 0 and [os.path.basename(record["file"]) for record in json.loads(out)] == ["1.png", "0.png"]

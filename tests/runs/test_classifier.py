@@ -1,0 +1,156 @@
+"""Classifiers for use: what a run folder or a timm name gives, and one line for what does not."""
+
+import json
+
+import pytest
+import timm
+import torch
+
+from broadsight.runs.classifier import open_classifier
+from broadsight.weights.writing import write_weights
+
+from ..training.small_runs import leave_run, refusal, without_network
+
+
+@pytest.fixture
+def left(tmp_path):
+    return leave_run(tmp_path / "run", num_classes=3)
+
+
+def named(folder, labels):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "label_names": labels}))
+    return folder
+
+
+def test_run__answers_as_its_network(left):
+    folder, model = left
+    classifier = open_classifier(named(folder, ["a", "b", "c"]), device="cpu")
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.inference_mode():
+        expected = model((images / 255 - 0.5) / 0.5)
+        torch.testing.assert_close(classifier.logits(classifier.normalise(images)), expected, rtol=1e-4, atol=1e-5)
+    assert (classifier.labels, classifier.num_classes, classifier.transforms.size) == (("a", "b", "c"), 3, 32)
+    assert classifier.title == "run" and not classifier.model.training
+    assert not any(parameter.requires_grad for parameter in classifier.model.parameters())
+    assert classifier.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_normalise__can_be_undone(left):
+    classifier = open_classifier(left[0], device="cpu")
+    images = torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8)
+    assert torch.equal(classifier.normalise.invert(classifier.normalise(images)).round().byte(), images)
+
+
+def test_timm__a_name_with_a_file_of_weights(left, tmp_path):
+    other = timm.create_model("test_resnet", num_classes=5)
+    write_weights(other, tmp_path / "w.safetensors")
+    options = dict(checkpoint=tmp_path / "w.safetensors", model_args={"num_classes": 5}, device="cpu")
+    classifier = open_classifier("test_resnet", **options)
+    assert classifier.labels is None and classifier.title == "test_resnet"
+    torch.testing.assert_close(classifier.model.state_dict(), other.state_dict())
+    said = refusal(lambda: open_classifier("test_resnet", **options | {"model_args": {"num_classes": 4}}))
+    assert "holds weights of another network: 0 missing, 0 unexpected, 2 of another shape, such as fc.bias" in said
+
+
+def test_timm__other_channels(left):
+    classifier = open_classifier("test_resnet", pretrained=False, model_args={"in_chans": 1}, device="cpu")
+    assert (classifier.transforms.channels, len(classifier.transforms.mean)) == (1, 1)
+    assert classifier.logits(classifier.normalise(torch.zeros((1, 1, 32, 32), dtype=torch.uint8))).shape == (1, 1000)
+
+
+def test_light__averaged_tokens_alone(tmp_path):
+    pool = dict(groups=2, tokens=2, dim=24, heads=2, mlp_dim=48)
+    args = dict(backbone="test_resnet", pool="map", pool_args=pool)
+    model = timm.create_model("edited", num_classes=3, **args)
+    (tmp_path / "run").mkdir()
+    cfg = dict(input_size=[3, 32, 32], mean=[0.5] * 3, std=[0.5] * 3, num_classes=3)
+    config = dict(architecture="edited", num_classes=3, model_args=args, pretrained_cfg=cfg)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    write_weights(model, tmp_path / "run" / "model.safetensors")
+    whole = open_classifier(tmp_path / "run", device="cpu")
+    light = open_classifier(tmp_path / "run", light=True, device="cpu")
+    assert light.parameters < whole.parameters and light.title == "run-light"
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        groups = model.eval()(images, groups=True)
+        torch.testing.assert_close(light.logits(images), groups.average.mean(1), rtol=1e-4, atol=1e-4)
+
+
+def test_size__another_one(left):
+    assert open_classifier(left[0], size=64, device="cpu").transforms.size == 64
+    assert "--size 0; expected pixels" in refusal(lambda: open_classifier(left[0], size=0))
+
+
+def test_size__that_the_network_cannot_take(tmp_path):
+    folder, _ = leave_run(tmp_path / "run", "test_vit", model_args={"img_size": 32})
+    assert "--size 40 does not suit run: " in refusal(lambda: open_classifier(folder, size=40, device="cpu"))
+
+
+def test_logits__that_are_not_finite_are_no_answers(left):
+    classifier = open_classifier(left[0], device="cpu")
+    classifier.model.get_classifier().weight.data[0] = torch.nan
+    said = refusal(lambda: classifier.logits(torch.zeros(2, 3, 32, 32)), RuntimeError)
+    assert said.startswith("run answers 2 of 2 pictures with numbers that are not finite; its weights are damaged")
+
+
+def spoil_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def other_task(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "broadsight": {"task": "detect"}}))
+
+
+def cut_weights(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), FileNotFoundError, "holds no run: there is no config.json"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            FileNotFoundError,
+            "holds no weights (model.safetensors), which come with its first evaluation; finish the run",
+        ),
+        (spoil_config, ValueError, "config.json is damaged ("),
+        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "describes no network"),
+        (cut_weights, RuntimeError, "is not a readable safetensors file"),
+        (other_task, ValueError, "holds a run of --task detect; expected one that classifies"),
+        (lambda folder: named(folder, ["a"]), ValueError, "names 1 classes, the network has 3"),
+    ],
+)
+def test_run__that_cannot_be_used(left, spoil, kind, message):
+    spoil(left[0])
+    assert message in refusal(lambda: open_classifier(left[0], device="cpu"), kind)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "kind", "message"),
+    [
+        ("resnet1", {}, ValueError, "unknown model 'resnet1'; nearest: "),
+        ("runs/none", {}, FileNotFoundError, "there is no run in runs/none; give the folder that train wrote"),
+        ("stvit_small", {}, ValueError, "stvit_small comes without trained weights; give some by --checkpoint, or try"),
+        ("test_resnet", dict(checkpoint="none.pth"), FileNotFoundError, "none.pth is not a file"),
+        ("test_resnet", dict(pretrained=False, light=True), ValueError, "has no multi-token pooling to lighten"),
+        ("test_resnet", dict(pretrained=False, device="cuda"), ValueError, "torch finds no CUDA device here"),
+        ("test_resnet", dict(pretrained=False, model_args={"num_classes": 0}), ValueError, "has no classifier"),
+        ("test_resnet", {}, RuntimeError, "the pretrained weights of test_resnet cannot be had: "),
+        ("resnet18", dict(checkpoint="package"), ValueError, "no package has weights of 'resnet18'"),
+    ],
+)
+def test_name__that_cannot_be_used(monkeypatch, source, options, kind, message):
+    without_network(monkeypatch)
+    if torch.cuda.is_available() and options.get("device") == "cuda":
+        pytest.skip("there is a CUDA device")
+    assert message in refusal(lambda: open_classifier(source, **options), kind)
+
+
+def test_run__takes_no_weights_of_others(left):
+    assert "is a run with weights and arguments of its own" in refusal(
+        lambda: open_classifier(left[0], model_args={"in_chans": 1})
+    )

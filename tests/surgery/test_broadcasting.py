@@ -1,0 +1,882 @@
+"""add_context_broadcast over timm's architectures, ours and others': values, weights, tools, refusals."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.pool import ThreadPool
+
+import pytest
+import timm
+import torch
+import torch.distributed as dist
+from timm.layers import create_feature_extractor
+from timm.models import MlpMixer
+from torch import Tensor, nn
+from torch.export import Dim
+
+from broadsight import add_context_broadcast, fuse, swap_pool
+from broadsight.inspection.branches import find_branches
+from broadsight.layers import ContextBroadcast
+from broadsight.layers.context_broadcast import KINDS
+from broadsight.models import MAT, EMSNet, PartialFormer, STViT, _backbone
+from tests.compare import assert_close, randomize
+from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenNetwork
+from tests.inspection.test_branches import COUNTS
+from tests.inspection.timm_models import SHRUNK, created
+from tests.inspection.timm_models import images as timm_images
+
+POSITIONS = ("front", "mid", "end")
+OWN = {
+    "stvit": lambda: STViT((16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), layer_scale=(None, 0.5, None, 0.5)),
+    "stvit_plain": lambda: STViT((16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2)),
+    "emsnet": lambda: EMSNet((16, 24, 32, 64), (1, 1, 1, 1)),
+    "mat": lambda: MAT(16, (1, 1, 1, 1), (2, 4), hidden=24),
+    "partialformer": lambda: PartialFormer(16, (1, 1, 1, 1), (1, 2, 2, 4), hidden=24),
+}
+# As small as the equations allow: a stage of windows, the second block's shifted, and one that a window covers.
+TINY = {
+    "vit": lambda: timm.create_model("test_vit", depth=2, embed_dim=32, img_size=32),
+    "swin": lambda: timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2, 1), num_heads=(1, 2), drop_path_rate=0
+    ),
+    "maxvit": lambda: timm.create_model(
+        "maxvit_tiny_tf_224", img_size=64, embed_dim=(32, 32), depths=(1, 1), stem_width=8, drop_path_rate=0
+    ),
+    "mixer": lambda: MlpMixer(img_size=96, patch_size=32, num_blocks=2, embed_dim=24),
+    "pvtv2": lambda: timm.create_model("pvt_v2_b0", depths=(1, 1), embed_dims=(8, 16), num_heads=(1, 2)),
+}
+SIDES = dict(vit=32, swin=56, maxvit=64, mixer=96, pvtv2=64)
+
+
+@cache
+def _template(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name in SHRUNK:
+        return created(name)
+    make = {**OWN, **TINY, **FOREIGN}.get(name) or MORE[name][0]
+    return randomize(make()).eval()
+
+
+def network(name: str) -> nn.Module:
+    """In eval mode, always the same weights, none of them at its initial value."""
+    return copy.deepcopy(_template(name))
+
+
+def images(name: str, batch: int = 2) -> Tensor:
+    if name in SHRUNK:
+        return timm_images(name, batch)
+    side = SIDES.get(name) or (SIDE if name in FOREIGN else 64 if name in OWN else MORE[name][1])
+    return torch.randn(batch, 3, side, side)
+
+
+def options(name: str) -> dict:
+    """The size that the network was built for, where it does not say so."""
+    return dict(image_size=SIDE if name in FOREIGN else MORE[name][1]) if name in {**FOREIGN, **MORE} else {}
+
+
+def broadcast(name: str, kind: str = "cb", branch: str = "mlp", position: str = "end", **more) -> nn.Module:
+    return add_context_broadcast(network(name), kind, branch, position, **options(name), **more)
+
+
+def where(name: str) -> str:
+    """The position at which the most can go wrong: inside the windows, if there are any."""
+    return "mid" if name == "swin" else "end"
+
+
+def layers(model: nn.Module) -> list[ContextBroadcast]:
+    return [module for module in model.modules() if isinstance(module, ContextBroadcast)]
+
+
+def fill_scales(model: nn.Module) -> nn.Module:
+    """The same for all places of a width, so that a reference knows them without asking."""
+    for module in layers(model):
+        if module.scale is not None:
+            module.scale.data.copy_(scale_of(len(module.scale)))
+    return model
+
+
+def scale_of(channels: int) -> Tensor:
+    return torch.linspace(-1, 2, channels, dtype=torch.float64)
+
+
+def hooks(model: nn.Module) -> dict[str, int]:
+    return {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()}
+
+
+def ways(name: str) -> dict[str, set[str]]:
+    """Which positions the branches of each kind have in common."""
+    found = find_branches(network(name), **options(name))
+    kinds = {kind: [b for b in found if b.kind == kind] for kind in ("attn", "mlp")}
+    return {
+        kind: {position for position in POSITIONS if all(getattr(b, position) is not None for b in branches)}
+        for kind, branches in kinds.items()
+        if branches
+    }
+
+
+# ---- any architecture
+
+WITHOUT = ("regnetx_002", "dla46_c", "mobilenetv3_small_050", "mobilenetv4_conv_small_035")  # any such block
+
+DEFAULT = [
+    *("convnext_atto", "vit", "deit_tiny_distilled_patch16_224", "cait_xxs24_224", "pit_ti_224", "swin", "maxvit"),
+    *("pvtv2", "hiera_tiny_224", "mixer", "eva02", "convit", "tnt", "nest", "stvit", "emsnet", "mat", "partialformer"),
+    *("pvt", "local_vit", "torchvision_vit"),
+]
+LARGER = [name for name in {**SHRUNK, **MORE, **FOREIGN} if name not in DEFAULT and COUNTS.get(name) != (0, 0)]
+ARCHITECTURES = DEFAULT + [pytest.param(name, marks=pytest.mark.slow) for name in LARGER if name not in WITHOUT]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def places(name) -> dict[str, set[str]]:
+    return ways(name)
+
+
+@torch.no_grad()
+def test_networks__scaled_changes_nothing_and_keeps_every_key(name, places):
+    plain, x = network(name), images(name)
+    before, expected = plain.state_dict(), plain(x)
+    branch = "both" if len(places) == 2 else next(iter(places))
+    position = next(p for p in ("front", "end") if all(p in possible for possible in places.values()))
+    model = broadcast(name, "scaled", branch, position)
+    after = model.state_dict()
+    assert [key for key in after if key in before] == list(before)
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    new = [key for key in after if key not in before]
+    assert len(new) == len(find_branches(plain, **options(name)))
+    assert all(key.endswith(".context_broadcast.scale") and not after[key].any() for key in new)
+    assert torch.equal(model(x), expected)
+
+
+@torch.no_grad()
+def test_networks__each_image_sees_its_own_context(name, places):
+    branch = "both" if len(places) == 2 else next(iter(places))
+    plain, model = network(name).double(), broadcast(name, "cb", branch).double()
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    x = images(name).double()
+    got = model(x)
+    assert (got - plain(x)).abs().max() > 1e-6 * got.abs().max()
+    assert_close(got, torch.cat([model(image[None]) for image in x]), tolerance=1e-10)
+
+
+@torch.no_grad()
+def test_networks__middle_and_end_are_the_same_for_cb(name, places):
+    """The mean passes a linear layer, and half of its bias twice is the bias."""
+    x = images(name, 1).double()
+    for branch, possible in places.items():
+        if "mid" in possible:
+            middle, end = (broadcast(name, "cb", branch, position).double() for position in ("mid", "end"))
+            assert_close(middle(x), end(x), branch, 1e-10)
+
+
+def test_networks__every_parameter_receives_a_gradient(name, places):
+    assert_learns(name, "scaled", "both" if len(places) == 2 else next(iter(places)))
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "mixer", "stvit", "local_vit"])
+@pytest.mark.parametrize("kind", ["cb", "gate", "hybrid"])
+def test_learning__with_the_other_kinds(name, kind):
+    """What is overwritten is not what autograd has kept."""
+    assert_learns(name, kind, "both")
+
+
+def assert_learns(name: str, kind: str, branch: str) -> None:
+    plain, model = network(name).train(), fill_scales(broadcast(name, kind, branch)).train()
+    x = images(name)
+    unused = []
+    for one in (plain, model):
+        y = one(x)
+        (y if isinstance(y, Tensor) else sum(y)).square().sum().backward()
+        unused.append([key for key, p in one.named_parameters() if p.requires_grad and p.grad is None])
+    assert unused[1] == unused[0]
+    scales = [module.scale.grad for module in layers(model) if module.scale is not None]
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in scales)
+    assert len(scales) == (len(layers(model)) if kind == "scaled" else 0) and len(layers(model)) > 0
+
+
+# ---- values: the equations by hooks of our own on a plain network
+
+
+def equation(x: Tensor, kind: str, batch: int, axis: int, class_token: bool) -> Tensor:
+    """All tokens of an image together, however they are cut: the rows of an image follow each other."""
+    tokens = x.movedim(axis, -1)
+    shape = tokens.shape
+    tokens = tokens.reshape(batch, -1, shape[-1])
+    mean = tokens.mean(1, keepdim=True)
+    first = tokens[:, :1] if class_token else mean
+    result = {
+        "cb": lambda: (tokens + mean) / 2,
+        "scaled": lambda: tokens + scale_of(shape[-1]) * mean,
+        "gate": lambda: tokens * (first + 1),
+        "hybrid": lambda: tokens * first + (tokens + mean) / 2,
+    }[kind]()
+    return result.reshape(shape).movedim(-1, axis)
+
+
+def apply_by_hand(model: nn.Module, kind: str, position: str, places: list[tuple], class_token: bool) -> nn.Module:
+    """With places (module, projection, axis of its channels)."""
+    batch: list[int] = []
+    model.register_forward_pre_hook(lambda _, inputs: batch.__setitem__(slice(None), [len(inputs[0])]))
+
+    def changed(x: Tensor, axis: int) -> Tensor:
+        return equation(x, kind, batch[0], axis, class_token)
+
+    for module, projection, axis in places:
+        if position == "end":
+            module.register_forward_hook(lambda m, inputs, y, axis=axis: changed(y, axis))
+        else:
+            target, where = (module, axis) if position == "front" else (projection, -1)
+            target.register_forward_pre_hook(lambda m, inputs, w=where: (changed(inputs[0], w), *inputs[1:]))
+    return model
+
+
+def blocks_of(name: str, model: nn.Module) -> list[nn.Module]:
+    if name.startswith("stvit"):
+        for stage in model.stages:
+            stage.blocks[0].apart = True  # so that the branches give what they add
+        return [stage.blocks[0] for stage in model.stages]
+    lists = dict(vit=["blocks"], swin=[f"layers.{i}.blocks" for i in range(2)], mixer=["blocks"])
+    lists["pvtv2"] = [f"stages.{i}.blocks" for i in range(2)]
+    return [block for key in lists[name] for block in model.get_submodule(key)]
+
+
+def places_of(name: str, model: nn.Module, branch: str) -> list[tuple]:
+    attn, mlp = [], []
+    for block in blocks_of(name, model):
+        if name == "mixer":
+            attn.append((block.mlp_tokens, None, 1))
+            mlp.append((block.mlp_channels, block.mlp_channels.fc2, -1))
+        else:
+            attn.append((block.attn, block.attn.proj, 1 if name.startswith("stvit") else -1))
+            mlp.append((block.mlp, block.mlp.fc2, -1))
+    return dict(attn=attn, mlp=mlp, both=attn + mlp)[branch]
+
+
+CASES = [(name, kind, "both", position) for name in ("vit", "swin") for kind in KINDS for position in POSITIONS]
+CASES += [(name, "cb", branch, p) for name in ("vit", "swin") for branch in ("mlp", "attn") for p in POSITIONS]
+CASES += [
+    (name, kind, "mlp" if position == "mid" and name != "pvtv2" else "both", position)
+    for name in ("mixer", "pvtv2", "stvit", "stvit_plain")
+    for kind in ("scaled", "gate")
+    for position in POSITIONS
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "branch", "position"), CASES)
+@torch.no_grad()
+def test_values__are_the_equations(name, kind, branch, position):
+    x = images(name, 3).double()
+    by_hand = network(name).double()
+    plain = by_hand(x)
+    apply_by_hand(by_hand, kind, position, places_of(name, by_hand, branch), class_token=name == "vit")
+    model = fill_scales(broadcast(name, kind, branch, position).double())
+    expected = by_hand(x)
+    assert not torch.allclose(expected, plain, rtol=1e-4)
+    assert_close(model(x), expected, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["cb", "scaled", "gate"])
+def test_values__gradients_are_those_of_the_equations(kind):
+    x = images("swin").double()
+    by_hand = network("swin").double()
+    apply_by_hand(by_hand, kind, "end", places_of("swin", by_hand, "both"), class_token=False)
+    model = fill_scales(broadcast("swin", kind, "both").double())
+    for one in (model, by_hand):
+        one(x).square().sum().backward()
+    expected = {key: p.grad for key, p in by_hand.named_parameters()}
+    for key, p in model.named_parameters():
+        if not key.endswith("context_broadcast.scale"):
+            assert_close(p.grad, expected[key], key, 1e-8)
+
+
+def swin_of_any_size() -> nn.Module:
+    model = timm.create_model(
+        "swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), strict_img_size=False
+    )
+    torch.manual_seed(0)
+    return randomize(model).double().eval()
+
+
+@pytest.mark.parametrize("size", [56, 112, 168])
+@torch.no_grad()
+def test_values__windows_of_other_image_sizes(size):
+    """Among them one where a single window covers the image in every stage after the first."""
+    by_hand = swin_of_any_size()
+    ours = add_context_broadcast(copy.deepcopy(by_hand), "gate", "attn")
+    places = [(layer.blocks[0].attn, None, -1) for layer in by_hand.layers]
+    apply_by_hand(by_hand, "gate", "end", places, class_token=False)
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    assert_close(ours(x), by_hand(x), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("size", [56, 64])
+@torch.no_grad()
+def test_values__padding_of_windows_is_no_token(size):
+    """16 x 16 tokens are padded to 21 x 21 before they are cut into windows; the mean is that of the 256."""
+    by_hand = swin_of_any_size()
+    ours = add_context_broadcast(copy.deepcopy(by_hand), "cb", "attn")
+    for layer in by_hand.layers:  # from the padding to the cropped map
+        attend = layer.blocks[0]._attn
+        layer.blocks[0]._attn = lambda x, attend=attend: equation(attend(x), "cb", len(x), -1, False)
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    assert_close(ours(x), by_hand(x), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("size", [64, 448])
+@torch.no_grad()
+def test_values__our_windows_of_any_image_size(size):
+    """The middle of the attention sees windows, its end the map: for cb that may not matter."""
+    x = torch.randn(1, 3, size, size, dtype=torch.float64)
+    middle, end = (broadcast("mat", "cb", "attn", position).double().forward_features(x) for position in ("mid", "end"))
+    assert_close(middle, end, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["gate", "hybrid"])
+@pytest.mark.parametrize("class_token", [None, True, False])
+@torch.no_grad()
+def test_class_token__of_a_distilled_vit(kind, class_token):
+    name = "deit_tiny_distilled_patch16_224"
+    x = images(name, 2).double()
+    by_hand = network(name).double()
+    places = [(block.mlp, block.mlp.fc2, -1) for block in by_hand.blocks]
+    apply_by_hand(by_hand, kind, "end", places, class_token=class_token is not False)
+    model = broadcast(name, kind, class_token=class_token).double()
+    assert_close(model(x), by_hand(x), tolerance=1e-10)
+    assert {module.class_token for module in layers(model)} == {class_token is not False}
+
+
+@torch.no_grad()
+def test_class_token__of_a_distilled_pit():
+    x = images("pit_distilled").double()
+    by_hand = network("pit_distilled").double()
+    places = [(stage.blocks[0].mlp, None, -1) for stage in by_hand.transformers]
+    apply_by_hand(by_hand, "gate", "end", places, class_token=True)
+    assert_close(broadcast("pit_distilled", "gate").double()(x), by_hand(x), tolerance=1e-10)
+
+
+def test_class_token__none_of_a_swin():
+    assert {module.class_token for module in layers(broadcast("swin", "gate", "both"))} == {False}
+
+
+# ---- networks of others
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_others__pyramid_with_a_late_class_token(kind, position):
+    x = images("pvt").double()
+    by_hand = randomized("pvt")
+    for block, class_token in ((by_hand.block1, False), (by_hand.block2, True)):
+        places = [(block.attn, block.attn.proj, -1), (block.mlp, block.mlp.fc2, -1)]
+        apply_by_hand(block, kind, position, places, class_token)
+    model = fill_scales(add_context_broadcast(randomized("pvt"), kind, "both", position))
+    assert_close(model(x), by_hand(x), tolerance=1e-10)
+
+
+@cache
+def _foreign(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return randomize(FOREIGN[name]()).double().eval()
+
+
+def randomized(name: str) -> nn.Module:
+    return copy.deepcopy(_foreign(name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_others__convolutions_with_the_residual_inside(kind, position):
+    x = images("local_vit").double()
+    by_hand = randomized("local_vit")
+    places = [(block.conv.conv, None, 1) for block in by_hand.blocks]
+    if position == "mid":
+        places = [(None, block.conv.conv[6], 1) for block in by_hand.blocks]
+        for _, projection, _ in places:
+            projection.register_forward_pre_hook(lambda _, inputs: (equation(inputs[0], kind, 2, 1, False),))
+    else:
+        apply_by_hand(by_hand, kind, position, places, class_token=False)
+    model = fill_scales(add_context_broadcast(randomized("local_vit"), kind, "mlp", position))
+    assert_close(model(x), by_hand(x), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["cb", "scaled"])
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_others__torchvisions_mlp(kind, position):
+    x = images("torchvision_vit").double()
+    by_hand = randomized("torchvision_vit")
+    places = [(block.mlp, block.mlp[3], -1) for block in by_hand.encoder.layers]
+    apply_by_hand(by_hand, kind, position, places, class_token=False)
+    model = add_context_broadcast(randomized("torchvision_vit"), kind, "mlp", position, image_size=SIDE)
+    assert_close(fill_scales(model)(x), by_hand(x), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("position", ["front", "end"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_others__torchs_attention(position, learns):
+    """In front of it all that it takes gets context: queries, keys and values."""
+    x = images("torchvision_vit").double()
+    by_hand = randomized("torchvision_vit")
+    for block in by_hand.encoder.layers:
+        if position == "front":
+            block.ln_1.register_forward_hook(lambda _, inputs, y: equation(y, "cb", 2, -1, False))
+        else:
+            block.self_attention.register_forward_hook(lambda _, i, y: (equation(y[0], "cb", 2, -1, False), y[1]))
+    model = add_context_broadcast(randomized("torchvision_vit"), "cb", "attn", position, image_size=SIDE)
+    with torch.set_grad_enabled(learns):
+        assert_close(model(x), by_hand(x), tolerance=1e-10)
+    with pytest.raises(ValueError, match=r"^there is no 'mid' in encoder.*self_attention \(MultiheadAttention\)"):
+        add_context_broadcast(randomized("torchvision_vit"), "cb", "attn", "mid", image_size=SIDE)
+
+
+class Encoder(nn.Module):
+    """Torch's own layer, which has a way past its parts in inference."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_others__torchs_encoder_layer_in_inference():
+    plain = randomize(TokenNetwork(Encoder())).eval()
+    model = add_context_broadcast(copy.deepcopy(plain), "cb", "attn")
+    x = torch.randn(2, 3, SIDE, SIDE)
+    expected = model(x)
+    with torch.no_grad():
+        assert_close(model(x), expected.detach(), tolerance=1e-5)
+        assert not torch.allclose(plain(x), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("kind", ["cb", "scaled"])
+@torch.no_grad()
+def test_others__sequences_in_sequences(kind, position):
+    """What is added to a sequence is not run as one more of its layers."""
+    mlp = nn.Sequential(nn.Sequential(nn.Linear(16, 24), nn.GELU()), nn.Sequential(nn.Linear(24, 16), nn.Tanh()))
+    by_hand = randomize(TokenNetwork(Residual(mlp))).double().eval()
+    model = fill_scales(add_context_broadcast(copy.deepcopy(by_hand), kind, "mlp", position).double())
+    mlp = by_hand.blocks[0].mlp
+    apply_by_hand(by_hand, kind, position, [(mlp, mlp[1][0], -1)], class_token=True)
+    x = torch.randn(2, 3, SIDE, SIDE, dtype=torch.float64)
+    assert_close(model(x), by_hand(x), tolerance=1e-10)
+
+
+# ---- weights
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "mixer", "pvtv2", "local_vit"])
+@pytest.mark.parametrize("position", ["front", "end"])
+def test_weights__new_ones_are_like_those_of_their_place(name, position):
+    for dtype in (torch.bfloat16, torch.float64):
+        model = network(name).to(dtype).requires_grad_(False)
+        add_context_broadcast(model, "scaled", "both", position, **options(name))
+        scales = [module.scale for module in layers(model)]
+        assert scales and {scale.dtype for scale in scales} == {dtype} and all(s.requires_grad for s in scales)
+        assert {p.requires_grad for key, p in model.named_parameters() if "context_broadcast" not in key} == {False}
+        with torch.no_grad():
+            assert model(images(name).to(dtype)).dtype == dtype
+    empty = add_context_broadcast(network(name).to("meta"), "scaled", "both", position, **options(name))
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+
+
+def test_weights__new_ones_of_a_place_without_any():
+    """Behind an activation there is no weight to be like; the branch's are."""
+    mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16), nn.Tanh())
+    model = add_context_broadcast(TokenNetwork(Residual(copy.deepcopy(mlp))).double(), "scaled")
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    model = add_context_broadcast(TokenNetwork(Residual(mlp)).to("meta"), "scaled")
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_weights__modes_are_kept(training):
+    model = network("vit").train(training)
+    model.blocks[1].train(not training)
+    add_context_broadcast(model, "scaled", "both")
+    for i, block in enumerate(model.blocks):
+        assert {m.training for m in block.modules()} == {training != (i == 1)}
+
+
+@torch.no_grad()
+def test_weights__half_precision_stays_close():
+    for kind in KINDS:
+        model, x = fill_scales(broadcast("swin", kind, "both")), images("swin")
+        half = copy.deepcopy(model).bfloat16()(x.bfloat16())
+        assert half.dtype == torch.bfloat16
+        assert_close(half.float(), model(x), kind, 0.2)
+
+
+# ---- copies, threads, tools
+
+
+def assert_equal_outputs(one: nn.Module, other: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        assert torch.equal(one(x), other(x))
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
+@pytest.mark.parametrize("kind", ["scaled", "gate"])
+def test_copies__are_equal(name, kind, tmp_path):
+    model, x = fill_scales(broadcast(name, kind, "both", where(name))), images(name)
+    with torch.no_grad():
+        model(x[:1])
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_equal_outputs(other, model, x)
+        assert hooks(other) == hooks(model)
+        mine = {id(module) for module in model.modules()}
+        assert not mine & {id(module) for module in other.modules()}
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other = add_context_broadcast(randomize(network(name)), kind, "both", where(name))
+    other.load_state_dict(torch.load(tmp_path / "model.pt"))
+    assert_equal_outputs(other, model, x)
+    torch.save(model, tmp_path / "whole.pt")
+    assert_equal_outputs(torch.load(tmp_path / "whole.pt", weights_only=False), model, x)
+
+
+@torch.no_grad()
+def test_copies__count_their_own_images():
+    """A copy of a windowed network, run between, has another batch."""
+    model = broadcast("swin", "cb", "attn", "mid")
+    other = copy.deepcopy(model)
+    x = images("swin", 3)
+    expected = model(x)
+    other.layers[0].blocks[0].attn.register_forward_pre_hook(lambda *_: model(x[:2]) is None or None)
+    assert torch.equal(other(x), expected)
+
+
+@torch.no_grad()
+def test_threads__do_not_see_each_other():
+    """Both threads are inside the first block, with batches of different sizes, before either goes on."""
+    model = broadcast("swin", "cb", "attn", "mid")
+    batches = [images("swin", n) for n in (1, 3)]
+    expected = [model(x) for x in batches]
+    barrier = threading.Barrier(2)
+    handle = model.layers[0].blocks[0].norm1.register_forward_hook(lambda *_: barrier.wait(60) < 0 or None)
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model(x)
+
+    with ThreadPool(2) as threads:
+        got = threads.map(run, batches, chunksize=1)
+    handle.remove()
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one, other, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
+@torch.no_grad()
+def test_export__gives_the_same_numbers(name, dynamic):
+    model, x = fill_scales(broadcast(name, "scaled", "both", where(name))), images(name)
+    shapes = ({0: Dim("batch", min=1, max=16)},) if dynamic else None
+    program = torch.export.export(model, (x,), dynamic_shapes=shapes)
+    x = images(name, 5 if dynamic else 2)
+    assert_close(program.module()(x), model(x), tolerance=1e-5)
+    assert_close(copy.deepcopy(model)(x), model(x), tolerance=1e-6)  # the model is none the worse
+
+
+@pytest.mark.parametrize(("name", "kind"), [pytest.param("vit", "gate", marks=pytest.mark.slow), ("swin", "cb")])
+@torch.no_grad()
+def test_compile__is_one_graph(name, kind):
+    model, x = broadcast(name, kind, "both", where(name)).double(), images(name).double()
+    torch._dynamo.reset()
+    assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compile__gives_the_same_gradients(name, kind):
+    model, x = fill_scales(broadcast(name, kind, "both", where(name)).double()), images(name).double()
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+    got, expected = compiled(x), model(x)
+    assert_close(got, expected, tolerance=1e-9)
+    got.square().sum().backward()
+    expected.square().sum().backward()
+    for (key, p), (_, q) in zip(compiled.named_parameters(), model.named_parameters(), strict=True):
+        assert_close(p.grad, q.grad, key, 1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
+@pytest.mark.parametrize("kind", ["scaled", "gate"])
+def test_compile__inductor_gives_the_same_numbers(name, kind):
+    model, x = fill_scales(broadcast(name, kind, "both", where(name))), images(name)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert_close(torch.compile(model, fullgraph=True)(x), model(x), tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("branch", "position"),  # TorchScript knows no hook before a module that takes more than one tensor
+    [("mlp", "front"), ("mlp", "mid"), ("mlp", "end"), ("attn", "mid"), ("attn", "end")],
+)
+@torch.no_grad()
+def test_script__a_vit(branch, position):
+    model, x = fill_scales(broadcast("vit", "scaled", branch, position)), images("vit")
+    assert_close(torch.jit.script(model)(x), model(x), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+@torch.no_grad()
+def test_trace__gives_the_same_numbers(name):
+    model, x = broadcast(name, "cb", "both"), images(name)
+    assert_close(torch.jit.trace(model, x)(x), model(x), tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("name", "node"), [("vit", "blocks.1.mlp.fc2"), ("swin", "layers.1.blocks.0.mlp.fc2")])
+@torch.no_grad()
+def test_fx__features_have_context(name, node):
+    model, x = broadcast(name, "cb", "both"), images(name)
+    seen = []
+    handle = model.get_submodule(node).register_forward_hook(lambda m, inputs, y: seen.append(y.clone()))
+    model(x)
+    handle.remove()
+    extractor = create_feature_extractor(model, {node: "features"})
+    assert_close(extractor(x)["features"], seen[0], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "stvit_plain"])
+@pytest.mark.parametrize("kind", ["scaled", "gate"])
+def test_checkpointing__changes_no_gradient(name, kind):
+    model, x = fill_scales(broadcast(name, kind, "both", where(name))).double().train(), images(name).double()
+    other = copy.deepcopy(model)
+    other.set_grad_checkpointing()
+    for one in (model, other):
+        one(x).square().sum().backward()
+    for (key, p), (_, q) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert_close(q.grad, p.grad, key, 1e-9)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_distributed__steps_as_alone(name, one_process):
+    model, x = broadcast(name, "scaled", "both", where(name)).train(), images(name)
+    alone = copy.deepcopy(model)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    for one in (wrapped, alone):
+        optimizer = torch.optim.SGD(one.parameters(), 0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            one(x).square().mean().backward()
+            optimizer.step()
+    for (key, p), (_, q) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
+        assert_close(p.detach(), q.detach(), key, 1e-4)
+    assert all(module.scale.any() for module in layers(model))
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+@torch.no_grad()
+def test_intermediates__have_context(name):
+    model, x = broadcast(name, "gate", "both"), images(name)
+    final, maps = model.forward_intermediates(x)
+    plain = network(name).forward_intermediates(x, intermediates_only=True)
+    assert not any(torch.allclose(one, other, rtol=1e-3) for one, other in zip(maps, plain, strict=True))
+    assert_close(model.forward_head(final), model(x), tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "branch"), [("test_vit", "both"), ("swin_tiny_patch4_window7_224", "both"), ("test_convnext", "mlp")]
+)
+@torch.no_grad()
+def test_features_only__are_those_of_the_whole_network(name, branch):
+    torch.manual_seed(0)
+    features = timm.create_model(name, features_only=True, **SHRUNK[name]).eval()
+    whole = timm.create_model(name, **SHRUNK[name]).eval()
+    whole.load_state_dict(renamed(features, whole), strict=False)
+    add_context_broadcast(features, "gate", branch)
+    add_context_broadcast(whole, "gate", branch)
+    x = torch.randn(2, 3, *whole.pretrained_cfg["input_size"][1:])
+    expected = whole.forward_intermediates(x, indices=features.feature_info.out_indices, intermediates_only=True)
+    for got, one in zip(features(x), expected, strict=True):
+        assert_close(got if got.shape == one.shape else got.permute(0, 3, 1, 2), one, tolerance=1e-5)
+
+
+def renamed(features: nn.Module, whole: nn.Module) -> dict[str, Tensor]:
+    """The weights of timm's feature extractor under the names of the network."""
+    state = features.state_dict()
+    known = {key.removeprefix("model.").replace("_", ".", 1): key for key in state}
+    known |= {key.removeprefix("model."): key for key in state}
+    return {key: state[known[key]] for key in whole.state_dict() if key in known}
+
+
+# ---- folding, slices, pooling
+
+
+FOLDED = [(name, *how) for name in ("stvit", "emsnet") for how in zip(("cb", "scaled", "gate"), POSITIONS, strict=True)]
+FOLDED += [("stvit_plain", "cb", "end")]
+FOLDED += [
+    pytest.param(name, kind, position, marks=pytest.mark.slow)
+    for name in ("stvit", "stvit_plain", "emsnet")
+    for kind in KINDS
+    for position in POSITIONS
+    if (name, kind, position) not in FOLDED
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "position"), FOLDED)
+@torch.no_grad()
+def test_fuse__keeps_the_outputs(name, kind, position):
+    branch = "mlp" if name != "emsnet" and position == "mid" else "both"
+    if name == "emsnet" and position != "front":
+        branch = "mlp"  # the last layer of its mixer is multiplied out
+    model = fill_scales(broadcast(name, kind, branch, position).double())
+    x = images(name).double()
+    fused = fuse(model)
+    assert len(layers(fused)) == len(layers(model)) > 0
+    assert_close(fused(x), model(x), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mat", "partialformer", "convnext_atto"])
+@torch.no_grad()
+def test_fuse__keeps_the_outputs_of_others(name):
+    model, x = broadcast(name, "cb", "mlp").double(), images(name).double()
+    assert_close(fuse(model)(x), model(x), tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "branch", "position"), [("emsnet", "attn", "mid"), ("emsnet", "attn", "end"), ("levit_128s", "mlp", "end")]
+)
+@torch.no_grad()
+def test_fuse__folds_nothing_that_has_context_inside(name, branch, position):
+    model, x = broadcast(name, "cb", branch, position), images(name)  # timm folds in single precision
+    fused = fuse(model)
+    assert len(layers(fused)) == len(layers(model)) > 0
+    assert_close(fused(x), model(x), tolerance=1e-4)
+
+
+def test_fuse__refuses_to_lose_context():
+    """timm replaces LeViT's layers by folded ones."""
+    words = r"^folding LevitDistilled would lose its context broadcasting, which lies inside"
+    with pytest.raises(ValueError, match=words):
+        fuse(broadcast("levit_128s", "cb", "mlp", "mid"))
+
+
+@pytest.mark.parametrize(("branch", "apart"), [("mlp", False), ("attn", True)])
+def test_residual__is_added_apart_only_where_context_comes_between(branch, apart):
+    model = broadcast("stvit_plain", "cb", branch)
+    assert {stage.blocks[0].apart for stage in model.stages} == {apart}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_slices__equal_single_images(name, monkeypatch):
+    """And are cut indeed: context is no reason to see the batch as a whole."""
+    model = fill_scales(broadcast(name, "scaled", "both").double())
+    x = torch.randn(5, 3, 64, 48, dtype=torch.float64)
+    with torch.no_grad():
+        expected = torch.cat([model(image[None]) for image in x])
+    monkeypatch.setattr(_backbone, "SLICE_BYTES", 1)
+    calls = []
+    stage = model.stages[0]
+    original = stage.forward
+    monkeypatch.setattr(stage, "forward", lambda x: calls.append(len(x)) or original(x))
+    with torch.no_grad():
+        assert_close(model(x), expected, tolerance=1e-10)
+    assert calls == [1] * 5
+
+
+@pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224"])
+@torch.no_grad()
+def test_pooling__before_and_after_are_the_same(name):
+    settings = dict(dim=48, heads=4, mlp_dim=96, attn_dim=24, num_classes=7)
+    first = swap_pool(add_context_broadcast(created(name), "gate", "both"), "map", **settings).eval()
+    second = add_context_broadcast(swap_pool(created(name), "map", **settings), "gate", "both").eval()
+    assert len(layers(first)) == len(layers(second)) > 0
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(2, 3, *first.pyramid.image_size)
+    assert_close(second(x), first(x), tolerance=1e-5)
+    plain = swap_pool(created(name), "map", **settings).eval()
+    plain.load_state_dict(first.state_dict())
+    assert not torch.allclose(plain(x), first(x), rtol=1e-3)
+
+
+# ---- refused
+
+
+def untouched(model: nn.Module, call: Callable[[nn.Module], object], words: str) -> None:
+    """The call is refused in one line, and the network is as it was."""
+    before, hooked = copy.deepcopy(model.state_dict()), hooks(model)
+    modes = {key: module.training for key, module in model.named_modules()}
+    with pytest.raises(ValueError, match=words) as error:
+        call(model)
+    assert "\n" not in str(error.value)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[key], value) for key, value in before.items())
+    assert hooks(model) == hooked and {key: module.training for key, module in model.named_modules()} == modes
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+@pytest.mark.parametrize("again", [{}, dict(kind="scaled", branch="attn"), dict(position="front")])
+@torch.no_grad()
+def test_refused__a_second_time(name, again):
+    model, x = broadcast(name, "scaled", "both").train(), images(name)
+    expected = model(x)
+    words = r"^\w+ broadcasts context already \(.*context_broadcast\); start from a fresh network$"
+    untouched(model, lambda model: add_context_broadcast(model, **again), words)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        (
+            "test_resnet",
+            {},
+            r"^ResNet has no mlp blocks; looked for modules named or classed like \*mlp\*, \*ffn\* or ",
+        ),
+        ("test_resnet", dict(branch="attn"), "^ResNet has no attn blocks; looked for modules that hold one of qkv, "),
+        ("test_resnet", dict(branch="both"), "^ResNet has no mlp blocks; looked for "),
+        ("test_convnext", dict(branch="attn"), r"no attn blocks; looked for .*; it has mlp blocks \(Mlp\)$"),
+        ("test_convnext", dict(branch="both"), r"no attn blocks; looked for .*; it has mlp blocks \(Mlp\)$"),
+        ("efficientvit_b0", {}, r"no mlp blocks; looked for .*; it has attn blocks \(LiteMLA\)$"),
+        ("vit", dict(kind="cbs"), "^unknown kind 'cbs'; did you mean 'cb'\\? choose one of 'cb', 'scaled', 'gate', "),
+        ("vit", dict(kind="scale"), "^unknown kind 'scale'; did you mean 'scaled'\\? "),
+        ("vit", dict(kind="CB"), "^unknown kind 'CB'; did you mean 'cb'\\? "),
+        ("vit", dict(kind=""), "^unknown kind ''; choose one of 'cb', "),
+        ("vit", dict(kind=None), "^unknown kind None; choose one of 'cb', "),
+        ("vit", dict(branch="attention"), "^unknown branch 'attention'; .*choose one of 'mlp', 'attn', 'both'$"),
+        ("vit", dict(branch="mpl"), "^unknown branch 'mpl'; did you mean 'mlp'\\? "),
+        ("vit", dict(position="middle"), "^unknown position 'middle'; .*choose one of 'front', 'mid', 'end'$"),
+        ("vit", dict(position="ends"), "^unknown position 'ends'; did you mean 'end'\\? "),
+        ("vit_parallel", dict(position="front"), r"^there is no 'front' in blocks.0.mlp_out_proj \(Linear\) .*'end'$"),
+        ("mixer", dict(branch="both", position="mid"), r"^there is no 'mid' in blocks.0.mlp_tokens \(Mlp\) where all "),
+        ("stvit", dict(branch="attn", position="mid"), "^there is no 'mid' in stages.0.blocks.0.attn "),
+        ("mixer", dict(image_size=100), "^MlpMixer does not run on images of 100x100 "),
+    ],
+)
+def test_refused__and_left_as_it_was(name, arguments, words):
+    model = network(name)
+    next(model.children()).train()
+    untouched(model, lambda model: add_context_broadcast(model, **{**options(name), **arguments}), words)
+
+
+@pytest.mark.parametrize("model", ["test_vit", None, nn.Linear])
+def test_refused__no_network(model):
+    with pytest.raises(ValueError, match=r"^model is a (str|NoneType|type); expected a network, as timm\.create_model"):
+        add_context_broadcast(model)
+
+
+def test_returns__the_network_itself():
+    model = network("vit")
+    assert add_context_broadcast(model) is model and len(layers(model)) == 2
+    assert "ContextBroadcast('cb', dim=32)" in repr(model)

@@ -1,0 +1,343 @@
+"""Feature maps of every level: those that timm gives by itself, and the stem's where it keeps that back."""
+
+import copy
+import pickle
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from broadsight.surgery.pyramid import Pyramid, find_pyramid, takes
+from tests.compare import randomize
+from tests.inspection.timm_models import SHRUNK, created, images, without_intermediates
+
+
+def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
+    assert [x.shape for x in got] == [x.shape for x in expected]
+    assert all(x.std() > 0 for x in expected)
+    assert [i for i, (one, other) in enumerate(zip(got, expected, strict=True)) if not torch.equal(one, other)] == []
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("test_resnet", [0, 1, 2, 3, 4]),
+        ("tinynet_e", [0, 1, 2, 3, 4]),
+        ("test_convnext", [0, 1, 2, 3]),
+        ("swin_tiny_patch4_window7_224", [0, 1, 2, 3]),
+        ("pvt_v2_b0", [0, 1, 2, 3]),
+        ("vit_tiny_patch16_224", [2, 5, 8, 11]),
+        ("test_vit", [0, 2, 3, 5]),
+        ("pit_ti_224", [0, 1, 2]),
+    ],
+)
+@torch.no_grad()
+def test_maps__are_the_networks_intermediates(name, taken):
+    whole, x = created(name), images(name)
+    expected = whole.forward_intermediates(x, indices=taken, intermediates_only=True)
+    network, pyramid = find_pyramid(created(name))
+    assert_equal(pyramid(network, x)[-len(taken) :], expected)
+    assert pyramid.indices == tuple(taken)
+
+
+STEMS = {
+    "test_convnext": lambda network, x: network.stem(x),
+    "efficientvit_b0": lambda network, x: network.stem(x),
+    "starnet_s050": lambda network, x: network.stem(x),
+    "fastvit_t8": lambda network, x: network.stem(x),
+    "mobilevit_xxs": lambda network, x: network.stem(x),
+    "swin_tiny_patch4_window7_224": lambda network, x: network.patch_embed(x).permute(0, 3, 1, 2),
+    "hiera_tiny_224": lambda network, x: network.patch_embed.proj(x),
+    "mvitv2_tiny": lambda network, x: network.patch_embed.proj(x),
+    "pvt_v2_b0": lambda network, x: network.patch_embed(x).permute(0, 3, 1, 2),
+    "pit_ti_224": lambda network, x: network.patch_embed(x),
+}
+
+
+@pytest.mark.parametrize("name", STEMS)
+@torch.no_grad()
+def test_maps__the_lowest_is_the_stem(name):
+    x = images(name)
+    expected = STEMS[name](created(name), x)
+    network, pyramid = find_pyramid(created(name))
+    maps = pyramid(network, x)
+    assert_equal(maps[:1], [expected])
+    assert len(maps) == len(pyramid.indices) + 1 == len(pyramid.channels) and len(pyramid.taps) == 1
+    assert [m.shape[1] for m in maps] == list(pyramid.channels)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "tinynet_e", "test_vit", "vit_tiny_patch16_224"])
+def test_maps__no_stem_where_it_is_listed_or_of_the_same_size(name):
+    _, pyramid = find_pyramid(created(name))
+    assert pyramid.taps == () and len(pyramid.channels) == len(pyramid.indices) > 3
+
+
+@pytest.mark.parametrize("name", ["densenet121", "dla46_c", "test_nfnet"])
+@torch.no_grad()
+def test_maps__networks_without_intermediates_are_listened_to(name):
+    network, x = without_intermediates(created(name)), images(name)
+    assert not hasattr(network, "forward_intermediates")
+    every = tuple(range(len(network.feature_info)))
+    features = timm.create_model(name, features_only=True, out_indices=every, **SHRUNK[name]).eval()
+    state = dict(zip(network.state_dict(), features.state_dict(), strict=False))
+    features.load_state_dict({state[key]: value for key, value in network.state_dict().items() if key in state})
+    network, pyramid = find_pyramid(network)
+    assert_equal(pyramid(network, x), features(x))
+    assert len(pyramid.taps) == len(every) and pyramid.channels == tuple(features.feature_info.channels())
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "dla46_c", "pvt_v2_b0"])
+@torch.no_grad()
+def test_maps__the_last_alone(name):
+    x = images(name)
+    network, pyramid = find_pyramid(created(name))
+    every = pyramid(network, x)
+    network, single = find_pyramid(created(name), last_only=True)
+    assert_equal(single(network, x), every[-1:])
+    assert single.taps == () and single.level == -1 and single.channels == pyramid.channels[-1:]
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "hiera_tiny_224"])
+def test_maps__gradients_reach_what_they_are_made_of(name):
+    network, pyramid = find_pyramid(created(name))
+    x = images(name).requires_grad_()
+    sum(m.square().mean() for m in pyramid(network.train(), x)).backward()
+    assert x.grad.abs().max() > 0
+    assert all(p.requires_grad for p in network.parameters())
+    assert [key for key, p in network.named_parameters() if p.grad is None] == []
+
+
+# ---- choices
+
+
+@pytest.mark.parametrize("indices", [(1, 3), (0, 2, 4), (3,)])
+@torch.no_grad()
+def test_indices__chosen_maps_and_nothing_after_them(indices):
+    x = images("test_resnet")
+    expected = created("test_resnet").forward_intermediates(x, indices=list(indices), intermediates_only=True)
+    network, pyramid = find_pyramid(created("test_resnet"), indices=indices)
+    assert_equal(pyramid(network, x), expected)
+    whole = sum(p.numel() for p in created("test_resnet").parameters())
+    assert sum(p.numel() for p in network.parameters()) < whole
+    assert any(True for _ in network.layer4.parameters()) == (max(indices) == 4)
+
+
+@torch.no_grad()
+def test_stem__another_module_or_none():
+    x = images("test_convnext")
+    whole = created("test_convnext")
+    network, pyramid = find_pyramid(created("test_convnext"), stem="stem.0")
+    assert_equal(pyramid(network, x)[:1], [whole.stem[0](x)])
+    network, pyramid = find_pyramid(created("test_convnext"), stem="")
+    assert_equal(pyramid(network, x), whole.forward_intermediates(x, intermediates_only=True))
+    assert pyramid.taps == ()
+
+
+@pytest.mark.parametrize(
+    ("sides", "level"),
+    [
+        ([112, 56, 28, 14, 7], 3),
+        ([56, 56, 28, 14, 7], 3),
+        ([27, 27, 14, 7], 2),
+        ([14, 14, 14, 14], 3),
+        ([224, 112, 56, 28, 14, 7], 4),
+        ([128, 56, 28, 14, 7, 7], 3),
+        ([56, 28, 14, 14], 1),
+        ([14, 7, 7], 1),
+        ([14, 7], 1),
+        ([7], -1),
+    ],
+)
+def test_level__is_the_last_map_of_the_second_smallest_size(sides, level):
+    assert Pyramid((224, 224), 3, sizes=tuple((side, 2 * side) for side in sides)).level == level
+
+
+# ---- what it says about the network
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "sides"),
+    [
+        ("resnet50", (64, 256, 512, 1024, 2048), (112, 56, 28, 14, 7)),
+        ("convnext_tiny", (96, 96, 192, 384, 768), (56, 56, 28, 14, 7)),
+        ("maxvit_tiny_tf_224", (64, 64, 128, 256, 512), (112, 56, 28, 14, 7)),
+        ("deit_small_patch16_224", (384,) * 4, (14,) * 4),
+        ("resmlp_24_224", (384,) * 4, (14,) * 4),
+        ("mobilenetv1_100", (64, 128, 256, 512, 1024), (112, 56, 28, 14, 7)),
+    ],
+)
+def test_shapes__are_the_papers(name, channels, sides):
+    """Without memory: the networks are on the meta device."""
+    with torch.device("meta"):
+        network, pyramid = find_pyramid(timm.create_model(name))
+    assert pyramid.channels == channels and pyramid.sizes == tuple((side, side) for side in sides)
+    assert pyramid.in_chans == 3 and pyramid.image_size == (224, 224)
+    assert {p.device.type for p in network.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit_tiny_patch16_224", 96), ("swin_tiny_patch4_window7_224", 112), ("mixer_s32_224", 96)]
+)
+@torch.no_grad()
+def test_image_size__is_what_the_network_was_built_for(name, size):
+    network, pyramid = find_pyramid(timm.create_model(name, img_size=size).eval())
+    assert pyramid.image_size == (size, size)
+    assert [m.shape[-2:] for m in pyramid(network, torch.randn(1, 3, size, size))] == list(pyramid.sizes)
+
+
+@pytest.mark.parametrize("in_chans", [1, 4])
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "pvt_v2_b0"])
+def test_in_chans__are_seen_at_the_first_convolution(name, in_chans):
+    assert find_pyramid(created(name, in_chans=in_chans))[1].in_chans == in_chans
+
+
+class Folded(nn.Module):
+    """Folds pixels into channels first, so that no convolution sees the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.pretrained_cfg = dict(input_size=(3, 32, 32))
+        self.conv = nn.Conv2d(48, 8, 1)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.conv(nn.functional.pixel_unshuffle(x, 4))
+
+
+@pytest.mark.parametrize("given", [None, 3])
+def test_in_chans__where_no_convolution_sees_the_image(given):
+    network, pyramid = find_pyramid(Folded(), in_chans=given)
+    assert pyramid.in_chans == 3 and pyramid.channels == (8,) and pyramid.sizes == ((8, 8),)
+    x = torch.randn(2, 3, 16, 24)
+    assert_equal(pyramid(network, x), [network.forward_features(x)])
+
+
+# ---- the network itself
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "pvt_v2_b0"])
+def test_network__looking_changes_neither_weights_nor_mode(name, training):
+    model = created(name).train(training)
+    model.get_parameter(next(key for key, _ in model.named_parameters())).requires_grad_(False)
+    frozen = {key for key, p in model.named_parameters() if not p.requires_grad}
+    before = copy.deepcopy(model.state_dict())
+    network, _ = find_pyramid(model)
+    after = network.state_dict()
+    assert network is model and set(after) <= set(before) and len(after) > 0.8 * len(before)
+    assert all(torch.equal(value, before[key]) for key, value in after.items())
+    layers = [m for m in network.modules() if not isinstance(m, nn.Identity) and not any(True for _ in m.children())]
+    assert {layer.training for layer in layers} == {training}
+    assert {key for key, p in network.named_parameters() if not p.requires_grad} == frozen & set(after)
+    assert all(p.grad is None for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("test_resnet", "fc"),
+        ("test_convnext", "head"),
+        ("test_vit", "norm"),
+        ("test_vit", "head"),
+        ("tinynet_e", "conv_head"),
+        ("mobilenetv3_small_050", "conv_head"),
+        ("cait_xxs24_224", "blocks_token_only"),
+    ],
+)
+def test_network__parts_that_no_map_needs_are_cut_off(name, part):
+    assert any(True for _ in created(name).get_submodule(part).parameters())
+    network, _ = find_pyramid(created(name))
+    assert not any(True for _ in network.get_submodule(part).parameters())
+
+
+@pytest.mark.parametrize(
+    "name", ["levit_128s", "tiny_vit_5m_224", "efficientformerv2_s0", "cait_xxs24_224", "test_resnet"]
+)
+def test_network__nothing_that_the_maps_depend_on_is_frozen(name):
+    network, pyramid = find_pyramid(created(name))
+    frozen = {key for key, p in network.named_parameters() if not p.requires_grad}
+    x = images(name)
+    sum(m.square().mean() for m in pyramid(network.requires_grad_().train(), x)).backward()
+    assert {key for key, p in network.named_parameters() if p.grad is None} == frozen
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "densenet121"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
+@torch.no_grad()
+def test_copies__listen_to_their_own_network(name, copied):
+    network, pyramid = find_pyramid(created(name))
+    other, its_pyramid = copied((network, pyramid))
+    x = images(name)
+    assert_equal(its_pyramid(other, x), pyramid(network, x))
+    randomize(other)
+    expected = pyramid(network, x)
+    changed = its_pyramid(other, x)
+    assert not any(torch.equal(one, two) for one, two in zip(changed, expected, strict=True))
+    assert_equal(pyramid(network, x), expected)
+
+
+@torch.no_grad()
+def test_passes__leave_nothing_behind():
+    network, pyramid = find_pyramid(created("test_convnext"))
+    pyramid(network, images("test_convnext"))
+    with pytest.raises(AttributeError):
+        pyramid.taps[0].take()
+
+
+# ---- refused
+
+
+class Plain(nn.Module):
+    """A network of which nothing but logits can be had."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+class Tokens(Plain):
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.conv(x).flatten(2).mT
+
+
+class Broken(Plain):
+    def forward_features(self, x: Tensor) -> Tensor:
+        raise RuntimeError("out of order\nand more")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Plain, "^Plain offers no feature maps to pool: it has neither forward_intermediates nor forward_features$"),
+        (Tokens, r"^Tokens offers no feature maps to pool: its features are shape \(1, 49284, 4\), not maps"),
+        (Broken, "^Broken offers no feature maps to pool: out of order$"),
+    ],
+    ids=["plain", "tokens", "broken"],
+)
+def test_refused__networks_without_maps(make, words):
+    with pytest.raises(ValueError, match=words):
+        find_pyramid(make())
+
+
+def test_refused__stem_that_is_not_there():
+    with pytest.raises((ValueError, AttributeError), match="bananas"):
+        find_pyramid(created("test_convnext"), stem="bananas")
+
+
+def test_refused__index_that_is_not_there():
+    with pytest.raises((ValueError, AssertionError), match="out of range"):
+        find_pyramid(created("test_resnet"), indices=(1, 7))
+
+
+@pytest.mark.parametrize("name, other", [("test_resnet", True), ("levit_128s", False), ("emsnet_xxtiny", True)])
+def test_takes__another_image_size_or_not(name, other):
+    network, pyramid = find_pyramid(timm.create_model(name))
+    height, width = pyramid.image_size
+    assert takes(network, pyramid, (height, width))
+    assert takes(network, pyramid, (height + 32, width + 64)) == other

@@ -1,0 +1,304 @@
+"""Checkpoints: what is in them comes back, and they are whole or not there."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+from broadsight.files import flush, write_text
+from broadsight.training import checkpoints as state
+from broadsight.training import processes
+from broadsight.training.checkpoints import DamagedCheckpoint
+from broadsight.weights.writing import write_weights
+
+FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.bin", "progress.json"]
+FILES += ["random_states_0.pkl"]
+
+
+class Run:
+    """A network in training, as an accelerator has it."""
+
+    def __init__(self, seed: int = 0, width: int = 3):
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+        self.average = nn.Linear(2, 2)
+        self.accelerator: Accelerator = processes.connect("cpu")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+
+    def step(self) -> None:
+        self.model(torch.randn(4, 2)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, folder, updates=1, evaluated=False, **progress):
+        values = dict(updates=updates, evaluated=evaluated, **progress)
+        return state.save(folder, self.accelerator, values, self.average)
+
+    def values(self):
+        moments = [v for s in self.optimizer.state_dict()["state"].values() for v in s.values()]
+        return [*self.model.state_dict().values(), *self.average.state_dict().values(), *moments]
+
+
+@pytest.fixture
+def run():
+    run = Run()
+    run.step()
+    return run
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    run = Run()
+    run.step()
+    return run.save(tmp_path_factory.mktemp("run") / "last", epoch=3, skipped={"a": "ü"})
+
+
+def drawn():
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_everything_comes_back(run, tmp_path):
+    run.save(tmp_path, epoch=3)
+    expected, after = [value.clone() for value in run.values()], drawn()
+    run.step()
+    with torch.no_grad():
+        run.average.weight.add_(1)
+    assert not all(map(torch.equal, run.values(), expected))
+    drawn()
+
+    state.restore(state.newest(tmp_path), run.accelerator, run.average)
+    assert all(map(torch.equal, run.values(), expected))
+    assert drawn() == after  # Python's, numpy's and torch's generator
+    assert state.read_progress(state.newest(tmp_path)) == dict(updates=1, evaluated=False, epoch=3)
+
+
+def test_scaler_is_part_of_it(run, tmp_path):
+    run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    run.accelerator.scaler.scale(torch.ones(1))  # it begins with its first loss
+    checkpoint = run.save(tmp_path)
+    run.accelerator.scaler.update(2.0)
+    state.restore(checkpoint, run.accelerator, run.average)
+    assert run.accelerator.scaler.get_scale() == 8.0
+
+
+def test_files(checkpoint):
+    assert sorted(path.name for path in checkpoint.iterdir()) == FILES
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert sorted(manifest) == [name for name in FILES if name != "manifest.json"]
+    assert all(size == (checkpoint / name).stat().st_size for name, (size, _) in manifest.items())
+
+
+def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
+    run.save(tmp_path, 1)
+    told = []
+    rename, remove = type(tmp_path).rename, shutil.rmtree
+    monkeypatch.setattr(state, "flush", lambda path: (told.append(("flush", path.name)), flush(path))[1])
+    monkeypatch.setattr(
+        type(tmp_path), "rename", lambda p, q: (told.append(("rename", p.name, q.name)), rename(p, q))[1]
+    )
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda p, **kw: (told.append(("remove", p.name, p.exists())), remove(p, **kw))[1]
+    )
+    target = run.save(tmp_path, 2)
+    monkeypatch.undo()
+    here = told.index(("rename", ".update-000000002.part", "update-000000002"))
+    assert {("flush", name) for name in FILES} <= set(told[:here])
+    assert told[here - 1] == ("flush", ".update-000000002.part")
+    assert told[here + 1] == ("flush", tmp_path.name)
+    assert told[here + 2 :] == [("remove", "update-000000001", True)]
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_flush_asks_the_disk(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "fsync", lambda handle: asked.append(os.fstat(handle).st_ino))
+    (tmp_path / "file").write_text("x")
+    flush(tmp_path / "file")
+    flush(tmp_path)
+    assert asked == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
+
+
+def test_flush__folders_that_cannot_be(tmp_path, monkeypatch):
+    def refuse(handle):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    flush(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Invalid"):
+        flush(tmp_path / "file")
+
+
+def test_newest(tmp_path):
+    assert state.newest(tmp_path / "none") is None
+    names = ["update-000000002", "update-000000010", "update-000000010-evaluated", ".update-000000011.part"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert state.newest(tmp_path).name == "update-000000010-evaluated"
+    (tmp_path / "update-000000011").mkdir()
+    assert state.newest(tmp_path).name == "update-000000011"
+
+
+def test_leftovers_are_removed(run, tmp_path):
+    for name in (".update-000000001.part", ".update-000000007.part", "update-000000001"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("x")
+    run.save(tmp_path, 7, evaluated=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000000007-evaluated"]
+    assert not (tmp_path / "update-000000007-evaluated" / "half").exists()
+
+
+def test_previous__the_one_before_is_kept(run, tmp_path):
+    last, previous = tmp_path / "last", tmp_path / "previous"
+    (tmp_path / "note").write_text("beside")
+    for updates in (1, 2, 3):
+        values = dict(updates=updates, evaluated=False)
+        state.save(last, run.accelerator, values, beside={"copy": tmp_path / "note"}, previous=previous)
+    assert [path.name for path in state.checkpoints(last, previous)] == ["update-000000003", "update-000000002"]
+    assert [path.name for path in (*last.iterdir(), *previous.iterdir())] == ["update-000000003", "update-000000002"]
+    assert state.newest(last, previous).parent == last
+    assert state.read_progress(previous / "update-000000002")["updates"] == 2
+    assert state.vouched(last / "update-000000003", "copy") == b"beside"
+    (last / "update-000000003" / "copy").write_text("besides")
+    assert state.vouched(last / "update-000000003", "copy") is None is state.vouched(last, "none")
+
+
+def test_saved_twice__once_written(run, tmp_path):
+    first = run.save(tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
+    assert run.save(tmp_path) == first
+    assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == before
+
+
+@pytest.mark.parametrize("place", ["save_file", "_checksum", "flush"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_failed__the_one_before_is_whole(place, error, run, tmp_path, monkeypatch):
+    whole = run.save(tmp_path, 1)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(state, place, fail)
+    with pytest.raises(type(error)):
+        run.save(tmp_path, 2)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == [whole]
+    assert state.read_progress(whole)["updates"] == 1
+    run.save(tmp_path, 2)
+    assert state.newest(tmp_path).name == "update-000000002"
+
+
+# --- Damage -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(name, place, bit, checkpoint):
+    file = checkpoint / name
+    whole = file.read_bytes()
+    content = bytearray(whole)
+    content[int(place * len(content))] ^= 1 << bit
+    try:
+        file.write_bytes(content)
+        with pytest.raises(DamagedCheckpoint) as damaged:
+            state.read_progress(checkpoint)
+    finally:
+        file.write_bytes(whole)
+    assert str(checkpoint) in str(damaged.value)
+    assert "\n" not in str(damaged.value) and "remove the folders `last` and `previous`" in str(damaged.value)
+    assert state.read_progress(checkpoint)["skipped"] == {"a": "ü"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cut_or_missing_is_noticed(name, checkpoint, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    size = (copy / name).stat().st_size
+    for length in (size - 1, size // 2, 0):
+        os.truncate(copy / name, length)
+        with pytest.raises(DamagedCheckpoint, match="is damaged"):
+            state.read_progress(copy)
+    (copy / name).unlink()
+    with pytest.raises(DamagedCheckpoint, match=f"{name}'"):
+        state.read_progress(copy)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "null", "5", '"x"', "{", '{"a": 1}', '{"": [0, 0]}', '{"\\u0000": [0, 0]}']
+)
+def test_manifest_of_something_else_is_noticed(text, checkpoint, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    (copy / "manifest.json").write_text(text)
+    with pytest.raises(DamagedCheckpoint, match="is damaged"):
+        state.read_progress(copy)
+
+
+def test_another_network_does_not_fit(checkpoint):
+    other = Run(width=5)
+    with pytest.raises(DamagedCheckpoint, match="does not fit this run") as error:
+        state.restore(checkpoint, other.accelerator, other.average)
+    assert "\n" not in str(error.value)
+
+
+# --- Single files -----------------------------------------------------------------------------------------------------
+
+
+def test_weights__everything_whatever_its_memory(tmp_path):
+    model = nn.Module()
+    model.one = nn.Parameter(torch.randn(4, 3).t())
+    model.same = model.one
+    model.short = nn.Parameter(torch.randn(3).bfloat16())
+    model.register_buffer("count", torch.tensor(7))
+    write_weights(model, tmp_path / "weights.safetensors")
+    read = load_file(tmp_path / "weights.safetensors")
+    assert read.keys() == model.state_dict().keys()
+    assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
+
+
+def test_weights__others_may_read(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_weights(nn.Linear(1, 1), tmp_path / "weights.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "weights.safetensors").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("place", ["flush", "save_file"])
+def test_weights__failed__as_they_were(place, tmp_path, monkeypatch):
+    path = tmp_path / "weights.safetensors"
+    write_weights(nn.Linear(2, 2), path)
+    before = path.read_bytes()
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(state, place, fail)
+    with pytest.raises(OSError, match="No space"):
+        write_weights(nn.Linear(2, 2), path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_text__whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "text.json"
+    write_text("Größe", path)
+    assert path.read_text(encoding="utf-8") == "Größe"
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(state, "flush", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_text("other", path)
+    assert path.read_text(encoding="utf-8") == "Größe" and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,159 @@
+"""What a run shows: lines where nobody watches, a live one in a terminal."""
+
+import io
+import os
+import pty
+import signal
+import threading
+
+import pytest
+from rich.console import Console
+
+from broadsight.training import display
+from broadsight.training.display import Display, duration
+from broadsight.training.engine import Interrupted
+from broadsight.training.objectives.classification import Classification
+from broadsight.training.run import train
+
+from .runs import small
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which passes when it is set."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(display, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (754, "12:34"), (5025, "1:23:45"), (360000, "100:00:00"), (-3, "0 s")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_time_left(clock):
+    shown = Display(0, 1000)
+    assert shown.left() == ""
+    shown.begin(0)
+    clock.now += 10
+    shown.advance(100, "epoch 1/2", "")
+    assert shown.speed() == pytest.approx(10)
+    assert shown.left() == "ETA 1:30"
+    clock.now += 10
+    shown.advance(300, "epoch 1/2", "")
+    assert shown.left() == "ETA 30 s"
+
+
+def test_time_left__resumed(clock):
+    """What an earlier part of the run did took none of this one's time."""
+    shown = Display(0, 1000)
+    clock.now += 50  # loading
+    shown.begin(900)
+    assert shown.left() == ""
+    clock.now += 10
+    shown.advance(20, "epoch 2/2", "")
+    assert shown.speed() == pytest.approx(2)
+    assert shown.left() == "ETA 40 s"
+    clock.now += 10
+    shown.advance(100, "epoch 2/2", "")  # more than was foreseen
+    assert shown.left() == "ETA 0 s"
+
+
+def test_no_terminal__a_line_every_half_minute(clock, capsys):
+    with Display(0, 1000) as shown:
+        shown.begin(0)
+        for _ in range(7):
+            clock.now += 10
+            shown.advance(10, "epoch 1/2", "loss 1.5")
+        shown.line("done [bold]")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["epoch 1/2  loss 1.5  ETA 16:10", "epoch 1/2  loss 1.5  ETA 15:40", "done [bold]"]
+
+
+def test_other_processes__only_what_they_say(clock, capsys):
+    with Display(2, 1000) as shown:
+        shown.begin(0)
+        clock.now += 500
+        shown.advance(10, "epoch 1/2", "loss 1.5")
+        shown.line("epoch 1/2  train loss 1.0")
+    said = capsys.readouterr()
+    assert said.err == "[rank 2] epoch 1/2  train loss 1.0\n" and said.out == ""
+
+
+def test_terminal__live(monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=written, force_terminal=True, width=120))
+    shown = Display(0, 100)
+    assert shown.live
+    with shown:
+        shown.begin(0)
+        shown.advance(50, "epoch 1/2", "loss 1.234  7 images/s")
+        shown.line("note: [red]brackets[/red] stay")
+        shown.advance(50, "epoch 2/2", "evaluating")
+    text = written.getvalue()
+    assert "note: [red]brackets[/red] stay" in text
+    assert "epoch 2/2" in text and "100%" in text and "evaluating" in text and "ETA 0 s" in text
+
+
+def test_terminal__a_whole_run(pictures, tmp_path, monkeypatch, capfd):
+    """And one that is asked to stop, which says so at once."""
+    written = io.StringIO()
+    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=written, force_terminal=True, width=200))
+    train(small(pictures, tmp_path / "run"))
+    text = written.getvalue()
+    assert "test_vit: 0.30 M parameters; 24 pictures of 4 classes, 8 to validate, at 32 px" in text
+    assert "epoch 1/2  train loss" in text and "epoch 2/2  train loss" in text and "ETA 0 s" in text
+    step = Classification.step
+    monkeypatch.setattr(Classification, "step", lambda *args: (os.kill(os.getpid(), signal.SIGINT), step(*args))[1])
+    with pytest.raises(Interrupted):
+        train(small(pictures, tmp_path / "stopped"))
+    assert "stopping after this step" in capfd.readouterr().err
+    assert written.getvalue().count("\x1b[?25l") == written.getvalue().count("\x1b[?25h") == 2
+
+
+def test_terminal__plain_if_asked_or_not_first(monkeypatch):
+    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
+    assert Display(0, 1).live
+    assert not Display(0, 1, plain=True).live
+    assert not Display(1, 1).live
+
+
+def test_terminal__a_real_one(monkeypatch):
+    """Through a pseudo-terminal, as a shell has it; it is left as it was found, after an error too."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    read = bytearray()
+
+    def reader():
+        try:
+            while chunk := os.read(ours, 4096):
+                read.extend(chunk)
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        shown = Display(0, 10)
+        assert shown.live
+        with pytest.raises(RuntimeError), shown:
+            shown.begin(0)
+            shown.advance(5, "epoch 1/1", "loss 0.5")
+            shown.line("a line that stays")
+            raise RuntimeError
+        shown.line("after it")
+    thread.join()
+    os.close(ours)
+    assert b"a line that stays" in read and b"epoch 1/1" in read and b"after it" in read
+    assert read.count(b"\x1b[?25l") == read.count(b"\x1b[?25h") > 0  # the cursor is back

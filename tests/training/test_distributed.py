@@ -1,0 +1,427 @@
+"""Two processes on this machine, started as users do: the same curve as one, and nothing lost when they are killed.
+
+A start takes ten seconds or more, nearly all of them imports. So the tests look at few starts, from all sides.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from broadsight.cli.main import main
+from broadsight.training import checkpoints as state
+
+from .runs import again, kill, small
+from .runs import train as train_in_process
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TWO = ("--standalone", "--nproc-per-node", "2")
+# Sums of the same numbers in another order. Measured: at most 1e-6 of a loss, after up to 42 updates.
+TOLERANCE = dict(rtol=1e-5, atol=1e-6)
+
+# Several runs in the same two processes, without the curves that would take longer than they do.
+SEVERAL = """
+import json, sys
+from broadsight.cli import main
+from broadsight.train import run_folder
+
+run_folder.draw_curves = lambda lines, path: None
+for arguments in json.loads(sys.argv[1]):
+    if main(arguments):
+        sys.exit(1)
+"""
+
+AUGMENTED = ("--set", "auto_augment=rand-m5-mstd0.5-inc1")
+MAP = ("--pool", "map", "--pool-args", "dim=48", "heads=4", "groups=2", "tokens=2", "mlp_dim=96")
+MAP += ("pool_options={drop: 0}",)  # each process draws its own dropout
+
+# Branches that begin at zero have gradients of the size of rounding, and Adam would make these as large as all others.
+RESNET = ("--model", "test_resnet", "--set", "optimizer=sgd", "momentum=0.9")
+
+# What is asked for in all processes, and what only where there are two.
+CURVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "no BatchNorm": (("--model", "test_vit", *AUGMENTED), ()),
+    "BatchNorm": ((*RESNET, *AUGMENTED), ("--set", "sync_bn=true")),
+    "accumulated": ((*RESNET, *AUGMENTED, "--set", "accumulate=2"), ("--set", "sync_bn=true")),
+    "multi-token": ((*RESNET, *MAP), ("--set", "sync_bn=true")),
+    "averaged weights": (("--model", "test_convnext", "--set", "ema=0.9", "drop_path=0"), ()),
+}
+LONG = ("--model", "test_vit", "--epochs", "14")
+
+
+def options(data: Path, out: Path | None, *more: str) -> list[str]:
+    common = [
+        "train",
+        str(data),
+        "--size",
+        "32",
+        "--lr",
+        "3e-3",
+        "--log-every",
+        "1",
+        "--workers",
+        "0",
+        "--threads",
+        "1",
+    ]
+    epochs = [] if "--epochs" in more else ["--epochs", "2"]
+    return [*common, "--batch", "8", *epochs, *(["--out", str(out)] if out else []), "--device", "cpu", *more]
+
+
+def environment(**more: str) -> dict[str, str]:
+    ours = {k: v for k, v in os.environ.items() if k != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+    return ours | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", NO_COLOR="1") | more
+
+
+@contextmanager
+def started(*command: str, cwd: Path, log: Path, **env: str) -> Iterator[subprocess.Popen]:
+    """A command in a session of its own, of which nothing is left in the end."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=environment(**env), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    family: set[psutil.Process] = set()
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            family |= set(psutil.Process(process.pid).children(recursive=True))  # torchrun's are sessions of their own
+            process.kill()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait(30)
+
+
+def finished(*command: str, cwd: Path, log: Path, timeout: float = 240, **env: str) -> tuple[int, str]:
+    with started(*command, cwd=cwd, log=log, **env) as process:
+        code = process.wait(timeout)
+    return code, log.read_text()
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen, log: Path, seconds: float = 180) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        assert process.poll() is None, f"ended with {process.returncode} too early:\n{log.read_text()[-3000:]}"
+        time.sleep(0.05)
+    raise AssertionError(f"nothing after {seconds} s:\n{log.read_text()[-3000:]}")
+
+
+def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
+    """torchrun's processes by their ranks."""
+    found = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            rank = child.environ().get("RANK")
+        except psutil.Error:
+            continue
+        if rank is not None:
+            found[int(rank)] = child
+    return found
+
+
+def lines_of(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    file = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def assert_same_curve(found: Path, expected: Path) -> None:
+    pairs = list(zip(lines_of(found), lines_of(expected), strict=True))
+    assert pairs
+    for a, b in pairs:
+        assert a.keys() == b.keys()
+        for key, value in b.items():
+            if isinstance(value, str):
+                assert a[key] == value
+            elif "loss" in key:
+                assert a[key] == pytest.approx(value, rel=TOLERANCE["rtol"], abs=TOLERANCE["atol"]), (key, a, b)
+            else:  # learning rates, counts, and shares of right answers
+                assert a[key] == pytest.approx(value, rel=1e-6), (key, a, b)
+
+
+def train_alone(data: Path, out: Path, *more: str) -> Path:
+    assert main(options(data, out, *more)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """24 pictures of 7 classes to train on, and 13 to validate, one of which cannot be read."""
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 24), ("val", 13)):
+        for number in range(count):
+            kind = number % 7
+            pixels = random.normal(90, 60, (40, 40, 3))
+            pixels[..., kind % 3] += 25 * kind
+            path = folder / part / f"class{kind}" / f"{number:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.clip(0, 255).astype("uint8")).save(path)
+    (folder / "val" / "class3" / "03.png").write_bytes(b"\x89PNG no more")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory) -> Path:
+    """Each run in one process; and one that dies after its third checkpoint."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name, (both, _) in CURVES.items():
+        train_alone(data, folder / name, *both)
+    train_alone(data, folder / "long", *LONG)
+    changes = dict(epochs=5, lr=3e-3)
+    request = small(data, folder / "dying", changes=changes, log_every=1)
+    kill(request, folder / "dead", state, "save", 3, after=True)
+    train_in_process(small(data, folder / "never dying", changes=changes, log_every=1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(data, alone, tmp_path_factory) -> Path:
+    """The same in two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "several.py").write_text(SEVERAL)
+    runs = [options(data, folder / name, *both, *several) for name, (both, several) in CURVES.items()]
+    runs += [options(data, folder / "not shared", *CURVES["BatchNorm"][0])]
+    runs += [["train", "--resume", "--out", str(alone / "dead"), "--workers", "0", "--device", "cpu"]]
+    command = (*TORCHRUN, *TWO, str(folder / "several.py"), json.dumps(runs))
+    code, log = finished(*command, cwd=folder, log=folder / "log.txt")
+    assert code == 0, log[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_two_processes_have_the_curve_of_one(name, two, alone):
+    assert_same_curve(two / name, alone / name)
+    config = json.loads((two / name / "config.json").read_text())
+    assert config["broadsight"]["processes"] == 2
+
+
+def test_batch_norm_that_is_not_shared_has_another_curve(two, alone):
+    # Or the test above could not fail.
+    pairs = zip(lines_of(two / "not shared"), lines_of(alone / "BatchNorm"), strict=True)
+    differences = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in pairs if a["kind"] == "updates"]
+    assert max(differences) > 100 * TOLERANCE["rtol"]
+
+
+def test_every_picture_is_validated_once(two, alone):
+    for name in CURVES:
+        for line in lines_of(two / name, "epoch"):
+            assert line["skipped"] == 1
+            right = line["val_top1"] * 12 / 100  # of twelve that can be read
+            assert right == pytest.approx(round(right), abs=1e-4)
+        assert (two / name / "skipped.json").read_text() == (alone / name / "skipped.json").read_text()
+
+
+def test_weights_are_those_of_one_process(two, alone):
+    for name in CURVES:
+        found, expected = (load_file(folder / name / "model.safetensors") for folder in (two, alone))
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            torch.testing.assert_close(
+                found[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key} {text}"
+            )
+
+
+def test_one_process_s_checkpoint_is_continued_by_two(two, alone):
+    assert_same_curve(alone / "dead", alone / "never dying")
+
+
+def test_nothing_is_warned_of_that_users_cannot_change(two):
+    # Torch's remark on the strides of depth-wise convolutions' gradients is about speed and not ours.
+    warnings = re.findall(r"\w*Warning: .*", (two / "log.txt").read_text())
+    assert [line for line in warnings if "Grad strides do not match" not in line] == []
+
+
+@pytest.fixture(scope="module")
+def killed(data, tmp_path_factory) -> dict[str, Any]:
+    """A run without --out, of which one process is killed, and then torchrun asked to stop, as SLURM does."""
+    folder = tmp_path_factory.mktemp("killed")
+    log, facts = folder / "log.txt", {}
+    command = (*TORCHRUN, *TWO, "--max-restarts", "2", "-m", "broadsight", *options(data, None, *LONG))
+    with started(*command, cwd=folder, log=log) as process:
+
+        def run() -> Path | None:
+            return next((folder / "runs").glob("*"), None) if (folder / "runs").is_dir() else None
+
+        def checkpoint() -> Path | None:
+            return state.newest(run() / "last") if run() else None
+
+        wait_for(checkpoint, process, log)
+        facts["first"] = workers_of(process)
+        facts["first"][1].kill()
+        wait_for(lambda: "continuing after" in log.read_text(), process, log)
+        at = len(lines_of(run(), "epoch"))
+        wait_for(lambda: len(lines_of(run(), "epoch")) > at, process, log)
+        facts["second"] = workers_of(process)
+        process.send_signal(signal.SIGTERM)
+        facts["code"] = process.wait(60)
+        facts["left"] = [one for one in facts["second"].values() if one.is_running() and one.status() != "zombie"]
+    facts |= dict(run=run(), folder=folder, log=log.read_text())
+    facts["progress"] = state.read_progress(state.newest(run() / "last"))
+    facts["epochs"] = [line["epoch"] for line in lines_of(run(), "epoch")]
+    return facts
+
+
+def test_a_killed_process_makes_all_continue_from_the_checkpoint(killed):
+    assert killed["first"].keys() == killed["second"].keys() == {0, 1}
+    assert not {one.pid for one in killed["first"].values()} & {one.pid for one in killed["second"].values()}
+    assert len(re.findall(r"continuing after \d+ epochs, [1-9]", killed["log"])) == 1
+
+
+def test_all_processes_chose_one_folder__also_after_a_restart(killed):
+    assert [path.parent.name for path in killed["folder"].glob("runs/*/metrics.jsonl")] == [killed["run"].name]
+
+
+def test_sigterm_to_torchrun_ends_all_and_saves(killed):
+    assert killed["code"] != 0 and not killed["left"]
+    assert (
+        "stopped in epoch" in killed["log"] and "continue with: broadsight train --resume --out runs/" in killed["log"]
+    )
+    assert not killed["progress"]["finished"]
+    assert killed["progress"]["metrics_size"] == (killed["run"] / "metrics.jsonl").stat().st_size
+
+
+def test_what_two_processes_left_is_finished_by_one(killed, alone):
+    progress = train_in_process(again(killed["run"]), resume=True).progress
+    assert progress.finished and progress.epoch == 14
+    assert [line["epoch"] for line in lines_of(killed["run"], "epoch")] == list(range(1, 15))
+    assert killed["epochs"] == list(range(1, len(killed["epochs"]) + 1))
+    assert_same_curve(killed["run"], alone / "long")
+
+
+def accelerate(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *arguments)
+
+
+@pytest.mark.slow
+def test_accelerate_launch_on_cpus_is_refused_with_the_command_that_works(data, tmp_path):
+    asked = (
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    )
+    command = accelerate(*asked, "-m", "broadsight", *options(data, tmp_path / "run"))
+    code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt")
+    assert code != 0
+    assert "broadsight: 2 processes asked for, 1 running" in log
+    assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in log
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_accelerate_launch_that_starts_two_works(data, alone, tmp_path):
+    asked = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no")
+    command = accelerate(*asked, "--dynamo_backend", "no", "-m", "broadsight", *options(data, tmp_path / "run"))
+    command += CURVES["no BatchNorm"][0]
+    code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt", ACCELERATE_USE_CPU="true")
+    assert code == 0, log[-3000:]
+    assert_same_curve(tmp_path / "run", alone / "no BatchNorm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_processes_reach_the_end_of_those_that_were_not(rank, data, alone, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    command = (*TORCHRUN, *TWO, "--max-restarts", "3", "-m", "broadsight", *options(data, run, *LONG))
+    with started(*command, cwd=tmp_path, log=log) as process:
+        for _ in range(2):
+            at = len(lines_of(run, "epoch"))
+            wait_for(lambda at=at: len(lines_of(run, "epoch")) > at and rank in workers_of(process), process, log)
+            before = log.read_text().count("continuing after")
+            workers_of(process)[rank].kill()
+            wait_for(lambda n=before: log.read_text().count("continuing after") > n, process, log)
+        assert process.wait(180) == 0
+    assert [line["epoch"] for line in lines_of(run, "epoch")] == list(range(1, 15))
+    assert_same_curve(run, alone / "long")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_killed_on_one_of_two_nodes_makes_both_continue(rank, data, alone, tmp_path):
+    """Two agents of torchrun, as on two nodes. One restart must do: agents count only the failures of their own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run, logs = tmp_path / "run", [tmp_path / f"log{node}.txt" for node in (0, 1)]
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "job")
+    command = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "--max-restarts", "1")
+    command += ("-m", "broadsight", *options(data, run, *LONG))
+    with started(*command, cwd=tmp_path, log=logs[0]) as a, started(*command, cwd=tmp_path, log=logs[1]) as b:
+        wait_for(lambda: run.is_dir() and state.newest(run / "last"), a, logs[0])
+        (workers_of(a) | workers_of(b))[rank].kill()
+        assert (a.wait(240), b.wait(240)) == (0, 0), logs[0].read_text() + logs[1].read_text()
+    assert_same_curve(run, alone / "long")
+
+
+@pytest.mark.slow
+def test_a_twin_is_trained_by_two_processes_as_well(data, tmp_path):
+    command = (
+        *TORCHRUN,
+        *TWO,
+        "-m",
+        "broadsight",
+        *options(data, tmp_path / "run", "--model", "test_vit"),
+        "--twin",
+        "gap",
+    )
+    code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt")
+    assert code == 0, log[-3000:]
+    assert len(lines_of(tmp_path / "run" / "twin-gap", "epoch")) == 2
+
+
+DENSE = {
+    "detect": ("--head-args", "width=32"),
+    "segment": ("--head-args", "pyramid_channels=32", "channels=16", "dropout=0"),
+    "keypoints": ("--head", "simple_baseline", "--head-args", "channels=16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", DENSE)
+def test_dense__two_processes_have_the_curve_and_the_figures_of_one(task, tmp_path):
+    """Of pictures that are all of one size: where they differ, each process pads its own."""
+    asked = ("scenes:8", "--task", task, *DENSE[task], "--model", "test_vit", "--size", "64", "--batch", "4")
+    asked += ("--epochs", "2", "--workers", "0", "--log-every", "1", "--no-report", "--no-strict", "--device", "cpu")
+    asked += ("--set", "resize=1,1", "warmup_epochs=0", "sync_bn=true")
+    code, log = finished(
+        *TORCHRUN, *TWO, "-m", "broadsight", "train", *asked, "--out", "two", cwd=tmp_path, log=tmp_path / "log.txt"
+    )
+    assert code == 0, log[-3000:]
+    assert main(["train", *asked, "--out", str(tmp_path / "one"), "--threads", "1"]) == 0
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text("utf-8").splitlines()]
+        for name in ("one", "two")
+    ]
+    assert len(lines[0]) == len(lines[1])
+    for one, two in zip(*lines, strict=True):
+        assert one.pop("kind") == two.pop("kind")
+        missing = [{name for name in line if line[name] is None} for line in (one, two)]  # figures of nothing
+        assert missing[0] == missing[1]
+        known = [{name: value for name, value in line.items() if value is not None} for line in (one, two)]
+        assert known[0] == pytest.approx(known[1], rel=2e-3, abs=1e-3)

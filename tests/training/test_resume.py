@@ -1,0 +1,612 @@
+"""A run that was killed at any moment and continued ends as if it had never stopped."""
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from broadsight.cli.main import main
+from broadsight.training import checkpoints as state
+from broadsight.training.engine import Engine, Failed, Interrupted
+from broadsight.training.objectives.classification import Classification
+from broadsight.training.run import Request, train
+from broadsight.training.run_folder import RunFolder
+
+from .runs import Moments, again, everything_in, fitting, kill, left_by, small
+
+MAP = dict(model="test_resnet", pool="map", pool_args=dict(groups=2, dim=16, pool_options=dict(heads=2)))
+KINDS = {
+    "plain": dict(),
+    "dropout": dict(changes=dict(drop_path=0.3, drop_rate=0.3, layer_decay=0.7, cooldown_epochs=1)),
+    "mixing": dict(changes=dict(mixup=0.8, cutmix=1.0, mixup_off_epoch=1)),
+    "augment": dict(changes=dict(auto_augment="rand-m9-mstd0.5-inc1", erasing=0.7, optimizer="sgd", momentum=0.9)),
+    "average": dict(changes=dict(ema=0.9, ema_warmup=True)),
+    "accumulate": dict(broadcast="gate", changes=dict(accumulate=2, repeated_aug=2, drop_path=0.2, mixup=0.5)),
+    "bfloat": dict(model="test_resnet", changes=dict(precision="bf16", channels_last=True, ema=0.5)),
+    "map": dict(**MAP, changes=dict(loss="bce", smoothing=0.1, schedule="constant", clip_norm="none")),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """The folder of a run of some kind that nobody disturbed."""
+    made = {}
+
+    def run(kind):
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("whole") / kind
+            train(small(pictures, made[kind], **KINDS[kind]))
+        return made[kind]
+
+    return run
+
+
+SLOW = ("mixing", "average", "accumulate", "bfloat")
+REPEATED = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else []) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_killed_three_times__same_result(kind, pictures, whole, tmp_path):
+    passes = KINDS[kind].get("changes", {}).get("accumulate", 1)
+    begun = small(pictures, tmp_path / "begun", checkpoint_minutes=0, **KINDS[kind])
+    # In the middle of the second update, when a line of the metrics is half due
+    kill(begun, tmp_path / "first", Classification, "step", 2 * passes)
+    assert [path.name for path in (tmp_path / "first" / "last").iterdir()] == ["update-000000001"]
+    continued = again(tmp_path / "first", checkpoint_minutes=0)
+    # While it is evaluated, and in the middle of the second epoch
+    second = kill(continued, tmp_path / "second", Classification, "evaluate", after=True, resume=True)
+    third = kill(second, tmp_path / "third", Engine, "_log", 2, resume=True)
+    outcome = train(third, resume=True)
+    assert left_by(outcome.folder) == left_by(whole(kind))
+
+
+def test_results_differ_where_they_should(whole):
+    """Or the comparisons above could not fail."""
+    results = [left_by(whole(kind))["model.safetensors"] for kind in KINDS]
+    assert len(set(results)) == len(results)
+
+
+PLACES = {
+    "before the first checkpoint": (Classification, "step", 1, False),
+    "before the first evaluation": (Classification, "evaluate", 1, False),
+    "best weights half written": (state, "_in_order", 1, False),
+    "best weights written, not yet in place": (state, "file_digest", 1, True),
+    "between best weights and metrics": (RunFolder, "keep_best", 1, True),
+    "between metrics and checkpoint": (RunFolder, "report_skipped", 1, True),
+    "in the first checkpoint": (state, "_checksum", 2, False),
+    "between evaluation and checkpoint of the second epoch": (state, "save", 4, False),
+    "before the old checkpoint is put away": (state, "_retire", 2, False),
+    "while the oldest checkpoint is removed": (shutil, "rmtree", 6, False),
+    "after the last checkpoint": (RunFolder, "draw", 3, False),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_at_a_chosen_place(place, pictures, whole, tmp_path):
+    owner, name, call, after = PLACES[place]
+    request = small(pictures, tmp_path / "run", **KINDS["average"])
+    kill(request, tmp_path / "left", owner, name, call, after=after)
+    train(again(tmp_path / "left"), resume=True)
+    assert left_by(tmp_path / "left") == left_by(whole("average"))
+
+
+@pytest.fixture(scope="module")
+def moments(pictures, tmp_path_factory):
+    """What was on the disk before each change that a run made there."""
+    folder = tmp_path_factory.mktemp("moments")
+    request = small(pictures, folder / "run", checkpoint_minutes=0, **KINDS["average"])
+    with Moments(folder / "run", folder / "copies").watch() as found:
+        train(request)
+    return found
+
+
+def continue_each(moments, numbers, pictures, expected, tmp_path):
+    for number in numbers:
+        name = f"{number}-{moments.causes[number].replace('/', '_')}"
+        cut = shutil.copytree(moments.copies[number], tmp_path / name)
+        for file in cut.rglob(".*.part"):  # nor need what was being written be whole
+            for part in [file] if file.is_file() else sorted(file.iterdir())[-1:]:
+                os.truncate(part, part.stat().st_size // 2)
+        last = state.newest(cut / "last")
+        done = last is not None and state.read_progress(last)["finished"]
+        if (cut / "metrics.jsonl").exists() and not done:
+            with (cut / "metrics.jsonl").open("a") as metrics:
+                metrics.write('{"kind": "upda')
+        train(small(pictures, cut, checkpoint_minutes=0, **KINDS["average"]), resume=True)
+        assert left_by(cut) == expected, name
+        shutil.rmtree(cut)
+
+
+def test_killed_before_any_change_on_the_disk__some(moments, pictures, whole, tmp_path):
+    assert len(moments.copies) > 40
+    expected = left_by(whole("average"))
+    late = len(moments.copies) * 2 // 3  # little is left to do there
+    numbers = random.Random(0).sample(range(late, len(moments.copies)), 5)
+    continue_each(moments, numbers, pictures, expected, tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_before_any_change_on_the_disk__all(moments, pictures, whole, tmp_path):
+    expected = left_by(whole("average"))
+    continue_each(moments, range(len(moments.copies)), pictures, expected, tmp_path)
+
+
+def test_killed_while_the_folder_is_made(pictures, moments, tmp_path):
+    """Before config.json is there, the folder holds nothing that could not be made again."""
+    unmade = [copy for copy in moments.copies if not (copy / "config.json").exists()]
+    assert unmade
+    for number, copy in enumerate(unmade):
+        folder = shutil.copytree(copy, tmp_path / str(number))
+        kill(small(pictures, folder), tmp_path / f"left-{number}", Engine, "fit", resume=True)
+        assert (tmp_path / f"left-{number}" / "config.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["mixing", "augment"])
+def test_other_workers__same_result(kind, pictures, whole, tmp_path):
+    request = small(pictures, tmp_path / "run", **(KINDS[kind] | dict(workers=2, checkpoint_minutes=0)))
+    kill(request, tmp_path / "left", Classification, "step", 5)
+    train(again(tmp_path / "left", workers=0 if kind == "mixing" else 1), resume=True)
+    assert left_by(tmp_path / "left") == left_by(whole(kind))
+
+
+def test_checkpoints_within_epochs_change_nothing(pictures, whole, tmp_path):
+    train(small(pictures, tmp_path / "run", checkpoint_minutes=0))
+    assert left_by(tmp_path / "run") == left_by(whole("plain"))
+
+
+def test_resume_keeps_the_batch_that_was_asked_for(pictures, tmp_path):
+    """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
+    kill(fitting(small(pictures, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
+    train(fitting(small(pictures, tmp_path / "whole")))
+    train(again(tmp_path / "left"), resume=True)
+    assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
+
+
+def test_resume_keeps_the_threads(pictures, whole, tmp_path, monkeypatch):
+    """Other threads add in another order, and the command that a stopped run names has none."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    shutil.copytree(whole("plain"), tmp_path / "run")
+    train(Request(out=str(tmp_path / "run"), workers=0), resume=True)
+    assert torch.get_num_threads() == 1
+
+
+def test_same_command_again__distillation_tokens(pictures, whole, tmp_path):
+    """Learning from a teacher adds a token to the pooling's own arguments, which a user does not type."""
+    options = dict(heads=2, gram=False)
+    kind = MAP | dict(pool_args=dict(groups=2, dim=16, pool_options=options))
+    kind["changes"] = dict(distill="hard", teacher=str(whole("map")))
+    kill(small(pictures, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
+    assert train(small(pictures, tmp_path / "left", **kind), resume=True).progress.finished
+
+
+def test_weights_to_begin_from_are_gone__continues(pictures, whole, tmp_path):
+    weights = shutil.copy(whole("plain") / "model.safetensors", tmp_path / "weights.safetensors")
+    kill(small(pictures, tmp_path / "run", init=str(weights)), tmp_path / "left", Classification, "step", 5)
+    os.remove(weights)
+    assert train(again(tmp_path / "left"), resume=True).progress.finished
+
+
+def test_same_command_again__continues(pictures, tmp_path):
+    """Arguments that JSON writes otherwise are the same ones."""
+    kind = MAP | dict(model_args=dict(layers=(1, 1, 1, 1)))
+    kill(small(pictures, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
+    assert train(small(pictures, tmp_path / "left", **kind), resume=True).progress.finished
+
+
+def test_finished__nothing_happens(pictures, whole, tmp_path, capsys):
+    folder = shutil.copytree(whole("plain"), tmp_path / "run")
+    command = ["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]
+    before = everything_in(folder)
+    assert main([*command, "--no-report"]) == 0
+    assert everything_in(folder) == before
+    assert "best top-1" in capsys.readouterr().out
+    assert main(command) == 0 and (folder / "report.html").is_file()  # which was missing
+    before = everything_in(folder)
+    assert main(command) == 0
+    assert everything_in(folder) == before
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
+
+
+def test_no_checkpoint__from_the_beginning(pictures, whole, tmp_path, capsys):
+    folder = shutil.copytree(whole("plain"), tmp_path / "run")
+    for name in ("last", "previous"):  # what the message of a damaged checkpoint says
+        shutil.rmtree(folder / name)
+    train(again(folder), resume=True)
+    assert left_by(folder) == left_by(whole("plain"))
+    assert "no checkpoint yet: from the beginning" in capsys.readouterr().err
+
+
+def test_failing_evaluation__nothing_that_was_trained_is_lost(pictures, whole, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(Failed):
+        patch.setattr(Classification, "evaluate", fail)
+        train(small(pictures, tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run" / "last").iterdir()] == ["update-000000003"]
+    left = kill(again(tmp_path / "run"), tmp_path / "left", Classification, "step", resume=True)
+    assert (tmp_path / "left" / "last" / "update-000000003-evaluated").is_dir()  # evaluated, before another step
+    train(left, resume=True)
+    assert left_by(tmp_path / "left") == left_by(whole("plain"))
+
+
+def test_nothing_to_resume(tmp_path, capsys):
+    assert main(["train", "--resume", "--out", str(tmp_path / "none")]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"broadsight: there is no run in {tmp_path / 'none'} to resume; leave --resume out to begin one\n"
+    )
+    assert main(["train", "--resume"]) == 2
+    assert "--resume needs --out" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "fit", lambda self: pytest.fail("a run that nobody described was begun"))
+        assert main(["train", "--resume", "--out", str(tmp_path / "empty"), "--workers", "0"]) == 2
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+OTHERS = {
+    "model": (dict(model="test_resnet"), "model=test_vit, not model=test_resnet"),
+    "model_args": (dict(model_args=dict(in_chans=1)), "model_args"),
+    "pool": (dict(pool="gap"), "pool=None, not pool=gap"),
+    "broadcast": (dict(broadcast="cb"), "broadcast=None, not broadcast=cb"),
+    "recipe": (dict(recipe="finetune"), "recipe=quick, not recipe=finetune"),
+    "seed": (dict(seed=1), "seed=0, not seed=1"),
+    "log_every": (dict(log_every=3), "log_every=2, not log_every=3"),
+    "data": (dict(data="scenes:64"), "not data=scenes:64"),
+    "epochs": (dict(changes=dict(epochs=3)), "epochs=2, not 3"),
+    "lr": (dict(changes=dict(lr="0.5")), "lr=0.001, not 0.5"),
+    "init": (dict(init="elsewhere"), "init=None, not init=elsewhere"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_run__refused_and_untouched(other, pictures, whole):
+    fields, message = OTHERS[other]
+    folder = whole("plain")
+    before = everything_in(folder)
+    with pytest.raises(ValueError, match=message) as refused:
+        train(replace(again(folder), **fields), resume=True)
+    assert everything_in(folder) == before
+    assert str(folder) in str(refused.value) and "another --out" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_run_is_there__refused_without_resume(pictures, whole, capsys):
+    folder = whole("plain")
+    before = everything_in(folder)
+    assert main(["train", str(pictures), "--out", str(folder)]) == 2
+    assert everything_in(folder) == before
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "holds a run of test_vit already" in said
+
+
+@pytest.mark.parametrize("change", ["class", "picture", "fewer"])
+def test_other_pictures__refused_and_untouched(change, pictures, tmp_path):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
+    picture = data / "train" / "a" / "0.png"
+    if change == "class":
+        shutil.copytree(data / "train" / "a", data / "train" / "e")
+    elif change == "picture":
+        shutil.copy(picture, picture.with_name("new.png"))
+    else:
+        picture.unlink()
+    before = everything_in(tmp_path / "left")
+    with pytest.raises(ValueError, match="num_classes=4, not 5" if change == "class" else "the pictures are not those"):
+        train(again(tmp_path / "left"), resume=True)
+    assert everything_in(tmp_path / "left") == before
+
+
+@pytest.mark.parametrize("change", ["replaced", "one replaced", "swapped", "validation", "moved", "older"])
+def test_pictures_of_the_same_names(change, pictures, whole, tmp_path, capsys):
+    """Other content is refused, the same content elsewhere or written anew is not."""
+    data = shutil.copytree(pictures, tmp_path / "data", copy_function=shutil.copyfile)
+    kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
+    files, config = sorted(data.rglob("*.png")), tmp_path / "left" / "config.json"
+    if change == "swapped":
+        for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
+            (data / "train" / old).rename(data / "train" / new)
+    elif change == "moved":
+        shutil.copytree(data, tmp_path / "new", copy_function=shutil.copyfile)
+        shutil.rmtree(data)
+        (tmp_path / "new").rename(data)
+    elif change == "older":
+        content = json.loads(config.read_text())
+        del content["broadsight"]["digest"], content["broadsight"]["data"]["contents"]
+        config.write_text(json.dumps(content))
+    for file in files if change == "replaced" else files[:1] if change == "one replaced" else []:
+        file.write_bytes(files[-1].read_bytes())
+    if change == "validation":
+        files[-1].write_bytes(files[0].read_bytes())
+    if change in ("moved", "older"):
+        notes = train(again(tmp_path / "left"), resume=True).notes
+        assert any("only names and classes of its pictures are checked" in note for note in notes) == (
+            change == "older"
+        )
+        one, other = (load_file(folder / "model.safetensors") for folder in (whole("plain"), tmp_path / "left"))
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+        return
+    before = everything_in(tmp_path / "left")
+    with pytest.raises(ValueError, match=r"have their names but not the content that the run in .* was begun with"):
+        train(again(tmp_path / "left"), resume=True)
+    assert everything_in(tmp_path / "left") == before
+
+
+@pytest.fixture(scope="module")
+def begun(pictures, tmp_path_factory):
+    """A run with a checkpoint that has every file."""
+    folder = tmp_path_factory.mktemp("begun")
+    kill(small(pictures, folder / "run", **KINDS["average"]), folder / "left", Classification, "step", 5)
+    return folder / "left"
+
+
+FILES = (
+    "manifest.json",
+    "progress.json",
+    "model.safetensors",
+    "ema.safetensors",
+    "optimizer.bin",
+    "random_states_0.pkl",
+)
+
+
+def cut(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+DAMAGES = [(name, cut) for name in FILES]
+DAMAGES += [(FILES[2], flip), (FILES[1], lambda file: file.unlink()), (FILES[0], lambda file: file.write_bytes(b""))]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_damaged_checkpoint__one_line_and_untouched(name, damage, begun, tmp_path, capsys):
+    """As test_state does it for all of them, through the command; of both checkpoints."""
+    folder = shutil.copytree(begun, tmp_path / "run")
+    for place in ("last", "previous"):
+        (checkpoint,) = (folder / place).iterdir()
+        damage(checkpoint / name)
+    texts = ("is damaged", "remove the folders `last` and `previous` to train from the beginning")
+    refuses_untouched(folder, capsys, *texts)
+
+
+@pytest.mark.parametrize(("name", "damage"), [DAMAGES[0], (FILES[2], flip), (FILES[1], lambda file: file.unlink())])
+def test_damaged_checkpoint__the_one_before_does(name, damage, begun, whole, tmp_path, capsys):
+    folder = shutil.copytree(begun, tmp_path / "run")
+    (checkpoint,) = (folder / "last").iterdir()
+    damage(checkpoint / name)
+    notes = train(again(folder), resume=True).notes
+    said = "checkpoint update-000000003-evaluated was damaged: going on from update-000000003"
+    assert said in notes and f"note: {said}" in capsys.readouterr().err
+    assert left_by(folder) == left_by(whole("average"))
+
+
+def test_damaged_checkpoint__json_of_something_else(begun, tmp_path, capsys):
+    (checkpoint,) = (begun / "last").iterdir()
+    for number, text in enumerate(("{}", '{"a": [1, 2')):
+        folder = shutil.copytree(begun, tmp_path / str(number))
+        shutil.rmtree(folder / "previous")
+        (folder / "last" / checkpoint.name / "manifest.json").write_text(text)
+        refuses_untouched(folder, capsys, "is damaged")
+
+
+@pytest.mark.parametrize("text", ["", '{"broadsight": ', "[]", "{}", "null", '{"broadsight": {"settings": {}}}'])
+def test_damaged_config__one_line_and_untouched(text, begun, tmp_path, capsys):
+    folder = shutil.copytree(begun, tmp_path / "run")
+    (folder / "config.json").write_text(text)
+    refuses_untouched(folder, capsys, str(folder))
+
+
+def refuses_untouched(folder, capsys, *texts):
+    before = everything_in(folder)
+    code = main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1", "--device", "cpu"])
+    assert code in (1, 2)
+    assert everything_in(folder) == before
+    said = capsys.readouterr().err
+    assert said.startswith("broadsight: ") and said.count("\n") == 1 and "Traceback" not in said
+    assert all(text in said for text in texts), said
+
+
+def test_foreign_folder__refused_and_untouched(pictures, tmp_path, capsys):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.txt").write_text("one")
+    before = everything_in(folder)
+    common = ["train", str(pictures), "--model", "test_vit", "--size", "32", "--out", str(folder), "--workers", "0"]
+    for options in ([], ["--resume"]):
+        assert main(common + options) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"{folder} exists and holds no run; choose another --out" in said
+        assert everything_in(folder) == before
+    (folder / "config.json").write_text('{"architecture": "resnet50"}')  # a model, such as one from a hub
+    before = everything_in(folder)
+    assert main([*common, "--resume"]) == 2
+    assert "no run of broadsight" in capsys.readouterr().err
+    assert everything_in(folder) == before
+
+
+def test_out_is_a_file(pictures, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    common = ["train", str(pictures), "--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1"]
+    for out in (file, file / "below"):
+        assert main([*common, "--out", str(out)]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and str(out) in said and "choose another --out" in said
+    assert file.read_text() == "mine"
+
+
+# --- Signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "call", "moment"),
+    [
+        (signal.SIGTERM, "step", 2, "update 2"),
+        (signal.SIGINT, "step", 4, "epoch 2, update 4"),
+        (signal.SIGINT, "step", 3, "epoch 1, update 3"),
+        (signal.SIGTERM, "_readable", 4, "epoch 1, update 3"),  # the first batch of an evaluation
+    ],
+)
+def test_asked_to_stop__saves_and_continues(number, place, call, moment, pictures, whole, tmp_path):
+    folder = tmp_path / "my run"
+    own, calls = getattr(Classification, place), []
+
+    def asking(self, *args):
+        calls.append(place)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return own(self, *args)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) as stop:
+        patch.setattr(Classification, place, asking)
+        train(small(pictures, folder, **KINDS["average"]))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert stop.value.code == 128 + number
+    assert moment in str(stop.value)
+    assert "\n" not in str(stop.value)
+    train(again(folder), resume=True)
+    assert left_by(folder) == left_by(whole("average"))
+
+
+def test_stopped__names_a_command_that_can_be_typed(pictures, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "my run"
+    own = Classification.step
+    monkeypatch.setattr(Classification, "step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), own(*args))[1])
+    options = ["--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1", "--device", "cpu"]
+    assert main(["train", str(pictures), "--out", str(folder), *options]) == 143
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("broadsight: stopped in epoch 1, update 1 and saved; continue with: broadsight train ")
+    typed = shlex.split(said.partition("continue with: ")[2])
+    assert typed[:2] == ["broadsight", "train"] and "--resume" in typed
+    assert typed[typed.index("--out") + 1] == str(folder)
+
+
+def test_second_interrupt__stops_at_once(pictures, tmp_path, monkeypatch):
+    def asking(self, batch):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+    monkeypatch.setattr(Classification, "step", asking)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(pictures, tmp_path / "run"))
+    assert list((tmp_path / "run" / "last").iterdir()) == []
+
+
+NURSERY = """
+import json, os, sys
+from broadsight.cli import main
+import broadsight.models, broadsight.training
+for line in sys.stdin:
+    argv, said = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = main(argv)
+        sys.stderr.flush()
+        os._exit(code)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    """Starts processes that train, without the time that importing torch takes each."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+
+        def start(argv, said):
+            process.stdin.write(json.dumps([argv, str(said)]) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
+
+        yield start
+        process.stdin.close()
+
+
+def wait_for(moment, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not moment():
+        assert time.monotonic() < until, "nothing happened"
+        time.sleep(0.005)
+
+
+def options(pictures, folder, workers):
+    settings = [f"{key}={value}" for key, value in (dict(epochs=4, batch_size=8, fit_batch=False, ema=0.9)).items()]
+    common = ["--model", "test_vit", "--size", "32", "--log-every", "2", "--checkpoint-minutes", "0", "--device", "cpu"]
+    common += ["--workers", str(workers), "--threads", "1", "--set", "warmup_epochs=1", *settings]
+    return ["train", str(pictures), "--out", str(folder), *common]
+
+
+@pytest.fixture(scope="module")
+def four_epochs(pictures, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("four") / "run"
+    assert main(options(pictures, folder, 0)) == 0
+    return left_by(folder)
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_process_killed__same_result(workers, nursery, four_epochs, pictures, tmp_path):
+    folder = tmp_path / "run"
+    argv, delay = options(pictures, folder, workers), random.uniform(0, 0.5)
+    process, code = nursery(argv, tmp_path / "said")
+    wait_for((folder / "metrics.jsonl").exists)
+    time.sleep(delay)
+    os.kill(process, signal.SIGKILL)
+    assert code() == -signal.SIGKILL
+    assert main([*argv, "--resume"]) == 0
+    assert left_by(folder) == four_epochs, f"killed after {delay} s"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_process_asked_to_stop__same_result(number, nursery, four_epochs, pictures, tmp_path):
+    folder = tmp_path / "run"
+    process, code = nursery(options(pictures, folder, 1), tmp_path / "said")
+    wait_for((folder / "metrics.jsonl").exists)
+    os.kill(process, number)
+    assert code() == 128 + number
+    said = (tmp_path / "said").read_text()
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].endswith(f"and saved; continue with: broadsight train --resume --out {folder}")
+    assert main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]) == 0
+    assert left_by(folder) == four_epochs
+
+
+@pytest.mark.slow
+def test_command_asked_to_stop__same_result(four_epochs, pictures, tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "broadsight", *options(pictures, folder, 2)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for((folder / "metrics.jsonl").exists)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the workers get it too
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in said and "continue with: broadsight train --resume" in said
+    assert main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]) == 0
+    assert left_by(folder) == four_epochs

@@ -1,0 +1,386 @@
+"""Whole runs on a few small pictures: what they learn from, how, and what they leave behind."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from broadsight.runs.classifier import open_classifier
+from broadsight.training import run as training
+from broadsight.training.request import Request
+from broadsight.training.run import train
+from broadsight.training.run_folder import RunFolder
+from broadsight.weights.loading import load_given
+
+from .small_runs import SMALL_POOL, ask, files_in, fill, leave_run, ready, refusal, updates, without_drawing
+from .small_runs import without_network as offline
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    without_drawing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return fill(tmp_path_factory.mktemp("data"), a=10, b=10)
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory) -> Path:
+    return fill(tmp_path_factory.mktemp("colours"), red=6, green=6, blue=6)
+
+
+def config(run: Path) -> dict:
+    return json.loads((run / "config.json").read_text())
+
+
+# ---- a run
+
+
+def test_train__run_loads_as_a_timm_model(data, tmp_path):
+    outcome = train(ask(data, model="test_vit", out=str(tmp_path / "run")), command="broadsight train ...")
+    assert outcome.folder == tmp_path / "run" and outcome.progress.updates == 4
+    model = timm.create_model(f"local-dir:{outcome.folder}", pretrained=True)
+    assert model.num_classes == 2 and list(model.pretrained_cfg["input_size"]) == [3, 32, 32]
+    assert sum(p.numel() for p in model.parameters()) == outcome.parameters
+    stored = load_file(outcome.folder / "model.safetensors")
+    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+    said = config(outcome.folder)
+    assert said["label_names"] == ["a", "b"] and said["broadsight"]["command"] == "broadsight train ..."
+    (line,) = [line for line in RunFolder(outcome.folder).metrics() if line["kind"] == "epoch"]
+    assert line["val_top1"] == outcome.progress.best and 0 <= line["val_top1"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("test_resnet", dict(pool="map", pool_args=SMALL_POOL)),
+        ("test_vit", dict(broadcast="scaled", broadcast_args={"branch": "both"})),
+        ("test_vit", dict(changes=dict(eval_size=64))),
+        ("vit_tiny_patch16_224", dict(model_args=dict(depth=1, embed_dim=24, num_heads=3), changes=dict(eval_size=64))),
+        ("vit_tiny_cb", dict(model_args=dict(depth=1, embed_dim=24, num_heads=3))),
+    ],
+    ids=["pool", "broadcast", "eval_size", "fixed-eval_size", "cb"],
+)
+def test_train__run_answers_as_it_did(data, tmp_path, model, options):
+    out = tmp_path / "run"
+    prepared = ready(ask(data, model=model, out=str(out), **options))
+    engine = prepared.engine
+    engine.folder.create(prepared.description)
+    engine.folder.keep_best(engine.plain)
+    again = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    x = torch.randn(2, *again.pretrained_cfg["input_size"])
+    torch.testing.assert_close(again(x), engine.plain.eval()(x))
+    torch.testing.assert_close(open_classifier(out, device="cpu").model(x), engine.plain(x))
+
+
+def test_train__network_of_a_folder_is_refused_or_can_be_loaded(data, tmp_path):
+    """timm makes a network from local-dir:FOLDER, but not from a config.json that names one."""
+    request = ask(data, model=f"local-dir:{leave_run(tmp_path / 'earlier')[0]}", out=str(tmp_path / "run"))
+    try:
+        prepared = ready(request)
+    except ValueError as error:
+        assert "--init" in str(error)
+        return
+    prepared.engine.folder.create(prepared.description)
+    prepared.engine.folder.keep_best(prepared.engine.plain)
+    timm.create_model(f"local-dir:{tmp_path / 'run'}", pretrained=True)
+
+
+def test_train__every_kind_of_picture(tmp_path):
+    """Grey, palette, transparent, CMYK, 16 bits and turned photographs, and some that are broken."""
+    rng = np.random.default_rng(0)
+
+    def save(name: str, mode: str, values: np.ndarray, **options) -> None:
+        for folder in ("a", "b"):
+            path = tmp_path / "data" / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(values)
+            (image if mode == "I;16" else image.convert(mode)).save(path, **options)
+
+    colour = rng.integers(0, 255, (30, 50, 3), dtype=np.uint8)
+    save("rgb.png", "RGB", colour)
+    save("grey.png", "L", colour)
+    save("palette.gif", "P", colour)
+    save("transparent.png", "RGBA", colour)
+    save("print.jpg", "CMYK", colour)
+    save("deep.png", "I;16", rng.integers(0, 65535, (30, 50), dtype=np.uint16))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save("turned.jpg", "RGB", colour, exif=exif)
+    (tmp_path / "data" / "a" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "data" / "a" / "broken2.jpg").write_bytes(b"")
+    (tmp_path / "data" / "empty").mkdir()
+    request = ask(tmp_path / "data", val=str(tmp_path / "data"), out=str(tmp_path / "run"), changes=dict(batch_size=2))
+    outcome = train(request)
+    assert sorted(outcome.progress.skipped) == ["a/broken.png", "a/broken2.jpg"]
+    assert json.loads((tmp_path / "run" / "skipped.json").read_text()) == outcome.progress.skipped
+    assert any("empty" in note for note in outcome.notes)
+    assert config(tmp_path / "run")["label_names"] == ["a", "b"]
+
+    strict = replace(request, strict=True, out=str(tmp_path / "strict"))
+    said = refusal(lambda: train(strict), (ValueError, RuntimeError))
+    assert said.startswith("a/broken") and "cannot be read" in said and "--strict" in said
+    assert said.count("a/broken") == 1
+
+
+def test_train__class_without_validation_pictures(tmp_path):
+    fill(tmp_path / "data" / "train", a=4, b=4, c=4)
+    fill(tmp_path / "data" / "val", a=2, b=2)
+    outcome = train(ask(tmp_path / "data", out=str(tmp_path / "run")))
+    assert any("without images to validate: c" in note for note in outcome.notes)
+    assert config(tmp_path / "run")["num_classes"] == 3
+
+
+# ---- numbers
+
+
+def weights_after(request, count: int = 2) -> dict[str, torch.Tensor]:
+    prepared = ready(request)
+    updates(prepared, count)
+    return {name: value.clone() for name, value in prepared.engine.plain.state_dict().items()}
+
+
+@pytest.mark.parametrize("pool", [None, "gap"])
+def test_accumulation__is_one_batch(data, pool):
+    """Of a network whose pictures do not see each other."""
+    changes = dict(batch_size=8, optimizer="sgd", lr=0.1, clip_norm=None, drop_rate=0.0)
+    whole = weights_after(ask(data, model="test_convnext", pool=pool, changes=changes))
+    parts = weights_after(ask(data, model="test_convnext", pool=pool, changes={**changes, "accumulate": 2}))
+    start = weights_after(ask(data, model="test_convnext", pool=pool, changes=changes), 0)
+    moved = max((whole[name] - start[name]).abs().max() for name in whole)
+    apart = max((whole[name] - parts[name]).abs().max() for name in whole)
+    assert moved > 1e-3 and apart < 1e-4 * moved
+
+
+def test_accumulation__passes_of_an_update(data):
+    work = ready(ask(data, changes=dict(batch_size=8, accumulate=4))).engine.work
+    work.begin_epoch(0, 0)
+    assert [len(work.next_batch().labels) for _ in range(work.accumulate)] == [2, 2, 2, 2]
+
+
+def test_precision__bf16(data, tmp_path):
+    prepared = ready(ask(data, changes=dict(precision="bf16")))
+    kinds = []
+    prepared.engine.plain.fc.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
+    (loss,) = updates(prepared, 1)
+    assert kinds == [torch.bfloat16]
+    assert {p.dtype for p in prepared.engine.plain.parameters()} == {torch.float32}
+    (single,) = updates(ready(ask(data)), 1)
+    assert loss == pytest.approx(single, rel=0.05) and loss != single
+    assert train(ask(data, changes=dict(precision="bf16"), out=str(tmp_path / "run"))).progress.finished
+
+
+def test_precision__fp16_needs_a_gpu_unless_a_recipe_asks_for_it(data, tmp_path):
+    request = ask(data, changes=dict(precision="fp16"), out=str(tmp_path / "run"))
+    assert refusal(lambda: train(request)) == "precision=fp16 needs a GPU; use precision=bf16 or fp32"
+    assert not (tmp_path / "run").exists()
+    train(ask(data, recipe="deit-300", out=str(tmp_path / "run")))
+    assert config(tmp_path / "run")["broadsight"]["recipe"]["precision"] == "fp32"
+
+
+def test_channels_last(data):
+    prepared = ready(ask(data, changes=dict(channels_last=True)))
+    assert prepared.engine.plain.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert updates(prepared, 1) == pytest.approx(updates(ready(ask(data)), 1), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_compile(data, tmp_path):
+    compiled = updates(ready(ask(data, changes=dict(compile=True))), 2)
+    assert compiled == pytest.approx(updates(ready(ask(data)), 2), rel=1e-3)
+    outcome = train(ask(data, changes=dict(compile=True), out=str(tmp_path / "run")))
+    names = load_file(outcome.folder / "model.safetensors").keys()
+    assert names == timm.create_model("test_resnet").state_dict().keys()
+
+
+def test_frozen_stats(data):
+    prepared = ready(ask(data, changes=dict(frozen_stats=True)))
+    before = prepared.engine.plain.bn1.running_mean.clone()
+    updates(prepared, 2)
+    assert torch.equal(prepared.engine.plain.bn1.running_mean, before)
+    other = ready(ask(data))
+    updates(other, 2)
+    assert not torch.equal(other.engine.plain.bn1.running_mean, before)
+
+
+# ---- pictures and sizes
+
+
+def test_grey(data, tmp_path):
+    out = tmp_path / "run"
+    train(ask(data, model_args=dict(in_chans=1), changes=dict(auto_augment="rand-m5-mstd0.5-inc1"), out=str(out)))
+    model = timm.create_model(f"local-dir:{out}", pretrained=True)
+    assert model.conv1[0].weight.shape[1] == 1 and model.pretrained_cfg["mean"] in ((0.5,), [0.5])
+    assert config(out)["pretrained_cfg"]["input_size"] == [1, 32, 32]
+
+
+def test_grey__teacher_of_grey_pictures(data, tmp_path):
+    train(ask(data, model_args=dict(in_chans=1), out=str(tmp_path / "teacher")))
+    changes = dict(distill="hard", teacher=str(tmp_path / "teacher"))
+    losses = updates(ready(ask(data, model_args=dict(in_chans=1), changes=changes)), 1)
+    assert losses[0] > 0
+
+
+@pytest.mark.parametrize(("side", "expected"), [(20, 64), (64, 64), (65, 96), (150, 160), (300, 224)])
+def test_size__chosen_by_the_pictures(tmp_path, side, expected):
+    fill(tmp_path, size=side, a=2, b=2)
+    recipe = ready(ask(tmp_path, changes=dict(image_size=None, batch_size=2))).engine.recipe
+    assert (recipe.image_size, recipe.eval_size) == (expected, expected)
+
+
+def test_size__of_scenes_and_of_vits():
+    recipe = ready(ask("scenes:8", changes=dict(image_size=None, batch_size=2))).engine.recipe
+    assert recipe.image_size == 64
+    model = ready(ask("scenes:8", model="test_vit", changes=dict(image_size=48, batch_size=2))).engine.plain
+    assert model.pos_embed.shape[1] == 1 + 9
+
+
+def test_size__all_pictures_broken(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.png").write_text("x")
+    said = refusal(lambda: ready(ask(tmp_path, changes=dict(image_size=None, batch_size=2))))
+    assert said.startswith("none of ") and "can be read" in said
+
+
+# ---- the batch of a recipe that adapts
+
+
+def test_fit_batch(data):
+    changes = dict(epochs=1, image_size=32)
+    fitted = ready(replace(ask(data), changes=changes))
+    assert fitted.engine.recipe.batch_size == 18 // 4
+    assert any("batch of 4 instead of 64, since there are 18 training pictures" in note for note in fitted.notes)
+    assert ready(ask(data, changes=dict(batch_size=16))).engine.recipe.batch_size == 16
+
+
+def test_fit_batch__is_even_where_pictures_are_mixed(colours):
+    changes = dict(epochs=1, image_size=32, mixup=0.5)  # 15 pictures to train on, a quarter of which are 3
+    work = ready(replace(ask(colours), changes=changes)).engine.work
+    assert work.batch % 2 == 0
+
+
+def test_fit_batch__a_resumed_run_keeps_its_batch(data, tmp_path):
+    out = str(tmp_path / "run")
+    train(ask(data, out=out, changes=dict(batch_size=16)))
+    with pytest.MonkeyPatch.context() as patch:
+        seen = []
+        patch.setattr(training, "_run", lambda ready, *_: seen.append(ready) or ready.engine.progress)
+        train(Request(out=out, workers=0, threads=1, device="cpu"), resume=True)
+    assert seen[0].engine.recipe.batch_size == 16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(changes=dict(image_size=None)),
+        dict(changes=dict(eval_size=None)),
+        dict(pool="map", pool_args=SMALL_POOL, changes=dict(distill="hard", teacher="{teacher}")),
+    ],
+    ids=["size", "eval_size", "distill"],
+)
+def test_resume__with_the_same_request(data, tmp_path, options):
+    """Whoever recalls the command and adds --resume must not be told that it is another."""
+    teacher = str(leave_run(tmp_path / "teacher")[0])
+    changes = {key: teacher if value == "{teacher}" else value for key, value in options.pop("changes").items()}
+    request = ask(data, out=str(tmp_path / "run"), changes=changes, **options)
+    train(request)
+    assert train(request, resume=True).progress.finished
+
+
+# ---- weights to begin from
+
+
+def test_init__from_a_run_or_a_file(data, tmp_path):
+    folder, model = leave_run(tmp_path / "earlier")
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pth")
+    for source in (folder, folder / "model.safetensors", tmp_path / "weights.pth"):
+        found = ready(ask(data, init=str(source))).engine.plain.state_dict()
+        assert all(torch.equal(value, found[name]) for name, value in model.state_dict().items())
+
+
+def test_init__makes_it_finetuning_without_timms_weights(data, tmp_path):
+    folder, _ = leave_run(tmp_path / "earlier")
+    recipe = ready(ask(data, init=str(folder), recipe=None)).engine.recipe
+    assert recipe.layer_decay == 0.75 and recipe.pretrained is False
+
+
+@pytest.mark.parametrize("options", [{}, dict(pool="map", pool_args=SMALL_POOL), dict(pool="gap")])
+def test_init__of_other_classes_keeps_the_backbone(data, colours, tmp_path, options):
+    earlier = ready(ask(data, out=str(tmp_path / "earlier"), **options))
+    earlier.engine.folder.create(earlier.description)
+    earlier.engine.folder.keep_best(earlier.engine.plain)
+    before = earlier.engine.plain.state_dict()
+    found = ready(ask(colours, init=str(tmp_path / "earlier"), **options)).engine.plain.state_dict()
+    assert found.keys() == before.keys()
+    others = {name for name in found if found[name].shape != before[name].shape}
+    ends = earlier.engine.plain.pretrained_cfg["classifier"]
+    ends = (ends,) if isinstance(ends, str) else tuple(ends)
+    assert others and all(name.startswith(ends) for name in others)
+    assert all(torch.equal(found[name], before[name]) for name in found.keys() - others)
+
+
+def test_init__refused(data, tmp_path):
+    folder, _ = leave_run(tmp_path / "vit", "test_vit")
+    before = files_in(tmp_path)
+    said = refusal(lambda: ready(ask(data, init=str(folder), out=str(tmp_path / "run"))))
+    assert "holds weights of another network" in said and "missing" in said
+    (tmp_path / "empty").mkdir()
+    said = refusal(lambda: ready(ask(data, init=str(tmp_path / "empty"))), FileNotFoundError)
+    assert "holds no model.safetensors; give a run folder or a file of weights" in said
+    said = refusal(lambda: ready(ask(data, init=str(tmp_path / "nowhere"))), FileNotFoundError)
+    assert "nowhere is not a file" in said and "released" not in said
+    torch.save([1, 2], tmp_path / "list.pth")
+    assert "holds no weights; expected tensors by name" in refusal(
+        lambda: load_given(timm.create_model("test_resnet"), str(tmp_path / "list.pth"))
+    )
+    shutil.rmtree(tmp_path / "empty")
+    (tmp_path / "list.pth").unlink()
+    assert files_in(tmp_path) == before
+
+
+def test_pretrained__without_network(data, monkeypatch):
+    offline(monkeypatch)
+    said = refusal(lambda: ready(ask(data, changes=dict(pretrained=True))), Exception)
+    assert said.startswith("the pretrained weights of test_resnet cannot be had: ") and "\n" not in said
+
+
+# ---- poolings that cannot learn as they are
+
+
+def test_pool__light_is_refused_before_anything_is_written(data, tmp_path):
+    """A light network only infers: what to do is known before the first picture."""
+    before = files_in(tmp_path)
+    refusal(lambda: train(ask(data, pool="map-light", pool_args=SMALL_POOL, out=str(tmp_path / "run"))))
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("pool", ["ga", "cap"])
+def test_pool__of_groups_gets_distillation_tokens(data, tmp_path, pool):
+    teacher = str(leave_run(tmp_path / "teacher")[0])
+    small = dict(groups=2, dim=24) if pool == "ga" else dict(heads=1)
+    changes = dict(distill="hard", teacher=teacher)
+    assert updates(ready(ask(data, pool=pool, pool_args=small, changes=changes)), 1)
+
+
+# ---- where a run goes
+
+
+def test_out__is_numbered(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f"{data.name}-test_resnet"
+    first = ready(ask(data)).engine.folder.path
+    assert first == Path("runs") / f"{name}-1"
+    for other in ("1", "7", "mine", "map-9", "v2"):
+        (tmp_path / "runs" / f"{name}-{other}").mkdir(parents=True)
+    assert ready(ask(data)).engine.folder.path == Path("runs") / f"{name}-8"

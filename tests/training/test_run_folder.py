@@ -1,0 +1,368 @@
+"""What a run leaves in its folder, and that timm, TensorBoard and people can read it."""
+
+import builtins
+import json
+import shutil
+import sys
+import time
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from broadsight import __version__
+from broadsight.cli.main import main
+from broadsight.training import run_folder
+from broadsight.training.objectives.classification import Classification
+from broadsight.training.run import train
+from broadsight.training.run_folder import RunFolder, is_run
+
+from .runs import QUICK, again, kill, left_by, small
+
+POOL_ARGS = dict(groups=2, dim=16, pool_options=dict(heads=2))
+NETWORKS = {
+    "plain": dict(model="test_vit"),
+    "tagged": dict(model="test_resnet.r160_in1k"),
+    "map": dict(model="test_resnet", pool="map", pool_args=POOL_ARGS),
+    "gap": dict(model="test_resnet", pool="gap"),
+    "cap": dict(model="test_resnet", pool="cap"),
+    "broadcast": dict(model="test_vit", broadcast="cb"),
+    "both": dict(model="test_vit", broadcast="gate", pool="map", pool_args=POOL_ARGS),
+    "grey": dict(model="test_resnet", model_args=dict(in_chans=1), changes=dict(eval_size=48)),
+    "ours": dict(model="emsnet_xxtiny", changes=dict(image_size=64)),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(pictures, tmp_path_factory):
+    """The folder of a run of some network."""
+    made = {}
+
+    def run(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("runs") / name
+            fields = NETWORKS[name] | dict(changes=dict(epochs=1) | NETWORKS[name].get("changes", {}))
+            train(small(pictures, made[name], **fields), command=f"broadsight train {name}")
+        return made[name]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two_epochs(pictures, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two") / "run"
+    train(small(pictures, folder))
+    return folder
+
+
+def test_files(two_epochs):
+    names = sorted(path.name for path in two_epochs.iterdir() if not path.name.startswith("."))
+    assert names == [
+        "config.json",
+        "events",
+        "last",
+        "metrics.jsonl",
+        "model.safetensors",
+        "previous",
+    ]
+    assert [path.name for path in (two_epochs / "last").iterdir()] == ["update-000000006-evaluated"]
+    assert [path.name for path in (two_epochs / "previous").iterdir()] == ["update-000000006"]
+    assert is_run(two_epochs) and not is_run(two_epochs / "last")
+
+
+def test_config(runs, pictures):
+    config = json.loads((runs("map") / "config.json").read_text())
+    assert (config["architecture"], config["num_classes"], config["label_names"]) == ("edited", 4, list("abcd"))
+    assert config["model_args"] == dict(backbone="test_resnet", pool="map", pool_args=POOL_ARGS)
+    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32] and config["pretrained_cfg"]["num_classes"] == 4
+    record = config["broadsight"]
+    assert record["task"] == "classify"
+    settings = record["settings"]
+    assert settings["data"] == str(pictures) and settings["model"] == "test_resnet" and settings["recipe"] == "quick"
+    assert settings["seed"] == record["seed"] == 0 and settings["log_every"] == 2
+    expected = QUICK | dict(epochs=1, eval_size=32, optimizer="adamw", lr=1e-3, scale=[0.5, 1.0])
+    assert {name: record["recipe"][name] for name in expected} == expected
+    assert record["data"]["counts"] == dict(train=24, val=8) and record["data"]["fingerprint"]
+    assert record["command"] == "broadsight train map"
+    assert (record["processes"], record["threads"], record["device"]) == (1, 1, "cpu")
+    versions = record["versions"]
+    assert torch.__version__.startswith(versions["torch"]) and versions["timm"] == timm.__version__
+    assert __version__ in versions.values()
+    assert "commit" in record and record["started"][:2] == "20"
+    weights = load_file(runs("map") / "model.safetensors")
+    buffers = ("running_mean", "running_var", "num_batches_tracked")
+    assert record["parameters"] == sum(v.numel() for k, v in weights.items() if not k.endswith(buffers))
+
+
+def test_config__fitted_batch_and_other_seed(pictures, tmp_path):
+    request = small(pictures, tmp_path / "run", changes=dict(fit_batch=True, epochs=1), seed=7)
+    request.changes.pop("batch_size")
+    outcome = train(request)
+    record = json.loads((tmp_path / "run" / "config.json").read_text())["broadsight"]
+    assert record["recipe"]["batch_size"] == 6 and record["seed"] == 7
+    assert any("batch of 6 instead of 64" in note for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_timm_loads_the_best_weights(name, runs):
+    folder = runs(name)
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    expected = load_file(folder / "model.safetensors")
+    own = model.state_dict()
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[key], value) for key, value in expected.items())
+    size = model.pretrained_cfg["input_size"]
+    assert model.num_classes == 4 and model(torch.randn(2, *size)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_timm_loads_the_best_weights__other_classes(name, runs):
+    """All but the classifier's, which is new."""
+    folder = runs(name)
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7).eval()
+    expected, own = load_file(folder / "model.safetensors"), model.state_dict()
+    assert own.keys() == expected.keys()
+    other = [key for key, value in expected.items() if own[key].shape != value.shape]
+    assert other and all(torch.equal(own[key], value) for key, value in expected.items() if key not in other)
+    ends = model.pretrained_cfg["classifier"]
+    ends = (ends,) if isinstance(ends, str) else tuple(ends)
+    assert all(key.startswith(tuple(f"{end}." for end in ends)) for key in other)
+    assert model(torch.randn(2, *model.pretrained_cfg["input_size"])).shape == (2, 7)
+
+
+def test_timm_predicts_as_the_run_evaluated(runs, pictures):
+    """The transforms that timm reads from the folder, and its weights: the accuracy that the run reports."""
+    folder = runs("grey")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    right = []
+    for label, name in enumerate("abcd"):
+        for path in sorted((pictures / "val" / name).iterdir()):
+            image = transform(Image.open(path).convert("L"))
+            assert image.shape == (1, 48, 48)
+            right.append(int(model(image[None]).argmax()) == label)
+    (line,) = [line for line in RunFolder(folder).metrics() if line["kind"] == "epoch"]
+    assert 100 * sum(right) / len(right) == line["val_top1"]
+
+
+def test_timm_loads__begin_another_run(runs, pictures, tmp_path):
+    """A run folder is something to begin from, and the first weights are its."""
+    still = dict(lr=1e-30, min_lr=0, warmup_epochs=0, epochs=1)
+    train(small(pictures, tmp_path / "run", model="test_vit", init=str(runs("plain")), changes=still))
+    before, after = load_file(runs("plain") / "model.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(before[name], value) for name, value in after.items())
+
+
+def test_metrics(two_epochs):
+    lines = [json.loads(line) for line in (two_epochs / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["updates"], line["epoch"]) for line in lines] == [
+        ("updates", 2, 1),
+        ("updates", 3, 1),
+        ("epoch", 3, 1),
+        ("updates", 4, 2),
+        ("updates", 6, 2),
+        ("epoch", 6, 2),
+    ]
+    assert all(line.keys() == {"kind", "updates", "epoch", "loss", "lr"} for line in lines if line["kind"] == "updates")
+    figures = {"train_loss", "train_top1", "val_loss", "val_top1", "best", "best_epoch", "skipped"}
+    assert all(line.keys() == {"kind", "updates", "epoch"} | figures for line in lines if line["kind"] == "epoch")
+    first = lines[2]
+    assert first["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
+
+
+def expected_events(folder):
+    """What TensorBoard must show: every number of the metrics by name, at its update."""
+    expected = {}
+    for line in RunFolder(folder).metrics():
+        for name, value in line.items():
+            if name not in ("kind", "updates", "epoch"):
+                expected.setdefault(name.replace("_", "/", 1), []).append((line["updates"], pytest.approx(value)))
+    return expected
+
+
+def shown_events(folder):
+    events = EventAccumulator(str(folder / "events"))
+    events.Reload()
+    names = events.Tags()["scalars"]
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+
+
+def test_events__the_values_of_the_metrics(two_epochs):
+    shown = shown_events(two_epochs)
+    speeds = shown.pop("images/per_second")
+    assert [step for step, _ in speeds] == [2, 3, 4, 6] and all(value > 0 for _, value in speeds)
+    assert shown == expected_events(two_epochs)
+
+
+@pytest.mark.parametrize(("call", "minutes"), [(3, 10), (3, 0), (5, 0), (6, 10)])
+def test_events__after_a_kill(call, minutes, pictures, two_epochs, tmp_path):
+    """Neither lost nor twice: what comes after the checkpoint is purged, what comes before stays."""
+    request = small(pictures, tmp_path / "run", checkpoint_minutes=minutes)
+    kill(request, tmp_path / "left", Classification, "step", call)
+    for file in (tmp_path / "run" / "events").iterdir():  # as flushed as they could be
+        shutil.copy(file, tmp_path / "left" / "events")
+    # TensorBoard reads files in the order of the second in their names; no process is started again within one.
+    time.sleep(1.01 - time.time() % 1)
+    train(again(tmp_path / "left"), resume=True)
+    shown = shown_events(tmp_path / "left")
+    assert [step for step, _ in shown.pop("images/per_second")] == [2, 3, 4, 6]
+    assert shown == expected_events(two_epochs)
+
+
+def test_events__finished_and_resumed(two_epochs, tmp_path):
+    folder = shutil.copytree(two_epochs, tmp_path / "run")
+    train(again(folder), resume=True)
+    assert shown_events(folder) == shown_events(two_epochs)
+
+
+# --- Pictures that cannot be read ------------------------------------------------------------------------------------
+
+
+def test_skipped(pictures, tmp_path, capsys):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    (data / "train" / "a" / "1.png").write_bytes(b"no picture")
+    (data / "val" / "b" / "0.png").write_bytes((data / "val" / "b" / "1.png").read_bytes()[:100])
+    outcome = train(small(data, tmp_path / "run"))
+    skipped = json.loads((tmp_path / "run" / "skipped.json").read_text())
+    assert len(skipped) == 2 and all(reason for reason in skipped.values())
+    assert [any(name.endswith(end) for name in skipped) for end in ("a/1.png", "b/0.png")] == [True, True]
+    assert skipped == outcome.progress.skipped
+    assert [line["skipped"] for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "epoch"] == [2, 2]
+    assert "2 pictures skipped" in capsys.readouterr().err
+    top1 = [line["val_top1"] for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "epoch"]
+    assert all(value * 7 / 100 == pytest.approx(round(value * 7 / 100)) for value in top1)  # of seven that can be read
+
+    request = small(data, tmp_path / "killed", checkpoint_minutes=0)
+    kill(request, tmp_path / "left", Classification, "step", 3)
+    train(again(tmp_path / "left"), resume=True)
+    assert left_by(tmp_path / "left") == left_by(tmp_path / "run")
+    assert (tmp_path / "left" / "skipped.json").read_bytes() == (tmp_path / "run" / "skipped.json").read_bytes()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_skipped__strict(workers, pictures, tmp_path, capsys):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    (data / "train" / "a" / "1.png").write_bytes(b"no picture")
+    options = ["--model", "test_vit", "--size", "32", "--batch", "8", "--workers", str(workers), "--threads", "1"]
+    assert main(["train", str(data), "--out", str(tmp_path / "run"), "--strict", *options]) in (1, 2)
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("broadsight: ") and "a/1.png cannot be read" in said[-1]
+    assert not any("Traceback" in line for line in said)
+
+
+# --- The folder alone ------------------------------------------------------------------------------------------------
+
+
+LINES = [
+    dict(kind="updates", updates=2, epoch=1, loss=2.0, lr=0.1),
+    dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, val_loss=1.5, val_top1=50.0, train_top1=40.0),
+    dict(kind="updates", updates=4, epoch=2, loss=1.0, lr=0.05),
+    dict(kind="epoch", updates=4, epoch=2, train_loss=1.0, val_loss=1.2, val_top1=60.0),
+]
+
+
+def test_curves__a_picture(drawn, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.create({})
+    for line in LINES:
+        folder.record(line)
+    folder.draw()
+    with Image.open(tmp_path / "curves.png") as picture:
+        picture.verify()
+        assert picture.format == "PNG" and picture.width > 2 * picture.height > 400
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_curves__not_too_often(tmp_path, monkeypatch):
+    calls, now = [], [1000.0]
+    monkeypatch.setattr(run_folder, "draw_curves", lambda lines, path: calls.append(path))
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
+    folder = RunFolder(tmp_path)
+    folder.draw(at_most_every=60)
+    now[0] += 59
+    folder.draw(at_most_every=60)
+    assert len(calls) == 1
+    folder.draw()
+    now[0] += 61
+    folder.draw(at_most_every=60)
+    assert len(calls) == 3
+
+
+def test_curves__no_epoch_yet(drawn, tmp_path):
+    run_folder.draw_curves(LINES[:1], tmp_path / "curves.png")
+    Image.open(tmp_path / "curves.png").verify()
+
+
+def test_metrics__continued_after_so_many_bytes(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.create({})
+    folder.open_logs(0, 0)
+    for line in LINES[:2]:
+        folder.record(line)
+    size = folder.metrics_size()
+    folder.record(LINES[2])
+    folder.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "ep')  # killed while it was written
+    folder = RunFolder(tmp_path)
+    folder.open_logs(size, 2)
+    assert folder.metrics() == LINES[:2] and folder.metrics_size() == size
+    folder.record(LINES[2])
+    folder.close()
+    assert folder.metrics() == LINES[:3]
+    folder.open_logs(10**6, 2)  # more than there is, after a power failure: nothing is made up
+    folder.close()
+    assert folder.metrics() == LINES[:3]
+
+
+def test_other_processes_write_nothing(tmp_path):
+    folder = RunFolder(tmp_path / "run", writing=False)
+    folder.create({})
+    folder.open_logs(0, 0)
+    folder.record(LINES[0])
+    folder.keep_best(nn.Linear(1, 1))
+    folder.report_skipped({"a": "b"})
+    folder.draw()
+    folder.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_config__damaged(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": ')
+    with pytest.raises(ValueError, match=r"config.json is damaged .*; it cannot be continued"):
+        RunFolder(tmp_path).config()
+
+
+def test_without_extras(drawn, tmp_path, monkeypatch):
+    """TensorBoard and matplotlib are extras: without them there are neither events nor curves."""
+    for name in [name for name in sys.modules if name.startswith(("torch.utils.tensorboard", "matplotlib.backends"))]:
+        monkeypatch.delitem(sys.modules, name)
+    find = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith(("torch.utils.tensorboard", "matplotlib")):
+            raise ImportError(name)
+        return find(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    folder = RunFolder(tmp_path)
+    folder.create({})
+    folder.open_logs(0, 0)
+    folder.record(LINES[0])
+    folder.draw()
+    folder.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "last", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("goal", ["val_box_ap", "val_mask_ap", "val_keypoint_ap", "val_miou"])
+def test_draw_curves__of_dense_runs(goal, drawn, tmp_path):
+    """Without a loss on the validation pictures, and with what the task is after instead of accuracy."""
+    figures = {goal: 12.0, "val_box_ap": 10.0, "val_box_ap50": 30.0}
+    lines = [dict(kind="updates", updates=1, epoch=1, loss=3.0, lr=0.1)]
+    lines += [dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, **figures)]
+    run_folder.draw_curves(lines, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000

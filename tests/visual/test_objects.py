@@ -1,0 +1,247 @@
+"""Boxes, masks and skeletons on pictures, pixel by pixel."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.visual import objects as drawing
+from broadsight.visual.colours import colour, ink
+from broadsight.visual.objects import draw_objects
+
+from .written import has_written
+
+NAMES = ["cat", "dog", "Žába"]
+GREY = (100, 150, 200)
+CHIP = 17  # rows of a label on a picture of this size
+
+
+@pytest.fixture
+def picture():
+    return Image.new("RGB", (400, 300), GREY)
+
+
+def found(*boxes, labels=None, scores=None, **others):
+    boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    labels = torch.tensor(labels if labels else [1] * len(boxes), dtype=torch.int64)
+    scores = torch.tensor(scores if scores else [0.9] * len(boxes), dtype=torch.float32)
+    return dict(boxes=boxes, labels=labels, scores=scores, **others)
+
+
+def drawn(picture, prediction, names=NAMES, legend=False, **options):
+    return np.asarray(draw_objects(picture, prediction, names, legend=legend, **options))
+
+
+def letters(pixels, ground):
+    """Pixels that belong to a letter on a label of that colour: neither the label nor the picture."""
+    return int(((pixels != GREY).any(2) & (pixels != ground).any(2)).sum())
+
+
+def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(picture):
+    pixels = drawn(picture, found((50.2, 60.4, 149.6, 160.3), labels=[2]))
+    edge = np.zeros((300, 400), bool)
+    edge[60:160, 50:150], edge[62:158, 52:148] = True, False
+    assert (pixels[edge] == colour(1)).all()
+    edge[60 - CHIP : 60, 50:150] = True  # the label
+    assert (pixels[~edge] == GREY).all()
+    assert (pixels[60 - CHIP : 60] == ink(colour(1))).all(2).any()
+
+
+def test_draw_objects__a_mask_is_blended_and_the_rest_left(picture):
+    inside = np.zeros((300, 400), bool)
+    inside[80:140, 70:130] = True
+    probabilities = torch.from_numpy(np.where(inside, 0.6, 0.4)).float()[None, None]
+    pixels = drawn(picture, found((50, 60, 150, 160), masks=probabilities))
+    # 0.55 * (100, 150, 200) + 0.45 * (0, 114, 178) = (55, 133.8, 190.1)
+    assert (pixels[81:139, 71:129] == (55, 134, 190)).all()
+    outline = inside.copy()
+    outline[81:139, 71:129] = False
+    assert (pixels[outline] == colour(0)).all()
+    within = np.zeros_like(inside)
+    within[62:158, 52:148] = True
+    assert (pixels[within & ~inside] == GREY).all()
+    assert np.array_equal(drawn(picture, found((50, 60, 150, 160), masks=torch.from_numpy(inside)[None])), pixels)
+    no_masks = drawn(picture, found((50, 60, 150, 160)))
+    assert np.array_equal(drawn(picture, found((50, 60, 150, 160), masks=probabilities), masks=False), no_masks)
+
+
+def test_draw_objects__a_mask_that_leaves_the_picture_has_no_outline_at_the_frame(picture):
+    masks = torch.zeros(1, 300, 400)
+    masks[:, 200:, 300:] = 1
+    pixels = drawn(picture, found((100, 100, 120, 120), masks=masks))
+    assert (pixels[201:, 301:] == (55, 134, 190)).all() and (pixels[200, 300:] == colour(0)).all()
+
+
+def test_draw_objects__low_scores_are_dropped(picture):
+    boxes = (50, 60, 150, 160), (200, 60, 300, 160), (200, 200, 300, 290)
+    some = found(*boxes, labels=[1, 2, 3], scores=[0.25, 0.75, 0.125])
+    pixels = drawn(picture, some, threshold=0.25)
+    assert tuple(pixels[100, 50]) == colour(0) and tuple(pixels[100, 200]) == colour(1)
+    assert tuple(pixels[250, 200]) == GREY
+    pixels = drawn(picture, some)
+    assert tuple(pixels[100, 50]) == GREY and tuple(pixels[100, 200]) == colour(1)
+
+
+def test_draw_objects__what_is_more_certain_lies_on_top(picture):
+    same = (50, 60, 150, 160)
+    for scores, top in (([0.6, 0.9], 1), ([0.9, 0.6], 0)):
+        masks = torch.ones(2, 1, 300, 400)
+        pixels = drawn(picture, found(same, same, labels=[1, 2], scores=scores, masks=masks))
+        assert tuple(pixels[159, 100]) == colour(top)
+        # blended twice, the last with the colour on top
+        once = [0.55 * a + 0.45 * b for a, b in zip(GREY, colour(1 - top), strict=True)]
+        twice = [0.55 * a + 0.45 * b for a, b in zip(once, colour(top), strict=True)]
+        assert np.abs(pixels[250, 350] - twice).max() <= 1
+
+
+@pytest.mark.parametrize("box", [(0, 0, 30, 20), (370, 0, 400, 20), (0, 280, 30, 300), (370, 280, 400, 300)])
+def test_draw_objects__labels_at_corners_are_whole(picture, box):
+    pixels = drawn(picture, found(box, labels=[2]))
+    middle = drawn(picture, found((180, 140, 210, 160), labels=[2]))
+    assert letters(pixels, colour(1)) == letters(middle, colour(1)) > 100
+
+
+def test_draw_objects__nothing_found_leaves_the_picture_and_says_so(picture):
+    for prediction in (found(), found((1, 1, 9, 9), scores=[0.1]), found(masks=torch.zeros(0, 1, 300, 400))):
+        assert (drawn(picture, prediction) == GREY).all()
+        result = draw_objects(picture, prediction, NAMES)
+        assert result.crop((0, 0, 400, 300)).tobytes() == picture.tobytes() and result.height > 300
+        assert has_written(result, "nothing found with a score of 0.5 or more")
+
+
+def test_draw_objects__legend_counts_objects_by_class(picture, monkeypatch):
+    prediction = found(*[(10, 10, 50, 50)] * 5, labels=[3, 2, 3, 9, 1], scores=[0.9, 0.8, 0.7, 0.6, 0.1])
+    lines = []
+    monkeypatch.setattr(drawing, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
+    draw_objects(picture, prediction, NAMES, ground_truth=found((0, 0, 9, 9)))
+    assert [(e.name, e.amount, e.colours) for e in lines] == [
+        ("Žába", "2", (colour(2),)),
+        ("dog", "1", (colour(1),)),
+        ("class 8", "1", (colour(8),)),
+        ("ground truth", "1", ()),
+    ]
+
+
+def test_draw_objects__same_twice_and_with_names_below(picture):
+    prediction = found((50, 60, 150, 160), (60, 70, 160, 170), labels=[1, 2], scores=[0.87, 0.6])
+    one, other = (draw_objects(picture, prediction, NAMES) for _ in range(2))
+    assert one.tobytes() == other.tobytes()
+    assert has_written(one, "cat") and has_written(one, "dog") and not has_written(one, "Žába")
+
+
+def test_draw_objects__targets_have_no_scores_and_are_drawn_whole(picture):
+    target = found((50, 60, 150, 160), labels=[2])
+    del target["scores"]
+    pixels = drawn(picture, target, threshold=1.0)
+    assert tuple(pixels[159, 100]) == colour(1)
+
+
+def test_draw_objects__ground_truth_is_dashed(picture):
+    pixels = drawn(picture, found(), ground_truth=found((100, 100, 200, 200)))
+    row = [tuple(c) for c in pixels[100, 100:200].tolist()]
+    assert row[:8] == [(255, 255, 255)] * 4 + [(0, 0, 0)] * 4 and set(row) == {(255, 255, 255), (0, 0, 0)}
+    assert (pixels[101:199, 101:199] == GREY).all() and (pixels[:, :100] == GREY).all()
+    assert has_written(draw_objects(picture, found(), NAMES, ground_truth=found((0, 0, 9, 9))), "ground truth")
+
+
+def keypoints(*places):
+    return torch.tensor(places, dtype=torch.float32)[None]
+
+
+def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(picture):
+    points = keypoints((100, 150, 2), (200, 150, 1), (200, 250, 2), (300, 250, 0))
+    limbs = ((0, 1), (1, 2), (2, 3))
+    prediction = found((20, 60, 350, 290), keypoints=points)
+    pixels = drawn(picture, prediction, skeleton=limbs)
+    for x, y in ((100, 150), (150, 150), (200, 150), (200, 200), (200, 250)):
+        assert tuple(pixels[y, x]) == colour(0)
+    assert (pixels[240:260, 220:320] == GREY).all()  # the last is not labelled
+    assert ink(colour(0)) == (255, 255, 255) and pixels[140:160, 90:110].min(2).max() > 130  # the rim, smoothed
+    no_limbs = drawn(picture, prediction)
+    assert tuple(no_limbs[150, 150]) == GREY and tuple(no_limbs[150, 100]) == colour(0)
+    prediction["keypoints_scores"] = torch.tensor([[0.9, 0.2, 0.9, 0.9]])
+    pixels = drawn(picture, prediction, skeleton=limbs)
+    assert tuple(pixels[150, 200]) == GREY == tuple(pixels[150, 150])
+    assert tuple(drawn(picture, prediction, skeleton=limbs, keypoint_threshold=0.1)[150, 200]) == colour(0)
+
+
+def test_draw_objects__persons_alone_are_told_apart(picture):
+    points = torch.cat([keypoints((100, 150, 2)), keypoints((300, 150, 2))])
+    prediction = found((50, 60, 150, 290), (250, 60, 350, 290), scores=[0.6, 0.9], keypoints=points)
+    pixels = drawn(picture, prediction, names=["person"])
+    assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[200, 250])  # the more certain is the first
+    assert tuple(pixels[150, 100]) == colour(1) == tuple(pixels[200, 50])
+    pixels = drawn(picture, prediction, names=["person", "horse"])
+    assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[150, 100])
+
+
+def test_draw_objects__keypoints_outside_of_the_picture_do_no_harm(picture):
+    points = keypoints((-500, -500, 2), (900, 150, 2), (float("nan"), 3, 2))
+    pixels = drawn(picture, found((50, 60, 150, 290), keypoints=points), skeleton=((0, 1), (1, 2)))
+    assert pixels.shape == (300, 400, 3)
+    gone = drawn(picture, found((50, 60, 150, 290), keypoints=points[:, :1]))
+    assert np.array_equal(gone, drawn(picture, found((50, 60, 150, 290))))
+
+
+@pytest.mark.parametrize("side, factor", [(32, 16), (100, 5), (200, 3), (255, 2), (256, 1)])
+def test_draw_objects__small_pictures_are_enlarged(side, factor):
+    pixels = drawn(Image.new("L", (side, side), 100), found((4, 20, 20, 30), masks=torch.ones(1, side, side)))
+    assert pixels.shape == (side * factor, side * factor, 3)
+    assert tuple(pixels[25 * factor, 4 * factor]) == colour(0) == tuple(pixels[30 * factor - 1, 10 * factor])
+    assert tuple(pixels[25 * factor, 10 * factor]) == (55, 106, 135)  # 0.55 * 100 + 0.45 * (0, 114, 178)
+
+
+def test_draw_objects__tiny_pictures_keep_their_pixels():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    assert np.array_equal(drawn(image, found()), np.asarray(image).repeat(16, 0).repeat(16, 1))
+
+
+def test_draw_objects__grey_is_the_same_as_its_rgb():
+    grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400), dtype=np.uint8))
+    prediction = found((50, 60, 150, 160), masks=torch.ones(1, 1, 300, 400))
+    assert np.array_equal(drawn(grey, prediction, legend=True), drawn(grey.convert("RGB"), prediction, legend=True))
+
+
+@pytest.mark.parametrize("size", [(2000, 40), (40, 2000), (900, 5), (1, 1), (3, 300)])
+def test_draw_objects__any_shape_with_a_thousand_classes(size):
+    width, height = size
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(30, 2, 2, generator=generator).sort(1).values * torch.tensor([width, height])
+    prediction = dict(
+        boxes=corners.flatten(1), labels=torch.arange(30) * 33 + 1, scores=torch.rand(30, generator=generator)
+    )
+    names = [f"class number {i}" for i in range(1000)]
+    picture = Image.new("RGB", size)
+    assert drawn(picture, prediction, names).shape[0] * width == drawn(picture, prediction, names).shape[1] * height
+    assert draw_objects(picture, prediction, names, threshold=0).width >= width
+
+
+def test_draw_objects__a_crowd_has_names_in_the_legend_alone(picture):
+    boxes = [(20 + 28 * i, 150, 40 + 28 * i, 170) for i in range(13)]
+    few, many = (drawn(picture, found(*some), legend=True)[:300] for some in (boxes[:12], boxes))
+    assert letters(many, colour(0)) < letters(few, colour(0))  # although there is one more
+    assert letters(drawn(picture, found(*boxes)), colour(0)) > letters(few, colour(0))  # no legend: each has its name
+
+
+def test_draw_objects__values_that_are_no_numbers_are_left_out(picture):
+    nan = float("nan")
+    prediction = found((50, 60, 150, 160), (nan, 0, 9, 9), (0, 0, 9, 9), scores=[0.9, 0.9, nan])
+    assert np.array_equal(drawn(picture, prediction), drawn(picture, found((50, 60, 150, 160))))
+
+
+def test_draw_objects__half_precision(picture):
+    prediction = found((50, 60, 150, 160), masks=torch.ones(1, 1, 300, 400))
+    half = {name: v.bfloat16() if v.is_floating_point() else v for name, v in prediction.items()}
+    assert tuple(drawn(picture, half)[159, 100]) == colour(0)
+
+
+def test_draw_objects__refuses_what_does_not_fit(picture):
+    box = (50, 60, 150, 160)
+    with pytest.raises(ValueError, match=r"^masks are 300 x 400, the picture is 400 x 300; expected masks of its size"):
+        drawn(picture, found(box, masks=torch.zeros(1, 1, 400, 300)))
+    with pytest.raises(ValueError, match=r"^prediction has 1 boxes, 2 labels, 1 scores; expected as many of each"):
+        drawn(picture, found(box, labels=[1, 2]))
+    with pytest.raises(ValueError, match=r"^prediction has label 0; expected labels from 1"):
+        drawn(picture, found(box, labels=[0]))
+    with pytest.raises(ValueError, match=r"^skeleton joins keypoint 4; there are 1, from 0"):
+        drawn(picture, found(box, keypoints=keypoints((1, 1, 1))), skeleton=((0, 4),))

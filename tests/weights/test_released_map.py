@@ -1,0 +1,454 @@
+"""Released MAP checkpoints: every name has its place, and whole networks loaded so give the authors' outputs."""
+
+import json
+import re
+from copy import deepcopy
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import broadsight
+from broadsight.layers import MultiTokenPool
+from broadsight.surgery.pooling import class_attention_pool
+from broadsight.weights.released_map import (
+    NETWORKS,
+    model_from_release,
+    model_to_release,
+    pool_from_release,
+    pool_to_release,
+    without_module_prefix,
+)
+from broadsight.weights.released_stvit import released_tensors
+from tests.compare import assert_close, randomize
+
+SHARED = Path(__file__).parents[3] / "shared"
+GOLDEN_HEADS = ["paper_r50", "release_r50", "convnext", "pit", "mobilenet", "nogram", "ga", "fastervit"]
+# Ours -> the authors', where they differ.
+AUTHORS_NAMES = {"map_mobilenetv1": "map_mobilenet_v1"}
+
+Weights = dict[str, Tensor]
+
+
+# ---- the pool
+
+
+def pool_of(config: dict, **changes) -> MultiTokenPool:
+    names = dict(groups="n_groups", tokens="n_tokens", heads="num_heads", classifier="head")
+    same = ("level", "dim", "gram", "gram_dim", "gram_groups", "attn_dim", "head_mixing", "mean_token", "mlp_ratio")
+    arguments = {ours: config[theirs] for ours, theirs in names.items()} | {name: config[name] for name in same}
+    arguments |= dict(mlp_groups=config["mlp_groups"])
+    return MultiTokenPool(config["channels"], config["num_classes"], **(arguments | changes))
+
+
+def weights_in(tensors: Weights) -> Weights:
+    return {name[3:]: value for name, value in tensors.items() if name.startswith("sd.")}
+
+
+def assert_same(got: Weights, expected: Weights) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        assert value.shape == expected[name].shape and torch.equal(value, expected[name]), name
+
+
+SMALL = dict(level=2, dim=12, groups=3, tokens=2, gram_dim=8, gram_groups=2, attn_dim=8, heads=4, mlp_groups=2)
+VARIANTS = {
+    "usual": {},
+    "mixing": dict(head_mixing=True),
+    "linear": dict(classifier="linear"),
+    "no mean token": dict(mean_token=False),
+    "learned tokens": dict(gram=False),
+    "one group": dict(groups=1),
+    "layers": dict(layers=12),  # two digits: numbers in names must not be sorted as text
+    "last map": dict(level=-1),
+    "last map as it is": dict(level=-1, dim=10, mlp_groups=1),
+    "light": dict(light=True),
+    "groups in tens": dict(groups=11),
+}
+
+
+def small_pool(num_classes: int = 5, **changes) -> MultiTokenPool:
+    return randomize(MultiTokenPool((4, 6, 10), num_classes, **(SMALL | changes)))
+
+
+@pytest.mark.parametrize("name", GOLDEN_HEADS)
+def test_pool__golden_weights_there_and_back(golden, name):
+    tensors, config = golden(f"map_{name}")
+    pool, released = pool_of(config), weights_in(tensors)
+    ours = pool_from_release(pool, released)
+    assert ours.keys() == pool.state_dict().keys()
+    pool.load_state_dict(ours)
+    constants = {key: value for key, value in released.items() if key.endswith("bp_index")}
+    assert len(constants) == config["n_groups"] * config["gram"]
+    assert_same(pool_to_release(pool, ours) | constants, released)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_pool__every_variant_there_and_back(changes):
+    pool = small_pool(**changes)
+    state = pool.state_dict()
+    assert_same(pool_from_release(small_pool(**changes), pool_to_release(pool, state)), state)
+
+
+def test_pool__any_subset_is_translated():
+    pool = small_pool()
+    everything = pool_to_release(pool, pool.state_dict())
+    gradients = {name: torch.randn_like(p) for name, p in pool.named_parameters() if "blocks" in name}
+    translated = pool_to_release(pool, gradients)
+    assert translated.keys() == {name for name in everything if "attention" in name}
+    assert all(value.shape == everything[name].shape for name, value in translated.items())
+    assert pool_to_release(pool, {}) == {}
+
+
+def test_pool__translated_tensors_are_copies():
+    pool = small_pool()
+    before = deepcopy(pool.state_dict())
+    for value in pool_to_release(pool, pool.state_dict()).values():
+        value.zero_()
+    assert_same(pool.state_dict(), before)
+
+
+def test_pool__what_the_release_does_not_know():
+    pool = small_pool(distill_tokens=2)
+    key = "distill_classifier.norm.weight"
+    with pytest.raises(ValueError, match=f"^'{key}' has no counterpart in the release; "):
+        pool_to_release(pool, {key: pool.state_dict()[key]})
+    with pytest.raises(RuntimeError, match=f"^'{key}' and 3 more has no counterpart in the release; .*"):
+        pool_from_release(pool, {})
+    with pytest.raises(ValueError, match=r"^'merge' is not a tensor of this module; "):
+        pool_to_release(pool, {"merge": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"^'merge.weight' has shape \(20, 12\); expected \(12, 20\)$"):
+        pool_to_release(pool, {"merge.weight": pool.state_dict()["merge.weight"].mT})
+
+
+def test_pool__fused_is_refused():
+    pool = small_pool().eval()
+    released = pool_to_release(pool, pool.state_dict())
+    with pytest.raises(RuntimeError, match="has no counterpart in the release"):
+        pool_from_release(broadsight.fuse(pool), released)
+
+
+def test_pool__counts_are_optional_and_may_differ():
+    pool = small_pool()
+    released = pool_to_release(pool, pool.state_dict())
+    counts = [name for name in released if name.endswith("num_batches_tracked")]
+    assert len(counts) == 1 + 2 * SMALL["groups"]
+    for i, name in enumerate(counts):
+        released[name] = torch.tensor(10 + i)
+    loaded = pool_from_release(pool, released)
+    for ours, theirs in [
+        ("merge.norm", "mmcap.multi_scale.concat_conv.1"),
+        ("gram.reduce_norm", "mmcap.mmcap.0.gram_token_extraction.ch_reduction.1"),
+        ("gram.embed_norm", "mmcap.mmcap.0.gram_token_extraction.bp_reduction.1"),
+    ]:
+        assert loaded[f"{ours}.num_batches_tracked"] == released[f"{theirs}.num_batches_tracked"]
+    for name in counts:
+        del released[name]
+    assert_same(pool_from_release(pool, released), pool.state_dict())
+
+
+def test_pool__cap_names(golden):
+    tensors, config = golden("map_cap")
+    cap = class_attention_pool(config["dim"], config["num_heads"])
+    pool = MultiTokenPool((config["dim"],), config["num_classes"], **cap).eval()
+    released = weights_in(tensors)
+    ours = pool_from_release(pool, released)
+    assert_same(pool_to_release(pool, ours, cap=True), released)
+    pool.load_state_dict(ours)
+    assert_close(pool([tensors["in.feat0"]]), tensors["eval.logits"], "logits", 2e-5)
+    # The names of MAP serve the same pool.
+    mapped = pool_to_release(pool, ours)
+    assert "mmcap.mmcap.0.x_cls" in mapped and "heads.0.weight" in mapped
+    assert_same(pool_from_release(pool, mapped), ours)
+    with pytest.raises(RuntimeError, match=r"^'fc\.weight' is missing; "):
+        pool_from_release(pool, {name: value for name, value in released.items() if name != "fc.weight"})
+    with pytest.raises(RuntimeError, match=r"^'heads\.0\.bias' and 18 more is unexpected; "):
+        pool_from_release(pool, released | mapped)
+
+
+def test_pool__cap_names_are_for_one_group_of_the_last_map():
+    pool = small_pool(gram=False)
+    with pytest.raises(RuntimeError, match=r"^'mmcap\..*' and \d+ more is missing; "):
+        pool_from_release(pool, {"pool.x_cls": torch.zeros(1, 2, 12)})
+
+
+def test_module_prefix__is_taken_off_if_all_have_it():
+    one, other = torch.zeros(1), torch.ones(1)
+    assert without_module_prefix({"module.a": one, "module.b": other}) == {"a": one, "b": other}
+    assert without_module_prefix({"module.a": one, "b": other}) == {"module.a": one, "b": other}
+    assert without_module_prefix({}) == {}
+
+
+# ---- names of whole networks
+
+
+def key_list(architecture: str) -> dict[str, dict]:
+    """Released names of a network: shape, dtype, whether parameter or buffer, and timm's name in the backbone."""
+    path = SHARED / "specs" / f"{AUTHORS_NAMES.get(architecture, architecture)}_keys.json"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not beside the repository")
+    return json.loads(path.read_text())["keys"]
+
+
+@pytest.mark.parametrize("architecture", [name for name in NETWORKS if name != "map_faster_vit_3"])
+def test_names__backbone_exactly(architecture):
+    names = {
+        released: entry["timm"] for released, entry in key_list(architecture).items() if entry["part"] == "backbone"
+    }
+    assert len(names) > 100
+    assert {timm_name: NETWORKS[architecture].backbone(timm_name) for timm_name in names.values()} == {
+        timm_name: released for released, timm_name in names.items()
+    }
+
+
+def test_names__faster_vit_keeps_its_own():
+    network = NETWORKS["map_faster_vit_3"]
+    recomputed = set()
+    for released, entry in key_list("map_faster_vit_3").items():
+        if entry["part"] == "backbone":
+            assert network.backbone(released) == released
+            if entry["kind"] == "buffer" and not released.endswith(("running_mean", "running_var", "tracked")):
+                recomputed.add(released)
+            assert bool(re.match(network.recomputed, released)) == (released in recomputed)
+    assert recomputed
+
+
+WIDE = dict(level=3, dim=384, groups=4, heads=12)
+HEADS = {
+    "map_mobilenetv1": (
+        (1024,),
+        dict(level=-1, dim=192, groups=1, tokens=4, gram_groups=32, heads=6, head_mixing=True)
+        | dict(mlp_ratio=1, mlp_groups=1, mean_token=False, classifier="linear"),
+    ),
+    "map_resnet50": ((64, 256, 512, 1024, 1024), WIDE | dict(tokens=4, gram_groups=32, head_mixing=True)),
+    "map_pit_s": ((144, 144, 288, 576), WIDE | dict(level=2, groups=2, tokens=4, gram_groups=32, attn_dim=192)),
+    "map_convnext_tiny": ((96, 96, 192, 384, 768), WIDE | dict(tokens=2, gram_groups=24)),
+    "map_convnext_small": ((96, 96, 192, 384, 768), WIDE | dict(tokens=3, gram_groups=16)),
+    "map_maxvit_tiny": ((64, 64, 128, 256, 512), WIDE | dict(tokens=2, gram_groups=24)),
+    "map_maxvit_small": ((64, 96, 192, 384, 768), WIDE | dict(tokens=3, gram_groups=16)),
+    "map_faster_vit_3": (
+        (128, 256, 512, 1024, 1024),
+        WIDE | dict(groups=5, tokens=3, gram_groups=32, heads=32, head_mixing=True, classifier="linear"),
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", NETWORKS)
+def test_names__head_exactly(architecture):
+    channels, arguments = HEADS[architecture]
+    with torch.device("meta"):
+        pool = MultiTokenPool(channels, 1000, **arguments)
+    prefix = NETWORKS[architecture].head
+    expected = {
+        name.removeprefix(prefix): tuple(entry["shape"])
+        for name, entry in key_list(architecture).items()
+        if entry["part"] == "head" and not name.endswith("bp_index")
+    }
+    assert not any(name.startswith(prefix) for name in expected)
+    got = pool_to_release(pool, pool.state_dict())
+    assert {name: tuple(value.shape) for name, value in got.items()} == expected
+
+
+@pytest.mark.parametrize("architecture", [name for name in NETWORKS if name != "map_faster_vit_3"])
+def test_names__registered_network_exactly(architecture):
+    with torch.device("meta"):
+        model = timm.create_model(architecture)
+    got = released_tensors(model, model.state_dict())
+    expected = {name: entry for name, entry in key_list(architecture).items() if not name.endswith("bp_index")}
+    assert {name: list(value.shape) for name, value in got.items()} == {
+        name: entry["shape"] for name, entry in expected.items()
+    }
+    assert {name: str(value.dtype) for name, value in got.items()} == {
+        name: f"torch.{entry['dtype']}" for name, entry in expected.items()
+    }
+
+
+# ---- whole networks
+
+
+def synthesized(name: str, shape: list[int]) -> Tensor:
+    """The weights of the golden whole-network files, which follow from the names."""
+    z = np.random.RandomState(crc32(name.encode()) & 0x7FFFFFFF).standard_normal(shape)
+    last = name.rpartition(".")[2]
+    if last == "running_mean":
+        z = 0.1 * z
+    elif last == "running_var":
+        z = np.exp(0.2 * z)
+    elif last == "pos_embed" or "relative_position_bias_table" in name:
+        z = 0.2 * z
+    elif len(shape) >= 2:
+        z = 1.5 * z / np.sqrt(np.prod(shape[1:]))
+    elif last.startswith("gamma"):
+        z = 0.2 + 0.05 * z
+    elif last == "weight":
+        z = 1 + 0.1 * z
+    else:
+        z = 0.1 * z
+    if name.endswith("conv3.1.weight"):
+        z = z * 0.25
+    if "bp_reduction.1.running_var" in name:
+        z = z * 0.002
+    if "bp_reduction.1.running_mean" in name:
+        z = z * 0.02
+    return torch.from_numpy(np.float32(z))
+
+
+def synthesized_checkpoint(architecture: str) -> Weights:
+    """With all that the authors store: counts and constants too."""
+    weights = {}
+    for name, entry in key_list(architecture).items():
+        if name.endswith("num_batches_tracked"):
+            weights[name] = torch.tensor(0)
+        elif name.endswith("bp_index"):
+            side = round((2 * entry["shape"][0]) ** 0.5 - 0.5)
+            weights[name] = torch.tensor([i * side + j for i in range(side) for j in range(i, side)])
+        else:
+            weights[name] = synthesized(name, entry["shape"])
+    return weights
+
+
+def synthesized_images() -> Tensor:
+    random = np.random.RandomState(7)
+    coarse, fine = random.standard_normal((2, 3, 14, 14)), random.standard_normal((2, 3, 224, 224))
+    return torch.from_numpy(np.float32(coarse.repeat(16, 2).repeat(16, 3) + 0.3 * fine))
+
+
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("map_convnext_tiny", "map_maxvit_tiny")]
+WHOLE = ["map_mobilenetv1", "map_resnet50", "map_pit_s", *LARGE]
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+def test_network__gives_the_authors_outputs(architecture, monkeypatch):
+    path = SHARED / "golden" / f"map_full_{AUTHORS_NAMES.get(architecture, architecture).removeprefix('map_')}"
+    path = path.with_suffix(".safetensors")
+    if not path.exists():
+        pytest.skip(f"golden file {path.name} is not beside the repository")
+    golden = {name: value.double() for name, value in load_file(path).items()}
+    model = timm.create_model(architecture).eval().double()
+    broadsight.load_release(model, synthesized_checkpoint(architecture))
+    maps: list[Tensor] = []
+    merge_maps = model.head.merge_maps
+    monkeypatch.setattr(model.head, "merge_maps", lambda features: merge_maps(maps.extend(features) or features))
+    with torch.no_grad():
+        merged = model.forward_features(synthesized_images().double())
+        logits, aggregate = model.head.classify_groups(merged), model.forward_head(merged)
+
+    levels = [i for i in range(9) if f"feat{i}.mean_hw" in golden]
+    for i, x in zip(levels[-len(maps) :], maps, strict=True):  # of MobileNetV1 we make the last map alone
+        assert_close(x.mean((2, 3)), golden[f"feat{i}.mean_hw"], f"mean of map {i}", 1e-5)
+        assert_close(x.std((2, 3)), golden[f"feat{i}.std_hw"], f"deviation in map {i}", 1e-5)
+
+    def check(got: Tensor, name: str) -> None:
+        assert (got - golden[name]).abs().max() <= 1e-5 * golden["agg"].std(), name
+
+    check(aggregate, "agg")
+    for g in range(model.head.groups):
+        check(logits.tokens[:, g], f"logits.g{g}")
+        if logits.average is not None:
+            check(logits.average[:, g], f"light.logits.g{g}")
+
+
+@pytest.mark.parametrize("architecture", ["map_mobilenetv1", "map_pit_s"])
+def test_network__names_there_and_back(architecture):
+    checkpoint = synthesized_checkpoint(architecture)
+    model = timm.create_model(architecture)
+    broadsight.load_release(model, {f"module.{name}": value for name, value in checkpoint.items()})
+    constants = {name: value for name, value in checkpoint.items() if name.endswith("bp_index")}
+    assert_same(released_tensors(model, model.state_dict()) | constants, checkpoint)
+
+
+def test_network__light_takes_the_full_checkpoint():
+    checkpoint = synthesized_checkpoint("map_pit_s")
+    light = broadsight.load_release(timm.create_model("map_pit_s").lighten(), checkpoint)
+    full = broadsight.load_release(timm.create_model("map_pit_s"), checkpoint)
+    assert light.state_dict().keys() < full.state_dict().keys()
+    assert all(torch.equal(value, full.state_dict()[key]) for key, value in light.state_dict().items())
+    with pytest.raises(RuntimeError, match=r"^'headsmen' is unexpected; "):
+        broadsight.load_release(light, checkpoint | {"headsmen": torch.zeros(1)})
+
+
+def test_network__without_a_release_is_refused():
+    model = broadsight.swap_pool("test_resnet", "map", dim=24, heads=4, mlp_dim=48)
+    expected = "^no released weights are known for 'test_resnet'; expected one of map_mobilenetv1, "
+    with pytest.raises(ValueError, match=expected):
+        broadsight.load_release(model, {})
+    with pytest.raises(ValueError, match=expected):
+        released_tensors(model, {})
+
+
+class OwnFasterViT(nn.Module):
+    """Of somebody's FasterViT what names are made of: a convolution, a norm, and buffers that can be recomputed."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.levels = nn.ModuleList([nn.Module()])
+        self.levels[0].pos_embed = nn.Linear(2, 4)
+        self.levels[0].pos_embed.register_buffer("relative_bias", torch.randn(1, 4))
+        self.register_buffer("grid", torch.randn(3))
+
+
+class OwnNetwork(nn.Module):
+    def __init__(self, **changes):
+        super().__init__()
+        self.backbone, self.head = randomize(OwnFasterViT()), small_pool(**changes)
+        self.pretrained_cfg = {"architecture": "map_faster_vit_3"}
+
+
+def test_own_faster_vit__there_and_back():
+    model, other = OwnNetwork(), OwnNetwork()
+    released = model_to_release("map_faster_vit_3", model, model.state_dict())
+    assert "levels.0.pos_embed.weight" in released and "head.heads.0.norm.weight" in released
+    assert not any("relative_bias" in name or "grid" in name for name in released)
+    extra = {"levels.0.pos_embed.relative_bias": torch.zeros(7), "grid": torch.zeros(9)}
+    extra |= {"levels.2.blocks.0.attn.pos_emb_funct.relative_position_index": torch.zeros(3, dtype=torch.long)}
+    got = model_from_release("map_faster_vit_3", other, released | extra)
+    buffers = {"backbone.levels.0.pos_embed.relative_bias", "backbone.grid"}
+    own, loaded = other.state_dict(), model.state_dict()
+    assert_same(got, {key: (own if key in buffers else loaded)[key] for key in own})
+    broadsight.load_release(other, released | extra)
+    assert_same(other.state_dict(), got)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("patch_embed.0.weight", None, "'patch_embed.0.weight' is missing; "),
+        ("patch_embed.1.running_mean", None, "'patch_embed.1.running_mean' is missing; "),
+        ("head.heads.2.head.bias", None, "'head.heads.2.head.bias' is missing; "),
+        ("patch_embed.2.weight", torch.zeros(4), "'patch_embed.2.weight' is unexpected; "),
+        ("heads.0.head.bias", torch.zeros(5), "'heads.0.head.bias' is unexpected; "),
+        ("patch_embed.0.weight", torch.zeros(4, 3, 3), "'patch_embed.0.weight' has shape (4, 3, 3); expected (4, 3"),
+        ("head.heads.1.head.bias", torch.zeros(6), "'head.heads.1.head.bias' has shape (6,); expected (5,)"),
+    ],
+)
+def test_own_faster_vit__refuses(name, value, expected):
+    model = OwnNetwork()
+    released = model_to_release("map_faster_vit_3", model, model.state_dict())
+    if value is None:
+        del released[name]
+    else:
+        released[name] = value
+    before = deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="^" + re.escape(expected) + ".*nothing was loaded$"):
+        broadsight.load_release(model, {f"module.{key}": value for key, value in released.items()})
+    assert_same(model.state_dict(), before)
+
+
+def test_own_faster_vit__without_norm_counts():
+    model = OwnNetwork()
+    released = model_to_release("map_faster_vit_3", model, model.state_dict())
+    del released["patch_embed.1.num_batches_tracked"]
+    broadsight.load_release(model, released)
+
+
+def test_model__other_tensors_have_no_counterpart():
+    model = OwnNetwork()
+    model.neck = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match=r"^'neck\.weight' and 1 more has no counterpart in the release; "):
+        model_from_release("map_faster_vit_3", model, {})

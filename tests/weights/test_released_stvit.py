@@ -1,0 +1,631 @@
+"""Released weights: loaded exactly, or refused with one line and nothing changed."""
+
+import argparse
+import os
+import pickle
+import re
+from collections import OrderedDict
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import broadsight
+from broadsight.layers import MultiTokenPool, SuperTokenAttention
+from broadsight.models import MAT, STViT
+from broadsight.weights import reading as checkpoint
+from broadsight.weights import released_stvit as release
+from broadsight.weights.released_stvit import contents, convert_release, released_tensors
+from tests.compare import randomize
+
+Weights = dict[str, Tensor]
+BLOCK = "layers.2.blocks.0"
+
+
+def small(seed: int) -> STViT:
+    """With cells (which the release folds) in two stages and layer scale in two."""
+    torch.manual_seed(seed)
+    arch = dict(dims=(8, 16, 16, 24), depths=(1, 2, 1, 1), heads=(1, 2, 2, 3), layer_scale=(None, None, 1e-6, 1e-6))
+    return randomize(STViT(**arch, projection=12, num_classes=5)).eval()
+
+
+def as_released(model: STViT) -> Weights:
+    """The state of a model in the release's names, shapes and constants."""
+    weights = {}
+    for key, value in model.state_dict().items():
+        name = STViT.released_name(key)
+        if "gamma_" in name:
+            value = value.view(1, -1, 1, 1)
+        elif value.ndim == 2 and name != "head.weight":
+            value = value[:, :, None, None]
+        weights[name] = value.clone()
+    for i, stage in enumerate(model.stages):
+        for j, block in enumerate(stage.blocks):
+            if block.attn.cell != (1, 1):
+                for fold in ("fold", "unfold"):
+                    weights[f"layers.{i}.blocks.{j}.attn.{fold}.weights"] = torch.eye(9).view(9, 1, 3, 3)
+    return weights
+
+
+@pytest.fixture
+def released() -> Weights:
+    return as_released(small(seed=1))
+
+
+def assert_loaded(model: nn.Module) -> None:
+    expected = small(seed=1).state_dict()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, expected[key]), key
+
+
+def assert_refused(source, kind: type[Exception], *words: str) -> None:
+    """One line that holds all the words; the module is as it was."""
+    model = small(seed=2)
+    before = deepcopy(model.state_dict())
+    with pytest.raises(kind) as error:
+        broadsight.load_release(model, source)
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in words), message
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_released_name__is_unique_and_translates_every_tensor(released):
+    model = small(seed=1)
+    constants = [name for name in released if name.endswith("fold.weights")]
+    assert len(constants) == 2 * 3  # three blocks have cells
+    assert len(released) == len(model.state_dict()) + len(constants)
+    ours = re.compile(r"^(stem|stages)\.|\.(cpe|ls\d|downsample\.(conv|norm))\.")
+    assert [name for name in released if ours.search(name)] == []
+
+
+def test_load__dict(released):
+    model = small(seed=2)
+    assert broadsight.load_release(model, released) is model
+    assert_loaded(model)
+    images = torch.randn(1, 3, 64, 64)
+    assert torch.equal(model(images), small(seed=1)(images))
+
+
+def test_load__does_not_touch_the_source(released):
+    before = deepcopy(released)
+    model = broadsight.load_release(small(seed=2), released)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert released.keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in released.items())
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_load__safetensors_file(released, tmp_path, kind):
+    save_file(released, tmp_path / "stvit.safetensors")
+    assert_loaded(broadsight.load_release(small(seed=2), kind(tmp_path / "stvit.safetensors")))
+
+
+ARGUMENTS = argparse.Namespace(lr=1e-3, data="imagenet")
+
+
+@pytest.mark.parametrize("place", [None, "model", "state_dict", "state_dict_ema"])
+def test_load__torch_file(released, tmp_path, place):
+    torch.save(dict([(place, released)], args=ARGUMENTS, epoch=299) if place else released, tmp_path / "stvit.pth")
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth"))
+
+
+def test_load__torch_file_with_several_weights(released, tmp_path):
+    averaged = as_released(small(seed=3))
+    torch.save(dict(state_dict_ema=averaged, model=averaged, state_dict=released), tmp_path / "stvit.pth")
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth"))
+
+
+def test_load__torch_file_as_timm_saves_it(released, tmp_path):
+    torch.save(timm_checkpoint(released), tmp_path / "stvit.pth.tar")
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth.tar"))
+
+
+def timm_checkpoint(released: Weights) -> dict:
+    """With all that may be beside the weights: an optimizer's state, the command line, numbers of numpy."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    return dict(
+        epoch=np.int64(299),
+        arch="stvit_test",
+        state_dict=OrderedDict((f"module.{name}", value) for name, value in released.items()),
+        optimizer=optimizer.state_dict(),
+        version=2,
+        args=argparse.Namespace(lr=np.float64(1e-3), mean=(0.5, np.float32(0.25)), resume=None, amp=np.bool_(True)),
+        metric=np.float64(82.85),
+    )
+
+
+@pytest.mark.parametrize("kind", list("?bhilqBHILQefd"))
+def test_read__numbers_of_numpy(tmp_path, kind):
+    number = np.array(3).astype(kind)[()]
+    torch.save(number, tmp_path / "number.pth")
+    content = checkpoint.read_file(tmp_path / "number.pth")
+    assert content == number and isinstance(content, bool | int | float) and not isinstance(content, np.generic)
+
+
+def test_read__numbers_of_other_versions_and_machines(tmp_path):
+    path = tmp_path / "number.pth"
+    for place in (b"numpy.core.multiarray", b"numpy._core.multiarray"):
+        torch.save(np.float64(0.75), path, _use_new_zipfile_serialization=False)
+        path.write_bytes(re.sub(rb"numpy\._?core\.multiarray", place, path.read_bytes()))
+        assert checkpoint.read_file(path) == 0.75
+    kind = checkpoint._NumberType("f8", False, True)
+    for order in "<>":
+        kind.__setstate__((3, order, None, None, None, -1, -1, 0))
+        assert checkpoint._number(kind, np.array(0.75, f"{order}f8").tobytes()) == 0.75
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(2), np.array([{}]), np.datetime64("2025-01-01"), np.str_("x"), np.void(b"x")]
+)
+def test_refuse__what_else_numpy_stores(released, tmp_path, value):
+    torch.save(dict(model=released, extra=value), tmp_path / "numpy.pth")
+    assert_refused(tmp_path / "numpy.pth", RuntimeError, "numpy.pth", "numpy")
+
+
+def test_load__names_with_the_prefix_of_distributed_training(released):
+    assert_loaded(broadsight.load_release(small(seed=2), {f"module.{name}": v for name, v in released.items()}))
+    some = {f"module.{name}" if "norm" in name else name: value for name, value in released.items()}
+    assert_refused(some, RuntimeError, "is missing")
+
+
+def test_load__bare_attention():
+    def build(seed: int) -> SuperTokenAttention:
+        torch.manual_seed(seed)
+        return randomize(SuperTokenAttention(16, 4, 2))
+
+    source = {
+        f"stoken_refine.{key}": value[:, :, None, None] if value.ndim == 2 else value
+        for key, value in build(1).state_dict().items()
+    }
+    source |= {f"{fold}.weights": torch.eye(9).view(9, 1, 3, 3) for fold in ("fold", "unfold")}
+    loaded = broadsight.load_release(build(2), source)
+    assert all(torch.equal(value, build(1).state_dict()[key]) for key, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "patch_embed.proj.0.weight",
+        f"{BLOCK}.gamma_1",
+        "layers.0.downsample.proj.1.running_var",
+        "norm.num_batches_tracked",
+    ],
+)
+def test_refuse__missing(released, name):
+    del released[name]
+    assert_refused(released, RuntimeError, f"'{name}'", "missing", "nothing was loaded")
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.2.blocks.9.norm1.norm.weight", "stem.conv1.weight", "optimizer", "fold.weight"]
+)
+def test_refuse__unexpected(released, name):
+    released[name] = torch.zeros(3)
+    assert_refused(released, RuntimeError, f"'{name}'", "unexpected", "nothing was loaded")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("patch_embed.proj.0.weight", (4, 3, 5, 5)),
+        (f"{BLOCK}.attn.stoken_refine.qkv.weight", (16, 48, 1, 1)),
+        (f"{BLOCK}.attn.stoken_refine.qkv.weight", (48, 16, 3, 3)),
+        (f"{BLOCK}.gamma_2", (1, 17, 1, 1)),
+        (f"{BLOCK}.norm2.weight", (1,)),
+        (f"{BLOCK}.norm2.weight", (1, 16, 1, 1)),
+        (f"{BLOCK}.pos_embed.conv.weight", (1, 16, 3, 3)),
+        ("head.bias", (1000,)),
+        ("head.weight", (12, 5)),
+    ],
+)
+def test_refuse__misshapen(released, name, shape):
+    released[name] = torch.zeros(shape)
+    assert_refused(released, RuntimeError, f"'{name}'", str(shape))
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        torch.eye(9).view(9, 1, 3, 3).flip(0),
+        torch.full((9, 1, 3, 3), 1 / 9),
+        torch.eye(9),
+        torch.eye(9)[:3].view(3, 1, 3, 3),
+    ],
+)
+@pytest.mark.parametrize("fold", ["fold", "unfold"])
+def test_refuse__altered_constant(released, fold, altered):
+    name = f"layers.1.blocks.1.attn.{fold}.weights"
+    assert name in released
+    released[name] = altered
+    assert_refused(released, RuntimeError, f"'{name}'", "constant")
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], "weights", None, 3])
+def test_refuse__what_is_no_tensor(released, value):
+    released["norm.weight"] = value
+    assert_refused(released, RuntimeError, "'norm.weight'", type(value).__name__)
+
+
+@pytest.mark.parametrize("content", [[1, 2, 3], torch.zeros(3), None])
+def test_refuse__file_without_a_dictionary(tmp_path, content):
+    torch.save(content, tmp_path / "other.pth")
+    assert_refused(tmp_path / "other.pth", RuntimeError, "other.pth")
+
+
+def test_refuse__empty_dictionary():
+    assert_refused({}, RuntimeError, "'patch_embed.proj.0.weight'", "missing")
+
+
+def test_refuse__key_that_is_no_name(released):
+    assert_refused(released | {7: torch.zeros(1)}, RuntimeError, "7")
+
+
+def test_refuse__file_that_is_not_there(tmp_path):
+    assert_refused(tmp_path / "nowhere.pth", FileNotFoundError, "nowhere.pth")
+    assert_refused(str(tmp_path), FileNotFoundError, str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["broken.pth", "broken.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"no weights at all", b"\x00" * 100])
+def test_refuse__corrupt_file(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert_refused(tmp_path / name, RuntimeError, name)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_refuse__truncated_file(released, tmp_path, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    (save_file if suffix == "safetensors" else torch.save)(released, path)
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert_refused(path, RuntimeError, path.name)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "writer", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))]
+)
+def test_refuse__code_in_the_file_never_runs(released, tmp_path, writer):
+    traces = tmp_path / "it ran"
+    for place in ("args", "epoch", "state_dict"):
+        writer(dict(model=released) | {place: Bomb(traces)}, tmp_path / "bomb.pth")
+        assert_refused(tmp_path / "bomb.pth", RuntimeError, "bomb.pth")
+        with pytest.raises(RuntimeError, match=r"bomb\.pth cannot be loaded as a file of tensors only"):
+            convert_release(tmp_path / "bomb.pth", tmp_path / "safe.safetensors")
+    assert not traces.exists() and [path.name for path in tmp_path.iterdir()] == ["bomb.pth"]
+    pickle.loads(pickle.dumps(Bomb(traces)))
+    assert traces.exists()  # it would have
+
+
+@pytest.mark.parametrize("module", [nn.Linear(2, 2), MAT(8, (1, 1, 1, 1), (1, 2), hidden=8), nn.Sequential()])
+def test_refuse__other_modules(released, module):
+    with pytest.raises(ValueError, match=f"^no released weights are known for {type(module).__name__}; .*STViT.*$"):
+        broadsight.load_release(module, released)
+
+
+def test_refuse__another_variant(released):
+    other = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=5)
+    before = deepcopy(other.state_dict())
+    with pytest.raises(RuntimeError, match=r"'layers\.1\.blocks\.1\.\S+' and \d+ more is unexpected; .*"):
+        broadsight.load_release(other, released)
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("module", [nn.Linear(2, 2), small(seed=1)])
+def test_released_tensors__of_pools_and_their_models_alone(module):
+    with pytest.raises(ValueError, match=f"^{type(module).__name__} has no released names; .*MultiTokenPool.*$"):
+        released_tensors(module, {})
+
+
+# ---- the pool of MAP; its names are the matter of tests/weights/test_released_map.py
+
+GROUP = "mmcap.mmcap.1"
+
+
+def small_pool(seed: int, **changes) -> MultiTokenPool:
+    torch.manual_seed(seed)
+    settings = dict(level=1, dim=12, groups=2, tokens=2, gram_dim=8, gram_groups=2, heads=4) | changes
+    return randomize(MultiTokenPool((4, 10), 5, **settings))
+
+
+@pytest.fixture
+def released_pool() -> Weights:
+    """With the constants that the authors store."""
+    pool = small_pool(seed=1)
+    triangle = torch.tensor([8 * i + j for i in range(8) for j in range(i, 8)])
+    constants = {f"mmcap.mmcap.{g}.gram_token_extraction.bp_index": triangle.clone() for g in range(2)}
+    return released_tensors(pool, pool.state_dict()) | constants
+
+
+def assert_pool_refused(source, *words: str, **changes) -> None:
+    pool = small_pool(seed=2, **changes)
+    before = deepcopy(pool.state_dict())
+    with pytest.raises(RuntimeError) as error:
+        broadsight.load_release(pool, source)
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in (*words, "nothing was loaded")), message
+    assert all(torch.equal(value, before[key]) for key, value in pool.state_dict().items())
+
+
+@pytest.mark.parametrize("suffix", ["dict", "safetensors", "pth.tar"])
+def test_pool__load(released_pool, tmp_path, suffix):
+    source = path = tmp_path / f"pool.{suffix}"
+    if suffix == "dict":
+        source = released_pool
+    elif suffix == "safetensors":
+        save_file(released_pool, path)
+    else:
+        torch.save(timm_checkpoint(released_pool), path)
+    pool = small_pool(seed=2)
+    assert broadsight.load_release(pool, source) is pool
+    expected = small_pool(seed=1).state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in pool.state_dict().items())
+    again = released_tensors(pool, pool.state_dict())
+    assert all(torch.equal(value, released_pool[name]) for name, value in again.items())
+
+
+def test_pool__constants_may_be_absent(released_pool):
+    without = {name: value for name, value in released_pool.items() if not name.endswith("bp_index")}
+    broadsight.load_release(small_pool(seed=2), without)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mmcap.multi_scale.concat_conv.0.weight",
+        "mmcap.multi_scale.concat_conv.1.running_var",
+        f"{GROUP}.gram_token_extraction.bp_reduction.0.weight",
+        f"{GROUP}.attention.0.attn.k.bias",
+        "heads.1.head.weight",
+        "self_dt_heads.0.norm.bias",
+    ],
+)
+def test_pool__missing(released_pool, name):
+    del released_pool[name]
+    assert_pool_refused(released_pool, f"'{name}'", "is missing")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mmcap.mmcap.2.attention.0.norm1.weight",
+        f"{GROUP}.attention.1.norm1.weight",
+        f"{GROUP}.attention.0.attn.w1.weight",
+        f"{GROUP}.x_cls",
+        "mmcap.mmcap.2.gram_token_extraction.bp_index",
+        "head.heads.0.norm.weight",
+        "heads.0.weight",
+        "merge.weight",
+        "pool.x_cls",
+    ],
+)
+def test_pool__unexpected(released_pool, name):
+    released_pool[name] = torch.zeros(3)
+    assert_pool_refused(released_pool, f"'{name}'", "is unexpected")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("mmcap.multi_scale.concat_conv.0.weight", (14, 12, 1, 1)),
+        ("mmcap.multi_scale.concat_conv.0.weight", (12, 14)),
+        (f"{GROUP}.gram_token_extraction.bp_reduction.0.weight", (24, 36, 1, 1)),
+        (f"{GROUP}.attention.0.attn.q.weight", (144,)),
+        (f"{GROUP}.attention.0.attn.q.weight", (12, 12, 1, 1)),
+        (f"{GROUP}.attention.0.mlp.fc1.weight", (6, 48, 1, 1)),
+        (f"{GROUP}.attention.0.norm2.bias", (1,)),
+        (f"{GROUP}.gram_token_extraction.ch_reduction.1.num_batches_tracked", (1,)),
+        ("heads.0.head.bias", (1000,)),
+        ("self_dt_heads.1.head.weight", (12, 5)),
+    ],
+)
+def test_pool__misshapen(released_pool, name, shape):
+    assert released_pool[name].shape != shape
+    released_pool[name] = torch.zeros(shape)
+    assert_pool_refused(released_pool, f"'{name}'", str(shape), str(tuple(released_tensors_shape(name))))
+
+
+def released_tensors_shape(name: str) -> torch.Size:
+    pool = small_pool(seed=1)
+    return released_tensors(pool, pool.state_dict())[name].shape
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda index: index.flip(0),
+        lambda index: index + 1,
+        lambda index: index.float() + 0.25,
+        lambda index: index[:-1],
+        lambda index: index[None],
+        lambda index: torch.zeros_like(index),
+    ],
+)
+def test_pool__altered_constant(released_pool, alter):
+    name = f"{GROUP}.gram_token_extraction.bp_index"
+    released_pool[name] = alter(released_pool[name])
+    assert_pool_refused(released_pool, f"'{name}'", "upper-triangle")
+
+
+def test_pool__light_ignores_token_classifiers_alone(released_pool):
+    light = broadsight.load_release(small_pool(seed=2, light=True), released_pool)
+    expected = small_pool(seed=1).lighten().state_dict()
+    assert light.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in light.state_dict().items())
+    without = {name: value for name, value in released_pool.items() if not name.startswith("heads.")}
+    broadsight.load_release(small_pool(seed=2, light=True), without)
+    assert_pool_refused(without, "'heads.0.norm.weight' and 7 more is missing")
+    assert_pool_refused(released_pool | {"header": torch.zeros(1)}, "'header' is unexpected", light=True)
+    del released_pool["self_dt_heads.0.head.bias"]
+    assert_pool_refused(released_pool, "'self_dt_heads.0.head.bias' is missing", light=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(groups=1),
+        dict(groups=3),
+        dict(tokens=4),
+        dict(layers=2),
+        dict(gram=False),
+        dict(gram_dim=7),
+        dict(head_mixing=True),
+        dict(classifier="linear"),
+        dict(mean_token=False),
+        dict(level=-1),
+        dict(attn_dim=24),
+        dict(mlp_groups=1),
+        dict(mlp_ratio=2),
+    ],
+)
+def test_pool__another_variant(released_pool, changes):
+    assert_pool_refused(released_pool, "variant", **changes)
+
+
+# ---- conversion
+
+
+@pytest.fixture
+def pickled(released, tmp_path) -> Path:
+    torch.save(timm_checkpoint(released), tmp_path / "stvit.pth.tar")
+    return tmp_path / "stvit.pth.tar"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_convert__keeps_all_weights_and_plain_values(pickled, released, kind):
+    target = pickled.with_name("stvit.safetensors")
+    assert convert_release(kind(pickled), kind(target)) == target
+    written = load_file(target)
+    assert written.keys() == released.keys()
+    for name, value in released.items():
+        assert written[name].dtype == value.dtype and torch.equal(written[name], value), name
+    names, metadata = contents(target)
+    assert sorted(names) == sorted(released)
+    plain = dict(arch="stvit_test", epoch="299", metric="82.85", version="2")
+    assert metadata == plain | dict(format="pt", left_out="optimizer, args")
+    assert_loaded(broadsight.load_release(small(seed=2), target))
+    assert files(target.parent) == ["stvit.pth.tar", "stvit.safetensors"]
+
+
+def test_convert__weights_alone(released, tmp_path):
+    torch.save(released, tmp_path / "bare.pth")
+    convert_release(tmp_path / "bare.pth", tmp_path / "bare.safetensors")
+    assert contents(tmp_path / "bare.safetensors")[1] == {"format": "pt"}
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "bare.safetensors"))
+
+
+def test_convert__tells_of_further_weights(released, tmp_path):
+    averaged = as_released(small(seed=3))
+    torch.save(dict(state_dict=released, state_dict_ema=averaged), tmp_path / "two.pth")
+    convert_release(tmp_path / "two.pth", tmp_path / "two.safetensors")
+    assert contents(tmp_path / "two.safetensors")[1]["left_out"] == "state_dict_ema"
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "two.safetensors"))
+
+
+def test_convert__tensors_that_share_memory_or_have_gaps(tmp_path):
+    whole = torch.arange(12.0).view(3, 4)
+    weights = dict(one=whole, same=whole, part=whole[1], turned=whole.mT, parameter=nn.Parameter(torch.ones(2)))
+    torch.save(weights, tmp_path / "shared.pth")
+    written = load_file(convert_release(tmp_path / "shared.pth", tmp_path / "shared.safetensors"))
+    assert written.keys() == weights.keys()
+    assert all(torch.equal(written[name], value) for name, value in weights.items())
+
+
+def test_convert__overwrites_when_told_to_alone(pickled):
+    target = pickled.with_name("stvit.safetensors")
+    target.write_text("precious")
+    with pytest.raises(FileExistsError, match=r"stvit\.safetensors exists; .*overwrite=True$"):
+        convert_release(pickled, target)
+    assert target.read_text() == "precious"
+    convert_release(pickled, target, overwrite=True)
+    assert_loaded(broadsight.load_release(small(seed=2), target))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("moment", ["while writing", "before renaming"])
+def test_convert__interrupted_leaves_nothing(pickled, monkeypatch, overwrite, moment):
+    def partly(tensors, path, metadata) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    def fails(*paths) -> None:
+        raise OSError("no space left on device")
+
+    target = pickled.with_name("stvit.safetensors")
+    if overwrite:
+        target.write_text("precious")
+    before = files(target.parent)
+    if moment == "while writing":
+        monkeypatch.setattr(release, "save_file", partly)
+    else:
+        monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        convert_release(pickled, target, overwrite=overwrite)
+    assert files(target.parent) == before
+    assert not overwrite or target.read_text() == "precious"
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (dict(state_dict=dict(a=torch.zeros(1), b=[1.0])), ["'b'", "list"]),
+        (dict(a=torch.zeros(1), b=argparse.Namespace()), ["'b'", "Namespace"]),
+        (dict(state_dict={7: torch.zeros(1)}), ["7"]),
+        ([torch.zeros(1)], ["list"]),
+        (dict(state_dict={}), ["no tensors"]),
+        (dict(a=torch.eye(2).to_sparse()), ["'a'", "torch.sparse_coo"]),
+        (dict(a=torch.empty(2, device="meta")), ["meta"]),
+        (dict(model=nn.Linear(1, 1)), ["torch.nn.modules.linear.Linear"]),
+        (dict(model=dict(a=torch.zeros(1)), args=Path("x")), ["pathlib"]),
+        (dict(model=dict(a=torch.zeros(1)), args=np.zeros(3)), ["numpy"]),
+    ],
+)
+def test_convert__refuses_what_is_no_tensor(tmp_path, content, words):
+    torch.save(content, tmp_path / "odd.pth")
+    with pytest.raises(RuntimeError) as error:
+        convert_release(tmp_path / "odd.pth", tmp_path / "odd.safetensors")
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in ("odd.pth", *words)), message
+    assert files(tmp_path) == ["odd.pth"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights at all", b"\x00" * 100, None])
+def test_convert__corrupt_file(pickled, content):
+    pickled.write_bytes(pickled.read_bytes()[:-1000] if content is None else content)
+    with pytest.raises(RuntimeError, match=r"^.*stvit\.pth\.tar cannot be loaded as a file of tensors only \(.*\)$"):
+        convert_release(pickled, pickled.with_name("stvit.safetensors"))
+    assert files(pickled.parent) == ["stvit.pth.tar"]
+
+
+def test_convert__wrong_names(pickled, tmp_path):
+    with pytest.raises(ValueError, match=r"cannot convert to .*x\.pth; expected a name ending in \.safetensors"):
+        convert_release(pickled, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=r"x\.safetensors is a safetensors file already; "):
+        convert_release(tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pth is not a file; "):
+        convert_release(tmp_path / "nowhere.pth", tmp_path / "y.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; create it first"):
+        convert_release(pickled, tmp_path / "nowhere" / "y.safetensors")
+    assert files(tmp_path) == ["stvit.pth.tar"]
