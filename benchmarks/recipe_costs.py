@@ -1,4 +1,4 @@
-"""Computes what every recipe costs and writes it into `broadsight/train/recipes.yaml`; `--check` only compares.
+"""Computes what every recipe costs and writes it into `broadsight/training/recipes.yaml`; `--check` only compares.
 
 The multiply-accumulates of a whole training: three times the forward pass at the training size, since the backward pass
 takes two, for every picture of every epoch, cool-down included; with a teacher, its forward pass as well.
@@ -20,7 +20,7 @@ from broadsight import swap_pool
 from broadsight.inspection.macs import blank_model, executed_macs
 from broadsight.training.recipes import Entry, find, names
 
-FILE = Path(__file__).parents[1] / "broadsight" / "train" / "recipes.yaml"
+FILE = Path(__file__).parents[1] / "broadsight" / "training" / "recipes.yaml"
 PICTURES = {"imagenet-1k": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "cars": 8_144}
 CLASSES = {"imagenet-1k": 1000, "cifar10": 10, "cifar100": 100, "cars": 196}
 

@@ -24,22 +24,22 @@ TEXTS += ("a,b", ",,", "=", "a=b", "a=b=c", "[", "{", "!!python/object:x", "\x1b
 NAMES = {"predict": ["zzz", "a.png"], "analyze": ["entropy", "zzz"], "convert": ["a.pth", "b.safetensors"]}
 # Where work begins: a command line that gets there is well formed, and ends.
 WORK = (
-    "training:prepare",
-    "benchmark:measure",
-    "growth:measure",
-    "evaluating:evaluate",
-    "dense_run:open_dense",
-    "classifier:open_classifier",
-    "export_commands:_classifier",
-    "analysis_commands:_run",
-    "data.unlabelled:find_images",
-    "demo.contestants:open_contestants",
-    "verify:verify",
-    "verify:catalogue",
-    "reporting:report_run",
-    "release:convert_release",
-    "train.state:write_text",
-    "training:check_twin",
+    "training.run:prepare",
+    "benchmark.run:measure",
+    "benchmark.scaling:measure",
+    "evaluation.run:evaluate",
+    "runs.dense_model:open_dense",
+    "runs.classifier:open_classifier",
+    "cli.export:_classifier",
+    "cli.analyze:_run",
+    "data.sources.unlabelled:find_images",
+    "app.candidates:open_contestants",
+    "papers.verify:verify",
+    "papers.verify:catalogue",
+    "report.run:report_run",
+    "weights.released_stvit:convert_release",
+    "files:write_text",
+    "training.run:check_twin",
 )
 
 

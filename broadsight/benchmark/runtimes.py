@@ -71,7 +71,7 @@ class Artefacts:
         """The file of a network for a runtime, written if it is not there."""
         name, int8 = EXPORTED[runtime]
         form = need(name, int8)
-        making = ("capture", "preparing", f"{name}_*", *(("int8_layers", f"int8_{name}") if int8 else ()))
+        making = ["capture", "prepare", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
         key = _key(model, title, images, making)
         path = self.folder / f"{key}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
@@ -185,7 +185,7 @@ def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] 
     """A file name that changes with the weights, the size, the code of the network and of the export, and versions.
 
     Args:
-        exporting: Those files of `export` that take part.
+        exporting: Those files of `deployment` that take part.
     """
     digest = hashlib.sha256(repr((title, tuple(images.shape[1:]))).encode())
     for name, tensor in model.state_dict().items():
@@ -204,7 +204,8 @@ def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] 
 def _sources(model: nn.Module, exporting: Sequence[str]) -> set[Path]:
     """Our files that make the graph: of the export, and of the modules, with all layers if one of them is ours."""
     root = Path(__file__).parents[1]
-    files = {root / "fusion.py", *(file for name in exporting for file in (root / "export").glob(f"{name}.py"))}
+    made = root / "deployment"
+    files = {root / "surgery" / "fusion.py", *(file for name in exporting for file in made.glob(f"{name}.py"))}
     ours = {
         module for module in {type(part).__module__ for part in model.modules()} if module.startswith("broadsight.")
     }

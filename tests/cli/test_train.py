@@ -9,6 +9,7 @@ import torch
 
 from broadsight.cli.main import COMMANDS, main
 from broadsight.cli.parser import together, value_of
+from broadsight.cli.train import _report
 from broadsight.training import run as training
 from broadsight.training.engine import Interrupted, Progress
 from broadsight.training.request import Request
@@ -45,7 +46,7 @@ def asked(run, monkeypatch, tmp_path):
         return Outcome(tmp_path / "run", "test_resnet", progress, parameters=10, seconds=1.0, notes=())
 
     monkeypatch.setattr(training, "train", record)
-    monkeypatch.setattr(training, "write_report", lambda outcome, request: replace(outcome, report=Path("page.html")))
+    monkeypatch.setattr(training, "write_report", lambda outcome, *_: replace(outcome, report=Path("page.html")))
 
     def call(*argv: str) -> Request:
         code, _, err = run(*argv)
@@ -135,7 +136,7 @@ def test_options__reach_the_request(asked):
 
 def test_options__none_leaves_everything_open(asked):
     assert asked() == Request()
-    assert asked.requests[-1][1] == dict(resume=False, command="broadsight train", plain=False)
+    assert asked.requests[-1][1] == dict(resume=False, command="broadsight train", plain=False, reporter=_report)
 
 
 def test_options__from_a_file(asked, tmp_path):

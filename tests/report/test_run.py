@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         without_drawing(patch)
         changes = dict(epochs=2, mixup=0.8, erasing=0.5, smoothing=0.1)
-        outcome = train(replace(ask(data, out=str(folder / "run"), changes=changes), report=True))
+        outcome = train(replace(ask(data, out=str(folder / "run"), changes=changes), report=True), reporter=report_run)
     return outcome
 
 
@@ -100,7 +100,7 @@ def test_interrupted__curves_alone(finished, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Engine, "fit", stop)
     with pytest.raises(Interrupted):
-        train(replace(ask(data, out=str(tmp_path / "run")), report=True))
+        train(replace(ask(data, out=str(tmp_path / "run")), report=True), reporter=report_run)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "stopped after 0 of 1 epochs" in page and "the run has not finished" in page
 
@@ -112,7 +112,9 @@ def test_failure__of_the_page_leaves_the_run_whole(finished, tmp_path, monkeypat
         raise RuntimeError("no ink\nat all")
 
     monkeypatch.setattr(reporting, "render", fail)
-    outcome = train(replace(ask(finished.folder.parent / "data", out=str(tmp_path / "run")), report=True))
+    outcome = train(
+        replace(ask(finished.folder.parent / "data", out=str(tmp_path / "run")), report=True), reporter=report_run
+    )
     assert outcome.report is None and outcome.notes[-1] == "no report.html: no ink"
     assert (tmp_path / "run" / "model.safetensors").is_file() and not (tmp_path / "run" / "report.html").exists()
 
@@ -130,7 +132,7 @@ def test_run__validated_on_one_class_keeps_its_last_weights(tmp_path, monkeypatc
     fill(tmp_path / "data" / "train", red=4, green=4, blue=4)
     fill(tmp_path / "data" / "val", red=3)
     request = ask(tmp_path / "data", out=str(tmp_path / "run"), changes=dict(epochs=2), report=True)
-    outcome = train(request)
+    outcome = train(request, reporter=report_run)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     last = lines[-1]
     assert last["val_top1"] is not None and (last["best"], last["best_epoch"]) == (None, 0)

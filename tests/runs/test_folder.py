@@ -156,7 +156,7 @@ def test_save__leaves_what_is_there_and_nothing_half_written(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("broadsight.files.write_text", fail)
+        patch.setattr("broadsight.runs.folder.write_text", fail)
         with pytest.raises(OSError, match="No space left"):
             broadsight.save(model, tmp_path / "new")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "full"]

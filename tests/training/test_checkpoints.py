@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-import stat
 
 import numpy as np
 import pytest
@@ -13,14 +12,11 @@ import torch
 from accelerate import Accelerator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import nn
 
-from broadsight.files import flush, write_text
 from broadsight.training import checkpoints as state
 from broadsight.training import processes
 from broadsight.training.checkpoints import DamagedCheckpoint
-from broadsight.weights.writing import write_weights
 
 FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.bin", "progress.json"]
 FILES += ["random_states_0.pkl"]
@@ -103,7 +99,7 @@ def test_files(checkpoint):
 def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
     run.save(tmp_path, 1)
     told = []
-    rename, remove = type(tmp_path).rename, shutil.rmtree
+    flush, rename, remove = state.flush, type(tmp_path).rename, shutil.rmtree
     monkeypatch.setattr(state, "flush", lambda path: (told.append(("flush", path.name)), flush(path))[1])
     monkeypatch.setattr(
         type(tmp_path), "rename", lambda p, q: (told.append(("rename", p.name, q.name)), rename(p, q))[1]
@@ -119,26 +115,6 @@ def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
     assert told[here + 1] == ("flush", tmp_path.name)
     assert told[here + 2 :] == [("remove", "update-000000001", True)]
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
-def test_flush_asks_the_disk(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(os, "fsync", lambda handle: asked.append(os.fstat(handle).st_ino))
-    (tmp_path / "file").write_text("x")
-    flush(tmp_path / "file")
-    flush(tmp_path)
-    assert asked == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
-
-
-def test_flush__folders_that_cannot_be(tmp_path, monkeypatch):
-    def refuse(handle):
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    flush(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="Invalid"):
-        flush(tmp_path / "file")
 
 
 def test_newest(tmp_path):
@@ -249,56 +225,3 @@ def test_another_network_does_not_fit(checkpoint):
     with pytest.raises(DamagedCheckpoint, match="does not fit this run") as error:
         state.restore(checkpoint, other.accelerator, other.average)
     assert "\n" not in str(error.value)
-
-
-# --- Single files -----------------------------------------------------------------------------------------------------
-
-
-def test_weights__everything_whatever_its_memory(tmp_path):
-    model = nn.Module()
-    model.one = nn.Parameter(torch.randn(4, 3).t())
-    model.same = model.one
-    model.short = nn.Parameter(torch.randn(3).bfloat16())
-    model.register_buffer("count", torch.tensor(7))
-    write_weights(model, tmp_path / "weights.safetensors")
-    read = load_file(tmp_path / "weights.safetensors")
-    assert read.keys() == model.state_dict().keys()
-    assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
-
-
-def test_weights__others_may_read(tmp_path):
-    before = os.umask(0o022)
-    try:
-        write_weights(nn.Linear(1, 1), tmp_path / "weights.safetensors")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "weights.safetensors").stat().st_mode) == 0o644
-
-
-@pytest.mark.parametrize("place", ["flush", "save_file"])
-def test_weights__failed__as_they_were(place, tmp_path, monkeypatch):
-    path = tmp_path / "weights.safetensors"
-    write_weights(nn.Linear(2, 2), path)
-    before = path.read_bytes()
-
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(state, place, fail)
-    with pytest.raises(OSError, match="No space"):
-        write_weights(nn.Linear(2, 2), path)
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_text__whole_or_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "text.json"
-    write_text("Größe", path)
-    assert path.read_text(encoding="utf-8") == "Größe"
-
-    def fail(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(state, "flush", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_text("other", path)
-    assert path.read_text(encoding="utf-8") == "Größe" and list(tmp_path.iterdir()) == [path]

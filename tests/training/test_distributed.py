@@ -38,8 +38,8 @@ TOLERANCE = dict(rtol=1e-5, atol=1e-6)
 # Several runs in the same two processes, without the curves that would take longer than they do.
 SEVERAL = """
 import json, sys
-from broadsight.cli import main
-from broadsight.train import run_folder
+from broadsight.cli.main import main
+from broadsight.training import run_folder
 
 run_folder.draw_curves = lambda lines, path: None
 for arguments in json.loads(sys.argv[1]):

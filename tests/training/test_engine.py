@@ -407,7 +407,7 @@ def no_space(*_, **__):
 
 
 WRITERS = {
-    "best weights": (state, "write_weights"),
+    "best weights": (run_folder, "write_weights"),
     "weights of a checkpoint": (state, "flush"),
     "metrics": (RunFolder, "record"),
     "skipped": (RunFolder, "report_skipped"),

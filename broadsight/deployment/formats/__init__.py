@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,25 +50,16 @@ class Format:
         return self._part("open")
 
     def _part(self, name: str) -> Any:
-        from . import executorch as executorch_format
-        from . import onnx as onnx_format
-        from . import openvino as openvino_format
-        from . import pt2 as pt2_format
-        from . import web as web_format
-
-        modules = executorch_format, onnx_format, openvino_format, pt2_format, web_format
-        return getattr({each.__name__.rpartition(".")[2]: each for each in modules}[self.module], name)
+        return getattr(import_module(f".{self.module}", __name__), name)
 
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    "onnx": Format(".onnx", "onnx_format", ONNX_PACKAGES, "export", (".onnx",), int8=True, int8_batches=True),
-    "openvino": Format(".xml", "openvino_format", ("openvino",), "openvino", (".xml", ".bin"), int8=True, narrows=True),
-    "pt2": Format(".pt2", "pt2_format", (), "", (".pt2",), guarded=True),
-    "executorch": Format(
-        ".pte", "executorch_format", ("executorch",), "executorch", (".pte",), batches=False, sizes=False
-    ),
-    "web": Format("", "web_format", ONNX_PACKAGES, "export", (), sizes=False, int8=True, int8_batches=True),
+    "onnx": Format(".onnx", "onnx", ONNX_PACKAGES, "export", (".onnx",), int8=True, int8_batches=True),
+    "openvino": Format(".xml", "openvino", ("openvino",), "openvino", (".xml", ".bin"), int8=True, narrows=True),
+    "pt2": Format(".pt2", "pt2", (), "", (".pt2",), guarded=True),
+    "executorch": Format(".pte", "executorch", ("executorch",), "executorch", (".pte",), batches=False, sizes=False),
+    "web": Format("", "web", ONNX_PACKAGES, "export", (), sizes=False, int8=True, int8_batches=True),
 }
 
 

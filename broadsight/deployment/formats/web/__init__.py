@@ -38,7 +38,7 @@ def write(
     """The folder of a page, complete or not at all.
 
     A page opened by double-click may load nothing but scripts. The model, the runtime's WebAssembly and the module
-    that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies in `broadsight/web`.
+    that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies beside this file.
 
     Args:
         onnx_file: One file, whose input is "images".
