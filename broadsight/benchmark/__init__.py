@@ -1,0 +1,1 @@
+"""Speed and memory of models, measured side by side in interleaved rounds."""

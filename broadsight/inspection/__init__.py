@@ -1,0 +1,1 @@
+"""Reads any model and changes none: shapes, blocks and branches, attention, activations, operation counts."""

@@ -1,1 +1,1 @@
-"""What changing a model has in common, whatever is changed."""
+"""Edits any model: another pooling, context broadcasting, feature pyramids, folded norms."""

@@ -1,0 +1,1 @@
+"""Plots, and drawing of boxes, masks, keypoints and class maps."""

@@ -1,1 +1,1 @@
-"""Models in folders."""
+"""Weights in files: read without unpickling, loaded strictly, found in packages and releases."""

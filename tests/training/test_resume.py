@@ -21,6 +21,7 @@ from broadsight.training.engine import Engine, Failed, Interrupted
 from broadsight.training.objectives.classification import Classification
 from broadsight.training.run import Request, train
 from broadsight.training.run_folder import RunFolder
+from broadsight.weights import writing
 
 from .runs import Moments, again, everything_in, fitting, kill, left_by, small
 
@@ -79,8 +80,8 @@ def test_results_differ_where_they_should(whole):
 PLACES = {
     "before the first checkpoint": (Classification, "step", 1, False),
     "before the first evaluation": (Classification, "evaluate", 1, False),
-    "best weights half written": (state, "_in_order", 1, False),
-    "best weights written, not yet in place": (state, "file_digest", 1, True),
+    "best weights half written": (writing, "_in_order", 1, False),
+    "best weights written, not yet in place": (writing, "file_digest", 1, True),
     "between best weights and metrics": (RunFolder, "keep_best", 1, True),
     "between metrics and checkpoint": (RunFolder, "report_skipped", 1, True),
     "in the first checkpoint": (state, "_checksum", 2, False),
@@ -517,7 +518,7 @@ def test_second_interrupt__stops_at_once(pictures, tmp_path, monkeypatch):
 
 NURSERY = """
 import json, os, sys
-from broadsight.cli import main
+from broadsight.cli.main import main
 import broadsight.models, broadsight.training
 for line in sys.stdin:
     argv, said = json.loads(line)

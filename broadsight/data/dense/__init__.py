@@ -1,0 +1,1 @@
+"""Data for detection, segmentation and keypoints: images with boxes, masks, keypoints or classes of pixels."""

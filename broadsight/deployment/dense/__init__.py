@@ -1,0 +1,1 @@
+"""Detectors, segmenters and pose models as exported files: raw outputs, and how findings are made of them."""

@@ -1,0 +1,1 @@
+"""Fast CPU forms of what the layers compute, and the one rule that says when they are used."""

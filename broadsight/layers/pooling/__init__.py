@@ -1,0 +1,1 @@
+"""The poolings: multi-token attention, and those that it is compared with."""
