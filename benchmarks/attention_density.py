@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def draw(runs: list[dict[str, Any]], path: str) -> None:
-    """The first seed's networks, from what was recorded of them."""
+    """The first seed's models, from what was recorded of them."""
     lines = {}
     for run in (run for run in runs if run["seed"] == 0):
         layers = zip(run["entropy"].items(), run["keys"], strict=True)
@@ -78,18 +78,18 @@ def draw(runs: list[dict[str, Any]], path: str) -> None:
 
 def read(path: str) -> tuple[Tensor, Tensor]:
     """All images of a tar of class folders as (N, 3, 32, 32) in [-1, 1], and their labels."""
-    pictures: list[np.ndarray] = []
+    photos: list[np.ndarray] = []
     classes: list[str] = []
     with tarfile.open(path) as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isfile() else None
             if file is not None and Path(member.name).suffix.lower() in (".png", ".jpg", ".jpeg"):
-                pictures.append(np.asarray(Image.open(file).convert("RGB").resize((32, 32))))
+                photos.append(np.asarray(Image.open(file).convert("RGB").resize((32, 32))))
                 classes.append(Path(member.name).parent.name)
-    if not pictures:
+    if not photos:
         raise SystemExit(f"{path} holds no images; expected a tar with one folder of images for each class")
     names = sorted(set(classes))
-    images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
+    images = torch.from_numpy(np.stack(photos)).permute(0, 3, 1, 2).float() / 127.5 - 1
     return images.contiguous(), torch.tensor([names.index(name) for name in classes])
 
 

@@ -25,7 +25,7 @@ from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import Uniform
 
 MODEL = "vit_small_patch16_224"
-KINDS = ("none", "none", "cb", "scaled")  # the plain network twice, which shows the noise
+KINDS = ("none", "none", "cb", "scaled")  # the plain model twice, which shows the noise
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def cost(model: nn.Module, images: Tensor, captures: list[str], rounds: int) -> Iterator[tuple[str, float, float]]:
-    """(capture, plain pass in ms, ratio) of all captures that the network has something for."""
+    """(capture, plain pass in ms, ratio) of all captures that the model has something for."""
     one = images[:1]
     plain = {len(x): lambda x=x: pass_images(model, x, batch_size=len(x)) for x in (one, images)}
     contenders: dict[str, tuple[int, Callable[[], Any]]] = {}

@@ -1,12 +1,12 @@
-"""Accuracy of the poolings on real pictures: GAP, CAP, MAP and MAP-light under one narrow ResNet on CIFAR-10.
+"""Accuracy of the poolings on real images: GAP, CAP, MAP and MAP-light under one narrow ResNet on CIFAR-10.
 
     python benchmarks/cifar10_pools.py --data TRAIN --val VAL [--out runs/cifar10_pools] [--jobs 2]
         [--json results/cifar10_pools.json]
 
 TRAIN and VAL are whatever `broadsight train` takes: folders or tars of class folders, or torch/cifar10 with --val left
-out. Every pool is trained by `broadsight train` with the same recipe, pictures, epochs and augmentation, once for each
-seed. MAP-light is not trained: it is the trained MAP network, lightened, so its figures are of the same weights. All
-figures are of the weights after the last epoch, not of the best epoch, which the same pictures would have chosen.
+out. Every pool is trained by `broadsight train` with the same recipe, images, epochs and augmentation, once for each
+seed. MAP-light is not trained: it is the trained MAP model, lightened, so its figures are of the same weights. All
+figures are of the weights after the last epoch, not of the best epoch, which the same images would have chosen.
 
 The backbone is ResNet10-t, a quarter as wide, at CIFAR's own 32 pixels; its last two stages keep the grid, so that
 there are 4x4 positions to pool. The settings of MAP are a quarter of its defaults. They, the recipe and the learning
@@ -53,8 +53,8 @@ CHANGES = dict(batch_size=128, lr=2e-3, image_size=32, color_jitter=0.0, channel
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, metavar="TRAIN", help="pictures to train on")
-    parser.add_argument("--val", metavar="VAL", help="pictures to validate on, unless TRAIN sets some apart")
+    parser.add_argument("--data", required=True, metavar="TRAIN", help="images to train on")
+    parser.add_argument("--val", metavar="VAL", help="images to validate on, unless TRAIN sets some apart")
     parser.add_argument("--out", default="runs/cifar10_pools", metavar="DIR", help="where the runs are")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
@@ -130,7 +130,7 @@ class Times:
 
 
 def run(pool: str, seed: int, args: argparse.Namespace, out: Path, clock: Times) -> None:
-    """Train one network, unless that was done."""
+    """Train one model, unless that was done."""
     name = f"{pool}-{seed}"
     words = [args.data, *(["--val", args.val] if args.val else [])]
     words += ["--model", MODEL, "--model-args", *written(MODEL_ARGS), "--pool", pool]
@@ -175,7 +175,7 @@ def outcome(pool: str, seed: int, out: Path, clock: Times) -> dict[str, Any]:
 
 
 def lightened(folder: Path, seed: int) -> dict[str, Any]:
-    """What a trained MAP network gives as it is, which must be what its run says, and lightened."""
+    """What a trained MAP model gives as it is, which must be what its run says, and lightened."""
     prepared = prepare_again(folder)
     engine = prepared.engine
     engine.resume()
@@ -191,7 +191,7 @@ def lightened(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def prepare_again(folder: Path) -> Prepared:
-    """A run as it was begun, with its data and network."""
+    """A run as it was begun, with its data and model."""
     request = Request(out=str(folder), workers=0, threads=1, device="cpu")
     stored = stored_in(folder)
     settings, recipe = settings_of(request, stored)

@@ -4,7 +4,7 @@
 
 As in `broadsight bench MODEL --size 256,384,512,768,1024,1333x800 --batch 1 --threads 1 --warmup 1`: one image, one
 thread, float32; every round runs all sizes, and an exponent is the median of the rounds' own, so what slows the machine
-down for longer than a round cancels. The networks are whole classifiers with random weights. Their heads cost a few
+down for longer than a round cancels. The models are whole classifiers with random weights. Their heads cost a few
 percent and grow linearly, so for dense use the exponents are, if anything, a little higher.
 
 Models of more than 20 G multiply-accumulates at 1024x1024 are run in three rounds at most, of more than 100 G in two.

@@ -1,14 +1,14 @@
-"""Whether every kind of dense model can learn real pictures by heart: a handful of COCO's, near-perfect figures.
+"""Whether every kind of dense model can learn real images by heart: a handful of COCO's, near-perfect figures.
 
     python benchmarks/overfit_coco.py --coco DIR --keypoints DIR --semantic DIR [--only NAME...]
         [--out runs/overfit_coco] [--threads 1] [--json results/overfit_coco.json]
 
 DIR are folders as `broadsight train` takes them: a COCO file of instances with its images, one of person keypoints,
-and a pair of images and masks. A few pictures of each with large objects are copied into --out, and each model is
+and a pair of images and masks. A few images of each with large objects are copied into --out, and each model is
 trained on them, and judged on the same, through `broadsight train`: from random weights, without augmentation. That
-shows that data, model, losses, decoding and figures fit together on real pictures; it says nothing of unseen ones.
+shows that data, model, losses, decoding and figures fit together on real images; it says nothing of unseen ones.
 
-For unseen pictures, --scenes trains a detector on the built-in scenes for a short time, and beside its figures on
+For unseen images, --scenes trains a detector on the built-in scenes for a short time, and beside its figures on
 scenes that it never saw has those of the same detector untrained.
 
 Run again, it repeats nothing that was finished.
@@ -48,8 +48,8 @@ FEW: dict[str, Any] = dict(
     box_batch_size_per_image=64,
     box_detections_per_img=30,
 )
-# The five kinds of dense tasks. `figure` is what should come near 100. Every update sees all pictures: what BatchNorm
-# counts of a few pictures at a time is not what evaluation uses.
+# The five kinds of dense tasks. `figure` is what should come near 100. Every update sees all images: what BatchNorm
+# counts of a few images at a time is not what evaluation uses.
 STUDIES: dict[str, dict[str, Any]] = {
     "detect": dict(
         task="detect",
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--coco", metavar="DIR", help="instances of COCO")
     parser.add_argument("--keypoints", metavar="DIR", help="person keypoints of COCO")
     parser.add_argument("--semantic", metavar="DIR", help="images and masks")
-    parser.add_argument("--pictures", type=int, default=6, help="of each")
+    parser.add_argument("--images", type=int, default=6, help="of each")
     parser.add_argument("--only", nargs="*", default=[], choices=[*STUDIES, "scenes"])
     parser.add_argument("--out", default="runs/overfit_coco", metavar="DIR")
     parser.add_argument("--threads", type=int, default=1)
@@ -121,17 +121,17 @@ def main() -> None:
             if place is None:
                 print(f"{name}: not run, since --{study['data']} is not given")
                 continue
-            rows[name] = by_heart(name, study, Path(place), out, given.pictures, given.threads)
+            rows[name] = by_heart(name, study, Path(place), out, given.images, given.threads)
         print(name, json.dumps(rows[name]["figures"]))
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(record, str(file))
 
 
-def by_heart(name: str, study: dict[str, Any], place: Path, out: Path, pictures: int, threads: int) -> dict[str, Any]:
-    """Train on a handful of pictures and judge on the same."""
+def by_heart(name: str, study: dict[str, Any], place: Path, out: Path, images: int, threads: int) -> dict[str, Any]:
+    """Train on a handful of images and judge on the same."""
     data = out / f"data-{study['data']}"
     if not data.is_dir():
-        {"coco": few_of_coco, "keypoints": few_of_coco, "semantic": few_of_masks}[study["data"]](place, data, pictures)
+        {"coco": few_of_coco, "keypoints": few_of_coco, "semantic": few_of_masks}[study["data"]](place, data, images)
     given = data if study["data"] == "semantic" else data / "annotations.json"
     request = Request(
         data=str(given),
@@ -163,7 +163,7 @@ def run_of(request: Request, figure: str) -> dict[str, Any]:
         task=request.task,
         figure=figure,
         figures=last,
-        pictures=about["data"]["counts"]["train"],
+        images=about["data"]["counts"]["train"],
         objects=about["data"].get("objects", {}).get("train"),
         updates=epochs[-1]["updates"],
         batch=about["recipe"]["batch_size"],
@@ -185,7 +185,7 @@ def on_scenes(out: Path, threads: int) -> dict[str, Any]:
 
 
 def few_of_coco(place: Path, target: Path, count: int) -> None:
-    """Copy pictures of which the smallest object is largest, with their annotations."""
+    """Copy images of which the smallest object is largest, with their annotations."""
     files = [place] if place.is_file() else sorted(place.glob("*.json"))
     content = json.loads(files[0].read_text(encoding="utf-8"))
     images = CocoDataset(files[0], masks=False).images
@@ -209,7 +209,7 @@ def few_of_coco(place: Path, target: Path, count: int) -> None:
 
 
 def few_of_masks(place: Path, target: Path, count: int) -> None:
-    """Copy pictures of which the smallest class is largest, with masks and names of the classes that are in them."""
+    """Copy images of which the smallest class is largest, with masks and names of the classes that are in them."""
     folder = MaskFolder(place / "images", place / "masks")
     shares = []
     for index in range(len(folder)):
@@ -227,9 +227,9 @@ def few_of_masks(place: Path, target: Path, count: int) -> None:
     for kind in ("images", "masks"):
         (unfinished / kind).mkdir(parents=True)
     for index, mask in masks.items():
-        picture = folder.images / folder.name(index)
-        shutil.copy(picture, unfinished / "images" / picture.name)
-        Image.fromarray(number[mask].byte().numpy()).save(unfinished / "masks" / f"{picture.stem}.png")
+        image = folder.images / folder.name(index)
+        shutil.copy(image, unfinished / "images" / image.name)
+        Image.fromarray(number[mask].byte().numpy()).save(unfinished / "masks" / f"{image.stem}.png")
     names = [folder.classes[value] for value in kept]
     (unfinished / "classes.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
     unfinished.rename(target)

@@ -2,12 +2,12 @@
 
     python benchmarks/performance_study.py --artefacts FOLDER [--prepare] [--part families|runtimes] [--rounds 15]
 
-One image, one thread, float32 (and int8), random weights; every network at the size that its top-1 is published for.
+One image, one thread, float32 (and int8), random weights; every model at the size that its top-1 is published for.
 All contenders are interleaved in one process. Exporting takes most of the time and need not be done on a quiet machine:
 with --prepare the script only fills the folder, in as many processes as --jobs says, and may be stopped and started
 again. What some runtime cannot take is left out and named in the result, with the reason.
 
-The part `families` holds every family with ONNX Runtime, OpenVINO and int8; `runtimes` one network of each family in
+The part `families` holds every family with ONNX Runtime, OpenVINO and int8; `runtimes` one model of each family in
 all runtimes, since compiling and lowering take minutes for each.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
         sys.exit("an export process failed")
     if args.prepare:
         return
-    # A network that some runtime cannot take would stop the whole measurement.
+    # A model that some runtime cannot take would stop the whole measurement.
     notes = {name: failure_note(folder, name) for name in names}
     left_out = {name: json.loads(note.read_text()) for name, note in notes.items() if note.exists()}
     began = time.time()
@@ -96,7 +96,7 @@ def sized(name: str) -> str:
 
 
 def prepare(given: str, settings: Settings, folder: Path) -> None:
-    """Export a network for all runtimes that are named; what fails is written down."""
+    """Export a model for all runtimes that are named; what fails is written down."""
     artefacts = Artefacts(folder, settings.threads)
     name, size = name_and_size(given)
     variant = Variant(name, size=size)

@@ -1,7 +1,7 @@
 """Computes what every recipe costs and writes it into `broadsight/training/recipes.yaml`; `--check` only compares.
 
 The multiply-accumulates of a whole training: three times the forward pass at the training size, since the backward pass
-takes two, for every picture of every epoch, cool-down included; with a teacher, its forward pass as well.
+takes two, for every image of every epoch, cool-down included; with a teacher, its forward pass as well.
 
     python benchmarks/recipe_costs.py [--check] [NAME ...]
 """
@@ -21,7 +21,7 @@ from broadsight.inspection.macs import blank_model, executed_macs
 from broadsight.training.recipes import Entry, find, names
 
 FILE = Path(__file__).parents[1] / "broadsight" / "training" / "recipes.yaml"
-PICTURES = {"imagenet-1k": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "cars": 8_144}
+IMAGES = {"imagenet-1k": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "cars": 8_144}
 CLASSES = {"imagenet-1k": 1000, "cifar10": 10, "cifar100": 100, "cars": 196}
 
 
@@ -47,9 +47,9 @@ def main() -> int:
 
 
 def cost(entry: Entry) -> str | None:
-    """In words, such as 5.0 EMAC; None for a recipe without a network or data, and for dense tasks.
+    """In words, such as 5.0 EMAC; None for a recipe without a model or data, and for dense tasks.
 
-    What detectors compute depends on what they find, and pictures differ in size.
+    What detectors compute depends on what they find, and images differ in size.
     """
     recipe = entry.recipe
     if entry.task != "classify" or entry.model is None or entry.data is None or recipe.image_size is None:
@@ -58,7 +58,7 @@ def cost(entry: Entry) -> str | None:
     one = 3 * macs(entry.model, entry.pool, yaml.safe_dump(dict(entry.model_args)), classes, size)
     if recipe.teacher:
         one += macs(recipe.teacher, None, "{}", classes, size)
-    exa = one * PICTURES[entry.data] * (recipe.epochs + recipe.cooldown_epochs) / 1e18
+    exa = one * IMAGES[entry.data] * (recipe.epochs + recipe.cooldown_epochs) / 1e18
     return f"{exa:.0f} EMAC" if exa >= 10 else f"{exa:#.2g} EMAC"
 
 

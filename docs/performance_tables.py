@@ -18,7 +18,7 @@ def opened(file: str) -> tuple[Report, dict]:
 
 
 def latency(file: str) -> str:
-    """Milliseconds of every network in every runtime; the published accuracy stands apart."""
+    """Milliseconds of every model in every runtime; the published accuracy stands apart."""
     report, data = opened(file)
     runtimes = list(report.settings.runtimes)
     heads = ["family", "model", "published top-1", "parameters", "MACs", *(f"{name}, ms" for name in runtimes)]
@@ -38,7 +38,7 @@ def latency(file: str) -> str:
 
 
 def instead(file: str) -> str:
-    """For each of ours the fastest other network of at least its published accuracy."""
+    """For each of ours the fastest other model of at least its published accuracy."""
     report, _ = opened(file)
     found, missing = points([report])
     ours = sorted((p for p in found if p.published.ours), key=lambda p: (p.family, p.published.top1))
@@ -64,7 +64,7 @@ def instead(file: str) -> str:
 
 
 def costs(file: str) -> str:
-    """Start-up, memory and file of every network in every runtime."""
+    """Start-up, memory and file of every model in every runtime."""
     report, _ = opened(file)
     runtimes = list(report.settings.runtimes)
     lines = ["| model | " + " | ".join(runtimes) + " |", "|---" * (len(runtimes) + 1) + "|"]
@@ -82,7 +82,7 @@ def costs(file: str) -> str:
 
 
 def runtimes(file: str) -> str:
-    """One network of each family in all runtimes."""
+    """One model of each family in all runtimes."""
     if not (ROOT / file).exists():
         return f"{NOT_RUN.capitalize()} yet: `{file}` is not there."
     report, data = opened(file)
@@ -99,7 +99,7 @@ def runtimes(file: str) -> str:
 
 
 def sources(file: str) -> str:
-    """Where the published figures of the networks of a report are printed."""
+    """Where the published figures of the models of a report are printed."""
     report, _ = opened(file)
     found: dict[str, list[str]] = {}
     for model in ordered(report):

@@ -10,7 +10,7 @@ from typing import Any
 import timm
 import torch
 
-from broadsight.dense.registry import dense_network
+from broadsight.dense.registry import make_dense_model
 from broadsight.losses import load_teacher
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense
@@ -165,7 +165,7 @@ def _weights(kind: str) -> bytes:
     if kind == "edited":
         model = timm.create_model("edited", backbone="test_resnet", pool="gap", num_classes=2)
     if kind == "dense":
-        model = dense_network(**DENSE["model_args"], num_classes=2)
+        model = make_dense_model(**DENSE["model_args"], num_classes=2)
     with tempfile.TemporaryDirectory() as folder:
         write_weights(model, Path(folder) / "model.safetensors")
         return (Path(folder) / "model.safetensors").read_bytes()

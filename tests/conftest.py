@@ -1,4 +1,4 @@
-"""Every test starts from the same seed on one thread, and none needs the network."""
+"""Every test starts from the same seed on one thread, and none needs the model."""
 
 import json
 import os

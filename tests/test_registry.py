@@ -27,7 +27,7 @@ each_kind = pytest.mark.parametrize("name", KINDS, scope="module")
 REDUCTIONS = [4, 8, 16, 32]
 
 
-# What is computed is computed for one network of every kind; the others differ in their sizes, and take part in
+# What is computed is computed for one model of every kind; the others differ in their sizes, and take part in
 # `make test-slow`. What is looked up is looked up for all.
 LATER = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in KINDS]
 each_name = pytest.mark.parametrize("name", NAMES, scope="module")

@@ -1,6 +1,6 @@
 """Every backbone of ours, shrunk to one block a stage: full width and every code path, in a fraction of a second.
 
-The networks of the MAP and context broadcasting papers are timm's backbones and have their own tests.
+The models of the MAP and context broadcasting papers are timm's backbones and have their own tests.
 """
 
 import timm

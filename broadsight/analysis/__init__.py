@@ -1,4 +1,4 @@
-"""Measurements of what a network does inside. They read models and never change them."""
+"""Measurements of what a model does inside. They read models and never change them."""
 
 from ..inspection.attention_weights import find_attention as find_attention
 from ..inspection.attention_weights import watch_attention as watch_attention

@@ -1,4 +1,4 @@
-"""What networks cost and how well they do, read from the files that other commands left: points of a front."""
+"""What models cost and how well they do, read from the files that other commands left: points of a front."""
 
 import json
 import math
@@ -18,17 +18,17 @@ Measured = Callable[[Path], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Point:
-    """One network: what it costs and how often it is right.
+    """One model: what it costs and how often it is right.
 
     Args:
-        label: What the picture calls it.
+        label: What the image calls it.
         x: Its cost: milliseconds for an image, MACs, or parameters; None if not known.
         accuracy: Top-1 in per cent; None if nobody has run it.
         source: "ours", or "paper" for a published accuracy.
         data: What the accuracy is of.
         low, high: Where the cost's quartiles are, if known.
         conditions: How the cost was measured.
-        network: What other files call the same network; the label if empty.
+        model: What other files call the same model; the label if empty.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Point:
     low: float | None = None
     high: float | None = None
     conditions: str = ""
-    network: str = ""
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.source not in ("ours", "paper"):
@@ -47,7 +47,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        return self.network or self.label
+        return self.model or self.label
 
     @property
     def complete(self) -> bool:
@@ -61,11 +61,11 @@ def check_axis(x: str) -> str:
 
 
 def read_points(path: str | Path, x: str = "latency_ms", measured: Measured | None = None) -> list[Point]:
-    """The networks that a file or folder tells of.
+    """The models that a file or folder tells of.
 
     Args:
         path: What `broadsight eval` wrote (evaluation.json or its folder), what `broadsight bench --json` or `list
-            --json` wrote, or the folder of a run, whose accuracy is its best on the validation pictures.
+            --json` wrote, or the folder of a run, whose accuracy is its best on the validation images.
         x: One of AXES.
         measured: Asked for the costs of a run, which its folder does not hold; without it only its parameters are
             known.
@@ -120,7 +120,7 @@ def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterable[Po
     if record.get("kind", "evaluation") != "evaluation" or not ({"title", "parameters"} <= set(record["model"])):
         raise ValueError(f"{path} is no evaluation of a classifier")
     if record["data"].get("task", "classify") != "classify":
-        raise ValueError(f"{path} is of a network for {record['data']['task']}; expected one that classifies")
+        raise ValueError(f"{path} is of a model for {record['data']['task']}; expected one that classifies")
     data, how = _data_of(record), record.get("how", {})
     for model in ({**record["model"], "figures": figures}, *record.get("beside", ())):
         size = "x".join(map(str, (model.get("input_size") or ())[1:]))
@@ -130,11 +130,11 @@ def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterable[Po
 
 
 def _data_of(record: Mapping[str, Any]) -> str:
-    """Which pictures: evaluations of others are not to be compared."""
+    """Which images: evaluations of others are not to be compared."""
     asked, found = record.get("asked", {}), record["data"]
     words = [str(asked.get("data") or found.get("data") or found.get("kind") or "")]
     words += [str(found[key]) for key in ("part",) if found.get(key)]
-    words += [f"{asked['samples']} pictures"] if asked.get("samples") else []
+    words += [f"{asked['samples']} images"] if asked.get("samples") else []
     return ", ".join(filter(None, words))
 
 
@@ -151,8 +151,8 @@ def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False
     )
     words = [settings["device"], f"{settings['threads']} threads", f"batch {batch}", size, settings["dtype"]]
     for row in rows:
-        network = row["model"].replace(" + ", "-")  # as runs are called
-        label = network + (f", {row['runtime']}" if several else "") + (f" at {size}" if sized else "")
+        model = row["model"].replace(" + ", "-")  # as runs are called
+        label = model + (f", {row['runtime']}" if several else "") + (f" at {size}" if sized else "")
         samples = [one / batch for one in row.get("wall_samples_ms", ())]
         latency = {"median": row["wall_ms"]["median"] / batch, "minimum": 0.0, "spread": row["wall_ms"]["spread"]}
         costs = {"latency_ms": latency, "macs": row["macs"], "parameters": row["params"]}
@@ -160,7 +160,7 @@ def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False
         if x == "latency_ms" and len(samples) > 1:
             low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
             point = replace(point, low=low, high=high)
-        yield replace(point, network=network)
+        yield replace(point, model=model)
 
 
 def _of_run(path: Path, x: str, measured: Measured | None) -> Point:

@@ -1,4 +1,4 @@
-"""Fronts of accuracy over cost: of networks that are asked and timed here, and of what other commands have written."""
+"""Fronts of accuracy over cost: of models that are asked and timed here, and of what other commands have written."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from ..evaluation.request import Task
 from ..evaluation.run import ask, measure
 from ..prediction.classification import useful_workers
 from ..runs.classifier import Classifier
-from .images import pictures_for
+from .images import images_for
 from .measures import find_measure
 from .measures.fronts import Point, paper_points, read_points
 from .request import Asked, Subject, open_subjects
@@ -27,29 +27,29 @@ def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: 
     """Accuracy over latency, MACs and parameters.
 
     Args:
-        asked: Its networks may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
-            that their training found; with data, or beside timm names, all are asked about the same pictures.
+        asked: Its models may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
+            that their training found; with data, or beside timm names, all are asked about the same images.
     """
     started = time.monotonic()
     entry = find_measure("front")
     settings = entry.settings(asked.options)
-    if not asked.networks and not settings["paper"]:
+    if not asked.models and not settings["paper"]:
         raise ValueError(
             "analyze front needs MODEL|RUN: runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
         )
-    read = [name for name in asked.networks if _is_written(name)]
-    names = [name for name in asked.networks if name not in read]
+    read = [name for name in asked.models if _is_written(name)]
+    names = [name for name in asked.models if name not in read]
     threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
     skipped: dict[str, str] = {}
     found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
     with fixed_threads(threads):
-        subjects = open_subjects(replace(asked, networks=tuple(names)))
+        subjects = open_subjects(replace(asked, models=tuple(names)))
         classifiers = [_classifier(subject) for subject in subjects]
         accuracies: dict[str, float] = {}
         if asked.data is not None or any(one.weights != "run" for one in subjects):
             if asked.data is None and not any(one.own_data for one in subjects):
                 raise ValueError(
-                    f"front of {subjects[0].source} needs --data, labelled pictures to find its accuracy with; or give "
+                    f"front of {subjects[0].source} needs --data, labelled images to find its accuracy with; or give "
                     "runs, folders that eval wrote and files of bench --json"
                 )
             found, accuracies = _accuracies(asked, subjects, classifiers, progress, skipped)
@@ -81,7 +81,7 @@ def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: 
 
 
 def _is_written(name: str) -> bool:
-    """Whether it is what another command wrote, and not a network."""
+    """Whether it is what another command wrote, and not a model."""
     path = Path(name)
     return path.is_file() or (path / WRITTEN).is_file()
 
@@ -99,17 +99,17 @@ def _accuracies(
     progress: Progress,
     skipped: dict[str, str],
 ) -> tuple[Found, dict[str, float]]:
-    """Top-1 of each network, in per cent, on the same pictures."""
+    """Top-1 of each model, in per cent, on the same images."""
     entry = find_measure("front")
-    found, sources = pictures_for(asked, entry, subjects, {})
+    found, sources = images_for(asked, entry, subjects, {})
     count, batch = len(sources[0][0]), asked.batch or entry.batch
     workers = useful_workers(count, batch) if asked.workers is None else asked.workers
     accuracies, done = {}, 0
     for subject, classifier, (source, _) in zip(subjects, classifiers, sources, strict=True):
 
-        def seen(pictures: int, doing: str) -> None:
+        def seen(images: int, doing: str) -> None:
             nonlocal done
-            done += pictures
+            done += images
             progress(done, count * len(subjects), doing)
 
         said = ask(Task(classifier, source, tuple(source.classes)), batch, workers, asked.strict, seen)

@@ -1,4 +1,4 @@
-"""The pictures that networks are measured on: found, labelled where that is wanted, and brought to them in batches."""
+"""The images that models are measured on: found, labelled where that is wanted, and brought to them in batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from ..data.loading import EvalOrder, Pictures, close, load
+from ..data.loading import EvalOrder, SourceDataset, close, load
 from ..data.sources import LISTS, Source, check_places
 from ..data.sources.evaluation import Found, Which, open_part, same_data
 from ..data.sources.folder import IMAGES, MASKS
@@ -21,7 +21,7 @@ from .request import Asked, Subject
 
 
 class Whole:
-    """Pictures of dense data, of which nothing but the pixels is wanted."""
+    """Images of dense data, of which nothing but the pixels is wanted."""
 
     classes = ()
 
@@ -41,7 +41,7 @@ class Whole:
         return self.view.open(index)
 
 
-def open_pictures(
+def open_images(
     subjects: Sequence[Subject],
     data: str | None,
     *,
@@ -51,11 +51,11 @@ def open_pictures(
     root: str | None = None,
     download: bool = False,
 ) -> Found:
-    """The pictures that all networks are shown.
+    """The images that all models are shown.
 
     Args:
-        data: As for `eval`; None for what the first run among the networks was validated on, and else scenes.
-            "scenes:COUNT" are so many. Where no labels are needed, any folder, file or pattern of pictures too.
+        data: As for `eval`; None for what the first run among the models was validated on, and else scenes.
+            "scenes:COUNT" are so many. Where no labels are needed, any folder, file or pattern of images too.
         labelled: Whether labels are needed.
         part, root, download: As for `open_part`.
         seed: Of scenes; the run's own if None.
@@ -64,23 +64,23 @@ def open_pictures(
     owner = next((one for one in subjects if one.own_data and (data is None or same_data(data, one.own_data))), None)
     notes: list[str] = []
     if owner is not None and seed is None and part in ("auto", "train", "val"):
-        found = _own_pictures(owner, part, root, download)
+        found = _own_images(owner, part, root, download)
         if data is None and len(subjects) > 1:
-            notes.append(f"no --data, so all see the pictures that {owner.label} was validated on")
+            notes.append(f"no --data, so all see the images that {owner.label} was validated on")
         return replace(found, notes=(*notes, *found.notes))
     if data is None:
         data = "scenes"
-        notes.append("no --data, so the pictures are built-in scenes; give your own by --data")
+        notes.append("no --data, so the images are built-in scenes; give your own by --data")
     if data == "scenes" or data.startswith("scenes:"):
         check_places([data], root, download)
         found = _scenes(data, part, subjects, seed or 0)
     else:
         options: dict[str, Any] = dict(seed=seed or 0, channels=channels, root=root, download=download)
-        found = open_part(data, part, **options) if labelled else _any_pictures(data, part, channels, options)
+        found = open_part(data, part, **options) if labelled else _any_images(data, part, channels, options)
     return replace(found, notes=(*notes, *found.notes))
 
 
-def _own_pictures(subject: Subject, part: Which, root: str | None, download: bool) -> Found:
+def _own_images(subject: Subject, part: Which, root: str | None, download: bool) -> Found:
     if subject.dense is None:
         assert subject.classifier is not None
         return found_in(subject.classifier, own_splits(subject.classifier, root, download), part)
@@ -88,7 +88,7 @@ def _own_pictures(subject: Subject, part: Which, root: str | None, download: boo
     splits = subject.dense.own_data()
     view = Whole(splits.train if part == "train" else splits.val)
     about = {**splits.description, "data": subject.own_data, "part": "train" if part == "train" else "val"}
-    return Found(view, str(subject.own_data), splits.notes, {**about, "pictures": len(view)})
+    return Found(view, str(subject.own_data), splits.notes, {**about, "images": len(view)})
 
 
 def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> Found:
@@ -104,8 +104,8 @@ def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> F
     return replace(found, description={**found.description, "data": data})
 
 
-def _any_pictures(data: str, part: Which, channels: int, options: Mapping[str, Any]) -> Found:
-    """Labelled data as ever, but pictures that nobody has labelled too, and whole ones where COCO has boxes in them."""
+def _any_images(data: str, part: Which, channels: int, options: Mapping[str, Any]) -> Found:
+    """Labelled data as ever, but images that nobody has labelled too, and whole ones where COCO has boxes in them."""
     place: list[str | Path] = [data]
     try:
         found = open_part(data, part, **options)
@@ -117,12 +117,12 @@ def _any_pictures(data: str, part: Which, channels: int, options: Mapping[str, A
         if Path(data).is_dir():
             folders = {entry.name.lower(): entry.path for entry in entries(data) if is_folder(entry)}
             pair = [path for name, path in folders.items() if name in IMAGES]
-            if pair and MASKS & folders.keys():  # masks are no pictures
+            if pair and MASKS & folders.keys():  # masks are no images
                 place = [pair[0]]
     listed = Path(data).is_file() and data.lower().endswith(LISTS)
     source, notes = find_images([], data) if listed else find_images(place)
     chosen: Source = source.in_channels(channels) if channels in (1, 3) else source
-    about = dict(kind="pictures", data=data, part="all", place=data, pictures=len(source))
+    about = dict(kind="images", data=data, part="all", place=data, images=len(source))
     return Found(chosen, data, tuple(notes), about)
 
 
@@ -130,35 +130,33 @@ def has_labels(source: Source) -> bool:
     return len(source.classes) > 0
 
 
-def pictures_for(
+def images_for(
     asked: Asked, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
 ) -> tuple[Found, list[tuple[Source, bool]]]:
-    """What was found, and for each network the pictures, with labels by its own numbers or without."""
+    """What was found, and for each model the images, with labels by its own numbers or without."""
     where: dict[str, Any] = dict(part=asked.part, seed=asked.seed, root=asked.root, download=asked.download)
     labels_are = measure.labels_for(settings)
     needed = labels_are == "needed"
     try:
-        found = open_pictures(subjects, asked.data, labelled=needed, **where)
+        found = open_images(subjects, asked.data, labelled=needed, **where)
     except ValueError as error:
         if not needed or "class" not in str(error):
             raise
         others = ", ".join(unlabelled_measures())
-        raise ValueError(
-            f"{measure.name} needs labelled pictures: {error}; without labels there are {others}"
-        ) from None
+        raise ValueError(f"{measure.name} needs labelled images: {error}; without labels there are {others}") from None
     count = asked.samples or measure.samples
     if count < measure.least:
-        raise ValueError(f"--samples {count}; {measure.name} needs {measure.least} pictures or more")
+        raise ValueError(f"--samples {count}; {measure.name} needs {measure.least} images or more")
     if len(found.source) < measure.least:
         raise ValueError(
-            f"{found.place} has too few pictures, {len(found.source)}; {measure.name} needs {measure.least} or more"
+            f"{found.place} has too few images, {len(found.source)}; {measure.name} needs {measure.least} or more"
         )
     sources, notes = [], list(found.notes)
     for subject in subjects:
         source, labels, more = _labelled(measure, labels_are, subject, found)
         sources.append((sample(source, count, asked.seed or 0), labels))
         notes += more
-    about = {**found.description, "there": len(found.source), "pictures": len(sources[0][0])}
+    about = {**found.description, "there": len(found.source), "images": len(sources[0][0])}
     return replace(found, notes=tuple(notes), description=about), sources
 
 
@@ -179,12 +177,12 @@ def _labelled(
 
 
 class Batches:
-    """Pictures of a source as a network takes them, from the start whenever they are gone through.
+    """Images of a source as a model takes them, from the start whenever they are gone through.
 
     Iterating gives normalised images (B, C, H, W), with their labels (B,) where there are some.
 
     Args:
-        skipped: Gets name and reason of every picture that cannot be read.
+        skipped: Gets name and reason of every image that cannot be read.
     """
 
     def __init__(
@@ -202,8 +200,8 @@ class Batches:
         self.batch, self.workers, self.strict, self.skipped = batch, workers, strict, skipped
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        pictures = Pictures(self.source, self.subject.transforms.build(False), strict=self.strict)
-        loader = load(pictures, EvalOrder(self.source, self.batch), workers=self.workers)
+        photos = SourceDataset(self.source, self.subject.transforms.build(False), strict=self.strict)
+        loader = load(photos, EvalOrder(self.source, self.batch), workers=self.workers)
         passed = 0
         try:
             for batch in loader:
@@ -218,4 +216,4 @@ class Batches:
             close(loader)
         if not passed:
             name, reason = next(iter(self.skipped.items()))
-            raise ValueError(f"none of {len(self.source):,} pictures can be read, {name}: {reason}; give other --data")
+            raise ValueError(f"none of {len(self.source):,} images can be read, {name}: {reason}; give other --data")

@@ -1,4 +1,4 @@
-"""How results are drawn: checks, colours and markers, and lines over the layers of networks."""
+"""How results are drawn: checks, colours and markers, and lines over the layers of models."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def check_results(
         measure: What gives such results.
 
     Raises:
-        ValueError: The results are not of that kind, or there are none, or the file has no name for a picture.
+        ValueError: The results are not of that kind, or there are none, or the file has no name for an image.
     """
     if path is not None:
         plot_format(path)
@@ -51,7 +51,7 @@ def style_of(number: int) -> dict[str, Any]:
 
 
 def draw_lines(panel: "Axes", lines: Mapping[str, Sequence[float]], quantity: str) -> None:
-    """One line for each network; layers are numbered from 1."""
+    """One line for each model; layers are numbered from 1."""
     from matplotlib.ticker import MaxNLocator
 
     for number, (label, values) in enumerate(lines.items()):

@@ -1,4 +1,4 @@
-"""Pictures of which only some patches are shown: which ones, for interactions of every order, and how they look."""
+"""Images of which only some patches are shown: which ones, for interactions of every order, and how they look."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Design:
-    """Which masked pictures are shown.
+    """Which masked images are shown.
 
     Args:
         grid: Patches from top to bottom, and from left to right.
@@ -104,14 +104,14 @@ def masked(
     """Of an image (C, H, W), batches in which only the patches of each subset are there."""
     (channels, *size), (height, width) = image.shape, grid
     if size[0] < height or size[1] < width:
-        raise ValueError(f"a picture of {size[0]}x{size[1]} has no {height}x{width} patches; choose a smaller grid")
+        raise ValueError(f"an image of {size[0]}x{size[1]} has no {height}x{width} patches; choose a smaller grid")
     absent = torch.as_tensor(baseline, dtype=image.dtype, device=image.device)
     if absent.numel() not in (1, channels):
         raise ValueError(f"baseline has {absent.numel()} values; expected 1 or one for each of {channels} channels")
     rows, columns = (torch.arange(n, device=image.device) * cells // n for n, cells in zip(size, grid, strict=True))
     while chosen := list(islice(subsets, batch_size)):
         there = torch.zeros(len(chosen), height * width, dtype=torch.bool)
-        pictures = [number for number, subset in enumerate(chosen) for _ in subset]
-        there[pictures, [patch for subset in chosen for patch in subset]] = True
+        images = [number for number, subset in enumerate(chosen) for _ in subset]
+        there[images, [patch for subset in chosen for patch in subset]] = True
         there = there.to(image.device).view(-1, 1, height, width)[:, :, rows][..., columns]  # B 1 H W
         yield torch.where(there, image, absent.view(-1, 1, 1))

@@ -25,16 +25,16 @@ RECORD, FIGURES = "analysis.json", ("figure.png", "figure.svg")
 def record_of(analysis: Analysis, command: str = "") -> dict[str, Any]:
     """All that was found out, with what was resolved to find it out, as plain types; None for what is not finite."""
     asked, measure, results = analysis.asked, analysis.measure, analysis.results
-    of_all = measure.takes == "files"  # then results are of all networks, by what they are of
+    of_all = measure.takes == "files"  # then results are of all models, by what they are of
     more = {"results": {name: measure.record(one) for name, one in results.items()}} if of_all else {}
-    networks = [_network(analysis, one) for one in analysis.subjects if of_all or one.label in results]
+    models = [_model(analysis, one) for one in analysis.subjects if of_all or one.label in results]
     record = {
         "kind": "analysis",
         "measure": measure.name,
         "about": measure.about,
         "source": measure.source,
         "title": heading(analysis),
-        "networks": networks,
+        "models": models,
         **more,
         "settings": analysis.settings,
         "data": analysis.found.description,
@@ -51,7 +51,7 @@ def record_of(analysis: Analysis, command: str = "") -> dict[str, Any]:
     return plain(record)
 
 
-def _network(analysis: Analysis, subject: Subject) -> dict[str, Any]:
+def _model(analysis: Analysis, subject: Subject) -> dict[str, Any]:
     side, label = subject.transforms.size, subject.label
     record = {
         "label": label,
@@ -66,10 +66,10 @@ def _network(analysis: Analysis, subject: Subject) -> dict[str, Any]:
 
 
 def heading(analysis: Analysis) -> str:
-    """What the figure shows: the measure, the pictures, and whether networks are untrained."""
+    """What the figure shows: the measure, the images, and whether models are untrained."""
     data = analysis.found.description.get("data") or analysis.found.place
-    pictures = analysis.found.description.get("pictures")
-    of = f": {pictures - len(analysis.skipped):,} pictures of" if pictures else ":"
+    images = analysis.found.description.get("images")
+    of = f": {images - len(analysis.skipped):,} images of" if images else ":"
     shown = [one for one in analysis.subjects if one.label in analysis.results or analysis.measure.takes == "files"]
     untrained = [one.source for one in shown if one.weights == RANDOM]
     which = "not trained" if len(untrained) == len(shown) else ", ".join(dict.fromkeys(untrained))

@@ -1,4 +1,4 @@
-"""What a user asks to be measured, and the networks of that, opened from what he calls them."""
+"""What a user asks to be measured, and the models of that, opened from what he calls them."""
 
 import logging
 from collections.abc import Generator, Mapping, Sequence
@@ -27,21 +27,21 @@ class Asked:
 
     Args:
         measure: One of broadsight.analysis.measures.MEASURES.
-        networks: Run folders, timm names, and timm names with their weights as NAME@CHECKPOINT.
-        data, part, root, download: As for `open_pictures`.
-        samples: So many pictures, drawn by chance; what the measure usually takes if None.
+        models: Run folders, timm names, and timm names with their weights as NAME@CHECKPOINT.
+        data, part, root, download: As for `open_images`.
+        samples: So many images, drawn by chance; what the measure usually takes if None.
         options: Of the measure.
         checkpoint: Weights of the one timm name that is given.
         pretrained, size: As for `open_classifier`.
         model_args: Arguments of every timm name.
-        batch: Pictures that pass a network at once; what suits the measure if None.
+        batch: Images that pass a model at once; what suits the measure if None.
         workers, threads, device, strict: How it is done.
         seed: Of the sample, of random weights and of what the measure draws; and of scenes, where it is the run's own
             if None.
     """
 
     measure: str
-    networks: tuple[str, ...]
+    models: tuple[str, ...]
     data: str | None = None
     part: Which = "auto"
     root: str | None = None
@@ -68,14 +68,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that is measured.
+    """A model that is measured.
 
     Args:
         label: What tables and legends call it, no two alike.
         source: Where it is from: a run folder or a timm name.
         weights: "run", "timm", "random", or the checkpoint they were read from.
         model: In eval mode, takes normalised images (B, C, H, W).
-        transforms, normalise: How a picture becomes such an image.
+        transforms, normalise: How an image becomes such an image.
         classifier: As `open_classifier` gave it; None for the backbone of a dense run.
         dense: The dense run that it is the backbone of, if it is one.
     """
@@ -97,10 +97,10 @@ class Subject:
 
 
 def open_subjects(asked: Asked) -> list[Subject]:
-    """The networks that are asked for."""
-    names, checkpoint = asked.networks, asked.checkpoint
+    """The models that are asked for."""
+    names, checkpoint = asked.models, asked.checkpoint
     if checkpoint and len(names) > 1:
-        raise ValueError(f"--checkpoint {checkpoint} with {len(names)} networks; write NAME@{checkpoint} for the one")
+        raise ValueError(f"--checkpoint {checkpoint} with {len(names)} models; write NAME@{checkpoint} for the one")
     opened: list[Subject] = []
     for name in names:
         torch.manual_seed(asked.seed or 0)
@@ -113,7 +113,7 @@ def open_subjects(asked: Asked) -> list[Subject]:
     channels = {one.transforms.channels: one.label for one in opened}
     if len(channels) > 1:
         takes = ", ".join(f"{label} {count}" for count, label in channels.items())
-        raise ValueError(f"the networks take images of different channels: {takes}; measure them one by one")
+        raise ValueError(f"the models take images of different channels: {takes}; measure them one by one")
     return _named_apart(opened)
 
 
@@ -126,7 +126,7 @@ def _classifier(asked: Asked, name: str, weights: str) -> Subject:
                 checkpoint=weights or None,
                 pretrained=asked.pretrained,
                 # a run has arguments of its own, but those may be meant for the others
-                model_args=None if folder and len(asked.networks) > 1 else asked.model_args,
+                model_args=None if folder and len(asked.models) > 1 else asked.model_args,
                 size=asked.size,
                 device=asked.device,
             )
@@ -162,7 +162,7 @@ def _backbone(path: str, size: int | None, device: str) -> Subject:
 
 
 def _named_apart(subjects: Sequence[Subject]) -> list[Subject]:
-    """No two with one label: runs of the same network by their folders, others by number."""
+    """No two with one label: runs of the same model by their folders, others by number."""
     titles = [one.label for one in subjects]
     apart: list[Subject] = []
     for one in subjects:

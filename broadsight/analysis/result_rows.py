@@ -72,7 +72,7 @@ def interaction(result: Any) -> Rows:
 
 
 def receptive_field(result: Any) -> Rows:
-    columns = ("share of it", "side of the square, pixels", "of the picture %", "densest part %")
+    columns = ("share of it", "side of the square, pixels", "of the image %", "densest part %")
     held = [result.held(share) for share in (0.2, 0.3, 0.5, 0.99)]
     rows = [(f"{100 * one.share:g} %", one.side, 100 * one.area, 100 * one.densest) for one in held]
     return columns, rows
@@ -94,7 +94,7 @@ def front(result: Any) -> Rows:
         for one in result.fronts
         for point in one.points
     ]
-    return ("network", unit[0], "top-1 %", "on the front", "of"), rows
+    return ("model", unit[0], "top-1 %", "on the front", "of"), rows
 
 
 def _percent(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Runs a measure over networks that all see the same pictures, a batch at a time."""
+"""Runs a measure over models that all see the same images, a batch at a time."""
 
 import inspect
 import os
@@ -12,12 +12,12 @@ from ..data.sources import Source
 from ..data.sources.evaluation import Found
 from ..data.sources.sample_table import some
 from ..prediction.classification import useful_workers
-from .images import Batches, pictures_for
+from .images import Batches, images_for
 from .measures import Measure, find_measure, refuse_unsuited
 from .request import RANDOM, Asked, Subject, open_subjects
 
 Progress = Callable[[int, int | None, str], None]
-NAMED = 5  # pictures that could not be read, in a note; the record has all
+NAMED = 5  # images that could not be read, in a note; the record has all
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Analysis:
     """What was measured.
 
     Args:
-        results: By the labels of the networks.
+        results: By the labels of the models.
         seconds: Likewise.
         settings: Of the measure, all of them.
-        skipped: Pictures that could not be read, and why.
+        skipped: Images that could not be read, and why.
         how: In what way it was done, as plain types.
     """
 
@@ -48,7 +48,7 @@ class Analysis:
 
 
 class _Counter:
-    """Adds up over networks what each reports of itself."""
+    """Adds up over models what each reports of itself."""
 
     def __init__(self, progress: Progress, total: int):
         self.progress, self.total, self.before = progress, total, 0
@@ -59,14 +59,14 @@ class _Counter:
 
 
 def analyze(asked: Asked, progress: Progress = lambda done, total, doing: None) -> Analysis:
-    """Measure all networks; everything is checked before the first picture passes one.
+    """Measure all models; everything is checked before the first image passes one.
 
-    An interrupt ends it early: the networks that are done count, if there is any.
+    An interrupt ends it early: the models that are done count, if there is any.
     """
     started = time.monotonic()
     measure = find_measure(asked.measure)
     settings = measure.settings(asked.options)
-    if not asked.networks:
+    if not asked.models:
         raise ValueError(f"analyze {measure.name} needs MODEL|RUN: folders of runs, or timm names")
     if "seed" in inspect.signature(measure.run).parameters:
         settings["seed"] = asked.seed or 0
@@ -75,7 +75,7 @@ def analyze(asked: Asked, progress: Progress = lambda done, total, doing: None) 
         subjects = open_subjects(asked)
         for subject in subjects:
             _check_suits(measure, subject)
-        found, sources = pictures_for(asked, measure, subjects, settings)
+        found, sources = images_for(asked, measure, subjects, settings)
         count, batch = len(sources[0][0]), asked.batch or measure.batch
         workers = useful_workers(count, batch) if asked.workers is None else asked.workers
         counter = _Counter(progress, count * len(subjects))
@@ -135,7 +135,7 @@ def _measured(
     left = len(source) - len(how["skipped"])
     if left < measure.least:
         raise ValueError(
-            f"{left} of {len(source)} pictures can be read, {measure.name} needs {measure.least} or more; "
+            f"{left} of {len(source)} images can be read, {measure.name} needs {measure.least} or more; "
             f"unreadable: {some(list(how['skipped']))}"
         )
     return result
@@ -145,7 +145,7 @@ def skip_notes(skipped: Mapping[str, str]) -> list[str]:
     if not skipped:
         return []
     shown = [f"{name} ({reason})" for name, reason in skipped.items()]
-    count = f"{len(skipped):,} picture{'s' if len(skipped) > 1 else ''}"
+    count = f"{len(skipped):,} image{'s' if len(skipped) > 1 else ''}"
     return [f"{count} could not be read and left out: {some(shown, NAMED)}"]
 
 
@@ -153,6 +153,4 @@ def random_notes(subjects: Sequence[Subject]) -> list[str]:
     untrained = [one.source for one in subjects if one.weights == RANDOM]
     if not untrained:
         return []
-    return [
-        f"{some(list(dict.fromkeys(untrained)))}: random weights, so the figures say nothing about a trained network"
-    ]
+    return [f"{some(list(dict.fromkeys(untrained)))}: random weights, so the figures say nothing about a trained model"]

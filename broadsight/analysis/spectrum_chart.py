@@ -12,7 +12,7 @@ from .measures.spectrum import Spectra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
-COLUMNS = 3  # networks side by side, at most
+COLUMNS = 3  # models side by side, at most
 PANELS = 8  # spectra side by side, at most
 # Where the colours of spectra end. A branch that enlarges its map may have no highest frequency at all, and would leave
 # no colours for the rest.
@@ -38,8 +38,8 @@ def plot_spectrum(
 def plot_log_amplitude(
     spectra: Mapping[str, Spectra], path: str | Path | None = None, *, layers: Sequence[int] | None = None
 ) -> "Figure":
-    """Draw relative log-amplitudes over frequency, a panel for each network and a line for each layer, dark to bright
-    with depth; and beside these the highest frequency over depth, one line for each network.
+    """Draw relative log-amplitudes over frequency, a panel for each model and a line for each layer, dark to bright
+    with depth; and beside these the highest frequency over depth, one line for each model.
 
     Args:
         spectra: What `log_amplitude` gave, by the name that the titles show.
@@ -57,7 +57,7 @@ def plot_log_amplitude(
 def plot_amplitude_spectrum(
     spectra: Mapping[str, Spectra], path: str | Path | None = None, *, layers: Sequence[int] | None = None
 ) -> "Figure":
-    """Draw the spectra themselves, frequency 0 in the middle: a row for each network, depth from left to right.
+    """Draw the spectra themselves, frequency 0 in the middle: a row for each model, depth from left to right.
 
     Colours are log-amplitudes less that of frequency 0, on one scale, which ends at -10.
 
@@ -117,13 +117,13 @@ def _size_of_panels(spectra: Mapping[str, Spectra], layers: Sequence[int] | None
 def _draw_panels(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> None:
     chosen = [_chosen(one, layers, PANELS) for one in spectra.values()]
     panels = figure.subplots(len(spectra), max(map(len, chosen)), squeeze=False)
-    pictures = {
+    images = {
         (row, column): one.layers[number].spectrum - one.layers[number].log_amplitude[0]
         for row, one in enumerate(spectra.values())
         for column, number in enumerate(chosen[row])
     }
-    highest = max(float(x.max()) for x in pictures.values())
-    lowest = min(float(x.min()) for x in pictures.values())
+    highest = max(float(x.max()) for x in images.values())
+    lowest = min(float(x.min()) for x in images.values())
     beyond = lowest < LOWEST
     lowest = max(lowest, LOWEST)
     drawn: Any = None
@@ -131,11 +131,11 @@ def _draw_panels(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], l
         panel = panels[row, column]
         panel.set_xticks([])
         panel.set_yticks([])
-        if (row, column) not in pictures:
+        if (row, column) not in images:
             panel.set_visible(False)
             continue
         scale: dict[str, Any] = dict(cmap="viridis", vmin=lowest, vmax=max(highest, lowest + 1e-6))
-        drawn = panel.imshow(pictures[row, column].numpy(), **scale, aspect="auto")
+        drawn = panel.imshow(images[row, column].numpy(), **scale, aspect="auto")
         panel.set_title(f"layer {chosen[row][column] + 1}", fontsize=9)
     for row, label in enumerate(spectra):
         panels[row, 0].set_ylabel(label, fontsize=9)

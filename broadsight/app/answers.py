@@ -1,4 +1,4 @@
-"""What networks say of one picture, side by side, and how long each takes for it."""
+"""What models say of one image, side by side, and how long each takes for it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ from ..visual.objects import draw_objects, draw_semantic
 from .candidates import Contestant
 
 TOP = 5
-ROUNDS, SECONDS = 7, 2.0  # timed passes of each network: so many, or fewer if all together would take longer
+ROUNDS, SECONDS = 7, 2.0  # timed passes of each model: so many, or fewer if all together would take longer
 THRESHOLD = 0.5
 ROWS = 20  # objects that a table lists
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one network says.
+    """What one model says.
 
     Args:
-        latency: Milliseconds of one pass of the network, without reading and resizing the picture.
+        latency: Milliseconds of one pass of the model, without reading and resizing the image.
         rounds, threads, device: How that was measured.
         top: Of a classifier, its most probable classes and how probable they are, 0 to 1.
         words: Of a dense run, what it found, in words;
         rows: its objects: class, score, box in pixels as text; or classes of pixels and their share;
-        drawn: the picture with all of it drawn in.
+        drawn: the image with all of it drawn in.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Answer:
     drawn: Image.Image | None = None
 
 
-def answer(asked: Sequence[Contestant], picture: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:
-    """Ask networks about a picture in RGB; times are taken in turns, after a first pass that gives the answers.
+def answer(asked: Sequence[Contestant], image: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:
+    """Ask models about an image in RGB; times are taken in turns, after a first pass that gives the answers.
 
     Whoever calls sees to it that nothing else computes meanwhile.
     """
     with torch.inference_mode():
-        passes = [_pass_of(one, picture) for one in asked]
+        passes = [_pass_of(one, image) for one in asked]
         started = time.perf_counter()
         found = [run() for run in passes]
         took = time.perf_counter() - started
@@ -72,34 +72,32 @@ def answer(asked: Sequence[Contestant], picture: Image.Image, threshold: float =
 
         samples = interleave(range(len(asked)), timed, rounds)
     return [
-        _answer(one, picture, result, summarize(times), rounds, threshold)
+        _answer(one, image, result, summarize(times), rounds, threshold)
         for one, result, times in zip(asked, found, samples, strict=True)
     ]
 
 
-def image_of(classifier: Classifier, picture: Image.Image) -> Tensor:
-    """A picture in RGB as the network takes it: normalised, (1, C, H, W), on its device."""
-    shown = picture.convert("L") if classifier.transforms.channels == 1 else picture
+def image_of(classifier: Classifier, image: Image.Image) -> Tensor:
+    """An image in RGB as the model takes it: normalised, (1, C, H, W), on its device."""
+    shown = image.convert("L") if classifier.transforms.channels == 1 else image
     pixels = torch.as_tensor(classifier.transforms.build(training=False)(shown))
     return classifier.normalise(pixels[None])
 
 
-def _pass_of(one: Contestant, picture: Image.Image) -> Callable[[], Any]:
+def _pass_of(one: Contestant, photo: Image.Image) -> Callable[[], Any]:
     if one.run is not None:
-        find, shown = finder(one.run), picture.convert("L") if one.run.channels == 1 else picture
+        find, shown = finder(one.run), photo.convert("L") if one.run.channels == 1 else photo
         return lambda: find(shown, None)
     classifier: Any = one.classifier
-    image = image_of(classifier, picture)
+    image = image_of(classifier, photo)
     return lambda: classifier.logits(image)
 
 
-def _answer(
-    one: Contestant, picture: Image.Image, found: Any, latency: Summary, rounds: int, threshold: float
-) -> Answer:
+def _answer(one: Contestant, image: Image.Image, found: Any, latency: Summary, rounds: int, threshold: float) -> Answer:
     options: dict[str, Any] = dict(threads=torch.get_num_threads(), device=one.device.type)
     if one.run is not None:
         options |= dict(words=told(one.run, found, threshold), rows=_rows(one.run, found, threshold))
-        options["drawn"] = _drawn(one.run, picture, found, threshold)
+        options["drawn"] = _drawn(one.run, image, found, threshold)
     else:
         options["top"] = top_classes(one.classifier, found)  # ty: ignore[invalid-argument-type]
     return Answer(one.name, one.task, one.trained, latency, rounds, **options)
@@ -127,9 +125,9 @@ def _rows(run: DenseRun, found: Any, threshold: float) -> tuple[tuple[str, ...],
     return tuple(rows)
 
 
-def _drawn(run: DenseRun, picture: Image.Image, found: Any, threshold: float) -> Image.Image:
+def _drawn(run: DenseRun, image: Image.Image, found: Any, threshold: float) -> Image.Image:
     if run.task == "segment":
-        return draw_semantic(picture, found, run.classes)
+        return draw_semantic(image, found, run.classes)
     options: dict[str, Any] = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
     # boxes of a pose model are given, not found
-    return draw_objects(picture, found, run.classes, threshold=0.0 if run.top_down else threshold, **options)
+    return draw_objects(image, found, run.classes, threshold=0.0 if run.top_down else threshold, **options)

@@ -1,4 +1,4 @@
-"""The page: a picture on the left, three tabs on the right."""
+"""The page: an image on the left, three tabs on the right."""
 
 from html import escape
 from importlib.resources import files
@@ -26,7 +26,7 @@ def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks
     """The page, to be launched with `look_of_page()`.
 
     Args:
-        contestants: The networks that it offers.
+        contestants: The models that it offers.
         folder: Where Gradio puts uploads, which GRADIO_TEMP_DIR says before Gradio is imported.
         megabytes: The most that an uploaded file may have.
     """
@@ -34,17 +34,17 @@ def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks
         gr.HTML(_header(contestants), elem_id="bs-header", padding=False)
         tab = gr.State("predict")
         with gr.Row(equal_height=False, elem_id="bs-main"):
-            with gr.Column(scale=2, min_width=280, elem_id="bs-picture"):
-                picture = gr.Image(
+            with gr.Column(scale=2, min_width=280, elem_id="bs-image"):
+                photo = gr.Image(
                     sample(0),
-                    label="Picture",
+                    label="Image",
                     sources=["upload", "clipboard"],
                     format="png",
                     height=320,
                     buttons=[],
-                    placeholder=f"Drop a picture here\nor click to choose one, up to {megabytes:g} MB",
-                    elem_id="picture",
-                    alt_text="The picture that the networks are asked about",
+                    placeholder=f"Drop an image here\nor click to choose one, up to {megabytes:g} MB",
+                    elem_id="image",
+                    alt_text="The image that the models are asked about",
                 )
                 gr.HTML('<h2 class="bs-small">Samples: drawn scenes</h2>', elem_id="samples-title", padding=False)
                 gallery = gr.Gallery(
@@ -62,11 +62,11 @@ def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks
                     elem_id="samples",
                 )
             with gr.Column(scale=5, min_width=320, elem_id="bs-tabs"), gr.Tabs():
-                page = Page(contestants, folder, megabytes, picture, tab)
+                page = Page(contestants, folder, megabytes, photo, tab)
                 with gr.Tab("Predict", id="predict", elem_id="tab-predict") as predict:
                     add_predict_tab(page, blocks)
                 with gr.Tab("Look inside", id=LOOK, elem_id="tab-look") as look:
-                    # before the tab's own: what is open decides whether a new picture is looked into
+                    # before the tab's own: what is open decides whether a new image is looked into
                     opened(look, tab, LOOK)
                     add_look_tab(page, look)
                 with gr.Tab("Compare", id="compare", elem_id="tab-compare") as compare:
@@ -78,7 +78,7 @@ def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks
         def pick(event: gr.SelectData) -> Any:
             return sample(event.index)
 
-        gallery.select(pick, None, picture, show_progress="hidden", api_visibility="private", **RAW)
+        gallery.select(pick, None, photo, show_progress="hidden", api_visibility="private", **RAW)
         blocks.load(None, None, None, js=NAME_SAMPLES)
     return blocks
 
@@ -97,7 +97,7 @@ def look_of_page() -> dict[str, Any]:
 def _header(contestants: Contestants) -> str:
     banner = ""
     if contestants.untrained:
-        which = "This network has" if len(contestants.untrained) == 1 else "These networks have"
+        which = "This model has" if len(contestants.untrained) == 1 else "These models have"
         names = ", ".join(escape(name) for name in contestants.untrained)
         banner = (
             f'<div class="bs-banner" role="alert"><strong>Untrained: {names}.</strong> {which} random weights, so the '
@@ -105,6 +105,6 @@ def _header(contestants: Contestants) -> str:
             "cores), then start <code>broadsight app</code> again in the same folder.</div>"
         )
     return (
-        f'<header class="bs-header"><h1>{TITLE}</h1><p>Ask networks about a picture, look inside them, compare '
+        f'<header class="bs-header"><h1>{TITLE}</h1><p>Ask models about an image, look inside them, compare '
         f"them. All of it stays on this computer.</p></header>{banner}"
     )

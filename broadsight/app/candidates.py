@@ -1,4 +1,4 @@
-"""The networks that the page offers: runs, timm names, or for want of those an untrained network that says so."""
+"""The models that the page offers: runs, timm names, or for want of those an untrained model that says so."""
 
 import threading
 from collections import OrderedDict
@@ -23,14 +23,14 @@ from ..training.run_folder import WEIGHTS, is_run, task_of
 
 RUNS = Path("runs")
 FOUND = 3  # the newest so many runs that classify, and as many dense ones
-MOST_PARAMETERS = 250e6  # of a network that somebody adds in the page: 1 GB
+MOST_PARAMETERS = 250e6  # of a model that somebody adds in the page: 1 GB
 MOST_MACS = 60e9  # likewise: seconds of an image on two cores
 DENSE_TASKS = {"detect": "boxes", "instances": "masks", "segment": "classes of pixels", "keypoints": "keypoints"}
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A network of the page. It has a classifier, or else it is a dense run.
+    """A model of the page. It has a classifier, or else it is a dense run.
 
     Args:
         name: What the page calls it; no two have the same.
@@ -60,15 +60,15 @@ class Contestant:
 
 
 class Contestants:
-    """All networks of the page, shared by everybody who looks at it.
+    """All models of the page, shared by everybody who looks at it.
 
-    Only one of them computes at a time, under `computing`: a single network takes all threads anyway, a time that is
-    measured is then its own, and what is captured inside a network belongs to the one picture that passes.
+    Only one of them computes at a time, under `computing`: a single model takes all threads anyway, a time that is
+    measured is then its own, and what is captured inside a model belongs to the one image that passes.
 
     Args:
         given: At least one, the first being the page's first choice.
         notes: What was left out, and why.
-        device: Where networks compute that are added later.
+        device: Where models compute that are added later.
     """
 
     def __init__(self, given: Sequence[Contestant], notes: Sequence[str] = (), device: str = "auto"):
@@ -92,14 +92,14 @@ class Contestants:
     def of(self, name: Any) -> Contestant:
         """The one of this name; a ValueError for any other name, whatever somebody has sent."""
         if not isinstance(name, str) or name not in self.given:
-            raise ValueError(f"no network here is called {_quoted(name)}; choose from the list")
+            raise ValueError(f"no model here is called {_quoted(name)}; choose from the list")
         return self.given[name]
 
     def added(self, name: Any) -> Contestant:
-        """A network of timm's with random weights, for its size and speed. Only what timm has registered: no path, no
+        """A model of timm's with random weights, for its size and speed. Only what timm has registered: no path, no
         address, and nothing that would be fetched."""
         if not isinstance(name, str) or name not in registered():
-            raise ValueError(f"timm has no network called {_quoted(name)}; choose from the list")
+            raise ValueError(f"timm has no model called {_quoted(name)}; choose from the list")
         with self.computing:
             if name not in self._added:
                 _refuse_large(name)
@@ -125,12 +125,12 @@ def open_contestants(
     device: str = "auto",
     runs: Path = RUNS,
 ) -> Contestants:
-    """Networks as they are named, or the newest runs, or an untrained one.
+    """Models as they are named, or the newest runs, or an untrained one.
 
     Args:
         sources: Run folders, of any task, and timm names.
         checkpoint, pretrained, model_args: Of the timm names; see `open_classifier`.
-        size: Pixels of a side, instead of those that a network was made for.
+        size: Pixels of a side, instead of those that a model was made for.
         runs: Where runs are looked for if nothing is named.
     """
     if device == "cuda" and not torch.cuda.is_available():
@@ -171,7 +171,7 @@ def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
 
 
 def untrained(device: str = "auto", size: int | None = None) -> Contestant:
-    """The network that `broadsight train` would train on the scenes, as it is before that."""
+    """The model that `broadsight train` would train on the scenes, as it is before that."""
     entry = recipes.find("scenes")
     place = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
     state = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Answers as HTML: a card for each network. All that others have named is escaped."""
+"""Answers as HTML: a card for each model. All that others have named is escaped."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ OBJECTS = ("class", "score", "x, y", "size")
 
 
 def cards(answers: Sequence[Answer], order: Sequence[str]) -> str:
-    """All answers side by side; a network has the colour of its place in `order`, here and in the comparison."""
+    """All answers side by side; a model has the colour of its place in `order`, here and in the comparison."""
     return f'<div class="bs-cards">{"".join(_card(one, order) for one in answers)}</div>'
 
 
@@ -54,11 +54,11 @@ def _bars(one: Answer) -> str:
 
 
 def _found(one: Answer) -> str:
-    picture = ""
+    image = ""
     if one.drawn is not None:
-        alt = f"The picture with what {one.name} found: {one.words}"
-        picture = f'<img class="bs-drawn" alt="{escape(alt)}" src="{data_address(one.drawn)}">'
-    heads = ("class", "share of the picture") if one.task == "segment" else OBJECTS
+        alt = f"The image with what {one.name} found: {one.words}"
+        image = f'<img class="bs-drawn" alt="{escape(alt)}" src="{data_address(one.drawn)}">'
+    heads = ("class", "share of the image") if one.task == "segment" else OBJECTS
     table = ""
     if one.rows:
         head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
@@ -67,7 +67,7 @@ def _found(one: Answer) -> str:
             '<div class="bs-scroll" tabindex="0" role="region" aria-label="What was found">'
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         )
-    return f'{picture}<p class="bs-words">{escape(one.words)}</p>{table}'
+    return f'{image}<p class="bs-words">{escape(one.words)}</p>{table}'
 
 
 def _time(one: Answer) -> str:
@@ -81,9 +81,9 @@ def milliseconds(value: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
 
-def data_address(picture: Image.Image, side: int = 900) -> str:
-    """A picture inside the page itself: nothing of it is left on the disk."""
-    small = picture.copy()
+def data_address(image: Image.Image, side: int = 900) -> str:
+    """An image inside the page itself: nothing of it is left on the disk."""
+    small = image.copy()
     small.thumbnail((side, side))
     file = io.BytesIO()
     small.save(file, "WEBP", quality=90)

@@ -1,4 +1,4 @@
-"""The tab "Compare": size, MACs, latency and accuracy of networks, as a plot and as a table."""
+"""The tab "Compare": size, MACs, latency and accuracy of models, as a plot and as a table."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .page_parts import COMPUTE, RAW, Page, in_one_line
 from .samples import sample
 from .scatter import plot
 
-EMPTY = "Choose networks and press Measure: sizes, times and accuracies appear here."
+EMPTY = "Choose models and press Measure: sizes, times and accuracies appear here."
 
 
 def add_compare_tab(page: Page, tab: gr.Tab) -> None:
@@ -20,15 +20,13 @@ def add_compare_tab(page: Page, tab: gr.Tab) -> None:
     names = contestants.names
     known = gr.State(None, time_to_live=3600)
     with gr.Row(equal_height=False):
-        networks = gr.CheckboxGroup(
-            names, value=names[:MOST], label="Networks", min_width=300, elem_id="compare-networks"
-        )
+        models = gr.CheckboxGroup(names, value=names[:MOST], label="Models", min_width=300, elem_id="compare-models")
         added = gr.Dropdown(
             sorted(registered()),
             value=[],
             multiselect=True,
             max_choices=MOST,
-            label="Add networks of timm",
+            label="Add models of timm",
             info="With random weights: for their size and speed.",
             min_width=300,
             elem_id="compare-added",
@@ -59,13 +57,13 @@ def add_compare_tab(page: Page, tab: gr.Tab) -> None:
         return plot(drawn, AXES[x], AXES[y]), hint("Not in the plot: " + "; ".join(lacking) + ".") if lacking else ""
 
     @in_one_line
-    def measure(networks: Any, added: Any, x: Any, y: Any, before: Any) -> tuple[Any, ...]:
-        if not isinstance(networks, list) or not isinstance(added, list):
-            raise ValueError("expected lists of networks' names; choose from those shown")
-        if len(networks) + len(added) > MOST:
-            raise ValueError(f"{len(networks) + len(added)} networks are chosen; expected at most {MOST}")
+    def measure(models: Any, added: Any, x: Any, y: Any, before: Any) -> tuple[Any, ...]:
+        if not isinstance(models, list) or not isinstance(added, list):
+            raise ValueError("expected lists of models' names; choose from those shown")
+        if len(models) + len(added) > MOST:
+            raise ValueError(f"{len(models) + len(added)} models are chosen; expected at most {MOST}")
         with contestants.computing:
-            chosen = [contestants.of(name) for name in dict.fromkeys(networks)]
+            chosen = [contestants.of(name) for name in dict.fromkeys(models)]
             chosen += [contestants.added(name) for name in dict.fromkeys(added)]
             rows = compare(chosen, sample(0))
         if before is None:  # the axes that suit what is there; afterwards they are the visitor's choice
@@ -80,10 +78,10 @@ def add_compare_tab(page: Page, tab: gr.Tab) -> None:
     def turn(rows: list[Row] | None, x: Any, y: Any) -> tuple[Any, Any]:
         return (gr.skip(), "") if rows is None else plotted(rows, x, y)
 
-    given = [networks, added, across, upwards, known]
+    given = [models, added, across, upwards, known]
     found = [known, across, upwards, shown, missing, figures]
     quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=figures, **RAW)
-    triggers = [networks.input, added.input, button.click]
+    triggers = [models.input, added.input, button.click]
     gr.on(triggers, measure, given, found, api_name="compare", **quiet, **COMPUTE)
     tab.select(measure_first, given, found, api_visibility="private", **quiet, **COMPUTE)
     gr.on(

@@ -1,4 +1,4 @@
-"""Size, MACs, latency and accuracy of networks: a row for each, as a table and as points of a plot."""
+"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from .cards import TASKS, colour_of, milliseconds
 from .gate import without_paths
 from .scatter import Point, marker
 
-MOST = 6  # networks at once, each with a colour of its own
+MOST = 6  # models at once, each with a colour of its own
 EVALUATIONS = Path("evaluations")
 # What a task is after: the figure in records, and in words.
 GOALS = {
@@ -31,7 +31,7 @@ GOALS = {
     "segment": ("miou", "mIoU"),
     "keypoints": ("keypoint_ap", "keypoint AP"),
 }
-HEADS = ("task", "parameters", "size", "MACs", "latency", "accuracy")  # of a table, behind the network
+HEADS = ("task", "parameters", "size", "MACs", "latency", "accuracy")  # of a table, behind the model
 NOT_RUN, NOT_COUNTED = "not run", "not counted"
 AXES = {
     "accuracy": "accuracy, %",
@@ -43,10 +43,10 @@ AXES = {
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one network.
+    """Figures of one model.
 
     Args:
-        macs: Multiply-accumulates of one picture, or None if they cannot be counted.
+        macs: Multiply-accumulates of one image, or None if they cannot be counted.
         latency: Milliseconds.
         accuracy: In per cent, or None if nobody has measured it.
         measure: What accuracy means for its task.
@@ -74,17 +74,17 @@ class Row:
         return self.parameters / 1e6
 
 
-def compare(chosen: Sequence[Contestant], picture: Image.Image) -> list[Row]:
-    """Figures of networks; their times are taken in turns on one picture.
+def compare(chosen: Sequence[Contestant], image: Image.Image) -> list[Row]:
+    """Figures of models; their times are taken in turns on one image.
 
     Whoever calls sees to it that nothing else computes meanwhile.
     """
     if not chosen:
-        raise ValueError("no network is chosen; choose at least one")
+        raise ValueError("no model is chosen; choose at least one")
     if len(chosen) > MOST:
-        raise ValueError(f"{len(chosen)} networks are chosen; expected at most {MOST}")
+        raise ValueError(f"{len(chosen)} models are chosen; expected at most {MOST}")
     rows = []
-    for one, said in zip(chosen, answer(chosen, picture), strict=True):
+    for one, said in zip(chosen, answer(chosen, image), strict=True):
         accuracy, measured_on = accuracy_of(one)
         measure = GOALS[one.task][1]
         rows.append(
@@ -93,7 +93,7 @@ def compare(chosen: Sequence[Contestant], picture: Image.Image) -> list[Row]:
                 one.task,
                 one.trained,
                 one.parameters,
-                _macs(one, picture),
+                _macs(one, image),
                 said.latency,
                 accuracy,
                 measure,
@@ -104,7 +104,7 @@ def compare(chosen: Sequence[Contestant], picture: Image.Image) -> list[Row]:
 
 
 def accuracy_of(one: Contestant, evaluations: Path = EVALUATIONS) -> tuple[float | None, str]:
-    """The newest that was measured, in per cent, and where: an evaluation of this network, or the run's own."""
+    """The newest that was measured, in per cent, and where: an evaluation of this model, or the run's own."""
     figure = GOALS[one.task][0]
     for path in sorted(evaluations.glob("*/evaluation.json"), key=lambda path: -path.stat().st_mtime):
         record = _read(path)
@@ -125,11 +125,11 @@ def accuracy_of(one: Contestant, evaluations: Path = EVALUATIONS) -> tuple[float
 
 def table(rows: Sequence[Row]) -> str:
     """As HTML; figures that nobody has are named, not left empty."""
-    head = "".join(f'<th scope="col">{text}</th>' for text in ("network", *HEADS))
+    head = "".join(f'<th scope="col">{text}</th>' for text in ("model", *HEADS))
     order = [row.name for row in rows]
     body = "".join(f"<tr>{_cells(row, order)}</tr>" for row in rows)
     return (
-        '<div class="bs-scroll" tabindex="0" role="region" aria-label="Figures of the networks">'
+        '<div class="bs-scroll" tabindex="0" role="region" aria-label="Figures of the models">'
         f'<table class="bs-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
@@ -161,7 +161,7 @@ def first_axes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _about(row: Row) -> dict[str, str]:
-    """A network's figures in words."""
+    """A model's figures in words."""
     return {
         "task": TASKS[row.task],
         "parameters": f"{row.parameters / 1e6:.2f} M",
@@ -185,13 +185,13 @@ def _cells(row: Row, order: Sequence[str]) -> str:
     return f'<th scope="row">{sign}{escape(row.name)}{random}</th>{figures}'
 
 
-def _macs(one: Contestant, picture: Image.Image) -> int | None:
+def _macs(one: Contestant, image: Image.Image) -> int | None:
     if one.classifier is not None:
         return macs_of(one.classifier)
     run: Any = one.run
     try:
         with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-            finder(run)(picture.convert("L") if run.channels == 1 else picture, None)
+            finder(run)(image.convert("L") if run.channels == 1 else image, None)
         return counter.get_total_flops() // 2
     except Exception:  # a courtesy, as in evaluation
         return None

@@ -1,4 +1,4 @@
-"""What is seen inside a network while one picture passes: looked up once, then leafed through by depth and title."""
+"""What is seen inside a model while one image passes: looked up once, then leafed through by depth and title."""
 
 import re
 from collections.abc import Sequence
@@ -33,10 +33,10 @@ SIDE = 640  # pixels of what is shown
 
 @dataclass(frozen=True)
 class Looked:
-    """One network's maps of one kind over one picture.
+    """One model's maps of one kind over one image.
 
     Args:
-        view: The part of the picture that the network sees, square.
+        view: The part of the image that the model sees, square.
         looks: At least one, by depth.
         asked_for: The choices in the page that led here; the same choices need no second look.
     """
@@ -64,7 +64,7 @@ class Looked:
 
 
 def kinds(one: Contestant) -> tuple[str, ...]:
-    """Which maps a network has."""
+    """Which maps a model has."""
     from ..explanation.inside import kinds_of
 
     return tuple(kinds_of(_classifier(one).model))
@@ -92,23 +92,23 @@ def class_called(one: Contestant, words: Any) -> int | None:
     return int(words.partition(":")[0])
 
 
-def look(one: Contestant, picture: Image.Image, kind: str, target: int | None = None) -> Looked:
-    """Let a picture in RGB pass and collect one kind of maps.
+def look(one: Contestant, image: Image.Image, kind: str, target: int | None = None) -> Looked:
+    """Let an image in RGB pass and collect one kind of maps.
 
-    Whoever calls sees to it that nobody else uses the network meanwhile.
+    Whoever calls sees to it that nobody else uses the model meanwhile.
     """
     from ..explanation.inside import look_inside
 
     classifier = _classifier(one)
     there = kinds(one)
     if kind not in there:
-        has = f"it has {', '.join(KINDS[name] for name in there)}" if there else "choose another network"
+        has = f"it has {', '.join(KINDS[name] for name in there)}" if there else "choose another model"
         raise ValueError(f"{one.name} has no {KINDS.get(kind, 'such')} maps; {has}")
-    looks = look_inside(classifier.model, image_of(classifier, picture), kinds=(kind,), target=target)
+    looks = look_inside(classifier.model, image_of(classifier, image), kinds=(kind,), target=target)
     if not looks:
-        raise ValueError(f"{one.name} shows nothing of {KINDS[kind]} for this picture; choose another kind")
+        raise ValueError(f"{one.name} shows nothing of {KINDS[kind]} for this image; choose another kind")
     names = class_names(classifier)
-    return Looked(one.name, kind, view_of(classifier, picture), tuple(_with_name(found, names) for found in looks))
+    return Looked(one.name, kind, view_of(classifier, image), tuple(_with_name(found, names) for found in looks))
 
 
 def _with_name(seen: Look, names: Sequence[str]) -> Look:
@@ -118,25 +118,25 @@ def _with_name(seen: Look, names: Sequence[str]) -> Look:
 
 
 def drawn(view: Image.Image, seen: Look) -> Image.Image:
-    """A look laid over what the network sees."""
+    """A look laid over what the model sees."""
     from ..explanation.overlay import overlay
 
     return overlay(view, seen)
 
 
-def sheet(one: Contestant, picture: Image.Image, target: int | None = None) -> Image.Image:
-    """The overview: the picture, the answers, all kinds of maps, depth from left to right."""
+def sheet(one: Contestant, photo: Image.Image, target: int | None = None) -> Image.Image:
+    """The overview: the image, the answers, all kinds of maps, depth from left to right."""
     from ..explanation.inside import look_inside
     from ..explanation.sheet import overview_sheet
 
     classifier = _classifier(one)
-    image = image_of(classifier, picture)
+    image = image_of(classifier, photo)
     looks = look_inside(classifier.model, image, target=target)
     with torch.inference_mode():
         logits = classifier.logits(image)
     transforms, names = classifier.transforms, class_names(classifier)
     return overview_sheet(
-        view_of(classifier, picture),
+        view_of(classifier, photo),
         looks,
         top_classes(classifier, logits),
         one.name,
@@ -146,16 +146,16 @@ def sheet(one: Contestant, picture: Image.Image, target: int | None = None) -> I
     )
 
 
-def view_of(classifier: Classifier, picture: Image.Image, side: int = SIDE) -> Image.Image:
-    """The square in the middle that the network sees, at a size to look at."""
+def view_of(classifier: Classifier, image: Image.Image, side: int = SIDE) -> Image.Image:
+    """The square in the middle that the model sees, at a size to look at."""
     part = min(1.0, classifier.transforms.crop_pct)
-    edge = min(picture.size) * part
-    left, top = (picture.width - edge) / 2, (picture.height - edge) / 2
-    return picture.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + edge, top + edge))
+    edge = min(image.size) * part
+    left, top = (image.width - edge) / 2, (image.height - edge) / 2
+    return image.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + edge, top + edge))
 
 
 def described(seen: Look, depths: int) -> str:
-    """What is seen, as HTML for below the picture: title, layer, how to read it, and the scale of a heat map."""
+    """What is seen, as HTML for below the image: title, layer, how to read it, and the scale of a heat map."""
     from ..explanation.overlay import colour_bar, is_flat
 
     place = f"depth {seen.depth + 1} of {depths}" if depths > 1 else "its only depth"
@@ -165,14 +165,14 @@ def described(seen: Look, depths: int) -> str:
     if seen.form == "heat":
         scale = f'<img alt="from dark blue to yellow" src="{data_address(colour_bar(160, 10))}">'
         bar = f'<p class="bs-scale">least {scale} most</p>'
-    layer = escape(seen.layer or "the network")
+    layer = escape(seen.layer or "the model")
     title = f"<p><strong>{escape(seen.title)}</strong>, {place}: <code>{layer}</code></p>"
     return f'<div class="bs-caption">{title}{bar}{notes}</div>'
 
 
 def _classifier(one: Contestant) -> Classifier:
     if one.classifier is None:
-        raise ValueError(f"{one.name} does not classify; maps are of networks that do")
+        raise ValueError(f"{one.name} does not classify; maps are of models that do")
     return one.classifier
 
 

@@ -1,4 +1,4 @@
-"""The tab "Look inside": maps of one network over the picture, with a slider through its depth."""
+"""The tab "Look inside": maps of one model over the image, with a slider through its depth."""
 
 import tempfile
 from dataclasses import replace
@@ -14,7 +14,7 @@ from .page_parts import COMPUTE, RAW, Page, in_one_line
 
 NAME = "look"
 KEPT = 1800  # seconds that maps of a visitor are kept
-EMPTY = hint("Drop a picture or pick a sample to look inside.")
+EMPTY = hint("Drop an image or pick a sample to look inside.")
 
 
 def add_look_tab(page: Page, tab: gr.Tab) -> None:
@@ -22,14 +22,14 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     contestants = page.contestants
     names = contestants.classifiers
     if not names:
-        gr.Markdown("Maps are of networks that classify; none of those here does. Start the page with such a run.")
+        gr.Markdown("Maps are of models that classify; none of those here does. Start the page with such a run.")
         return
     first = contestants.of(names[0])
     kinds = looking.names_of(looking.kinds(first))
     seen = gr.State(None, time_to_live=KEPT)
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
-            network = gr.Dropdown(names, value=names[0], label="Network", elem_id="look-network", filterable=False)
+            model = gr.Dropdown(names, value=names[0], label="Model", elem_id="look-model", filterable=False)
             kind = gr.Radio(kinds, value=_first_kind(kinds), label="What to look at", elem_id="look-kind")
             target = gr.Dropdown(
                 looking.classes_of(first),
@@ -44,12 +44,12 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             download = gr.DownloadButton("Download the sheet (PNG)", visible=False, elem_id="look-sheet-download")
         with gr.Column(scale=3, min_width=300):
             shown = gr.Image(
-                label="Map over the picture",
+                label="Map over the image",
                 format="png",
                 interactive=False,
                 buttons=["download", "fullscreen"],
                 elem_id="look-map",
-                alt_text="The picture with the chosen map laid over it",
+                alt_text="The image with the chosen map laid over it",
             )
             caption = gr.HTML(EMPTY, elem_id="look-caption", padding=False)
     sheet = gr.Image(
@@ -59,11 +59,11 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         visible=False,
         buttons=["download", "fullscreen"],
         elem_id="look-sheet",
-        alt_text="Overview sheet: the picture, the answers and all maps",
+        alt_text="Overview sheet: the image, the answers and all maps",
     )
 
     def picked(found: Looked, place: Any, wanted: Any) -> tuple[Any, ...]:
-        """Title choices, picture and caption for a position of the slider, which counts from 1."""
+        """Title choices, image and caption for a position of the slider, which counts from 1."""
         number = place - 1 if isinstance(place, (int, float)) else 0
         one = found.one(number, wanted)
         titles = [look.title for look in found.at(number)]
@@ -71,12 +71,12 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return choice, looking.drawn(found.view, one), looking.described(one, found.depths)
 
     @in_one_line
-    def look(picture: Any, network: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
-        if picture is None:
+    def look(photo: Any, model: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
+        if photo is None:
             return None, gr.Slider(), gr.Dropdown(), None, EMPTY
-        one = contestants.of(network)
-        image, which = page.read(picture), looking.kind_called(kind)
-        asked_for = (picture["path"], network, kind, target)
+        one = contestants.of(model)
+        image, which = page.read(photo), looking.kind_called(kind)
+        asked_for = (photo["path"], model, kind, target)
         if before is not None and before.asked_for == asked_for:  # Gradio calls it input to pass a list by Tab
             return tuple(gr.skip() for _ in range(5))
         with contestants.computing:
@@ -94,25 +94,25 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return (gr.Dropdown(), None, EMPTY) if found is None else picked(found, place, wanted)
 
     @in_one_line
-    def other_network(network: Any, kind: Any, target: Any) -> tuple[Any, ...]:
-        """Choices that this network has; what was chosen stays if it can."""
-        one = contestants.of(network)
+    def other_model(model: Any, kind: Any, target: Any) -> tuple[Any, ...]:
+        """Choices that this model has; what was chosen stays if it can."""
+        one = contestants.of(model)
         there, classes = looking.names_of(looking.kinds(one)), looking.classes_of(one)
         chosen = kind if kind in there else _first_kind(there)
         explained = target if target in classes else looking.LIKELY
         return gr.Radio(there, value=chosen), gr.Dropdown(classes, value=explained, visible=_explains(chosen))
 
     @in_one_line
-    def draw_sheet(picture: Any, network: Any, target: Any) -> tuple[Any, ...]:
-        one: Contestant = contestants.of(network)
-        image = page.read(picture)
+    def draw_sheet(photo: Any, model: Any, target: Any) -> tuple[Any, ...]:
+        one: Contestant = contestants.of(model)
+        image = page.read(photo)
         with contestants.computing:
             drawn = looking.sheet(one, image, looking.class_called(one, target))
         with tempfile.NamedTemporaryFile(dir=page.folder, prefix="overview-", suffix=".png", delete=False) as file:
             drawn.save(file, "PNG")
         return gr.Image(drawn, visible=True), gr.DownloadButton(value=file.name, visible=True)
 
-    asked = [page.picture, network, kind, target, title, seen]
+    asked = [page.image, model, kind, target, title, seen]
     answered = [seen, depth, title, shown, caption]
     quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=shown, **RAW)
     private: dict[str, Any] = dict(api_visibility="private")
@@ -121,9 +121,9 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, queue=False, show_progress="hidden", **private
     )
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
-    page.picture.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
+    page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
     # not input, which comes also when somebody passes the list by Tab, and would undo what is chosen next meanwhile
-    network.change(other_network, [network, kind, target], [kind, target], **quiet, **private).success(
+    model.change(other_model, [model, kind, target], [kind, target], **quiet, **private).success(
         look, asked, answered, **quiet, **COMPUTE, **private
     )
     gr.on(
@@ -134,13 +134,11 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         **(quiet | dict(show_progress="hidden")),
         **private,
     )
-    overview.click(
-        draw_sheet, [page.picture, network, target], [sheet, download], api_name="overview", **quiet, **COMPUTE
-    )
+    overview.click(draw_sheet, [page.image, model, target], [sheet, download], api_name="overview", **quiet, **COMPUTE)
 
 
 def _first_kind(kinds: list[str]) -> str | None:
-    """The network's own maps say most, where it has some."""
+    """The model's own maps say most, where it has some."""
     own = [kind for kind in kinds if kind not in (looking.KINDS["gradcam"], looking.KINDS["attention"])]
     return next(iter(own or kinds), None)
 

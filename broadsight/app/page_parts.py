@@ -1,4 +1,4 @@
-"""What the tabs of the page share: the networks, the picture, and errors as one line."""
+"""What the tabs of the page share: the models, the image, and errors as one line."""
 
 import functools
 import sys
@@ -20,7 +20,7 @@ LINE = 300  # letters of an error
 
 # Whatever computes waits in one queue.
 COMPUTE: dict[str, Any] = dict(concurrency_id="compute", concurrency_limit=1)
-# Values come as the browser sent them, and are checked by us: Gradio's own reading of pictures knows no limits.
+# Values come as the browser sent them, and are checked by us: Gradio's own reading of images knows no limits.
 RAW: dict[str, Any] = dict(preprocess=False)
 
 
@@ -31,18 +31,18 @@ class Page:
     Args:
         folder: Where uploads are put.
         megabytes: The most that one may have.
-        picture: The image input, which all tabs look at.
+        image: The image input, which all tabs look at.
         tab: State: the name of the tab that is open.
     """
 
     contestants: Contestants
     folder: Path
     megabytes: float
-    picture: gr.Image
+    image: gr.Image
     tab: gr.State
 
     def read(self, payload: Any) -> Image.Image:
-        """The picture that the image input holds."""
+        """The image that the image input holds."""
         return read_upload(payload, self.folder, self.megabytes)
 
 

@@ -1,4 +1,4 @@
-"""The tab "Predict": what the chosen networks say of the picture, side by side, with their times."""
+"""The tab "Predict": what the chosen models say of the image, side by side, with their times."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from .answers import THRESHOLD, answer
 from .cards import cards, hint
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 
-FIRST = 3  # networks that are chosen from the beginning
-EMPTY = "Drop a picture or pick a sample: the answers appear here."
+FIRST = 3  # models that are chosen from the beginning
+EMPTY = "Drop an image or pick a sample: the answers appear here."
 
 
 def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
     """Put the tab's parts into whatever is being built."""
     names = page.contestants.names
-    networks = gr.CheckboxGroup(names, value=names[:FIRST], label="Networks to ask", elem_id="predict-networks")
+    models = gr.CheckboxGroup(names, value=names[:FIRST], label="Models to ask", elem_id="predict-models")
     dense = any(one.run is not None for one in page.contestants.given.values())
     threshold = gr.Slider(
         0, 1, THRESHOLD, step=0.05, label="Lowest score of an object", visible=dense, elem_id="threshold"
@@ -24,27 +24,27 @@ def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
     result = gr.HTML(hint(EMPTY), elem_id="answers", padding=False)
 
     @in_one_line
-    def predict(picture: Any, networks: Any, threshold: Any) -> str:
-        if picture is None:
+    def predict(image: Any, models: Any, threshold: Any) -> str:
+        if image is None:
             return hint(EMPTY)
-        asked = [page.contestants.of(name) for name in dict.fromkeys(_list(networks))]
+        asked = [page.contestants.of(name) for name in dict.fromkeys(_list(models))]
         if not asked:
-            return hint("Choose at least one network above.")
+            return hint("Choose at least one model above.")
         lowest = float(threshold) if isinstance(threshold, (int, float)) and 0 <= threshold <= 1 else THRESHOLD
-        shown = page.read(picture)
+        shown = page.read(image)
         with page.contestants.computing:
             found = answer(asked, shown, lowest)
         return cards(found, names)
 
-    triggers = [blocks.load, page.picture.change, networks.input, threshold.release, button.click]
+    triggers = [blocks.load, page.image.change, models.input, threshold.release, button.click]
     options: dict[str, Any] = dict(
         api_name="predict", trigger_mode="always_last", show_progress="minimal", show_progress_on=result
     )
-    gr.on(triggers, predict, [page.picture, networks, threshold], result, **options, **RAW, **COMPUTE)
+    gr.on(triggers, predict, [page.image, models, threshold], result, **options, **RAW, **COMPUTE)
 
 
 def _list(value: Any) -> list[Any]:
     """Names that were sent; a list, if the page sent it."""
     if not isinstance(value, list) or len(value) > 100 or not all(isinstance(name, str) for name in value):
-        raise ValueError("expected a list of networks' names; choose from those shown")
+        raise ValueError("expected a list of models' names; choose from those shown")
     return value

@@ -1,4 +1,4 @@
-"""Pictures to try: scenes that no run was trained on, one of every class."""
+"""Images to try: scenes that no run was trained on, one of every class."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ SIZE = 288
 
 @cache
 def samples() -> tuple[tuple[str, Image.Image], ...]:
-    """Name and picture of each; they are of the test part, which training never draws."""
+    """Name and image of each; they are of the test part, which training never draws."""
     found: dict[int, Image.Image] = {}
     for index in range(len(CLASSES)):  # every so many scenes in a row show each class once
         scene = draw_scene(index, size=SIZE, split="test")

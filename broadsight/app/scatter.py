@@ -1,4 +1,4 @@
-"""Networks as points on two axes, in HTML: they have names and shapes, and tell their figures when pointed at.
+"""Models as points on two axes, in HTML: they have names and shapes, and tell their figures when pointed at.
 
 Gradio's own plot shows the figures before last when its axes change with them, and cannot be reached by keyboard.
 """
@@ -21,7 +21,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Point:
-    """A network in the plot.
+    """A model in the plot.
 
     Args:
         x, y: On the axes; 0 or more.
@@ -39,7 +39,7 @@ class Point:
 
 
 def marker(place: int, colour: str) -> str:
-    """The sign of a network, the same in plot and table."""
+    """The sign of a model, the same in plot and table."""
     shape = SHAPES[place % len(SHAPES)]
     return f'<svg class="bs-mark" viewBox="0 0 16 16" style="fill:{escape(colour)}" aria-hidden="true">{shape}</svg>'
 
@@ -55,7 +55,7 @@ def plot(points: Sequence[Point], x_label: str, y_label: str) -> str:
     ticks = "".join(f'<b class="bs-y" style="bottom:{_share(t, upwards)}">{t:g}</b>' for t in upwards.ticks)
     ticks += "".join(f'<b class="bs-x" style="left:{_share(t, across)}">{t:g}</b>' for t in across.ticks)
     drawn = "".join(_point(point, across, upwards) for point in points)
-    about = f"{len(points)} networks, {y_label} by {x_label}; each can be focused and tells its figures"
+    about = f"{len(points)} models, {y_label} by {x_label}; each can be focused and tells its figures"
     return (
         f'<figure class="bs-figure"><figcaption>{escape(y_label)}</figcaption>'
         f'<div class="bs-plot" role="group" aria-label="{escape(about)}"><div aria-hidden="true">{lines}{ticks}</div>'

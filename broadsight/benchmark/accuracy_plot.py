@@ -30,7 +30,7 @@ MIXED = (NAMES["map"], NAMES["context_broadcast"])  # on backbones of all kinds:
 
 @dataclass(frozen=True)
 class Point:
-    """A network with a published top-1 at the size that it was timed at.
+    """A model with a published top-1 at the size that it was timed at.
 
     Args:
         row: Where it was fastest, of the runtimes that count.
@@ -46,7 +46,7 @@ class Point:
 
 
 def points(reports: Sequence[Report], runtimes: Sequence[str] | None = None) -> tuple[list[Point], list[str]]:
-    """Networks by their fastest row, and those that cannot be drawn.
+    """Models by their fastest row, and those that cannot be drawn.
 
     Args:
         runtimes: That count; if None all that compute in float.
@@ -87,7 +87,7 @@ def counts(runtime: str, runtimes: Sequence[str] | None) -> bool:
 
 
 def plot(reports: Sequence[Report], path: str | Path) -> None:
-    """Draw top-1 over latency into a png, svg or pdf file: in eager torch, and in each network's fastest runtime.
+    """Draw top-1 over latency into a png, svg or pdf file: in eager torch, and in each model's fastest runtime.
 
     The file appears complete or not at all.
     """

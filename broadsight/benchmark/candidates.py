@@ -38,7 +38,7 @@ class Contender:
         size: for images of this height and width.
         artefact: The file that it starts from: what an exported runtime runs, or the weights; None where no exported
             runtime is among the contenders.
-        difference: How far an exported runtime's outputs are from the network's, relative to the largest.
+        difference: How far an exported runtime's outputs are from the model's, relative to the largest.
     """
 
     name: str

@@ -3,7 +3,7 @@
     python -m broadsight.benchmark.cold_start REQUEST
 
 The request is JSON, and so is the one line of the answer. Importing libraries comes first and is counted apart: it is
-the same for every network, and what a program imports besides is its own business.
+the same for every model, and what a program imports besides is its own business.
 """
 
 import json
@@ -27,7 +27,7 @@ class StartUp:
 
     Args:
         import_s: Seconds to import this package and the runtime's.
-        seconds: From then on until the first answer: to load the artefact, or in torch to build the network and load
+        seconds: From then on until the first answer: to load the artefact, or in torch to build the model and load
             its weights, and to run it once; compiling included.
         resident_bytes: By how much the process grew meanwhile at most, in memory that it really holds; pages of a
             mapped file count as far as they were touched. None where the system does not say.
@@ -47,8 +47,8 @@ def measure(contender: Contender, settings: Settings, artefact: Path, batch: int
     Raises:
         RuntimeError: The process failed; with the last line that it wrote.
     """
-    network: Any = contender.model
-    images = [batch, network.pretrained_cfg["input_size"][0], *contender.size]
+    model: Any = contender.model
+    images = [batch, model.pretrained_cfg["input_size"][0], *contender.size]
     request = {
         "runtime": contender.runtime,
         "artefact": str(artefact),
@@ -100,13 +100,13 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
         session = open_artefact(artefact, settings.threads)
         session(images)
     else:
-        network = create(_variant(request["variant"]), settings).eval()
-        load_model(network, str(artefact))
+        model = create(_variant(request["variant"]), settings).eval()
+        load_model(model, str(artefact))
         if settings.fuse:
             from ..surgery.fusion import fuse
 
-            network = fuse(network)
-        run = torch.compile(network, dynamic=False) if runtime == "compile" else network
+            model = fuse(model)
+        run = torch.compile(model, dynamic=False) if runtime == "compile" else model
         with torch.inference_mode():
             run(torch.from_numpy(images))
     seconds = time.perf_counter() - begun

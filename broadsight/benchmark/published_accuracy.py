@@ -1,4 +1,4 @@
-"""Published ImageNet-1K top-1, of our networks and of what a user would pick instead, and where each is printed."""
+"""Published ImageNet-1K top-1, of our models and of what a user would pick instead, and where each is printed."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +12,7 @@ from ..models import FAMILIES
 from ..papers.verify import SOURCES, TABLES
 from ..papers.verify import published as printed_tables
 
-SIZE = 224  # that the papers of our networks publish for
+SIZE = 224  # that the papers of our models publish for
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Published:
         top1: Percent on the validation images of ImageNet-1K.
         size: Side in pixels of the images it was published for.
         source: Where it is printed.
-        ours: Whether the network is of this package.
+        ours: Whether the model is of this package.
         weights: timm's tag of the weights that reach it; None where nobody has published any.
     """
 
@@ -38,7 +38,7 @@ class Published:
 
 @cache
 def published() -> dict[str, Published]:
-    """By the timm name of a network; those without a figure in our sources are not among them."""
+    """By the timm name of a model; those without a figure in our sources are not among them."""
     found: dict[str, Published] = {}
     tables = printed_tables()
     for family in FAMILIES:

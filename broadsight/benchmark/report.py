@@ -1,4 +1,4 @@
-"""A report of the benchmark as a table and as a picture."""
+"""A report of the benchmark as a table and as an image."""
 
 import statistics
 from pathlib import Path

@@ -82,7 +82,7 @@ class Row:
         size: Height and width of the images; None in reports that are older than it, like
         artefact_bytes: what lies on the disk: the exported files, or the weights as safetensors;
         start_up_s, import_s, resident_bytes: what a fresh process takes, see `start_up.StartUp`;
-        difference: how far an exported runtime's outputs are from the network's, relative to the largest.
+        difference: how far an exported runtime's outputs are from the model's, relative to the largest.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Networks as other runtimes run them: exported to a folder once, opened with fixed threads, checked against torch."""
+"""Models as other runtimes run them: exported to a folder once, opened with fixed threads, checked against torch."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ from ..deployment.prepare import prepare
 from .settings import EXPORTED
 
 TOLERANCE = 1e-3  # of a float artefact's outputs, relative to the largest
-ALIKE = 0.5  # cosine of an int8 artefact's outputs and the network's, whose weights are random: enough to see nonsense
+ALIKE = 0.5  # cosine of an int8 artefact's outputs and the model's, whose weights are random: enough to see nonsense
 CALIBRATION = 8  # images of noise for int8
 PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
@@ -32,7 +32,7 @@ class Opened:
     """An artefact that is ready to be timed.
 
     Args:
-        difference: Of its outputs from the network's, relative to the largest.
+        difference: Of its outputs from the model's, relative to the largest.
         run: Images to logits (B, classes).
     """
 
@@ -42,14 +42,14 @@ class Opened:
 
 
 class Artefacts:
-    """A folder of exported networks. What is there already is used again, unless the code that makes it has changed."""
+    """A folder of exported models. What is there already is used again, unless the code that makes it has changed."""
 
     def __init__(self, folder: Path, threads: int):
         self.folder, self.threads = folder, threads
         self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
 
     def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
-        """A network in a runtime, checked on the images.
+        """A model in a runtime, checked on the images.
 
         Args:
             runtime: Of `benchmark_settings.EXPORTED`.
@@ -57,7 +57,7 @@ class Artefacts:
             images: (B, C, H, W), contiguous.
 
         Raises:
-            ValueError: It cannot be exported, or answers otherwise than the network does.
+            ValueError: It cannot be exported, or answers otherwise than the model does.
         """
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)
@@ -68,7 +68,7 @@ class Artefacts:
         return Opened(path, difference, lambda: session(array)[name])
 
     def path(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Path:
-        """The file of a network for a runtime, written if it is not there."""
+        """The file of a model for a runtime, written if it is not there."""
         name, int8 = EXPORTED[runtime]
         form = need(name, int8)
         making = ["capture", "prepare", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
@@ -102,7 +102,7 @@ class Artefacts:
         return self._captured[1]
 
     def weights(self, model: nn.Module, title: str, images: Tensor) -> Path:
-        """The network's weights as a safetensors file: what torch starts from."""
+        """The model's weights as a safetensors file: what torch starts from."""
         from safetensors.torch import save_model
 
         path = self.folder / f"{_key(model, title, images)}.safetensors"
@@ -140,10 +140,10 @@ def check_installed(runtimes: Sequence[str]) -> None:
 def _checked(
     runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = lambda: 0.0
 ) -> float:
-    """How far an artefact's answers are from the network's, which is not too far.
+    """How far an artefact's answers are from the model's, which is not too far.
 
     Args:
-        rounding: What rounding makes of the network's own answers; asked if they differ by much.
+        rounding: What rounding makes of the model's own answers; asked if they differ by much.
     """
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
@@ -182,7 +182,7 @@ def _noise(images: Tensor) -> np.ndarray:
 
 
 def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:
-    """A file name that changes with the weights, the size, the code of the network and of the export, and versions.
+    """A file name that changes with the weights, the size, the code of the model and of the export, and versions.
 
     Args:
         exporting: Those files of `deployment` that take part.

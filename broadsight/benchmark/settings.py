@@ -121,7 +121,7 @@ class Settings:
         for what, asked in others.items():
             if asked and self.exported:
                 raise ValueError(
-                    f"{what} with runtime {self.exported[0]!r}; exported networks are timed whole, in inference, on "
+                    f"{what} with runtime {self.exported[0]!r}; exported models are timed whole, in inference, on "
                     "the CPU, and come from float32: drop one of the two"
                 )
 

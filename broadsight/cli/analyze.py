@@ -1,4 +1,4 @@
-"""The command that measures what networks do inside: analyze."""
+"""The command that measures what models do inside: analyze."""
 
 import json as json_
 import re
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from .terminal import Progress
 
 FOLDER = "analyses"
-SHOWN = "networks that are shown pictures"
+SHOWN = "models that are shown images"
 
 
 def analyze(
     measure: Annotated[
         str | None, Arg("what to measure; list, or nothing, shows what there is", True, "MEASURE")
     ] = None,
-    networks: Annotated[
+    models: Annotated[
         list[str] | None,
         Arg(
-            "folders of runs and timm names, all measured on the same pictures; NAME@FILE brings its weights",
+            "folders of runs and timm names, all measured on the same images; NAME@FILE brings its weights",
             True,
             "MODEL|RUN",
         ),
@@ -56,13 +56,13 @@ def analyze(
     data: Annotated[
         str | None,
         Arg(
-            "pictures, as eval takes them, or any folder of them where no labels are needed; none: what the run "
+            "images, as eval takes them, or any folder of them where no labels are needed; none: what the run "
             "validated on, or else scenes",
             metavar="DATA",
         ),
     ] = None,
     samples: Annotated[
-        int | None, Arg("so many pictures, drawn by chance; without it what the measure takes", of=(SHOWN,), least=1)
+        int | None, Arg("so many images, drawn by chance; without it what the measure takes", of=(SHOWN,), least=1)
     ] = None,
     part: Annotated[
         Literal["auto", "train", "val", "test", "all"],
@@ -100,7 +100,7 @@ def analyze(
         str | None, Arg("print the record as JSON, not tables, or write it to FILE; comes last", False, "FILE", "-")
     ] = None,
 ) -> int:
-    """Measure what networks do inside: the papers' figures, as PNG, SVG and numbers."""
+    """Measure what models do inside: the papers' figures, as PNG, SVG and numbers."""
     given = dict(locals())
     check_writable(json if json != "-" else None)
     if measure in (None, "list"):
@@ -117,9 +117,9 @@ def analyze(
     from ..visual.plots import need_matplotlib, plot_format
 
     permit_outside(allow_outside)
-    _check_order(measure, networks or [])
+    _check_order(measure, models or [])
     entry = find_measure(measure)
-    check_options(analyze, given, _facts(entry.name, networks or [], data))
+    check_options(analyze, given, _facts(entry.name, models or [], data))
     need_matplotlib()
     if plot is not None:
         check_writable(plot)
@@ -127,7 +127,7 @@ def analyze(
     folder = new_folder(out, FOLDER)
     asked = Asked(
         measure,
-        tuple(networks or ()),
+        tuple(models or ()),
         data,
         part=part,
         root=root,
@@ -162,14 +162,14 @@ def analyze(
     return INTERRUPTED if analysis.how["interrupted"] else DONE
 
 
-def _facts(measure: str, networks: list[str], data: str | None) -> dict[str, str | None]:
+def _facts(measure: str, models: list[str], data: str | None) -> dict[str, str | None]:
     """What options are for; see `Arg.of`."""
-    written = [name for name in networks if measure == "front" and Path(name).is_file()]
-    named = [name for name in networks if name not in written and not Path(name).is_dir()]
+    written = [name for name in models if measure == "front" and Path(name).is_file()]
+    named = [name for name in models if name not in written and not Path(name).is_dir()]
     asked = measure != "front" or data is not None or bool(named)
     return {
         SHOWN: None if asked else "front reads what training and eval have found; give --data to ask again",
-        TIMM_NAMES: None if named else f"{' '.join(networks[:3])} brings weights and arguments of its own",
+        TIMM_NAMES: None if named else f"{' '.join(models[:3])} brings weights and arguments of its own",
     }
 
 
@@ -190,7 +190,7 @@ def _list(json: str | None) -> int:
 
     entries = [
         dict(name=one.name, about=one.about, needs=one.thing, examples=one.examples, source=one.source)
-        | dict(pictures=one.samples, least=one.least, labels=one.labels, options=dict(one.options))
+        | dict(images=one.samples, least=one.least, labels=one.labels, options=dict(one.options))
         for one in MEASURES.values()
     ]
     if json is not None:
@@ -210,19 +210,19 @@ def _list(json: str | None) -> int:
     return DONE
 
 
-def _check_order(measure: str, networks: list[str]) -> None:
-    """Whoever names a network first is told that the measure comes first."""
+def _check_order(measure: str, models: list[str]) -> None:
+    """Whoever names a model first is told that the measure comes first."""
     from ..analysis.measures import MEASURES
 
     if measure in MEASURES or get_close_matches(measure, MEASURES, 1, 0.7):
         return
-    named = [name for name in networks if name in MEASURES]
+    named = [name for name in models if name in MEASURES]
     import timm
 
     if named or Path(measure).is_dir() or timm.is_model(measure.partition("@")[0].partition(".")[0]):
         first = named[0] if named else "MEASURE"
         raise UsageError(
-            f"{measure} is a network, the measure comes first: broadsight analyze {first} {measure}; "
+            f"{measure} is a model, the measure comes first: broadsight analyze {first} {measure}; "
             f"measures are {', '.join(MEASURES)}"
         )
 
@@ -240,13 +240,13 @@ def _next_folder(name: str, analysis: "Analysis") -> Path:
     from ..training.request import numbers_taken
 
     title = re.sub(r"[^a-zA-Z0-9_.-]+", "-", analysis.subjects[0].label.partition(",")[0]) if analysis.subjects else ""
-    more = len(analysis.asked.networks) - 1
+    more = len(analysis.asked.models) - 1
     stem = "-".join(filter(None, (name, title, f"and-{more}-more" if more else "")))
     return Path(FOLDER) / f"{stem}-{max(numbers_taken(Path(FOLDER), stem), default=0) + 1}"
 
 
 def _tables(analysis: "Analysis") -> list["Table"]:
-    """For each network what was measured."""
+    """For each model what was measured."""
     from rich.table import Table
 
     tables = []

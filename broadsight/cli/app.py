@@ -28,10 +28,10 @@ def app(
         list[str] | None,
         Arg("folders of runs and timm names; without any, the newest runs in ./runs", True, "RUN|MODEL"),
     ] = None,
-    host: Annotated[str, Arg("address to listen on; others than 127.0.0.1 let the network in")] = "127.0.0.1",
+    host: Annotated[str, Arg("address to listen on; others than 127.0.0.1 let other machines in")] = "127.0.0.1",
     port: Annotated[int | None, Arg("port to listen on; without it 7860, or the next that is free")] = None,
     open: Annotated[bool, Arg("open the page in the browser")] = False,
-    max_upload: Annotated[float, Arg("the most that an uploaded picture may have, in MB", metavar="MB")] = 20.0,
+    max_upload: Annotated[float, Arg("the most that an uploaded image may have, in MB", metavar="MB")] = 20.0,
     max_storage: Annotated[
         float | None,
         Arg("the most that all uploads and answers may take, in MB; the oldest go first (default: 500)", metavar="MB"),
@@ -47,14 +47,14 @@ def app(
     threads: Threads = None,
     device: Device = "auto",
 ) -> int:
-    """Serve a local web page: ask networks about pictures, look inside them, compare them."""
+    """Serve a local web page: ask models about images, look inside them, compare them."""
     given = dict(locals())
     from ..app import server
 
     named = [name for name in runs or [] if not Path(name).is_dir()]
     check_options(app, given, {TIMM_NAMES: None if named else "none is named"})
     server.need_gradio()
-    server.free_port(host, port)  # refused before networks are opened
+    server.free_port(host, port)  # refused before models are opened
     server.check_megabytes(max_upload)
     server.check_storage(max_storage, max_upload)
     server.allowed_names(allow_host or "")

@@ -1,4 +1,4 @@
-"""The commands that ask trained networks: eval, predict and report."""
+"""The commands that ask trained models: eval, predict and report."""
 
 import json as json_
 import re
@@ -45,7 +45,7 @@ def eval(
     data: Annotated[
         str | None,
         Arg(
-            "pictures, as train takes them, an ImageNet set, or a folder of several; none: what the run validated on",
+            "images, as train takes them, an ImageNet set, or a folder of several; none: what the run validated on",
             True,
             "DATA",
         ),
@@ -74,7 +74,7 @@ def eval(
     split: Annotated[
         float | None, Arg("where nothing is: the part that training with this --split held out", of=(PARTS,))
     ] = None,
-    samples: Annotated[int | None, Arg("so many pictures, drawn by chance, instead of all", least=1)] = None,
+    samples: Annotated[int | None, Arg("so many images, drawn by chance, instead of all", least=1)] = None,
     metrics: Annotated[
         str | None,
         Arg(
@@ -229,7 +229,7 @@ def eval(
     for table in terminal_tables(record):
         show(table, whole=True)
     if record["skipped"]:
-        print(f"{len(record['skipped'])} pictures could not be read; the report names them", file=sys.stderr)
+        print(f"{len(record['skipped'])} images could not be read; the report names them", file=sys.stderr)
     print(f"report: {folder / 'report.html'} (with evaluation.json and predictions.csv)")
     return INTERRUPTED if evaluation.how["interrupted"] else DONE
 
@@ -308,7 +308,7 @@ def eval_dense(
     for table in dense_tables(record):
         show(table, whole=True)
     if record["skipped"]:
-        print(f"{len(record['skipped'])} pictures could not be read; the report names them", file=sys.stderr)
+        print(f"{len(record['skipped'])} images could not be read; the report names them", file=sys.stderr)
     also = "evaluation.json and results.json" if evaluation.results else "evaluation.json"
     print(f"report: {folder / 'report.html'} (with {also})")
     return code

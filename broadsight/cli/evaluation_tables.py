@@ -18,7 +18,7 @@ def terminal_tables(record: dict[str, Any]) -> list["Table"]:
 
     models = [{**record["model"], "figures": record["figures"]}, *record["beside"]]
     table = Table()
-    table.add_column("network")
+    table.add_column("model")
     for name in ("parameters M", "MACs G", "latency ms"):
         table.add_column(name, justify="right", no_wrap=True)
     names = [name for name in FIGURES if name in record["figures"]]
@@ -31,19 +31,19 @@ def terminal_tables(record: dict[str, Any]) -> list["Table"]:
         table.add_row(model["title"], *cells, *(number(model["figures"].get(name)) for name in names))
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
     if there < classes and len(means := [FIGURES[name] for name in names if name in MEANS]):
-        table.caption = f"{', '.join(means)} over {there} of {classes:,} classes: the others have no pictures here"
+        table.caption = f"{', '.join(means)} over {there} of {classes:,} classes: the others have no images here"
         table.caption_justify = "left"
     tables = [table]
-    seen = [row for row in record["per_class"] if row["pictures"]]
+    seen = [row for row in record["per_class"] if row["images"]]
     if len(seen) > 1:
         worst = Table(title=f"the {min(WORST, len(seen))} worst of {len(seen)} classes")
         worst.add_column("class")
-        for name in ("pictures", "recall %", "precision %"):
+        for name in ("images", "recall %", "precision %"):
             worst.add_column(name, justify="right")
         worst.add_column("most often taken for")
         for row in sorted(seen, key=lambda row: row["recall"])[:WORST]:
             other = f"{row['most_confused_with']} ({row['confused']})" if row["confused"] else "-"
-            cells = [str(row["pictures"]), number(row["recall"], digits=1), number(row["precision"], digits=1)]
+            cells = [str(row["images"]), number(row["recall"], digits=1), number(row["precision"], digits=1)]
             worst.add_row(row["class"], *cells, other)
         tables.append(worst)
     names = dict.fromkeys(suite["name"] for suite in record["suites"])
@@ -57,7 +57,7 @@ def _suite_table(suites: list[dict[str, Any]]) -> "Table":
     table = Table(title=f"{suites[0]['title']}: top-1 % by {suites[0]['axis']}", title_justify="left")
     rows = [(suite["model"], row) for suite in suites for row in suite["rows"]]
     places = list(dict.fromkeys(row["at"] for _, row in rows))
-    table.add_column("network", no_wrap=True)
+    table.add_column("model", no_wrap=True)
     table.add_column("case", no_wrap=True)
     for place in places:
         table.add_column("top-1" if place is None else f"{place:g}", justify="right")
@@ -75,17 +75,17 @@ def dense_tables(record: dict[str, Any]) -> list[Any]:
     from ..runs.metrics import meaning
 
     table = Table()
-    table.add_column("network")
-    table.add_column("pictures", justify="right")
+    table.add_column("model")
+    table.add_column("images", justify="right")
     figures = record["figures"]
     order = [name for name in HEADLINE[record["task"]] if name in figures]
     order += [name for name in figures if name not in order and ("_ap_" in name or name.endswith("_ap"))]
     for name in order:
         table.add_column(f"{meaning(name).label} %", justify="right")
-    table.add_column("ms a picture", justify="right")
+    table.add_column("ms an image", justify="right")
     cells = [number(figures[name]) for name in order]
-    title, pictures = record["model"]["title"], f"{record['data']['pictures']:,}"
-    table.add_row(title, pictures, *cells, number(record["latency_ms"], digits=1))
+    title, images = record["model"]["title"], f"{record['data']['images']:,}"
+    table.add_row(title, images, *cells, number(record["latency_ms"], digits=1))
     columns: list[str] = ["iou", "acc"] if record["task"] == "segment" else [*order[:1], *(f"{n}50" for n in order[:1])]
     rows = [row for row in record["per_class"] if columns and row.get(columns[0]) is not None]
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]

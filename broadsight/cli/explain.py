@@ -34,7 +34,7 @@ from .terminal import check_writable, progress_bar, show
 if TYPE_CHECKING:
     from rich.table import Table
 
-SAMPLES = 3  # scenes that are looked at if nobody names a picture
+SAMPLES = 3  # scenes that are looked at if nobody names an image
 MOST_SCENES = 1000
 GRADCAM = "the kind gradcam"
 FEW = 20  # lines that the terminal shows
@@ -52,7 +52,7 @@ def explain(
         str | None,
         Arg(
             "joined by commas: gradcam, attention, map-tokens, super-tokens, abstract-tokens, fusion, foreground, "
-            "c-mhsa; without it all that the network has"
+            "c-mhsa; without it all that the model has"
         ),
     ] = None,
     class_: Annotated[
@@ -66,7 +66,7 @@ def explain(
         str | None, Arg("only these layers of each kind, joined by commas: numbers from 1, or last")
     ] = None,
     out: Annotated[str | None, Arg("new folder; without it the next in explanations/", metavar="DIR")] = None,
-    singles: Annotated[bool, Arg("write every map over its picture as a file too")] = False,
+    singles: Annotated[bool, Arg("write every map over its image as a file too")] = False,
     raw: Annotated[bool, Arg("write the maps' numbers too, NAME.npz for each image")] = False,
     json: Annotated[
         str | None, Arg("print what explanation.json says, or write it to FILE too; comes last", False, "FILE", "-")
@@ -79,7 +79,7 @@ def explain(
     threads: Threads = None,
     device: Device = "auto",
 ) -> int:
-    """Show what a network looks at: a sheet for every image with Grad-CAM, attention and the maps of its tokens."""
+    """Show what a model looks at: a sheet for every image with Grad-CAM, attention and the maps of its tokens."""
     given = dict(locals())
     folder = new_folder(out, "explanations")
     check_writable(json if json != "-" else None)
@@ -158,7 +158,7 @@ def explain(
     _complain(found.errors, printable)
     if found.interrupted:
         return INTERRUPTED
-    return DONE if found.entries else WRONG_USAGE  # nothing that was named is a picture
+    return DONE if found.entries else WRONG_USAGE  # nothing that was named is an image
 
 
 def words_of(option: str, text: str | None) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def _depths(text: str | None) -> tuple[str, ...]:
 
 
 def scenes_asked_for(images: list[str] | None, listing: str | None = None) -> int:
-    """How many scenes are asked for; 0 if pictures are."""
+    """How many scenes are asked for; 0 if images are."""
     if not images and listing is None:
         return SAMPLES
     found = [re.fullmatch(r"scenes(?::(.*))?", image) for image in images or [] if not Path(image).exists()]
@@ -202,7 +202,7 @@ def _found(images: list[str] | None, listing: str | None) -> tuple[Any, list[str
 
 
 def drawn_scenes(count: int, classifier: Any) -> Any:
-    """Scenes of the test part, which no run was trained on, as large as the network sees them."""
+    """Scenes of the test part, which no run was trained on, as large as the model sees them."""
     from ..data.scenes import Scenes
     from ..data.view import Grey
 
@@ -240,7 +240,7 @@ def _table(entries: list[dict[str, Any]]) -> "Table":
 
 
 def _complain(errors: dict[str, str], printable: Any) -> None:
-    """A line for each picture that could not be read."""
+    """A line for each image that could not be read."""
     for name, reason in [*errors.items()][:FEW]:
         print(f"broadsight: {printable(name)} cannot be read: {printable(reason)}", file=sys.stderr)
     if len(errors) > FEW:

@@ -1,4 +1,4 @@
-"""The command that ships a network: export."""
+"""The command that ships a model: export."""
 
 import json as json_
 import re
@@ -44,18 +44,18 @@ def export(
         str | None,
         Arg("file, or folder of a page; without it NAME with the format's ending, here", metavar="FILE|DIR"),
     ] = None,
-    int8: Annotated[bool, Arg("quantise to 8-bit integers, by calibration on pictures", of=(CLASSIFIERS,))] = False,
+    int8: Annotated[bool, Arg("quantise to 8-bit integers, by calibration on images", of=(CLASSIFIERS,))] = False,
     data: Annotated[
         str | None,
         Arg(
-            "with --int8: labelled pictures to measure accuracy on; without it what the run validated on",
+            "with --int8: labelled images to measure accuracy on; without it what the run validated on",
             of=("--int8",),
         ),
     ] = None,
     calibrate: Annotated[
         str | None,
         Arg(
-            "with --int8: folder of pictures to calibrate on; without it the training part of DATA",
+            "with --int8: folder of images to calibrate on; without it the training part of DATA",
             metavar="IMAGES",
             of=("--int8",),
         ),
@@ -73,17 +73,17 @@ def export(
         str | None,
         Arg("with --int8: layers to leave in float, joined by commas, such as 'stages.0.*'", of=("--int8",)),
     ] = None,
-    any_size: Annotated[bool, Arg("take images of any size, where the network can; slower than a fixed size")] = False,
+    any_size: Annotated[bool, Arg("take images of any size, where the model can; slower than a fixed size")] = False,
     any_batch: Annotated[bool, Arg("take any number of images at once; else one", of=(BATCHES,))] = True,
     images: Annotated[
         str | None,
         Arg(
-            "pictures to compare on: files, folders and quoted patterns, joined by commas; without it the run's own, "
+            "images to compare on: files, folders and quoted patterns, joined by commas; without it the run's own, "
             "or drawn scenes",
             metavar="IMAGES",
         ),
     ] = None,
-    compare: Annotated[int, Arg("so many pictures", least=1)] = 8,
+    compare: Annotated[int, Arg("so many images", least=1)] = 8,
     tolerance: Annotated[float, Arg("largest difference to torch that is let through, over the largest output")] = 1e-3,
     rounds: Annotated[int, Arg("of timing against torch; 0 for none", least=0)] = 11,
     threads: Annotated[int, Arg("of torch and of the runtime while comparing and timing", least=1, most=MOST)] = 1,
@@ -107,7 +107,7 @@ def export(
         str | None, Arg("print what NAME.export.json says, or write it to FILE too; comes last", False, "FILE", "-")
     ] = None,
 ) -> int:
-    """Write a network for another runtime, open it there, compare it with torch on pictures, and take times."""
+    """Write a model for another runtime, open it there, compare it with torch on images, and take times."""
     given = dict(locals())
     check_writable(json if json != "-" else None)
     shown = words_of("--images", images)

@@ -1,4 +1,4 @@
-"""The command that makes a page of what networks look at: gallery."""
+"""The command that makes a page of what models look at: gallery."""
 
 import sys
 from pathlib import Path
@@ -10,16 +10,16 @@ from .terminal import check_creatable, printable, progress_bar
 
 
 def gallery(
-    networks: Annotated[
+    models: Annotated[
         list[str] | None,
         Arg("runs and timm names, NAME@FILE with its weights; none: the runs in runs/", True, "RUN|MODEL"),
     ] = None,
     images: Annotated[
         str, Arg("files, folders and quoted patterns, joined by commas, or scenes:N, which are drawn")
     ] = "scenes:2",
-    kinds: Annotated[str | None, Arg("of maps, joined by commas; without it all that each network has")] = None,
+    kinds: Annotated[str | None, Arg("of maps, joined by commas; without it all that each model has")] = None,
     out: Annotated[
-        str, Arg("the page; its pictures go into a folder of that name beside it", metavar="FILE.md")
+        str, Arg("the page; its images go into a folder of that name beside it", metavar="FILE.md")
     ] = "gallery.md",
     pretrained: Annotated[
         bool, Arg("timm's own weights for timm names; without them random ones, for a trial", of=(TIMM_NAMES,))
@@ -28,7 +28,7 @@ def gallery(
     threads: Threads = None,
     device: Device = "auto",
 ) -> int:
-    """Make a page of what networks look at in pictures of your choice: a sheet for each network and picture."""
+    """Make a page of what models look at in images of your choice: a sheet for each model and image."""
     given = dict(locals())
     register_models()
     import torch
@@ -40,14 +40,14 @@ def gallery(
     page = Path(out)
     check_page(page)
     check_creatable(page.parent)
-    named = networks or _runs()
+    named = models or _runs()
     plain = [name for name in named if not Path(name).is_dir() and "@" not in name]
     check_options(gallery, given, {TIMM_NAMES: None if plain else "all that are named bring their own"})
-    pictures = words_of("--images", images)
-    scenes = scenes_asked_for(list(pictures))
+    photos = words_of("--images", images)
+    scenes = scenes_asked_for(list(photos))
     if threads is not None:
         torch.set_num_threads(threads)
-    exhibits = [_exhibit(one, pictures, scenes, pretrained=pretrained, size=size, device=device) for one in named]
+    exhibits = [_exhibit(one, photos, scenes, pretrained=pretrained, size=size, device=device) for one in named]
     for exhibit in exhibits:
         explaining.check_kinds(exhibit.classifier, wanted.kinds)
         if exhibit.untrained:
@@ -55,10 +55,10 @@ def gallery(
     data = f"{scenes} drawn scenes that no run has learned from" if scenes else images
     with progress_bar() as progress:
         record = build_gallery(exhibits, page, wanted, command=typed(), data=data, seen=progress)
-    sheets = sum(len(one["pictures"]) for one in record["networks"])
-    for name, reason in {name: why for one in record["networks"] for name, why in one["failed"].items()}.items():
+    sheets = sum(len(one["images"]) for one in record["models"])
+    for name, reason in {name: why for one in record["models"] for name, why in one["failed"].items()}.items():
         print(f"broadsight: {printable(name)} cannot be read: {printable(reason)}", file=sys.stderr)
-    print(f"gallery: {page} ({sheets} sheets of {len(exhibits)} networks in {page.with_suffix('')})")
+    print(f"gallery: {page} ({sheets} sheets of {len(exhibits)} models in {page.with_suffix('')})")
     return DONE
 
 
@@ -77,7 +77,7 @@ def _runs() -> list[str]:
 
 
 def _exhibit(
-    name: str, pictures: tuple[str, ...], scenes: int, *, pretrained: bool, size: int | None, device: str
+    name: str, images: tuple[str, ...], scenes: int, *, pretrained: bool, size: int | None, device: str
 ) -> Any:
     from ..data.sources.unlabelled import find_images
     from ..explanation.gallery import Exhibit
@@ -86,7 +86,7 @@ def _exhibit(
     source, _, checkpoint = (name, "", "") if Path(name).exists() else name.partition("@")
     classifier = open_classifier(source, checkpoint=checkpoint or None, pretrained=pretrained, size=size, device=device)
     untrained = not (classifier.run or checkpoint or pretrained)
-    shown = drawn_scenes(scenes, classifier) if scenes else find_images(pictures)[0]
+    shown = drawn_scenes(scenes, classifier) if scenes else find_images(images)[0]
     return Exhibit(classifier, shown, _weights(classifier, checkpoint, untrained), untrained)
 
 
@@ -103,7 +103,7 @@ def _training(classifier: Any) -> str:
     about = classifier.run.get("broadsight", {})
     count = about.get("data", {}).get("counts", {}).get("train")
     epochs = [line for line in RunFolder(Path(classifier.source)).metrics() if line["kind"] == "epoch"]
-    words = ["trained here"] + ([f"on {count:,} pictures"] if count else [])
+    words = ["trained here"] + ([f"on {count:,} images"] if count else [])
     if epochs:
         best = epochs[-1].get("best")
         words.append(f"for {epochs[-1]['epoch']} epochs" + (f": {best:.1f} % of others right" if best else ""))

@@ -111,7 +111,7 @@ def build_parser(known: Mapping[str, Command], configured: Set[Command], version
     """
     parser = Parser(
         prog="broadsight",
-        description="Efficient vision models that see the whole picture.",
+        description="Efficient vision models that see the whole image.",
         version=version,
         allow_abbrev=False,
     )
@@ -346,18 +346,18 @@ ModelArgs = Annotated[
     list[str] | None,
     Arg("arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", pairs=True, of=(TIMM_NAMES,)),
 ]
-Size = Annotated[int | None, Arg("image side in pixels; without it what the network was trained for", least=1)]
+Size = Annotated[int | None, Arg("image side in pixels; without it what the model was trained for", least=1)]
 Light = Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens alone", of=(CLASSIFIERS,))]
 Batch = Annotated[int, Arg("images per call", of=(CLASSIFIERS,), least=1)]
 Workers = Annotated[int | None, Arg("processes that prepare images", least=0, most=MOST)]
 Threads = Annotated[int | None, Arg("threads of torch's operators", least=1, most=MOST)]
-Flip = Annotated[bool, Arg("of a dense run: look at the mirror image of every picture too", of=(DENSE_RUNS,))]
+Flip = Annotated[bool, Arg("of a dense run: look at the mirror image of every image too", of=(DENSE_RUNS,))]
 Scales = Annotated[
-    str | None, Arg("of a dense run: look at pictures in several sizes, such as 0.75,1,1.25", of=(WHOLE_IMAGES,))
+    str | None, Arg("of a dense run: look at images in several sizes, such as 0.75,1,1.25", of=(WHOLE_IMAGES,))
 ]
 Slide = Annotated[
     bool,
-    Arg("of a run that segments: look through overlapping windows instead of at the whole picture", of=(SEGMENTERS,)),
+    Arg("of a run that segments: look through overlapping windows instead of at the whole image", of=(SEGMENTERS,)),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")]
 

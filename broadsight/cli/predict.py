@@ -60,7 +60,7 @@ def predict(
     light: Light = False,
     out: Annotated[
         str | None,
-        Arg("of a dense run: folder for pictures with what was found drawn onto them", metavar="DIR", of=(DENSE_RUNS,)),
+        Arg("of a dense run: folder for images with what was found drawn onto them", metavar="DIR", of=(DENSE_RUNS,)),
     ] = None,
     threshold: Annotated[
         float, Arg("of a dense run: the lowest score that is drawn", of=(SCORED,), least=0, most=1)
@@ -175,7 +175,7 @@ def predict(
     return DONE if summary.read else FAILED
 
 
-FEW = 50  # pictures that are all shown
+FEW = 50  # images that are all shown
 
 
 def predict_dense(
@@ -207,7 +207,7 @@ def predict_dense(
     folder = Path(out) if out else None
     if folder is not None:
         if folder.exists() and not folder.is_dir():
-            raise UsageError(f"--out {out} is a file; expected a folder for the pictures")
+            raise UsageError(f"--out {out} is a file; expected a folder for the images")
         check_creatable(folder)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -219,7 +219,7 @@ def predict_dense(
     for note in notes:
         print(f"note: {printable(note)}", file=sys.stderr)
     if opened.top_down and known is None:
-        print("note: each picture is taken for one object; --boxes FILE says where several are", file=sys.stderr)
+        print("note: each image is taken for one object; --boxes FILE says where several are", file=sys.stderr)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     done = 0
@@ -253,7 +253,7 @@ def predict_dense(
     for name, reason in findings.errors.items():
         print(f"cannot be read: {printable(name)}: {printable(reason)}", file=sys.stderr)
     if folder is not None:
-        what = "pictures and masks/" if opened.task == "segment" else "pictures and results.json"
+        what = "images and masks/" if opened.task == "segment" else "images and results.json"
         print(f"drawn: {folder} ({what})")
     return DONE if findings.rows else FAILED
 

@@ -51,7 +51,7 @@ def train(
     ] = None,
     lr: Annotated[float | None, Arg("learning rate; short for --set lr=")] = None,
     pretrained: Annotated[bool, Arg("begin from timm's weights; short for --set pretrained=true")] = False,
-    compile: Annotated[bool, Arg("torch.compile the network; short for --set compile=true")] = False,
+    compile: Annotated[bool, Arg("torch.compile the model; short for --set compile=true")] = False,
     init: Annotated[str | None, Arg("run folder or file of weights to begin from", metavar="RUN|FILE")] = None,
     val: Annotated[str | None, Arg("images to validate on, where DATA sets none apart", metavar="DATA")] = None,
     split: Annotated[float | None, Arg("part of every class to hold out for validation instead")] = None,
@@ -75,7 +75,7 @@ def train(
         list[str] | None, Arg("arguments of the neck map, such as dim=256 tokens=8", metavar="KEY=VALUE", pairs=True)
     ] = None,
     twin: Annotated[
-        str | None, Arg("train the same network with this pooling too, in DIR/twin-POOL, and compare", metavar="POOL")
+        str | None, Arg("train the same model with this pooling too, in DIR/twin-POOL, and compare", metavar="POOL")
     ] = None,
     seed: Annotated[int | None, Arg("of everything random; 0 without it", least=0)] = None,
     workers: Workers = None,
@@ -86,7 +86,7 @@ def train(
     checkpoint_minutes: Annotated[
         float, Arg("between checkpoints within an epoch; one follows every epoch", least=0)
     ] = 10.0,
-    report: Annotated[bool, Arg("evaluate the best network at the end and write report.html")] = True,
+    report: Annotated[bool, Arg("evaluate the best model at the end and write report.html")] = True,
     plain: Annotated[bool, Arg("plain lines instead of a live display")] = False,
 ) -> int:
     """Train a classifier, detector, segmenter or pose model on images of your own or on drawn ones."""
@@ -180,7 +180,7 @@ def _conclude(outcomes: list[Any]) -> None:
         from rich.table import Table
 
         table = Table()
-        table.add_column("network")
+        table.add_column("model")
         for name in (f"{outcomes[0].goal} %", "best epoch", "parameters M", "minutes", "run"):
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
         for outcome in outcomes:
@@ -191,7 +191,7 @@ def _conclude(outcomes: list[Any]) -> None:
         show(table, whole=True)
     first = outcomes[0]
     progress = first.progress
-    skipped = f"; {len(progress.skipped)} pictures could not be read, see skipped.json" if progress.skipped else ""
+    skipped = f"; {len(progress.skipped)} images could not be read, see skipped.json" if progress.skipped else ""
     if progress.best is None:
         print(f"no epoch has a {first.goal} to be compared by: the weights are those of the last one{skipped}")
     else:

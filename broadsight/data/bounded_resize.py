@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.transforms.functional import pil_modes_mapping
 
 MOST_PIXELS = 1 << 24  # of a resized image: 64 MB. At 256 pixels that is a longer side of 256 times the shorter one.
-MOST_CROPS = 16  # times the pixels that are kept of it, for networks of large images
+MOST_CROPS = 16  # times the pixels that are kept of it, for models of large images
 
 
 class BoundedResize:

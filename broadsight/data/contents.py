@@ -1,4 +1,4 @@
-"""What is stored under the names of pictures, in short: by it a resumed run notices that files were replaced.
+"""What is stored under the names of images, in short: by it a resumed run notices that files were replaced.
 
 Neither times nor places count, so that data that was moved or copied is the same.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-READ = 4096  # pictures of a part are read, those of its classes in equal numbers; of all others the size counts
+READ = 4096  # images of a part are read, those of its classes in equal numbers; of all others the size counts
 WHOLE = 1 << 17  # bytes of a file that is read as a whole; of a larger one, its beginning and its end
 
 
@@ -43,7 +43,7 @@ def _of_part(source: Any) -> str:
 
 
 def _chosen(turns: Sequence[bytes], labels: np.ndarray | None) -> np.ndarray:
-    """Which pictures (N,) are read: all of few, else of each class those whose turn comes first, by their names."""
+    """Which images (N,) are read: all of few, else of each class those whose turn comes first, by their names."""
     count = len(turns)
     if count <= READ:
         return np.ones(count, bool)

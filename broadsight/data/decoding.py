@@ -1,4 +1,4 @@
-"""One picture from a file: upright, in RGB or grey, or one error that says why not.
+"""One image from a file: upright, in RGB or grey, or one error that says why not.
 
 `open_image` is the only place that asks PIL to open a file: it names the formats that are accepted. PIL knows forty
 more; of these, some start other programs (EPS starts Ghostscript) and most are hardly ever read by anybody.
@@ -40,33 +40,33 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Keeps PIL's remarks about damaged notes and large pictures from the terminal.
+# Keeps PIL's remarks about damaged notes and large images from the terminal.
 SILENCE = logging.NullHandler()
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
-# The usual ranges of numbers that are no bytes; a picture is taken to have the first that holds all its values.
+# The usual ranges of numbers that are no bytes; an image is taken to have the first that holds all its values.
 WHITE = (1, 255, 65535)
 
 
 class UnreadableImage(ValueError):
-    """A file that holds no picture, or not the whole of it."""
+    """A file that holds no image, or not the whole of it."""
 
 
 def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3) -> Image.Image:
-    """A picture in mode RGB (channels 3) or L (channels 1), turned upright, all of it in memory.
+    """An image in mode RGB (channels 3) or L (channels 1), turned upright, all of it in memory.
 
     Transparent parts become white. Of an animation, the first frame. More than 8 bits a channel are scaled, not
     clipped: 65535 becomes 255. Numbers of 32 bits and floating-point ones are scaled from the first of these ranges
-    that holds all values of the picture: 0 to 1 (floating-point only), 0 to 255 (likewise), 0 to 65535, or else from
+    that holds all values of the image: 0 to 1 (floating-point only), 0 to 255 (likewise), 0 to 65535, or else from
     the smallest to the largest of them; not-a-number becomes black.
 
-    From the first call on, PIL's warnings are off in this process: to put them off and on again for each picture takes
+    From the first call on, PIL's warnings are off in this process: to put them off and on again for each image takes
     6 % of the time for a small one and is not safe among threads.
 
     An image has at most twice `PIL.Image.MAX_IMAGE_PIXELS`, 179 million pixels, and its file at most 2 GB.
 
     Raises:
-        UnreadableImage: Whatever the reason, in one line: not there, not a picture, of a format that is not accepted,
+        UnreadableImage: Whatever the reason, in one line: not there, not an image, of a format that is not accepted,
             cut short, damaged, too large for the bounds or for the memory that is left.
     """
     if channels not in (1, 3):
@@ -159,7 +159,7 @@ def _decoded(image: Image.Image, channels: int) -> Image.Image:
 
 
 def _bytes_of(image: Image.Image, mode: str) -> Image.Image:
-    """The same picture in one byte a channel."""
+    """The same image in one byte a channel."""
     if image.mode == mode and "transparency" not in image.info:
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -204,7 +204,7 @@ def _scaled(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception, file: str | Path | BinaryIO | bytes | Image.Image) -> str:
-    """Why a picture cannot be read, in one line and without the address of a file object."""
+    """Why an image cannot be read, in one line and without the address of a file object."""
     if isinstance(error, Image.UnidentifiedImageError):
         return "empty file" if _is_empty(file) else NO_IMAGE
     if isinstance(error, MemoryError | OverflowError | struct.error):

@@ -1,4 +1,4 @@
-"""From sources of pictures to batches: augmentation, order, and who gets which picture, all exact and repeatable."""
+"""From sources of images to batches: augmentation, order, and who gets which image, all exact and repeatable."""
 
 import os
 import signal
@@ -17,26 +17,26 @@ from .bounded_resize import BoundedResize
 from .decoding import UnreadableImage, within_memory
 from .seeds import mixed, seed_transforms
 
-IN_A_ROW = 50  # unreadable pictures one after the other, after which something else must be wrong
+IN_A_ROW = 50  # unreadable images one after the other, after which something else must be wrong
 
 Key = tuple[int, int, int]  # epoch, place in the epoch, index in the source
 
 
 class Named(Protocol):
-    """What an order is of: so many pictures, each with a name."""
+    """What an order is of: so many images, each with a name."""
 
     def __len__(self) -> int: ...
     def name(self, index: int, /) -> str: ...
 
 
 class Batch(NamedTuple):
-    """Pictures as they leave the workers.
+    """Images as they leave the workers.
 
     Args:
         images: (B, C, H, W) of bytes, which are normalised on the device.
         labels: (B,)
         keys: Which they are: epoch, place in it, index in the source.
-        skipped: Name and reason of each picture that could not be read.
+        skipped: Name and reason of each image that could not be read.
         failure: Why there is no batch. An error would leave a worker process with a page of its traceback.
     """
 
@@ -49,12 +49,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Transforms:
-    """How pictures become what the network takes, by timm's names; its own defaults are the evaluation's.
+    """How images become what the model takes, by timm's names; its own defaults are the evaluation's.
 
     Args:
         size: Pixels of a side.
-        channels, mean, std: Of the network's images.
-        crop_pct: Part of a picture that evaluation sees.
+        channels, mean, std: Of the model's images.
+        crop_pct: Part of an image that evaluation sees.
         augmentation: Further arguments of timm's `create_transform` in training.
     """
 
@@ -103,17 +103,17 @@ def _flat(items: Any) -> Iterator[Any]:
         yield from _flat(item) if isinstance(item, (list, tuple)) else (item,)
 
 
-class Pictures(Dataset):
-    """A source's pictures, transformed. Each is a function of its key alone, whoever asks for it and when.
+class SourceDataset(Dataset):
+    """A source's images, transformed. Each is a function of its key alone, whoever asks for it and when.
 
-    A picture that cannot be read is skipped: in training the next that can be read takes its place, so that batches
+    An image that cannot be read is skipped: in training the next that can be read takes its place, so that batches
     keep their size; in evaluation the batch is so much smaller. Either way it is reported.
 
     Args:
         source: A `Source`.
         transform: PIL image -> (C, H, W) of bytes.
         training: Seed the transform by the key.
-        strict: An unreadable picture is an error.
+        strict: An unreadable image is an error.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Pictures(Dataset):
         return Batch(images, torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
 
     def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, Any, int] | None:
-        """What `_item` gives of the picture, or of the next that can be read, and its index."""
+        """What `_item` gives of the image, or of the next that can be read, and its index."""
         epoch, place, index = key
         attempts = min(IN_A_ROW, len(self.source)) if self.training else 1
         for attempt in range(attempts):
@@ -169,9 +169,7 @@ class Pictures(Dataset):
                     ) from None
                 skipped.append((name, reason))
         if self.training:
-            raise UnreadableImage(
-                f"{attempts} pictures in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}"
-            )
+            raise UnreadableImage(f"{attempts} images in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}")
         return None
 
     def _item(self, index: int) -> tuple[Tensor, Any]:
@@ -188,16 +186,16 @@ class Pictures(Dataset):
 
 
 class TrainOrder:
-    """Which pictures make up the batches of an epoch, for one of several processes. Iterating gives lists of keys.
+    """Which images make up the batches of an epoch, for one of several processes. Iterating gives lists of keys.
 
     All processes draw the same order. Of every batch each takes its share, in as many passes as are accumulated, so
-    the pictures of an update do not depend on the number of processes.
+    the images of an update do not depend on the number of processes.
 
     Args:
         source: What is shuffled; a source that knows a better order than a random one (`shuffled`) is asked for it.
-        batch: Pictures of an update, over all processes and passes.
-        repeats: How often each picture comes in an epoch; the epoch ends after as many as there are pictures.
-        updates: Updates of an epoch, if it is not to be one pass over the pictures; pass follows pass then, each in an
+        batch: Images of an update, over all processes and passes.
+        repeats: How often each image comes in an epoch; the epoch ends after as many as there are images.
+        updates: Updates of an epoch, if it is not to be one pass over the images; pass follows pass then, each in an
             order of its own, and an epoch ends wherever in one.
     """
 
@@ -219,7 +217,7 @@ class TrainOrder:
             raise ValueError(f"batch_size={batch} does not divide among {shares}; take batch_size={near}")
         if batch > len(source) and updates is None:
             raise ValueError(
-                f"batch_size={batch} does not fit: there are {len(source)} training pictures; "
+                f"batch_size={batch} does not fit: there are {len(source)} training images; "
                 f"take --set batch_size={processes * accumulate * max(1, len(source) // (processes * accumulate))}"
             )
         self.source, self.batch, self.seed = source, batch, seed
@@ -228,7 +226,7 @@ class TrainOrder:
 
     @property
     def updates(self) -> int:
-        """Updates of an epoch; pictures that fill no batch wait for another epoch's order."""
+        """Updates of an epoch; images that fill no batch wait for another epoch's order."""
         return self._updates or len(self.source) // self.batch
 
     def start(self, epoch: int, first: int = 0) -> None:
@@ -245,7 +243,7 @@ class TrainOrder:
         return order[start - passes.start * len(self.source) :][:count]
 
     def _pass(self, number: int) -> Tensor:
-        """Indices of one pass over the pictures."""
+        """Indices of one pass over the images."""
         generator = torch.Generator().manual_seed(mixed(self.seed, number))
         shuffled = getattr(self.source, "shuffled", None)
         order = shuffled(generator) if shuffled else torch.randperm(len(self.source), generator=generator)
@@ -266,7 +264,7 @@ class TrainOrder:
 
 
 class EvalOrder:
-    """Every picture once, none twice: each process takes every so-manieth, and nothing is padded."""
+    """Every image once, none twice: each process takes every so-manieth, and nothing is padded."""
 
     def __init__(self, source: Named, batch: int, *, rank: int = 0, processes: int = 1):
         self.count, self.batch, self.rank, self.processes = len(source), batch, rank, processes
@@ -280,10 +278,10 @@ class EvalOrder:
             yield [(0, index, index) for index in mine[start : start + self.batch]]
 
 
-def load(pictures: Dataset, order: TrainOrder | EvalOrder, *, workers: int = 0, pin_memory: bool = False) -> DataLoader:
+def load(images: Dataset, order: TrainOrder | EvalOrder, *, workers: int = 0, pin_memory: bool = False) -> DataLoader:
     """Batches in that order, prepared by `workers` processes that live as long as the loader."""
     return DataLoader(
-        pictures,
+        images,
         batch_sampler=order,
         num_workers=workers,
         collate_fn=_as_it_is,  # ty: ignore[invalid-argument-type]

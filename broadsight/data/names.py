@@ -88,7 +88,7 @@ def address(path: str) -> str:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def file_stem(name: str, otherwise: str = "picture") -> str:
+def file_stem(name: str, otherwise: str = "image") -> str:
     """The name of a file without folders and ending, good for a new file on any system: never a way out of a folder."""
     stem = _NO_FILE.sub("_", Path(name).stem).rstrip(" .")
     while len(os.fsencode(stem)) > MOST_BYTES:

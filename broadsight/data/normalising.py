@@ -1,4 +1,4 @@
-"""Bytes of pictures -> numbers as a network takes them, on its device."""
+"""Bytes of images -> numbers as a model takes them, on its device."""
 
 from collections.abc import Iterable, Sequence
 

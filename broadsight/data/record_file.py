@@ -1,4 +1,4 @@
-"""Pictures of one size in one file that many processes read and fill at once, whatever befalls some of them."""
+"""Images of one size in one file that many processes read and fill at once, whatever befalls some of them."""
 
 import io
 import os
@@ -13,7 +13,7 @@ class RecordFile:
     """`count` uint8 arrays of one shape, each with its checksum: a structured .npy that np.load can map.
 
     A record counts as there only if its checksum is right, so that neither a process that dies halfway, nor two that
-    write the same one, nor a damaged disk can ever pass off a wrong picture. Nothing stays open between calls: there
+    write the same one, nor a damaged disk can ever pass off a wrong image. Nothing stays open between calls: there
     is nothing to be pickled or shared by a fork, and a file that another process replaces is found at its place. Plain
     reads and writes rather than a memory map, because a full disk or a shortened file then is an error to be caught
     and not a signal that kills the process. They go through the same page cache.
@@ -98,7 +98,7 @@ class RecordFile:
 
     def give_up(self, error: OSError) -> None:
         self.state = "unusable"
-        warnings.warn(f"pictures are not kept: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"images are not kept: {error}", RuntimeWarning, stacklevel=2)
 
 
 def checksum(data: bytes) -> bytes:

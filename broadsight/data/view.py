@@ -1,4 +1,4 @@
-"""Some pictures of a source, under other numbers of their classes."""
+"""Some images of a source, under other numbers of their classes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ class View:
     """Rows of another source.
 
     Args:
-        rows: Which pictures, in this order; all if None.
+        rows: Which images, in this order; all if None.
         classes: The classes as somebody else numbers them; the source's own if None.
-        places: For each class of the source its number among those; -1 where no picture of it may occur.
+        places: For each class of the source its number among those; -1 where no image of it may occur.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class View:
 
 
 class Grey(View):
-    """A source of RGB pictures in grey."""
+    """A source of RGB images in grey."""
 
     def __init__(self, source: "Source"):
         super().__init__(source)
@@ -58,7 +58,7 @@ class Grey(View):
 
 
 def sample(source: "Source", count: int | None, seed: int = 0) -> "Source":
-    """So many of its pictures, drawn by chance and kept in order; all of them if there are no more."""
+    """So many of its images, drawn by chance and kept in order; all of them if there are no more."""
     if count is None or count >= len(source):
         return source
     rows = np.random.default_rng(seed).choice(len(source), count, replace=False)

@@ -1,4 +1,4 @@
-"""Detectors, segmenters and pose models on any timm network."""
+"""Detectors, segmenters and pose models on any timm model."""
 
 from . import registry as registry
 from .build import MODELS, build, models_for

@@ -13,7 +13,7 @@ from .coco_results import coco_masks, encode_masks, known_labels
 # How far apart people mark the 17 points of a person, relative to its size, in thousandths; COCO weighs errors by it.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
 OTHER_SIGMA = 0.05  # of points that nobody has measured that for
-MOST_POSES = 20  # of a class that count in a picture: COCO's number for keypoints
+MOST_POSES = 20  # of a class that count in an image: COCO's number for keypoints
 
 IOU_50, IOU_75 = 0, 5  # their places among 0.5, 0.55, ..., 0.95
 AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 96, and above
@@ -22,14 +22,14 @@ AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 9
     "keypoint": ("", "_medium", "_large"),
 }
 ImageId = int | str
-Picture = dict[str, Any]
+OneImage = dict[str, Any]
 
 
 class AveragePrecision:
-    """Collects what was found in pictures and what is there, and compares the two.
+    """Collects what was found in images and what is there, and compares the two.
 
-    Masks are kept as run lengths, so that thousands of pictures fit into memory. A picture that comes again replaces
-    what it was. Where there are several processes, each collects its own pictures, and each gets all of them by
+    Masks are kept as run lengths, so that thousands of images fit into memory. An image that comes again replaces
+    what it was. Where there are several processes, each collects its own images, and each gets all of them by
     `metric.merge(gather_objects(metric.state()))`.
 
     Args:
@@ -38,7 +38,7 @@ class AveragePrecision:
         class_names: In the order of the labels.
         sigmas: Tolerance of each keypoint relative to the object's size. If not given, COCO's for a person's 17
             keypoints, and 0.05 for each of any other number.
-        max_detections: The boxes and masks that count in a picture, of each class; of poses 20 do, as COCO has it.
+        max_detections: The boxes and masks that count in an image, of each class; of poses 20 do, as COCO has it.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class AveragePrecision:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all pictures."""
-        self._pictures: dict[ImageId, Picture] = {}
+        """Forget all images."""
+        self._images: dict[ImageId, OneImage] = {}
         self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def update(
         self, image_id: ImageId, size: tuple[int, int], prediction: Mapping[str, Tensor], target: Mapping[str, Any]
     ) -> None:
-        """Add one picture.
+        """Add one image.
 
         Args:
             image_id: As the data set has it. Its order decides between equal scores, as it does in COCO's tools.
@@ -106,20 +106,20 @@ class AveragePrecision:
             there["areas"] = mask_areas(size, there["masks"])
         else:
             there["areas"] = there["boxes"][:, 2] * there["boxes"][:, 3]
-        self._pictures[image_id] = {"size": size, "there": there, "found": found}
+        self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
-    def state(self) -> list[tuple[ImageId, Picture]]:
+    def state(self) -> list[tuple[ImageId, OneImage]]:
         """All that was collected, as what can be sent to other processes."""
-        return list(self._pictures.items())
+        return list(self._images.items())
 
-    def merge(self, others: Iterable[list[tuple[ImageId, Picture]]]) -> None:
+    def merge(self, others: Iterable[list[tuple[ImageId, OneImage]]]) -> None:
         """Add the states of other processes, in any order; one's own may be among them."""
         for other in others:
-            for image_id, picture in other:
-                # Two may have seen the same picture in different batches, a bit differently: all have to agree on one.
-                known = self._pictures.get(image_id, picture)
-                self._pictures[image_id] = max(known, picture, key=lambda one: one["found"]["scores"].tobytes())
+            for image_id, image in other:
+                # Two may have seen the same image in different batches, a bit differently: all have to agree on one.
+                known = self._images.get(image_id, image)
+                self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
@@ -152,7 +152,7 @@ class AveragePrecision:
 
     def per_class(self) -> list[dict[str, Any]]:
         """A row for each class: name, objects (without crowds), and ap, ap50, ap75 of each kind in per cent."""
-        there = [picture["there"] for picture in self._pictures.values()]
+        there = [image["there"] for image in self._images.values()]
         labels = np.concatenate([np.zeros(0, np.int64), *(one["labels"][~one["crowds"]] for one in there)])
         rows = []
         for place, (label, name) in enumerate(zip(sorted(self.category_ids), self.class_names, strict=True)):
@@ -167,17 +167,17 @@ class AveragePrecision:
     def _keys(self) -> list[str]:
         return ["boxes"] + ["masks"] * ("mask" in self.kinds) + ["keypoints"] * ("keypoint" in self.kinds)
 
-    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> Picture:
+    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> OneImage:
         """What the kinds need of N objects, in little memory."""
         corners = _numbers(tensors["boxes"]).reshape(-1, 4)
-        objects: Picture = {
+        objects: OneImage = {
             "labels": known_labels(tensors["labels"], self.category_ids),
             "boxes": np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
         }
         if "mask" in self.kinds:
             drawn, objects["masks"] = encode_masks(tensors["masks"])
             if drawn != size:
-                raise ValueError(f"masks are of height, width {drawn}; expected {size} as the picture is")
+                raise ValueError(f"masks are of height, width {drawn}; expected {size} as the image is")
         if "keypoint" in self.kinds:
             points = tensors["keypoints"]
             objects["keypoints"] = points.detach().float().cpu().flatten(1).numpy()
@@ -189,14 +189,14 @@ class AveragePrecision:
     def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
         if kind not in self._tables:
-            order = sorted(self._pictures, key=lambda name: (isinstance(name, str), name))
-            pictures = [tuple(self._pictures[name][part] for part in ("size", "there", "found")) for name in order]
+            order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
+            images = [tuple(self._images[name][part] for part in ("size", "there", "found")) for name in order]
             sigmas = self._sigmas() if kind == "keypoint" else None
-            self._tables[kind] = compare(kind, pictures, sorted(self.category_ids), self._counts(kind), sigmas)
+            self._tables[kind] = compare(kind, images, sorted(self.category_ids), self._counts(kind), sigmas)
         return self._tables[kind]
 
     def _sigmas(self) -> list[float]:
-        points = (picture[part]["keypoints"] for picture in self._pictures.values() for part in ("there", "found"))
+        points = (image[part]["keypoints"] for image in self._images.values() for part in ("there", "found"))
         counts = {one.shape[1] // 3 for one in points if len(one)}
         if len(counts) > 1:
             raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")

@@ -39,7 +39,7 @@ def build(
     backbone_args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A detector, segmenter or pose model on any timm network.
+    """A detector, segmenter or pose model on any timm model.
 
     In train mode `model(images, targets)` gives a dict of losses, in eval mode `model(images)` predictions. Images have
     values from 0 to 1; detectors take a list of (C, H, W) of any sizes, the others a batch (B, C, H, W).

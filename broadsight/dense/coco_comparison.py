@@ -10,12 +10,12 @@ from .coco_results import INSTALL, coco_masks
 AT_ONCE = 100_000  # objects found; COCO's tools want a dict for each, which is a few kilobytes with all that follows
 COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
 Objects = Mapping[str, Any]
-Picture = tuple[tuple[int, int], Objects, Objects]  # height and width, what is there, what was found
+OneImage = tuple[tuple[int, int], Objects, Objects]  # height and width, what is there, what was found
 
 
 def compare(
     kind: str,
-    pictures: Sequence[Picture],
+    images: Sequence[OneImage],
     labels: Sequence[int],
     counts: Sequence[int],
     sigmas: Sequence[float] | None = None,
@@ -24,31 +24,31 @@ def compare(
 
     Args:
         kind: "box", "mask" or "keypoint".
-        pictures: Of each its (height, width), the objects there and those found: labels (N,), boxes (N, 4) as x y w h,
+        images: Of each its (height, width), the objects there and those found: labels (N,), boxes (N, 4) as x y w h,
             masks as N texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of those there, scores (N,) of
-            those found. Of equal scores, that of an earlier picture goes first.
+            those found. Of equal scores, that of an earlier image goes first.
         labels: Of all C classes.
-        counts: How many objects found in a picture count, of each class; ascending.
+        counts: How many objects found in an image count, of each class; ascending.
         sigmas: Tolerance of each keypoint.
 
     Returns:
         Precision (10, 101, C, A, len(counts)) by IoU from 0.5 to 0.95 and recall from 0 to 1, and the largest recall
         (10, C, A, len(counts)). A are the areas: all, small, medium, large; keypoints have no small ones.
     """
-    every = np.concatenate([np.zeros(0, np.int64), *(found["labels"] for _, _, found in pictures)])
+    every = np.concatenate([np.zeros(0, np.int64), *(found["labels"] for _, _, found in images)])
     numbers = np.bincount(every, minlength=max(labels) + 1)
-    parts = [_compare(kind, pictures, some, counts, sigmas) for some in group(labels, numbers, AT_ONCE)]
+    parts = [_compare(kind, images, some, counts, sigmas) for some in group(labels, numbers, AT_ONCE)]
     return np.concatenate([part[0] for part in parts], 2), np.concatenate([part[1] for part in parts], 1)
 
 
 def _compare(
-    kind: str, pictures: Sequence[Picture], labels: Sequence[int], counts: Sequence[int], sigmas: Sequence[float] | None
+    kind: str, photos: Sequence[OneImage], labels: Sequence[int], counts: Sequence[int], sigmas: Sequence[float] | None
 ) -> tuple[np.ndarray, np.ndarray]:
     coco, evaluation = coco_evaluation()
-    images = [{"id": i, "height": size[0], "width": size[1]} for i, (size, _, _) in enumerate(pictures, 1)]
+    images = [{"id": i, "height": size[0], "width": size[1]} for i, (size, _, _) in enumerate(photos, 1)]
     content = {"images": images, "categories": [{"id": label, "name": str(label)} for label in labels]}
-    there = annotations(kind, [(size, one) for size, one, _ in pictures], labels)
-    found = annotations(kind, [(size, one) for size, _, one in pictures], labels, counts[-1])
+    there = annotations(kind, [(size, one) for size, one, _ in photos], labels)
+    found = annotations(kind, [(size, one) for size, _, one in photos], labels, counts[-1])
     tables = [coco(content | {"annotations": rows}) for rows in (there, found)]
     run = evaluation(*tables, COCO_NAMES[kind], kpt_oks_sigmas=None if sigmas is None else list(sigmas))
     run.params.catIds = list(labels)  # left to itself, it leaves out classes without poses
@@ -77,11 +77,11 @@ def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[in
 
 
 def annotations(
-    kind: str, pictures: Sequence[tuple[tuple[int, int], Objects]], labels: Sequence[int], most: int | None = None
+    kind: str, images: Sequence[tuple[tuple[int, int], Objects]], labels: Sequence[int], most: int | None = None
 ) -> list[dict[str, Any]]:
-    """Objects of some labels as COCO's tools want them; of those found, `most` of each label in a picture."""
+    """Objects of some labels as COCO's tools want them; of those found, `most` of each label in an image."""
     rows: list[dict[str, Any]] = []
-    for number, (size, objects) in enumerate(pictures, 1):
+    for number, (size, objects) in enumerate(images, 1):
         columns = {"category_id": objects["labels"], "bbox": objects["boxes"]}
         if most is None:
             keep = np.flatnonzero(np.isin(objects["labels"], labels))

@@ -19,12 +19,12 @@ KINDS = {"box": "bbox", "mask": "segmentation", "keypoint": "keypoints"}  # what
 def to_results(
     image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int], kind: str | None = None
 ) -> list[dict[str, Any]]:
-    """The M objects found in one picture, as entries of a result file.
+    """The M objects found in one image, as entries of a result file.
 
     Args:
         image_id: As the data set has it.
         prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), perhaps masks (M, 1, H, W) as probabilities
-            and keypoints (M, K, 3); all in pixels of the picture in its full size.
+            and keypoints (M, K, 3); all in pixels of the image in its full size.
         category_ids: From a label to the id of its category.
         kind: "box", "mask" or "keypoint" for entries of nothing else, None for all that was predicted. COCO's tools
             take the area of an entry that has a box from it, so that AP of small, medium and large masks is the

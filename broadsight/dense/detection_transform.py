@@ -48,7 +48,7 @@ class DetectionTransform(GeneralizedRCNNTransform):
     def normalize(self, image: Tensor) -> Tensor:
         """(..., C, H, W), one image or a batch."""
         if image.shape[-3] != len(self.image_mean):  # would be broadcast in silence
-            raise ValueError(f"an image has {image.shape[-3]} channels; the network takes {len(self.image_mean)}")
+            raise ValueError(f"an image has {image.shape[-3]} channels; the model takes {len(self.image_mean)}")
         return super().normalize(image)
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:

@@ -97,7 +97,7 @@ def freeze_unused(stages: Stages, first: int) -> None:
         try:
             parameters, buffers = without_content(stages)
             maps = call_without_content(stages, parameters | buffers, images.to("meta"))
-        except Exception:  # some networks insist on arithmetic
+        except Exception:  # some models insist on arithmetic
             parameters = dict(stages.named_parameters())
             like = next(stages.parameters())
             maps = stages(images.to(like.device, like.dtype))

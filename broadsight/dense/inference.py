@@ -1,4 +1,4 @@
-"""Test-time evaluation: several views of a picture, mirrored, scaled or cut into windows, and one answer."""
+"""Test-time evaluation: several views of an image, mirrored, scaled or cut into windows, and one answer."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def detect_with_flip(
     scores: str = "kept",
     max_detections: int = 100,
 ) -> list[Prediction]:
-    """Objects found in pictures, in their mirror images, and in both at several scales.
+    """Objects found in images, in their mirror images, and in both at several scales.
 
     What several views found is one object if boxes of a class overlap; box, mask and keypoints are those of the view
     with the highest score. A model of a fixed `image_size` resizes every view to the same, so scales do nothing to it.
@@ -36,7 +36,7 @@ def detect_with_flip(
         iou: Overlap from which two boxes are one object.
         scores: "kept" for the highest of all views; "mean" over views, 0 in those that did not find the object, which
             puts what was seen once behind what was seen always.
-        max_detections: The most that are left of a picture.
+        max_detections: The most that are left of an image.
 
     Returns:
         As the model does, best first, in pixels of the images given.
@@ -75,17 +75,17 @@ def segment(
     flip: bool = False,
     window_batch: int = 4,
 ) -> Tensor:
-    """Probabilities of the classes in every pixel of a picture: (C, H, W) with values 0 to 1 -> (K, H, W).
+    """Probabilities of the classes in every pixel of an image: (C, H, W) with values 0 to 1 -> (K, H, W).
 
     Args:
         model: A segmenter in evaluation mode.
-        short_side: Resize the picture so that its shorter side has this; None leaves it as it is.
+        short_side: Resize the image so that its shorter side has this; None leaves it as it is.
         long_side: The longer side's limit after that.
         mode: "whole", or "slide" for overlapping windows whose scores are averaged.
         crop: Height and width of a window.
-        stride: From one window to the next; the last ones are moved back to end with the picture.
+        stride: From one window to the next; the last ones are moved back to end with the image.
         scales: Factors on top of that size; probabilities are averaged over them,
-        flip: and over the picture and its mirror image.
+        flip: and over the image and its mirror image.
         window_batch: Windows that go through the model at once.
     """
     _check_evaluating(model)
@@ -166,7 +166,7 @@ def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
 
 
 def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> Prediction:
-    """What was found in a mirror image of this width, in the picture itself."""
+    """What was found in a mirror image of this width, in the image itself."""
     found = dict(found)
     x1, y1, x2, y2 = found["boxes"].unbind(-1)
     found["boxes"] = torch.stack([width - x2, y1, width - x1, y2], -1)
@@ -184,7 +184,7 @@ def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> 
 
 
 def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
-    """What was found in the resized picture, in pixels of the image; but for masks, most of which will not be kept."""
+    """What was found in the resized image, in pixels of the image; but for masks, most of which will not be kept."""
     down, across = (whole / part for whole, part in zip(image.shape[-2:], given.shape[-2:], strict=True))
     found = dict(found, boxes=found["boxes"] * found["boxes"].new_tensor([across, down, across, down]))
     if "keypoints" in found:

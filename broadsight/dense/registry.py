@@ -12,7 +12,7 @@ from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.pooling import create_backbone
 
 
-def dense_network(
+def make_dense_model(
     head: str,
     backbone: str | nn.Module,
     num_classes: int,
@@ -29,7 +29,7 @@ def dense_network(
 
     Args:
         head: One of broadsight.dense.MODELS.
-        backbone: timm's name, or the network itself.
+        backbone: timm's name, or the model itself.
         head_args: Options of the model's own builder.
         backbone_args: For timm.create_model.
         broadcast, broadcast_args: Context broadcasting in the backbone; see `add_context_broadcast`.
@@ -51,16 +51,16 @@ default_cfgs = generate_default_cfgs({"dense_model": cfg(first_conv=None, classi
 
 @register_model
 def dense_model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Any dense model on any network; see `dense_network` for the arguments. Gives losses or objects, not classes."""
+    """Any dense model on any model; see `make_dense_model` for the arguments. Gives losses or objects, not classes."""
     if not kwargs.get("head") or not kwargs.get("backbone"):
-        raise ValueError("dense_model is no network by itself; give head=, such as 'retinanet', and backbone=")
+        raise ValueError("dense_model is no model by itself; give head=, such as 'retinanet', and backbone=")
     if kwargs.get("pretrained_cfg"):  # by a run folder
         check_stored(kwargs, "dense_model")
 
     def make(in_chans: int | None = None, **given: Any) -> nn.Module:
         channels = {} if in_chans is None else {"in_chans": in_chans}  # as timm reads them out of a folder
         given["backbone_args"] = {**channels, **(given.get("backbone_args") or {})}
-        return dense_network(**given)
+        return make_dense_model(**given)
 
     kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
     return build(make, "dense_model", pretrained, {}, kwargs)

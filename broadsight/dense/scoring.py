@@ -1,7 +1,7 @@
-"""How good a dense model is on labelled pictures: it is asked batch by batch, and what it says is scored as COCO does.
+"""How good a dense model is on labelled images: it is asked batch by batch, and what it says is scored as COCO does.
 
 One scorer for each kind of task. Training asks it after every epoch, `eval` once; several processes each score their
-own pictures and put their states together.
+own images and put their states together.
 """
 
 import math
@@ -25,12 +25,12 @@ GOALS = {"detect": "box_ap", "instances": "mask_ap", "keypoints": "keypoint_ap",
 
 @dataclass(frozen=True)
 class Views:
-    """Which views of a picture a model is shown.
+    """Which views of an image a model is shown.
 
     Args:
         flip: The mirror image as well.
         scales: Factors of its size.
-        short_side, long_side: What pictures for segmentation are resized to; None leaves them as they are.
+        short_side, long_side: What images for segmentation are resized to; None leaves them as they are.
         slide: Overlapping windows of short_side x short_side, for segmentation.
     """
 
@@ -45,17 +45,17 @@ PLAIN = Views()
 
 
 class Scorer:
-    """Collects what a model says of pictures. Figures are in per cent, `goal` names the one that counts."""
+    """Collects what a model says of images. Figures are in per cent, `goal` names the one that counts."""
 
     goal: str
     metric: Any
 
     def add(self, model: nn.Module, batch: Any) -> int:
-        """Ask a model in eval mode about a batch; how many pictures that were."""
+        """Ask a model in eval mode about a batch; how many images that were."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget all pictures."""
+        """Forget all images."""
         self.metric.reset()
 
     def state(self) -> Any:
@@ -75,7 +75,7 @@ class Scorer:
         return self.metric.per_class()
 
     def coverage(self) -> tuple[int, int]:
-        """How many classes occur in the pictures, over which means are taken, and how many there are."""
+        """How many classes occur in the images, over which means are taken, and how many there are."""
         return self.metric.coverage()
 
 
@@ -85,7 +85,7 @@ class ObjectScorer(Scorer):
     Args:
         task: "detect", "instances" or "keypoints".
         category_ids, class_names, flip_pairs: Of the data.
-        views: Of each picture.
+        views: Of each image.
         device: Where the model is.
         keypoint_offset: How much keypoints of model and targets are beyond those in COCO's files, which are scored.
         keep: Whether to keep all that was found.
@@ -111,7 +111,7 @@ class ObjectScorer(Scorer):
         self.metric = AveragePrecision(KINDS[task], category_ids, class_names)
 
     def find(self, model: nn.Module, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """Objects in pictures of bytes (C, H, W)."""
+        """Objects in images of bytes (C, H, W)."""
         given = [image.to(self.device).float() / 255 for image in images]
         options: dict[str, Any] = dict(flip=self.views.flip, scales=self.views.scales, keypoint_pairs=self.flip_pairs)
         return detect_with_flip(model, given, **options)
@@ -131,7 +131,7 @@ class PixelScorer(Scorer):
 
     Args:
         class_names: Of the data.
-        views: Of each picture.
+        views: Of each image.
         device: Where the model is.
     """
 
@@ -142,7 +142,7 @@ class PixelScorer(Scorer):
         self.metric = SegmentationScores(len(class_names), class_names=class_names)
 
     def find(self, model: nn.Module, image: Tensor) -> Tensor:
-        """Probabilities (K, H, W) of the classes in a picture of bytes (C, H, W)."""
+        """Probabilities (K, H, W) of the classes in an image of bytes (C, H, W)."""
         views = self.views
         side = views.short_side or min(image.shape[-2:])
         return segment(
@@ -164,10 +164,10 @@ class PixelScorer(Scorer):
 
 
 class PoseScorer(Scorer):
-    """Keypoints in crops of persons, put back into their pictures and scored there.
+    """Keypoints in crops of persons, put back into their images and scored there.
 
     Args:
-        dataset: The pictures that the crops are from, with `target(i)`.
+        dataset: The images that the crops are from, with `target(i)`.
         category_ids, class_names, flip_pairs: Of the data.
         views: Whether mirrored crops are asked about as well; scales do not apply.
         device: Where the model is.
@@ -196,10 +196,10 @@ class PoseScorer(Scorer):
         self._crops: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def find(self, model: Any, crops: Tensor, matrices: Tensor) -> Tensor:
-        """Keypoints (N, K, 3) in pixels of the pictures: x, y and how sure, of crops of bytes (N, C, H, W).
+        """Keypoints (N, K, 3) in pixels of the images: x, y and how sure, of crops of bytes (N, C, H, W).
 
         Args:
-            matrices: (N, 2, 3), from a crop to its picture.
+            matrices: (N, 2, 3), from a crop to its image.
         """
         given = crops.to(self.device).float() / 255
         maps = flip_test(model, given, self.flip_pairs) if self.views.flip else model(given)
@@ -215,7 +215,7 @@ class PoseScorer(Scorer):
         for points, meta in zip(found, metas, strict=True):
             # A person's score is how sure its keypoints are, times how sure the box was
             score = points[:, 2].mean() * meta["score"]
-            key = int(meta["picture"]), int(meta["place"])
+            key = int(meta["image"]), int(meta["place"])
             self._crops[key] = dict(points=points, score=score, box=meta["box"], label=meta["label"])
         return len(metas)
 
@@ -226,9 +226,9 @@ class PoseScorer(Scorer):
         for other in others:
             self._crops.update(other)
 
-    def predictions(self, picture: int) -> dict[str, Tensor]:
-        """All persons of one picture, as a detector of keypoints would give them."""
-        rows = [self._crops[key] for key in sorted(self._crops) if key[0] == picture]
+    def predictions(self, image: int) -> dict[str, Tensor]:
+        """All persons of one image, as a detector of keypoints would give them."""
+        rows = [self._crops[key] for key in sorted(self._crops) if key[0] == image]
         if not rows:
             count = len(self.dataset.keypoint_names)
             empty = dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), scores=torch.zeros(0))
@@ -242,16 +242,16 @@ class PoseScorer(Scorer):
 
     def compute(self) -> dict[str, float]:
         self.metric.reset()
-        for picture in range(len(self.dataset)):
-            target = self.dataset.target(picture)
-            pair = (moved_keypoints(objects, -self.keypoint_offset) for objects in (self.predictions(picture), target))
+        for image in range(len(self.dataset)):
+            target = self.dataset.target(image)
+            pair = (moved_keypoints(objects, -self.keypoint_offset) for objects in (self.predictions(image), target))
             self.metric.update(target["image_id"], target["boxes"].canvas_size, *pair)
         return self.metric.compute()
 
 
 def make_scorer(
     task: str,
-    pictures: Any,
+    images: Any,
     class_names: Sequence[str],
     *,
     top_down: bool,
@@ -261,13 +261,13 @@ def make_scorer(
     device: torch.device | str,
     keep: bool = False,
 ) -> Scorer:
-    """The scorer of a task on labelled pictures; `top_down` for models that see crops of single objects."""
+    """The scorer of a task on labelled images; `top_down` for models that see crops of single objects."""
     if task == "segment":
         return PixelScorer(class_names, views=views, device=device)
     common: dict[str, Any] = dict(flip_pairs=flip_pairs, keypoint_offset=keypoint_offset, views=views, device=device)
     if top_down:
-        return PoseScorer(pictures, pictures.category_ids, class_names, **common)
-    return ObjectScorer(task, pictures.category_ids, class_names, keep=keep, **common)
+        return PoseScorer(images, images.category_ids, class_names, **common)
+    return ObjectScorer(task, images.category_ids, class_names, keep=keep, **common)
 
 
 def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def known_or_none(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_missing(name: str, occurring: int) -> str:
-    """Why a figure has no value on pictures in which so many classes occur."""
+    """Why a figure has no value on images in which so many classes occur."""
     if name in ("miou", "macc"):
         return f"needs pixels of at least two classes; the masks show {occurring}"
     if not occurring:

@@ -12,8 +12,8 @@ from torch import Tensor
 class SegmentationScores:
     """Counts pixels by what they show and what was said of them.
 
-    Everything is computed from the counts of the whole data set, as papers do; a mean over pictures would be another
-    number. Where there are several processes, each counts its own pictures, and each gets the counts of all of them by
+    Everything is computed from the counts of the whole data set, as papers do; a mean over images would be another
+    number. Where there are several processes, each counts its own images, and each gets the counts of all of them by
     `scores.merge(gather_objects(scores.state()))`.
 
     Args:
@@ -30,7 +30,7 @@ class SegmentationScores:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all pictures."""
+        """Forget all images."""
         self._own = uuid4().hex  # so that what is merged twice counts once
         self._parts = {self._own: torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)}
 
@@ -40,7 +40,7 @@ class SegmentationScores:
         return torch.stack(list(self._parts.values())).sum(0)
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add one picture or a batch.
+        """Add one image or a batch.
 
         Args:
             prediction: Classes (H, W) or (B, H, W) of an integer type, or scores of the classes, (K, H, W) or

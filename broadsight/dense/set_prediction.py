@@ -73,7 +73,7 @@ class RTDETR(nn.Module):
         freeze_unused(stages, FIRST)
         widths = list(stages.channels[FIRST:])
         config = transformers.RTDetrConfig(
-            # A network that is replaced at once; it says how many channels the maps have.
+            # A model that is replaced at once; it says how many channels the maps have.
             backbone_config=transformers.RTDetrResNetConfig(
                 embedding_size=8,
                 hidden_sizes=[8, *widths],

@@ -1,4 +1,4 @@
-"""Any timm network as a dense backbone: four maps at strides 4, 8, 16 and 32, whatever the network's own are."""
+"""Any timm model as a dense backbone: four maps at strides 4, 8, 16 and 32, whatever the model's own are."""
 
 import math
 from collections.abc import Mapping
@@ -24,25 +24,25 @@ class Stages(nn.Module):
     """(B, in_chans, H, W), normalised, -> four maps (B, channels[i], ceil(H / strides[i]), ceil(W / strides[i])).
 
     An image is padded to whole cells of the last map and the maps are cropped again, so any size goes in. A stride
-    that the network does not offer is made from the nearest map that it does: a plain ViT, all of whose maps are of
-    one size, is enlarged by transposed convolutions and shrunk by pooling. A network that takes images of one size
+    that the model does not offer is made from the nearest map that it does: a plain ViT, all of whose maps are of
+    one size, is enlarged by transposed convolutions and shrunk by pooling. A model that takes images of one size
     alone sees every image brought to that size; `fixed_size` says so.
 
     Args:
-        network, pyramid: A timm network without its classifier, and how its maps are obtained.
-        normed: Put a LayerNorm on every map, for networks whose stages end in sums that only a last norm would tame.
+        model, pyramid: A timm model without its classifier, and how its maps are obtained.
+        normed: Put a LayerNorm on every map, for models whose stages end in sums that only a last norm would tame.
         neck: Seen by the maps before anything else, such as a MultiTokenNeck.
         mean, std: What images with values from 0 to 1 are to be normalised by.
 
     Attributes:
         channels, strides: Of the four maps, lowest level first.
         fixed_size: (H, W) that every image is brought to, or None.
-        frozen_stats: The network's BatchNorms keep their statistics while it learns.
+        frozen_stats: The model's BatchNorms keep their statistics while it learns.
     """
 
     def __init__(
         self,
-        network: nn.Module,
+        model: nn.Module,
         pyramid: Pyramid,
         *,
         normed: bool = False,
@@ -51,11 +51,11 @@ class Stages(nn.Module):
         std: tuple[float, ...] = IMAGENET["std"],
     ):
         super().__init__()
-        self.network, self.pyramid, self.strides = network, pyramid, STRIDES
+        self.model, self.pyramid, self.strides = model, pyramid, STRIDES
         self.in_chans, self.mean, self.std = pyramid.in_chans, mean, std
         height, width = pyramid.image_size
         other = -(-height // 32) * 32 + 32, -(-width // 32) * 32 + 64
-        self.fixed_size = None if takes(network, pyramid, other) else pyramid.image_size
+        self.fixed_size = None if takes(model, pyramid, other) else pyramid.image_size
         offered = [round(pyramid.image_size[0] / size[0]) for size in pyramid.sizes]
         self.sources = sources_of(offered)
         self.channels = tuple(pyramid.channels[source] for source in self.sources)
@@ -67,7 +67,7 @@ class Stages(nn.Module):
     def train(self, mode: bool = True) -> "Stages":
         super().train(mode)
         if self.frozen_stats:  # as detectors that begin from pretrained weights often do, their batches being small
-            for module in self.network.modules():
+            for module in self.model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
@@ -81,7 +81,7 @@ class Stages(nn.Module):
         seen = images
         if self.fixed_size and tuple(images.shape[-2:]) != self.fixed_size:
             seen = F.interpolate(images, self.fixed_size, mode="bilinear", align_corners=False, antialias=True)
-        maps = self.pyramid(self.network, seen)
+        maps = self.pyramid(self.model, seen)
         levels = []
         for source, norm, rescale, stride in zip(self.sources, self.norms, self.rescale, STRIDES, strict=True):
             x = rescale(norm(maps[source]))
@@ -119,7 +119,7 @@ def open_stages(
 
     Args:
         backbone: Any name that timm knows, or a model object, which is changed; of one whose pooling was swapped, the
-            network below the pooling.
+            model below the pooling.
         pretrained: Begin from timm's weights; only with a name.
         in_chans: Channels of an image; 3 if None and a name is given.
         neck: "fpn": the maps as they are, which a decoder merges; "map": through a multi-token neck before that.
@@ -131,38 +131,38 @@ def open_stages(
     if neck_args and neck != "map":
         raise ValueError(f"neck_args {', '.join(neck_args)} given with neck={neck!r}; they are for neck='map'")
     if isinstance(backbone, str):
-        network: Any = create_backbone(backbone, pretrained=pretrained, in_chans=in_chans or 3, **timm_args)
+        model: Any = create_backbone(backbone, pretrained=pretrained, in_chans=in_chans or 3, **timm_args)
     elif pretrained or timm_args:
         raise ValueError(f"{', '.join(['pretrained', *timm_args])} given with a model object; they are for a name")
     else:
-        network = backbone
-    described = getattr(network, "pretrained_cfg", None) or {}
-    if isinstance(network, PooledModel):
-        for tap in network.pyramid.taps:
+        model = backbone
+    described = getattr(model, "pretrained_cfg", None) or {}
+    if isinstance(model, PooledModel):
+        for tap in model.pyramid.taps:
             tap.handle.remove()
-        network = network.backbone
-    normed = wants_norms(network)
-    network, pyramid = find_pyramid(network, indices=wanted_features(network), stem="", in_chans=in_chans)
+        model = model.backbone
+    normed = wants_norms(model)
+    model, pyramid = find_pyramid(model, indices=wanted_features(model), stem="", in_chans=in_chans)
     mean, std = (per_channel(described.get(key) or IMAGENET[key], pyramid.in_chans) for key in ("mean", "std"))
-    stages = Stages(network, pyramid, normed=normed, mean=mean, std=std)
+    stages = Stages(model, pyramid, normed=normed, mean=mean, std=std)
     if neck == "map":
         arguments: dict[str, Any] = {"norm": "group", **(neck_args or {})}
         stages.neck = MultiTokenNeck(stages.channels, **arguments)
     return stages
 
 
-def wants_norms(network: Any) -> bool:
-    """Whether maps come out as bare sums of a network that normalises with LayerNorm, and has no norms for its maps."""
-    if len(getattr(network, "feature_norms", ())):
+def wants_norms(model: Any) -> bool:
+    """Whether maps come out as bare sums of a model that normalises with LayerNorm, and has no norms for its maps."""
+    if len(getattr(model, "feature_norms", ())):
         return False
     # The last norm is gone where a pooling was swapped in
-    inside = [module for module in network.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
-    return ends_with_layer_norm(network) or (bool(inside) and isinstance(inside[-1], LAYER_NORMS))
+    inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
+    return ends_with_layer_norm(model) or (bool(inside) and isinstance(inside[-1], LAYER_NORMS))
 
 
-def wanted_features(network: Any) -> list[int] | None:
-    """Positions among the network's features of the maps that are nearest to our strides; None: let others choose."""
-    info = getattr(network, "feature_info", None)
+def wanted_features(model: Any) -> list[int] | None:
+    """Positions among the model's features of the maps that are nearest to our strides; None: let others choose."""
+    info = getattr(model, "feature_info", None)
     reductions = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
     if len(set(reductions)) < 2 or None in reductions:
         return None

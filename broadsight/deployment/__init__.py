@@ -1,4 +1,4 @@
-"""Networks as files that other runtimes execute, with everything inside that is needed to use them."""
+"""Models as files that other runtimes execute, with everything inside that is needed to use them."""
 
 from .agreement import Agreement, compare, rounding_of
 from .capture import capture

@@ -1,4 +1,4 @@
-"""How far an artefact is from the network that it was made of."""
+"""How far an artefact is from the model that it was made of."""
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -24,8 +24,8 @@ class Agreement:
         largest: Of the differences between outputs, whatever the output.
         relative: The same over the largest absolute value of that output; the largest of all outputs.
         same_class: Part of the images with the same first class; None for other tasks than classification.
-        rounding: How far the network in single precision is from itself in double precision, relative likewise; 0 where
-            nobody had to ask. Weights that magnify rounding, as of networks that nobody has trained, tell no more.
+        rounding: How far the model in single precision is from itself in double precision, relative likewise; 0 where
+            nobody had to ask. Weights that magnify rounding, as of models that nobody has trained, tell no more.
     """
 
     images: int
@@ -39,7 +39,7 @@ class Agreement:
 
 
 def allowance(rounding: float) -> float:
-    """How far an artefact may be from a network that differs from itself by so much, see `rounding_of`."""
+    """How far an artefact may be from a model that differs from itself by so much, see `rounding_of`."""
     return ALLOWED * rounding if rounding > MAGNIFIED else 0.0
 
 
@@ -52,10 +52,10 @@ def compare(
     """Run both on the same images.
 
     Args:
-        reference: Images (B, C, H, W) -> the outputs of the network itself, in the artefact's order.
+        reference: Images (B, C, H, W) -> the outputs of the model itself, in the artefact's order.
         batches: Of images (B, C, H, W).
-        follow: In place of the reference for a network that chooses, where among near equals rounding decides: also
-            given what the artefact answered, and makes the same choice if it is as good as the network's own.
+        follow: In place of the reference for a model that chooses, where among near equals rounding decides: also
+            given what the artefact answered, and makes the same choice if it is as good as the model's own.
     """
     names = session.description.outputs
     largest, scale = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
@@ -88,7 +88,7 @@ def compare(
 
 
 def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
-    """How far a network in single precision is from itself in double precision.
+    """How far a model in single precision is from itself in double precision.
 
     Args:
         model: (B, C, H, W) -> a tensor or a tuple of them; in eval mode, on the CPU.

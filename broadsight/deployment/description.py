@@ -1,4 +1,4 @@
-"""What an exported network says of itself: kept as JSON inside the artefact, whatever the format."""
+"""What an exported model says of itself: kept as JSON inside the artefact, whatever the format."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,15 +15,15 @@ class Description:
 
     Args:
         task: classify, detect, segment or keypoints.
-        title: What tables call the network.
+        title: What tables call the model.
         source: The timm name or the name of the run folder.
         classes: Their names in the order of the outputs, or None where nobody has written them down.
         outputs: Names of what comes out, in order; of a classifier "logits" alone.
         image: What goes in: channels, height, width, and whether any_batch and any_size are taken.
-        preprocessing: How a picture becomes an image: resize, crop, crop_pct, interpolation, mean, std.
+        preprocessing: How an image becomes an image: resize, crop, crop_pct, interpolation, mean, std.
         provenance: Versions, commit, command, time, parameters and a digest of the weights.
         quantised: Of an int8 artefact what it was calibrated with, what stayed float, accuracy before and after.
-        decoding: Of a dense network what turns its raw outputs into boxes, classes of pixels or keypoints.
+        decoding: Of a dense model what turns its raw outputs into boxes, classes of pixels or keypoints.
     """
 
     task: str

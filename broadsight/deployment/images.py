@@ -1,4 +1,4 @@
-"""What stands before and behind an exported classifier: pictures become its images, its logits become answers."""
+"""What stands before and behind an exported classifier: images become its images, its logits become answers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ from ..data.normalising import Normalise
 from .description import Description
 
 
-def picture_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
+def image_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
     """PIL image of any size and mode -> (C, H, W) float32, resized, cropped and normalised.
 
-    Bit by bit what the network saw in Python; the artefact's own description is all that is needed. Stack several for
-    a session: `session(np.stack([prepare(picture), ...]))`. It may be called by several threads at once.
+    Bit by bit what the model saw in Python; the artefact's own description is all that is needed. Stack several for
+    a session: `session(np.stack([prepare(image), ...]))`. It may be called by several threads at once.
 
     Raises:
-        ValueError: The artefact is no classifier, or says too little of its pictures.
+        ValueError: The artefact is no classifier, or says too little of its images.
     """
     _check_task(description)
     channels, said = description.image["channels"], description.preprocessing
@@ -33,15 +33,15 @@ def picture_to_images(description: Description) -> Callable[[Image.Image], np.nd
         ) from None
     normalise = Normalise(mean, std)
 
-    def prepare(picture: Image.Image) -> np.ndarray:
-        pixels = torch.as_tensor(transform(decode(picture, channels)))  # C H W, bytes
+    def prepare(image: Image.Image) -> np.ndarray:
+        pixels = torch.as_tensor(transform(decode(image, channels)))  # C H W, bytes
         return normalise(pixels[None])[0].numpy()
 
     return prepare
 
 
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
-    """Logits (K,) of one picture -> the most probable classes, the best first; of equals the first.
+    """Logits (K,) of one image -> the most probable classes, the best first; of equals the first.
 
     Args:
         top: How many; all if there are fewer.
@@ -51,7 +51,7 @@ def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> l
         "probability" between 0 and 1.
 
     Raises:
-        ValueError: The logits are not those of one picture, or some are not finite: no order of them means anything.
+        ValueError: The logits are not those of one image, or some are not finite: no order of them means anything.
     """
     _check_task(description)
     names = description.classes
@@ -60,7 +60,7 @@ def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> l
         raise ValueError(f"top={top}; expected 1 or more")
     if logits.ndim != 1 or not len(logits) or (names is not None and len(names) != len(logits)):
         expected = f"({len(names)},)" if names is not None else "one row"
-        raise ValueError(f"logits of shape {logits.shape}; expected {expected}: give those of one picture")
+        raise ValueError(f"logits of shape {logits.shape}; expected {expected}: give those of one image")
     if not np.isfinite(logits).all():
         raise ValueError(f"{description.title} answers with logits that are not finite; its weights are damaged")
     raised = np.exp(logits - logits.max())

@@ -1,4 +1,4 @@
-"""What a network goes through before it is captured: all that inference allows, nothing that changes its answers."""
+"""What a model goes through before it is captured: all that inference allows, nothing that changes its answers."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -13,7 +13,7 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     """A copy for exporters, in eval mode, folded as far as it can be; outputs are equal up to rounding.
 
     Args:
-        size: (height, width) of images if they all have the same. Positions that a network would resample for every
+        size: (height, width) of images if they all have the same. Positions that a model would resample for every
             image are then resampled here, once; few runtimes know how.
 
     timm's fused attention is taken apart into its products: exporters take it apart as well, but then choke on views of
@@ -37,7 +37,7 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
 
 
 def _whole_patches(size: tuple[int, int], embed: Any) -> tuple[int, int]:
-    """The size of images once they are padded, where the network pads them to whole patches."""
+    """The size of images once they are padded, where the model pads them to whole patches."""
     if not getattr(embed, "dynamic_img_pad", False):
         return size
     height, width = (-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True))
@@ -45,7 +45,7 @@ def _whole_patches(size: tuple[int, int], embed: Any) -> tuple[int, int]:
 
 
 def why_one_size(model: nn.Module) -> str:
-    """Why an exported network takes images of one size only; empty if it takes any."""
+    """Why an exported model takes images of one size only; empty if it takes any."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     resamples = any(getattr(module, "dynamic_img_size", False) is True for module in model.modules())
     if config.get("fixed_input_size") or resamples:

@@ -1,4 +1,4 @@
-"""From a network to an artefact that has been opened again, compared, timed, and only then put in its place."""
+"""From a model to an artefact that has been opened again, compared, timed, and only then put in its place."""
 
 import json
 import os
@@ -31,7 +31,7 @@ Progress = Callable[[int, int | None, str], None]
 
 
 class Disagreement(RuntimeError):
-    """An artefact that does not compute what its network does."""
+    """An artefact that does not compute what its model does."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Wanted:
     Args:
         format: Key of FORMATS.
         any_batch: Any number of images at once, where the format can.
-        any_size: Any image size, where format and network can.
+        any_size: Any image size, where format and model can.
         tolerance: The largest difference of outputs over the largest output.
         threads: While comparing and timing.
         rounds: Of timing; 0 for none.
@@ -73,12 +73,12 @@ class Exported:
     Args:
         path: The file or folder; of several files the one to open.
         bytes: Of all its files.
-        agreement: With the network in torch; of an int8 artefact that of its float form.
+        agreement: With the model in torch; of an int8 artefact that of its float form.
         times: None if none were taken.
         int8: What quantisation reports.
         seconds: That the export took.
-        shown: What pictures it was compared on.
-        findings: Of a dense network how far apart what artefact and network find in these pictures is.
+        shown: What images it was compared on.
+        findings: Of a dense model how far apart what artefact and model find in these images is.
     """
 
     path: Path
@@ -109,7 +109,7 @@ class Exported:
 
 
 def check_request(wanted: Wanted, int8: bool = False) -> Format:
-    """Refuse what cannot be, before the network is opened."""
+    """Refuse what cannot be, before the model is opened."""
     form = need(wanted.format, int8)
     if wanted.any_size and not form.sizes:
         raise ValueError(f"--any-size with the format {wanted.format}, which takes one size; leave it out")
@@ -147,7 +147,7 @@ def export(
     quantise: Quantise | None = None,
     progress: Progress = lambda *_: None,
 ) -> Exported:
-    """Write an artefact, and let it stay only if it computes what the network does.
+    """Write an artefact, and let it stay only if it computes what the model does.
 
     Args:
         target: Name of the file with its format's suffix, or of the folder.
@@ -155,7 +155,7 @@ def export(
             float artefact's session. None: no int8.
 
     Raises:
-        ValueError: The network cannot be captured or written so.
+        ValueError: The model cannot be captured or written so.
         Disagreement: The artefact differs by more than the tolerance.
     """
     form = check_request(wanted, quantise is not None)
@@ -188,7 +188,7 @@ def export(
         artefact = folder / target.name
         with _named(subject, wanted.format):
             artefact = _write(program, description, artefact, wanted, quantise is not None)
-        progress(3, steps, "comparing with torch on pictures")
+        progress(3, steps, "comparing with torch on images")
         session = _open(artefact, wanted)
         agreement = _agreed(subject, session, image, wanted, wanted.format)
         int8, small = None, folder / ("int8-" + artefact.name)
@@ -219,7 +219,7 @@ def export(
 
 
 def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: Wanted, where: str) -> Agreement:
-    """How far an artefact is from its network, which is not too far."""
+    """How far an artefact is from its model, which is not too far."""
     title = subject.description.title
     try:
         found = compare(session, subject.reference, _batches(subject, image), subject.follow)
@@ -235,7 +235,7 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: W
     if not found.within(wanted.tolerance):
         raise Disagreement(
             f"{title} in {where} differs from torch by {found.largest:.3g}, {found.relative:.3g} of the largest output "
-            f"on {found.images} pictures; expected at most {wanted.tolerance:g}: nothing was written"
+            f"on {found.images} images; expected at most {wanted.tolerance:g}: nothing was written"
         )
     return found
 
@@ -269,16 +269,16 @@ def _open(artefact: Path, wanted: Wanted) -> Session:
 
 
 def _batches(subject: Subject, image: dict[str, Any]) -> Generator[np.ndarray, None, None]:
-    """All pictures: the first alone, the others together if any number is taken; of any size, some of another too."""
-    first, *others = subject.pictures(None)
+    """All images: the first alone, the others together if any number is taken; of any size, some of another too."""
+    first, *others = subject.images(None)
     yield first
     yield from [np.concatenate(others)] if image["any_batch"] and len(others) > 1 else others
     if image["any_size"]:  # a size that is a multiple of nothing
-        yield from subject.pictures(image["height"] + image["height"] // 4 + 3)[:2]
+        yield from subject.images(image["height"] + image["height"] // 4 + 3)[:2]
 
 
 def _times(subject: Subject, session: Session, rounds: int) -> Times:
-    one = subject.pictures(None)[0]
+    one = subject.images(None)[0]
     calls: list[Callable[[], Any]] = [lambda: subject.reference(one), lambda: session(one)]
     for call in calls:
         call()

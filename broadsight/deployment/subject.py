@@ -1,4 +1,4 @@
-"""What is exported: a network, what it says of itself, and pictures to try it on."""
+"""What is exported: a model, what it says of itself, and images to try it on."""
 
 import math
 import time
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..data.loading import Pictures
+from ..data.loading import SourceDataset
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled, find_images
 from ..data.view import Grey
@@ -25,24 +25,24 @@ from . import Description, Session
 
 @dataclass(frozen=True)
 class Subject:
-    """A network and all that goes into an artefact beside it.
+    """A model and all that goes into an artefact beside it.
 
     Args:
         model: In eval mode on the CPU. (B, C, H, W) -> a tensor or a tuple of them.
         description: For a fixed size and any number of images; the format changes that.
-        pictures: Pixels of a side (or None for the description's) -> normalised images (1, C, H, W), a few, of
-            different pictures; each may have a size of its own where there is no crop.
-        shown: What the pictures are, for the report.
+        images: Pixels of a side (or None for the description's) -> normalised images (1, C, H, W), a few, of
+            different images; each may have a size of its own where there is no crop.
+        shown: What the images are, for the report.
         notes: What the user should know.
         obstacle: Why it cannot take any image size; empty if it can.
         example_size: (height, width) to capture it at for any size; None leaves that to `capture`.
-        follow: Of a network that chooses among near equals; see `compare`.
-        findings: Opened artefact -> how far what it finds in the pictures is from what the network finds.
+        follow: Of a model that chooses among near equals; see `compare`.
+        findings: Opened artefact -> how far what it finds in the images is from what the model finds.
     """
 
     model: nn.Module
     description: Description
-    pictures: Callable[[int | None], list[np.ndarray]]
+    images: Callable[[int | None], list[np.ndarray]]
     shown: str
     notes: tuple[str, ...] = ()
     obstacle: str = ""
@@ -51,7 +51,7 @@ class Subject:
     findings: Callable[[Session], dict[str, float]] | None = None
 
     def reference(self, images: np.ndarray) -> list[np.ndarray]:
-        """What the network itself answers. (B, C, H, W) -> the outputs in order."""
+        """What the model itself answers. (B, C, H, W) -> the outputs in order."""
         with torch.inference_mode():
             found: Any = self.model(torch.from_numpy(images))
         return [one.float().numpy() for one in (found if isinstance(found, tuple | list) else (found,))]
@@ -63,7 +63,7 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
     Args:
         command: That asked for it, for the provenance.
         images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
-        count: Of pictures to try.
+        count: Of images to try.
     """
     from .prepare import why_one_size
 
@@ -89,17 +89,17 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
     )
     source, shown, notes = _source(classifier, images, count)
 
-    def pictures(side: int | None) -> list[np.ndarray]:
+    def photos(side: int | None) -> list[np.ndarray]:
         seen = transforms if side is None else replace(transforms, size=side)
-        read = Pictures(source, seen.build(training=False))
+        read = SourceDataset(source, seen.build(training=False))
         places = np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int)
         batch: Any = read.__getitems__([(0, place, int(index)) for place, index in enumerate(places)])
         if not len(batch.images):
             name, reason = batch.skipped[0]
-            raise ValueError(f"none of the {len(places)} pictures to compare on can be read; {name}: {reason}")
+            raise ValueError(f"none of the {len(places)} images to compare on can be read; {name}: {reason}")
         return [one.numpy() for one in classifier.normalise(batch.images).split(1)]
 
-    return Subject(classifier.model, description, pictures, shown, notes, why_one_size(classifier.model))
+    return Subject(classifier.model, description, photos, shown, notes, why_one_size(classifier.model))
 
 
 def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str, Any]:
@@ -128,17 +128,17 @@ def digest(model: nn.Module) -> str:
 
 
 def _source(classifier: Classifier, images: Sequence[str], count: int) -> tuple[Any, str, tuple[str, ...]]:
-    """Pictures, what they are, and notes."""
+    """Images, what they are, and notes."""
     transforms = classifier.transforms
     if images:
         found, notes = find_images(images)
         given: Any = found.in_channels(transforms.channels) if isinstance(found, Unlabelled) else found
-        return given, f"pictures of {' '.join(images)}", tuple(notes)
+        return given, f"images of {' '.join(images)}", tuple(notes)
     if classifier.run.get("broadsight", {}).get("settings"):
         try:
             splits = own_splits(classifier)
             if len(splits.val):
-                return splits.val, f"pictures that the run validated on ({splits.description['val']})", ()
+                return splits.val, f"images that the run validated on ({splits.description['val']})", ()
         except (OSError, ValueError, KeyError, RuntimeError):
             pass  # its data may be elsewhere by now: scenes do
     scenes: Any = Scenes(count, size=max(8, round(transforms.size / transforms.crop_pct)), split="test")

@@ -1,6 +1,6 @@
-"""Figures of a classifier from what it said of every picture; all of them in per cent, but for the loss.
+"""Figures of a classifier from what it said of every image; all of them in per cent, but for the loss.
 
-Written out on arrays, since pictures, tables and curves are made from the same ones; torchmetrics agrees (see tests).
+Written out on arrays, since images, tables and curves are made from the same ones; torchmetrics agrees (see tests).
 """
 
 import math
@@ -17,7 +17,7 @@ BINS = 15  # of confidence, as calibration is usually measured
 
 
 class NotEnough(ValueError):
-    """There are too few pictures or classes for a figure to mean anything."""
+    """There are too few images or classes for a figure to mean anything."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Calibration:
 
     Args:
         edges: (M + 1,) between which the bins lie; a confidence on an edge belongs to the bin above it.
-        counts: (M,) pictures.
+        counts: (M,) images.
         confidence: (M,) mean of theirs, nan where there is none.
         accuracy: (M,) share of right answers, likewise.
     """
@@ -42,12 +42,12 @@ class Calibration:
 
     @property
     def expected_error(self) -> float:
-        """ECE: the gap between confidence and accuracy, averaged over the pictures; nan without any."""
+        """ECE: the gap between confidence and accuracy, averaged over the images; nan without any."""
         return float((self.counts * self.gaps).sum() / self.counts.sum()) if self.counts.any() else math.nan
 
     @property
     def largest_error(self) -> float:
-        """MCE: the largest gap of a bin that holds pictures; nan without any."""
+        """MCE: the largest gap of a bin that holds images; nan without any."""
         return float(self.gaps.max()) if self.counts.any() else math.nan
 
 
@@ -65,12 +65,12 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """(C, C) counts: rows are what pictures show, columns what was said of them."""
+    """(C, C) counts: rows are what images show, columns what was said of them."""
     return np.bincount(labels * classes + predicted, minlength=classes * classes).reshape(classes, classes)
 
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The chance that a positive picture gets a higher score (N,) than a negative one; equal ones count half."""
+    """The chance that a positive image gets a higher score (N,) than a negative one; equal ones count half."""
     order = np.argsort(scores, kind="stable")
     _, place, ties = np.unique(scores[order], return_inverse=True, return_counts=True)
     ends = np.cumsum(ties)
@@ -78,7 +78,7 @@ def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     count = int(positive.sum())
     others = len(scores) - count
     if not count or not others:
-        raise NotEnough("needs pictures of at least two classes")
+        raise NotEnough("needs images of at least two classes")
     return float((ranks[positive[order]].sum() - count * (count + 1) / 2) / (count * others))
 
 
@@ -101,7 +101,7 @@ def _balanced_accuracy(found: Predictions, bins: int) -> float:
 
 
 def _macro_f1(found: Predictions, bins: int) -> float:
-    scores = [row["f1"] for row in per_class(found) if row["pictures"]]
+    scores = [row["f1"] for row in per_class(found) if row["images"]]
     return float(np.mean(scores))
 
 
@@ -141,25 +141,25 @@ def check_metrics(names: Sequence[str]) -> None:
             raise ValueError(f"unknown metric {name!r}; {hint}metrics are {', '.join(METRICS)}")
 
 
-def shortage(name: str, pictures: int, classes: int, present: int, bins: int = BINS) -> str | None:
-    """Why so many pictures, of `present` of the `classes` that compete, are too few for a figure; None if not."""
-    if not pictures:
-        return "needs pictures; none given"
+def shortage(name: str, images: int, classes: int, present: int, bins: int = BINS) -> str | None:
+    """Why so many images, of `present` of the `classes` that compete, are too few for a figure; None if not."""
+    if not images:
+        return "needs images; none given"
     if name == "top5" and classes <= 5:
         return f"needs more than 5 classes; {classes} given"
-    if name == "ece" and pictures < bins:
-        return f"needs at least as many pictures as bins, {bins}; {pictures} given"
+    if name == "ece" and images < bins:
+        return f"needs at least as many images as bins, {bins}; {images} given"
     if name in ("auroc", "balanced_accuracy", "macro_f1") and present < 2:
-        return f"needs pictures of at least two classes; {present} given"
-    if name == "auroc" and pictures * classes > MOST:
-        return f"needs the probabilities of all classes, too many to keep: {pictures:,} x {classes:,}"
+        return f"needs images of at least two classes; {present} given"
+    if name == "auroc" and images * classes > MOST:
+        return f"needs the probabilities of all classes, too many to keep: {images:,} x {classes:,}"
     return None
 
 
-def refuse_short(names: Sequence[str], pictures: int, classes: int, present: int, bins: int = BINS) -> None:
-    """Raises `NotEnough` for the first figure that so many pictures cannot give; see `shortage`."""
+def refuse_short(names: Sequence[str], images: int, classes: int, present: int, bins: int = BINS) -> None:
+    """Raises `NotEnough` for the first figure that so many images cannot give; see `shortage`."""
     for name in names:
-        if why := shortage(name, pictures, classes, present, bins):
+        if why := shortage(name, images, classes, present, bins):
             raise NotEnough(f"{name} {why}")
 
 
@@ -186,14 +186,14 @@ def figures(
 
 
 def coverage(found: Predictions) -> tuple[int, int]:
-    """How many classes have pictures, over which means of classes are taken, and how many compete."""
+    """How many classes have images, over which means of classes are taken, and how many compete."""
     return len(np.unique(found.labels)), found.classes if found.competing is None else found.competing
 
 
 def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """A row for each class: pictures, recall, precision, F1, and what it is most often taken for.
+    """A row for each class: images, recall, precision, F1, and what it is most often taken for.
 
-    What cannot be said is None: all of a class without pictures, precision of one that was never answered.
+    What cannot be said is None: all of a class without images, precision of one that was never answered.
     """
     matrix = confusion_matrix(found.labels, found.predicted, found.classes)
     names = names or [str(number) for number in range(found.classes)]
@@ -205,7 +205,7 @@ def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[di
         rows.append(
             {
                 "class": name,
-                "pictures": int(shown[one]),
+                "images": int(shown[one]),
                 "answers": int(said[one]),
                 "recall": _percent(right[one], shown[one]),
                 "precision": _percent(right[one], said[one]) if shown[one] else None,
@@ -222,7 +222,7 @@ def _percent(part: Any, whole: Any) -> float | None:
 
 
 def most_confused(found: Predictions, names: Sequence[str], most: int = 20) -> list[dict[str, Any]]:
-    """The pairs of classes that are confused most often: what pictures show, what is said, how often."""
+    """The pairs of classes that are confused most often: what images show, what is said, how often."""
     matrix = confusion_matrix(found.labels, found.predicted, found.classes)
     shown = matrix.sum(1)
     np.fill_diagonal(matrix, 0)
@@ -267,16 +267,16 @@ def most_confident_mistakes(found: Predictions, most: int = 24) -> np.ndarray:
 
 
 def accepted_accuracy(found: Predictions, accepted: Mapping[int, Sequence[int]]) -> tuple[float, int]:
-    """Share of pictures whose answer is one of several right ones; those without any are left out.
+    """Share of images whose answer is one of several right ones; those without any are left out.
 
     Args:
         accepted: By row of the source, the classes that count as right.
 
     Returns:
-        Per cent, and how many pictures count.
+        Per cent, and how many images count.
     """
     judged = [(int(row), int(said)) for row, said in zip(found.rows, found.predicted, strict=True)]
     judged = [(row, said) for row, said in judged if accepted.get(row)]
     if not judged:
-        raise NotEnough("needs pictures with accepted labels; none given")
+        raise NotEnough("needs images with accepted labels; none given")
     return 100 * sum(said in accepted[row] for row, said in judged) / len(judged), len(judged)

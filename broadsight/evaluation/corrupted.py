@@ -15,9 +15,9 @@ from ..data.view import View
 
 
 class Corrupted(View):
-    """Pictures as the network sees them, resized and cropped, and then corrupted, as those of ImageNet-C were.
+    """Images as the model sees them, resized and cropped, and then corrupted, as those of ImageNet-C were.
 
-    What becomes of a picture depends on its index and the seed alone, so that any order and any process gives the same
+    What becomes of an image depends on its index and the seed alone, so that any order and any process gives the same
     pixels. No further geometry must follow: `as_bytes` is the transform to load these with.
 
     Args:

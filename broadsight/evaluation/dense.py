@@ -1,4 +1,4 @@
-"""Evaluation of dense runs: AP as COCO has it, or mIoU; result files, and pictures of what was found."""
+"""Evaluation of dense runs: AP as COCO has it, or mIoU; result files, and images of what was found."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..data.dense.loading import DensePictures
+from ..data.dense.loading import DenseDataset
 from ..data.dense.part import DensePart, open_dense_part
 from ..data.dense.pose_crops import PoseCrops
 from ..data.dense.presence import labels_of_images, told_quickly, without_labels
@@ -22,10 +22,10 @@ from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, 
 from ..provenance import commit, versions
 from ..runs.dense_model import DenseRun, open_dense, pixels_of
 from ..training.dense import LARGEST, SCENES, crop_size
-from ..visual.captioned import Picture
+from ..visual.captioned import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
 
-SHOWN = 12  # pictures in a report
+SHOWN = 12  # images in a report
 HEADLINE = {
     "detect": ("box_ap", "box_ap50", "box_ap75"),
     "instances": ("mask_ap", "mask_ap50", "box_ap"),
@@ -41,8 +41,8 @@ class DenseAsked:
     Args:
         run: The folder of a dense run.
         data, part, split, seed: As for `open_dense_part`; without data, what the run validated on.
-        samples: So many pictures, drawn by chance, instead of all.
-        flip, scales, slide: Views of each picture; see `Views`.
+        samples: So many images, drawn by chance, instead of all.
+        flip, scales, slide: Views of each image; see `Views`.
         size: Pixels of the shorter side, instead of those it was trained in.
         batch, workers, threads, device, strict: How.
     """
@@ -73,10 +73,10 @@ class DenseEvaluation:
         figures, per_class: In per cent; None where nothing is there to be found.
         coverage: How many classes occur, over which means are taken, and how many there are.
         results: What was found, as COCO has it; none for pixels.
-        skipped: Pictures that could not be read, and why.
-        latencies: Seconds of each batch, per picture.
-        shown: Pictures of what was found beside the truth.
-        interrupted: Not all pictures were asked about.
+        skipped: Images that could not be read, and why.
+        latencies: Seconds of each batch, per image.
+        shown: Images of what was found beside the truth.
+        interrupted: Not all images were asked about.
     """
 
     run: DenseRun
@@ -88,7 +88,7 @@ class DenseEvaluation:
     results: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
-    shown: list[Picture] = field(default_factory=list)
+    shown: list[CaptionedImage] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -97,7 +97,7 @@ def evaluate_dense(
     progress: Callable[[int, int, str], None],
     tell: Callable[[str], None] = lambda note: None,
 ) -> DenseEvaluation:
-    """Ask a dense run about labelled pictures; `tell` is given what the user should know before that begins."""
+    """Ask a dense run about labelled images; `tell` is given what the user should know before that begins."""
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     run = open_dense(asked.run, device=asked.device, size=asked.size)
@@ -109,10 +109,10 @@ def evaluate_dense(
 
 
 def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
-    """The pictures that are asked about."""
+    """The images that are asked about."""
     if asked.data is None:
         splits = run.own_data()
-        part = DensePart(splits.val, splits.notes, {**splits.description, "part": "val", "pictures": len(splits.val)})
+        part = DensePart(splits.val, splits.notes, {**splits.description, "part": "val", "images": len(splits.val)})
     else:
         part = open_dense_part(
             asked.data,
@@ -127,34 +127,34 @@ def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
             scenes_size=run.recipe.image_size or SCENES,
             method=run.settings.get("hold_out", 1),
         )
-    if asked.samples is None or asked.samples >= len(part.pictures):
+    if asked.samples is None or asked.samples >= len(part.images):
         return part
     if asked.samples < 1:
         raise ValueError(f"--samples {asked.samples}; expected 1 or more")
-    drawn = np.random.default_rng(asked.seed or 0).choice(len(part.pictures), asked.samples, replace=False)
-    pictures = DenseView(part.pictures, np.sort(drawn))
-    return DensePart(pictures, part.notes, {**part.description, "pictures": len(pictures), "samples": asked.samples})
+    drawn = np.random.default_rng(asked.seed or 0).choice(len(part.images), asked.samples, replace=False)
+    images = DenseView(part.images, np.sort(drawn))
+    return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": asked.samples})
 
 
 def labelled(part: DensePart) -> DensePart:
-    """The same pictures, with notes on classes that none of them shows; a ValueError if there is no label at all."""
-    if not told_quickly(part.pictures):
+    """The same images, with notes on classes that none of them shows; a ValueError if there is no label at all."""
+    if not told_quickly(part.images):
         return part
     about = part.description
-    shown, place = labels_of_images(part.pictures), str(about.get("place") or about.get("val"))
+    shown, place = labels_of_images(part.images), str(about.get("place") or about.get("val"))
     told = {note.replace("validate on", "evaluate on") for note in part.notes}  # by the run's own data
-    more = [note for note in without_labels(part.pictures, shown, "evaluate on", place) if note not in told]
+    more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
     return replace(part, notes=(*part.notes, *more))
 
 
 def score(
     run: DenseRun, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
 ) -> DenseEvaluation:
-    """Figures of a run on pictures; an interruption leaves those of what was seen until then."""
+    """Figures of a run on images; an interruption leaves those of what was seen until then."""
     evaluation = DenseEvaluation(run, part, views)
     scorer = make_scorer(
         run.task,
-        part.pictures,
+        part.images,
         run.classes,
         top_down=run.top_down,
         flip_pairs=run.flip_pairs,
@@ -164,13 +164,13 @@ def score(
         keep=True,
     )
     if run.top_down:
-        source: Any = PoseCrops(part.pictures, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
+        source: Any = PoseCrops(part.images, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
         transform = None
     else:
-        source, transform = part.pictures, DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
-    pictures = DensePictures(source, transform, strict=asked.strict)
+        source, transform = part.images, DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
+    images = DenseDataset(source, transform, strict=asked.strict)
     workers = default_workers() if asked.workers is None else asked.workers
-    loader = load(pictures, EvalOrder(source, asked.batch), workers=workers, pin_memory=run.device.type == "cuda")
+    loader = load(images, EvalOrder(source, asked.batch), workers=workers, pin_memory=run.device.type == "cuda")
     done = 0
     progress(0, len(source), run.title)
     try:
@@ -191,7 +191,7 @@ def score(
     finally:
         close(loader)
     if not done:
-        raise ValueError(f"none of the {len(source)} pictures to evaluate on can be read; see what is wrong with them")
+        raise ValueError(f"none of the {len(source)} images to evaluate on can be read; see what is wrong with them")
     evaluation.figures = known_or_none(scorer.compute())
     evaluation.per_class = [known_or_none(row) for row in scorer.per_class()]
     evaluation.coverage = scorer.coverage()
@@ -200,24 +200,24 @@ def score(
 
 
 def _look(evaluation: DenseEvaluation, scorer: Any) -> None:
-    """Draw some pictures, truth beside prediction, and keep all results of objects."""
-    run, pictures = evaluation.run, evaluation.part.pictures
-    chosen = {round(place) for place in np.linspace(0, len(pictures) - 1, min(SHOWN, len(pictures))).tolist()}
+    """Draw some images, truth beside prediction, and keep all results of objects."""
+    run, images = evaluation.run, evaluation.part.images
+    chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(SHOWN, len(images))).tolist()}
     with torch.inference_mode():
         for index in sorted(chosen):
-            if pictures.name(index) in evaluation.skipped:
+            if images.name(index) in evaluation.skipped:
                 continue
-            image, target = pictures[index]
+            image, target = images[index]
             found = found_in(run, scorer, image, index)
             evaluation.shown.append(
-                Picture(truth_and(run, image, target, found), pictures.name(index), _told(run, found))
+                CaptionedImage(truth_and(run, image, target, found), images.name(index), _told(run, found))
             )
     if run.task != "segment":
         evaluation.results = results_of(run, scorer)
 
 
 def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
-    """What a model says of a picture of the evaluated ones."""
+    """What a model says of an image of the evaluated ones."""
     if run.top_down:
         return scorer.predictions(index)
     pixels = pixels_of(image)
@@ -227,7 +227,7 @@ def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
 
 
 def truth_and(run: DenseRun, image: Image.Image, target: Any, found: Any) -> Image.Image:
-    """A picture twice: with what is there, and with what was found."""
+    """An image twice: with what is there, and with what was found."""
     if run.task == "segment":
         drawn = [draw_semantic(image, classes, run.classes) for classes in (target, found)]
     else:

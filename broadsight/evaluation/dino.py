@@ -19,15 +19,15 @@ NAME = "vit_small_patch16_224.dino"
 
 
 class Dino:
-    """Saliency of a network that has never seen a label, the same for all that are compared by it.
+    """Saliency of a model that has never seen a label, the same for all that are compared by it.
 
-    Class-token attention of the last block, mean over heads, brought to the pictures' size (bilinear). The pictures'
-    bytes are normalised for this network, at their own size, or rounded up to whole patches.
+    Class-token attention of the last block, mean over heads, brought to the images' size (bilinear). The images'
+    bytes are normalised for this model, at their own size, or rounded up to whole patches.
 
     Args:
-        model: A timm name of a ViT with a class token, or such a network, which is used as it is.
+        model: A timm name of a ViT with a class token, or such a model, which is used as it is.
         checkpoint: A file of its weights instead of timm's, without a classifier.
-        size: Pixels of a side that this network sees, if not the pictures' own: its map has a place for each patch.
+        size: Pixels of a side that this model sees, if not the images' own: its map has a place for each patch.
     """
 
     def __init__(self, model: str | nn.Module = NAME, *, checkpoint: str | Path | None = None, size: int | None = None):
@@ -46,17 +46,17 @@ class Dino:
         self.normalise = Normalise(config["mean"], config["std"])
 
     def __call__(self, images: Tensor, batch: Batch) -> Tensor:
-        """Pictures (B, C, H, W) -> (B, H, W), 0 to 1."""
+        """Images (B, C, H, W) -> (B, H, W), 0 to 1."""
         weights = self.attention(batch.images.to(images.device)).mean(1, keepdim=True)  # B 1 h w
         return F.interpolate(weights, images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
 
-    def attention(self, pictures: Tensor) -> Tensor:
+    def attention(self, photos: Tensor) -> Tensor:
         """Bytes (B, 1 or 3, H, W) -> weights of the class token for each patch (B, heads, h, w)."""
-        if self.normalise.device != pictures.device:
-            self.model.to(pictures.device)
+        if self.normalise.device != photos.device:
+            self.model.to(photos.device)
             config = resolve_model_data_config(self.model)
-            self.normalise = Normalise(config["mean"], config["std"], pictures.device)
-        images = self.normalise(pictures.expand(-1, 3, -1, -1))
+            self.normalise = Normalise(config["mean"], config["std"], photos.device)
+        images = self.normalise(photos.expand(-1, 3, -1, -1))
         patch = as_pair(self.model.patch_embed.patch_size)
         grid = [-(-(self.size or side) // step) for side, step in zip(images.shape[-2:], patch, strict=True)]
         size = [cells * step for cells, step in zip(grid, patch, strict=True)]
@@ -85,8 +85,8 @@ class _LastAttention(TorchFunctionMode):
 
 def _created(name: str, checkpoint: str | Path | None) -> nn.Module:
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(f"{name!r} is no network of timm's; give a ViT, such as {NAME}")
-    if checkpoint is not None and not Path(checkpoint).exists():  # said before a network is made in vain
+        raise ValueError(f"{name!r} is no model of timm's; give a ViT, such as {NAME}")
+    if checkpoint is not None and not Path(checkpoint).exists():  # said before a model is made in vain
         raise FileNotFoundError(f"{checkpoint} is not a file; give one of the weights of {name}")
     try:
         model = timm.create_model(name, pretrained=checkpoint is None, num_classes=0, dynamic_img_size=True)

@@ -1,7 +1,7 @@
-"""ImageNet and the sets made to go with it, as folders of pictures with labels among the same 1000 classes.
+"""ImageNet and the sets made to go with it, as folders of images with labels among the same 1000 classes.
 
 Which set a folder holds is told by its shape: by what its class folders are called and, where two sets share that, by
-the names of its pictures. Lists of classes and ReaL's labels are those that timm brings along.
+the names of its images. Lists of classes and ReaL's labels are those that timm brings along.
 """
 
 import json
@@ -27,9 +27,9 @@ V2 = "imagenet-v2"
 REAL = "imagenet-real"
 PART = "imagenet-part"  # some of the 1000 class folders; a name for results, not for `open_set`
 
-VAL_PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})(_n[0-9]{8})?\.\w+")  # some archives add the class
-VAL_PICTURES = 50_000
-SKETCH_PICTURE = re.compile(r"sketch_[0-9]+\.\w+")
+VAL_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})(_n[0-9]{8})?\.\w+")  # some archives add the class
+VAL_IMAGES = 50_000
+SKETCH_IMAGE = re.compile(r"sketch_[0-9]+\.\w+")
 MOST_SETS = 100  # a folder with more folders than this in it holds classes, not sets
 
 
@@ -39,20 +39,20 @@ class SetInfo:
 
     Attributes:
         title: What reports call it.
-        pictures: How many the whole set has.
+        images: How many the whole set has.
         folder: What it is usually called, unpacked.
         subset: "a" or "r", as timm calls those with 200 classes.
     """
 
     title: str
-    pictures: int
+    images: int
     folder: str
     subset: str | None = None
 
 
 SETS = {
-    "imagenet": SetInfo("ImageNet", VAL_PICTURES, "val"),
-    REAL: SetInfo("ImageNet ReaL", VAL_PICTURES, "val"),
+    "imagenet": SetInfo("ImageNet", VAL_IMAGES, "val"),
+    REAL: SetInfo("ImageNet ReaL", VAL_IMAGES, "val"),
     V2: SetInfo("ImageNet-V2", 10_000, "imagenetv2-matched-frequency-format-val"),
     f"{V2}-matched-frequency": SetInfo(
         "ImageNet-V2 matched-frequency", 10_000, "imagenetv2-matched-frequency-format-val"
@@ -70,14 +70,14 @@ V2_WORDS = {"matched": "matched-frequency", "threshold": "threshold-0.7", "topim
 
 @dataclass(frozen=True, eq=False)
 class ImageNetSet:
-    """A folder of pictures to evaluate classifiers of ImageNet's 1000 classes on.
+    """A folder of images to evaluate classifiers of ImageNet's 1000 classes on.
 
     Attributes:
         name: A key of SETS, or "imagenet-part".
         title: What reports call it.
-        path: Where the class folders, or the pictures, are.
-        source: The pictures. Labels are indices into the 1000 classes, which `source.classes` names by their synsets.
-            ReaL's pictures have the label of their class folder or, without one, the first that is accepted.
+        path: Where the class folders, or the images, are.
+        source: The images. Labels are indices into the 1000 classes, which `source.classes` names by their synsets.
+            ReaL's images have the label of their class folder or, without one, the first that is accepted.
         kept: The classes (200,) that compete, ascending; None if all 1000 do. Whoever made ImageNet-A and -R takes
             the largest of these 200 logits.
         accepted: By row of the source, the classes that are right, one or more; None if that is the label alone.
@@ -124,7 +124,7 @@ def indices_of(classes: Sequence[str]) -> np.ndarray | None:
 def recognise(path: str | Path) -> str | None:
     """Which of SETS a folder holds, itself or in the one folder in it that is a set; None if none or several.
 
-    V2 is "imagenet-v2" where no name says which of the three. Pictures of the validation set without class folders are
+    V2 is "imagenet-v2" where no name says which of the three. Images of the validation set without class folders are
     "imagenet-real". Part of ImageNet's class folders are none of the sets, though `open_set` takes them.
     """
     path = Path(path).expanduser()
@@ -137,7 +137,7 @@ def find_sets(root: str | Path) -> dict[str, Path]:
 
     Of two folders of a kind, the one with the usual name is taken, or else the first; `train` never. A folder that is
     called after a set counts even if its shape is wrong: `open_set` says what is wrong with it. The validation set
-    is there twice, as itself and for ReaL, if its pictures have their original names.
+    is there twice, as itself and for ReaL, if its images have their original names.
     """
     root = _folder(root)
     found = _located(root, depth=2)
@@ -182,7 +182,7 @@ def open_set(
     part = part_of(path, channels)
     notes, source = part.notes, part.source
     if info is not None and (empty := in_order(set(folders) - set(source.classes))):
-        what = f"{path} has {len(empty):,} of {len(folders):,} class folders without pictures"
+        what = f"{path} has {len(empty):,} of {len(folders):,} class folders without images"
         raise ValueError(f"{what}: {some(empty, 3)}; unpack {info.title} again")
     indices = indices_of(source.classes)
     assert indices is not None, "the shape of the folder was checked"
@@ -194,8 +194,8 @@ def open_set(
         whole = f", so it is not {SETS[called].title}" if called else ""
         notes.append(f"{path} has {len(indices):,} of ImageNet's 1,000 classes{whole}; all 1,000 compete")
         return ImageNetSet(name, title, path, source, notes=tuple(notes))
-    if len(source) != info.pictures:
-        notes.append(f"{path} has {len(source):,} pictures; {info.title} has {info.pictures:,}")
+    if len(source) != info.images:
+        notes.append(f"{path} has {len(source):,} images; {info.title} has {info.images:,}")
     return ImageNetSet(name, info.title, path, source, _kept(name).copy() if info.subset else None, notes=tuple(notes))
 
 
@@ -216,18 +216,18 @@ def _folders(path: Path) -> list[str]:
 
 
 def _look(path: Path) -> tuple[list[str], str]:
-    """The folders in a folder, and the name of a picture in it or else in the first of them; "" if there is none."""
+    """The folders in a folder, and the name of an image in it or else in the first of them; "" if there is none."""
     found = entries(path)
     folders = in_order(entry.name for entry in found if is_folder(entry))
     for place in (found, entries(path / folders[0]) if folders else ()):
-        if pictures := [entry.name for entry in place if is_image(entry.name) and is_there(entry.is_file)]:
-            return folders, min(pictures)
+        if images := [entry.name for entry in place if is_image(entry.name) and is_there(entry.is_file)]:
+            return folders, min(images)
     return folders, ""
 
 
 def _is_val(path: Path) -> bool:
-    """Whether pictures are called as those of ImageNet's validation set."""
-    return VAL_PICTURE.fullmatch(_look(path)[1]) is not None
+    """Whether images are called as those of ImageNet's validation set."""
+    return VAL_IMAGE.fullmatch(_look(path)[1]) is not None
 
 
 def _is_v2(name: str | None) -> bool:
@@ -259,12 +259,12 @@ def _places(classes: Sequence[str], numbers: bool) -> list[int | None]:
 
 def _kind(path: Path) -> str | None:
     """Which of SETS a folder is by its own class folders."""
-    folders, picture = _look(path)
-    of_val = VAL_PICTURE.fullmatch(picture) is not None
+    folders, image = _look(path)
+    of_val = VAL_IMAGE.fullmatch(image) is not None
     if not folders:
         return REAL if of_val else None
     if len(folders) == len(synsets()) and _misfit(folders, "imagenet") is None:  # and Sketch's folders are the same
-        sketch = SKETCH_PICTURE.fullmatch(picture) or (called_after(path.name) == "imagenet-sketch" and not of_val)
+        sketch = SKETCH_IMAGE.fullmatch(image) or (called_after(path.name) == "imagenet-sketch" and not of_val)
         return "imagenet-sketch" if sketch else "imagenet"
     if of_val:
         return None
@@ -309,7 +309,7 @@ def _located(path: Path, depth: int = 1) -> dict[str, Path]:
             continue
         for kind, place in _located(path / folder, depth - 1).items():
             if kind == REAL and len(folders) > 1 and place.name.lower() not in VAL:
-                continue  # a class with pictures of the validation set in it
+                continue  # a class with images of the validation set in it
             if kind not in found or folder == SETS[kind].folder or called_after(folder) == kind:
                 found[kind] = place
     return found
@@ -368,9 +368,9 @@ def _fitting(path: Path, name: str) -> tuple[str, Path]:
         raise ValueError(f"{path} has several folders of the shape of {title}: {names}; give one of them")
     give = f"give the unpacked {SETS[name].folder} folder"
     if name == REAL:
-        _, picture = _look(path)
-        what = f"has no pictures called ILSVRC2012_val_00000001.JPEG and so on{f', but {picture}' if picture else ''}"
-        raise ValueError(f"{path} {what}; {title} goes by these names: give the original validation pictures")
+        _, image = _look(path)
+        what = f"has no images called ILSVRC2012_val_00000001.JPEG and so on{f', but {image}' if image else ''}"
+        raise ValueError(f"{path} {what}; {title} goes by these names: give the original validation images")
     if not folders:
         classes = f"{len(_kept(name)):,}, called " + ("0 to 999" if _is_v2(name) else synsets()[_kept(name)[0]] + ", …")
         raise ValueError(f"{path} has no class folders; {title} has {classes}; {give}")
@@ -378,7 +378,7 @@ def _fitting(path: Path, name: str) -> tuple[str, Path]:
         raise ValueError(f"{path} is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}")
     if (what := _misfit(folders, name)) is not None:
         raise ValueError(f"{path} {what}; {give}")
-    raise ValueError(f"{path} has {title}'s class folders, but pictures of the validation set; {give}")
+    raise ValueError(f"{path} has {title}'s class folders, but images of the validation set; {give}")
 
 
 def _recognised(path: Path) -> tuple[str, Path]:
@@ -410,37 +410,37 @@ def _recognised(path: Path) -> tuple[str, Path]:
 def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSet:
     info, ignored = SETS[REAL], []
     names = sorted(images_below(path, "", ignored))
-    matches = [VAL_PICTURE.fullmatch(os.path.basename(name)) for name in names]
+    matches = [VAL_IMAGE.fullmatch(os.path.basename(name)) for name in names]
     numbers = [int(match[1]) if match else 0 for match in matches]
-    if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_PICTURES]:
-        what = f"{len(wrong):,} of {len(names):,} pictures in {path} are not called ILSVRC2012_val_00000001.JPEG to"
-        raise ValueError(f"{what} …{VAL_PICTURES:08}.JPEG: {some(wrong, 3)}; ReaL goes by these names")
+    if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_IMAGES]:
+        what = f"{len(wrong):,} of {len(names):,} images in {path} are not called ILSVRC2012_val_00000001.JPEG to"
+        raise ValueError(f"{what} …{VAL_IMAGES:08}.JPEG: {some(wrong, 3)}; ReaL goes by these names")
     if len(set(numbers)) < len(numbers):
-        raise ValueError(f"{path} has {len(numbers) - len(set(numbers)):,} pictures twice; leave one of each")
+        raise ValueError(f"{path} has {len(numbers) - len(set(numbers)):,} images twice; leave one of each")
     labels = _real_labels(file)
     kept = [row for row, number in enumerate(numbers) if labels[number - 1]]
     if not kept:
-        raise ValueError(f"none of the {len(names):,} pictures in {path} has labels in {info.title}; give more of them")
+        raise ValueError(f"none of the {len(names):,} images in {path} has labels in {info.title}; give more of them")
     accepted = {place: tuple(labels[numbers[row] - 1]) for place, row in enumerate(kept)}
     index = {name: index for index, name in enumerate(synsets())}
     given = [index.get(names[row].partition("/")[0], accepted[place][0]) for place, row in enumerate(kept)]
     source = FolderSource(path, [names[row] for row in kept], given, synsets(), channels)
 
     notes = []
-    if len(names) < info.pictures:
-        notes.append(f"{path} has {len(names):,} pictures; {info.title} has {info.pictures:,}")
+    if len(names) < info.images:
+        notes.append(f"{path} has {len(names):,} images; {info.title} has {info.images:,}")
     if len(kept) < len(names):
-        notes.append(f"{len(names) - len(kept):,} pictures without labels in {info.title} are left out")
+        notes.append(f"{len(names) - len(kept):,} images without labels in {info.title} are left out")
     if ignored:
         notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
     return ImageNetSet(REAL, info.title, path, source, accepted=accepted, notes=tuple(notes))
 
 
 def _real_labels(file: str | Path | None) -> list[list[int]]:
-    """For each picture of the validation set, by its number, the classes that are right; none if nobody agreed."""
+    """For each image of the validation set, by its number, the classes that are right; none if nobody agreed."""
     if file is None:
         return json.loads(_info("imagenet_real_labels.json"))
-    expected = f"expected {VAL_PICTURES:,} lists of classes from 0 to {len(synsets()) - 1}, as in ReaL's real.json"
+    expected = f"expected {VAL_IMAGES:,} lists of classes from 0 to {len(synsets()) - 1}, as in ReaL's real.json"
     refuse_odd(Path(file).expanduser())
     try:
         labels = json.loads(Path(file).expanduser().read_text("utf-8"))
@@ -448,7 +448,7 @@ def _real_labels(file: str | Path | None) -> list[list[int]]:
         raise ValueError(f"{file}: {(error.strerror or str(error)).lower()}; {expected}") from None
     except (ValueError, RecursionError):
         raise ValueError(f"{file} is no JSON; {expected}") from None
-    if not isinstance(labels, list) or len(labels) != VAL_PICTURES:
+    if not isinstance(labels, list) or len(labels) != VAL_IMAGES:
         what = f"{len(labels):,} entries" if isinstance(labels, list) else f"a {type(labels).__name__}"
         raise ValueError(f"{file} has {what}; {expected}")
     for number, row in enumerate(labels, 1):

@@ -1,4 +1,4 @@
-"""What a classifier says of every picture, as arrays: everything that is reported is computed from these."""
+"""What a classifier says of every image, as arrays: everything that is reported is computed from these."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..data.loading import Batch
 
-TOP = 5  # classes kept of every picture
-MOST = 50_000_000  # probabilities that are kept of all pictures and classes: 200 MB
+TOP = 5  # classes kept of every image
+MOST = 50_000_000  # probabilities that are kept of all images and classes: 200 MB
 
 
 class Subject(Protocol):
@@ -33,19 +33,19 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Predictions:
-    """N pictures, C classes.
+    """N images, C classes.
 
     Args:
-        classes: C, those of the network.
-        rows: (N,) which pictures of the source these are.
+        classes: C, those of the model.
+        rows: (N,) which images of the source these are.
         labels: (N,) what they show.
         ranks: (N,) how many classes came before that one; 0 is a right answer.
         top: (N, K) the most probable classes, the first first.
         probabilities: (N, K) theirs.
         losses: (N,) cross-entropy.
         all_probabilities: (N, C), unless that is too much to keep.
-        skipped: Pictures that could not be read, and why.
-        competing: How many classes could be answered, where not all of the network's may.
+        skipped: Images that could not be read, and why.
+        competing: How many classes could be answered, where not all of the model's may.
     """
 
     classes: int
@@ -75,20 +75,20 @@ def collect(
     subject: Subject,
     batches: Iterable[Batch],
     *,
-    pictures: int,
+    count: int,
     kept: np.ndarray | None = None,
     change: Callable[[Tensor, Batch], Tensor] | None = None,
     seen: Callable[[int], None] = lambda count: None,
 ) -> Predictions:
-    """Ask for every picture.
+    """Ask for every image.
 
     Args:
-        pictures: How many there will be, to know what can be kept of each.
-        kept: The classes that compete; all of the network's if None.
-        change: Normalised images and their batch -> what the network sees instead.
-        seen: Told how many more pictures are done.
+        count: How many there will be, to know what can be kept of each.
+        kept: The classes that compete; all of the model's if None.
+        change: Normalised images and their batch -> what the model sees instead.
+        seen: Told how many more images are done.
     """
-    whole = pictures * subject.num_classes <= MOST
+    whole = count * subject.num_classes <= MOST
     parts: dict[str, list[Any]] = {
         name: [] for name in ("rows", "labels", "ranks", "top", "probabilities", "losses", "all")
     }
@@ -114,7 +114,7 @@ def collect(
             parts["all"].append(found["all"].cpu().numpy())
         seen(len(batch.labels))
     if not parts["labels"]:
-        raise RuntimeError(f"none of the {pictures} pictures can be read; see what is wrong with them")
+        raise RuntimeError(f"none of the {count} images can be read; see what is wrong with them")
     arrays = {name: np.concatenate(found) for name, found in parts.items() if found}
     return Predictions(
         subject.num_classes,
@@ -140,7 +140,7 @@ def answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     labels = labels.to(logits.device)
     truth = logits.gather(1, labels[:, None])
     before = torch.arange(logits.shape[1], device=logits.device) < labels[:, None]
-    # Of equals the first class wins, as in argmax: a network that says the same of all is right as often as chance
+    # Of equals the first class wins, as in argmax: a model that says the same of all is right as often as chance
     ranks = ((logits > truth) | ((logits == truth) & before)).sum(1)
     probabilities = logits.softmax(1)
     order = logits.argsort(dim=1, descending=True, stable=True)[:, :TOP]

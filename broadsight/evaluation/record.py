@@ -35,7 +35,7 @@ def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
         "kind": "evaluation",
         "subtitle": _subtitle(evaluation),
         "headline": headline(first, evaluation.how),
-        "facts": [network_facts(first, evaluation.how), data_facts(evaluation)],
+        "facts": [model_facts(first, evaluation.how), data_facts(evaluation)],
         **result_record(first, asked.bins),
         "suites": [entry for result in evaluation.results for entry in suite_records(result)],
         "beside": [_beside(result) for result in evaluation.results[1:]],
@@ -62,7 +62,7 @@ def result_record(result: Result, bins: int = BINS) -> dict[str, Any]:
         "figures": result.figures,
         "absent": dict(result.absent),
         "classes": list(names),
-        "pictures": len(said),
+        "images": len(said),
         "coverage": dict(zip(("occurring", "classes"), coverage(said), strict=True)),
         "per_class": per_class(said, names),
         "confused": most_confused(said, names),
@@ -93,8 +93,8 @@ def suite_records(result: Result) -> list[dict[str, Any]]:
     records = [asdict(suite) for suite in result.suites]
     if result.sets:
         rows = [
-            {"case": f"{case}, {classes:,} classes", "at": None, "top1": top1, "pictures": pictures}
-            for case, classes, pictures, top1 in result.sets
+            {"case": f"{case}, {classes:,} classes", "at": None, "top1": top1, "images": images}
+            for case, classes, images, top1 in result.sets
         ]
         about = "Top-1 on every set that the folder holds; where a set has some of the classes, those alone compete."
         records.insert(
@@ -119,9 +119,9 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _subtitle(evaluation: Evaluation) -> str:
     first = evaluation.results[0]
-    pictures, classes = len(first.predictions), len(set(first.predictions.labels.tolist()))
+    images, classes = len(first.predictions), len(set(first.predictions.labels.tolist()))
     others = f", beside {len(evaluation.results) - 1} more" if len(evaluation.results) > 1 else ""
-    return f"{pictures:,} pictures of {classes:,} classes{others}"
+    return f"{images:,} images of {classes:,} classes{others}"
 
 
 def headline(result: Result, how: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -135,11 +135,11 @@ def headline(result: Result, how: Mapping[str, Any]) -> list[dict[str, str]]:
     return entries
 
 
-def network_facts(result: Result, how: Mapping[str, Any]) -> dict[str, Any]:
+def model_facts(result: Result, how: Mapping[str, Any]) -> dict[str, Any]:
     classifier = result.task.classifier
     side = classifier.transforms.size
     rows = [
-        ["network", classifier.title],
+        ["model", classifier.title],
         ["from", classifier.source],
         ["parameters", f"{classifier.parameters:,}"],
         ["size", f"{4 * classifier.parameters / 1e6:.1f} MB in single precision"],
@@ -147,7 +147,7 @@ def network_facts(result: Result, how: Mapping[str, Any]) -> dict[str, Any]:
         ["MACs", "not counted" if result.macs is None else f"{result.macs / 1e9:.3f} G"],
         ["latency", "not measured" if result.latency is None else _latency(result.latency, how)],
     ]
-    return {"group": "Network", "rows": rows}
+    return {"group": "Model", "rows": rows}
 
 
 def _latency(summary: Summary, how: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _latency(summary: Summary, how: Mapping[str, Any]) -> str:
 
 def data_facts(evaluation: Evaluation) -> dict[str, Any]:
     found, first = evaluation.found, evaluation.results[0]
-    rows = [["pictures", f"{len(first.predictions):,}"], ["place", found.place]]
+    rows = [["images", f"{len(first.predictions):,}"], ["place", found.place]]
     if evaluation.asked.samples and len(first.task.source) < len(found.source):
         rows.append(["drawn by chance", f"{len(first.task.source):,} of {len(found.source):,}"])
     rows += [
@@ -167,7 +167,7 @@ def data_facts(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def predictions_csv(result: Result) -> str:
-    """A line for each picture: what it shows, what was said, how surely, and how probable the truth seemed."""
+    """A line for each image: what it shows, what was said, how surely, and how probable the truth seemed."""
     said, task = result.predictions, result.task
     text = io.StringIO()
     rows = CsvRows(text)

@@ -15,13 +15,13 @@ ORDERS = ("salient first", "random", "least salient first")
 def removal_ranks(saliency: Tensor, indices: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
     """When each pixel goes, by order: (B, H, W) of numbers from 0, which goes first, to H * W - 1.
 
-    Equally salient pixels go in an order drawn for the picture, which depends on its index and the seed alone. The
+    Equally salient pixels go in an order drawn for the image, which depends on its index and the seed alone. The
     random order takes square after square, a GRID-th of the shorter side wide, since scattered pixels would be worse
-    than any region: nothing like them is in a picture.
+    than any region: nothing like them is in an image.
 
     Args:
         saliency: (B, H, W)
-        indices: Which pictures of the source these are.
+        indices: Which images of the source these are.
     """
     pixels = saliency[0].numel()
     generators = [torch.Generator().manual_seed(mixed(seed, index)) for index in indices]

@@ -1,4 +1,4 @@
-"""Which classifiers are asked about which pictures: what a user asks for, opened and checked before any work."""
+"""Which classifiers are asked about which images: what a user asks for, opened and checked before any work."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class Asked:
         suites: Some of SUITES, "robustness" for all of them, or the name of the ImageNet set that DATA must be.
         beside: Further run folders and timm names, also as NAME@CHECKPOINT, asked the same.
         part, split, root, download: As for `open_part`.
-        samples: So many pictures drawn by chance; all if None.
+        samples: So many images drawn by chance; all if None.
         metrics: Names of figures that must be there; all that can be, if None.
         bins: Of the calibration error.
         checkpoint, pretrained, model_args, size, light: As for `open_classifier`.
@@ -97,13 +97,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Task:
-    """A classifier and the pictures it is asked about, labelled as it numbers its classes.
+    """A classifier and the images it is asked about, labelled as it numbers its classes.
 
     Args:
-        title: Of the pictures, where DATA holds several sets.
+        title: Of the images, where DATA holds several sets.
         names: Of the classes.
         kept: The classes that compete; all if None.
-        accepted: By picture all answers that are right, where several may be.
+        accepted: By image all answers that are right, where several may be.
     """
 
     classifier: Classifier
@@ -129,13 +129,13 @@ def open_classifiers(asked: Asked) -> list[Classifier]:
         if one.transforms.channels != opened[0].transforms.channels:
             raise ValueError(
                 f"{title} takes {one.transforms.channels} channels, {opened[0].title} {opened[0].transforms.channels}; "
-                "side by side they need the same pictures"
+                "side by side they need the same images"
             )
     return opened
 
 
 def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, list[list[Task]]]:
-    """The pictures for every classifier.
+    """The images for every classifier.
 
     Returns:
         What was found, and a task for each classifier: once, or for each set in turn where DATA holds several.
@@ -146,10 +146,10 @@ def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, 
     if sets:
         one = sets[0]
         notes = tuple(dict.fromkeys(note for each in sets for note in each.notes))
-        about = dict(kind=one.name, data=asked.data, place=str(one.path), pictures=len(one.source))
+        about = dict(kind=one.name, data=asked.data, place=str(one.path), images=len(one.source))
         found = Found(one.source, str(one.path), notes, about)
         return found, [[_of_set(each, classifier, asked) for classifier in classifiers] for each in sets]
-    found = _pictures(asked, first)
+    found = _images(asked, first)
     tasks, notes = [], list(found.notes)
     for classifier in classifiers:
         places, names, more = match_classes(classifier, found.source, found.place)
@@ -162,7 +162,7 @@ def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, 
 
 
 def _refuse_ignored(asked: Asked, sets: Sequence[ImageNetSet]) -> None:
-    """Refuse options that these pictures would make nothing of."""
+    """Refuse options that these images would make nothing of."""
     whole = f"DATA is {sets[0].title}, which is taken whole" if sets else None
     given = {"--part": asked.part != "auto", "--split": asked.split is not None}
     given |= {"--root": asked.root is not None, "--download": asked.download}
@@ -173,7 +173,7 @@ def _refuse_ignored(asked: Asked, sets: Sequence[ImageNetSet]) -> None:
     refuse_idle({name: name for name, is_given in given.items() if is_given}, needs, facts)
 
 
-def _pictures(asked: Asked, classifier: Classifier) -> Found:
+def _images(asked: Asked, classifier: Classifier) -> Found:
     run = classifier.run.get("broadsight", {})
     settings = run.get("settings", {})
     own, whole = settings.get("data"), asked.split is None and asked.part in ("auto", "val", "train")
@@ -230,8 +230,8 @@ def found_in(classifier: Classifier, splits: Splits, part: Which = "val") -> Fou
     stored = run.get("data", {})
     before, found = stored.get("fingerprint"), {"contents": contents({which: source} if "contents" in stored else {})}
     if before and (before != about.get("fingerprint") or not same_contents(stored, found)):
-        notes.append(f"the pictures in {run['settings']['data']} are not those that {classifier.source} was begun with")
-    about = {**about, "data": run["settings"]["data"], "part": which, "pictures": len(source)}
+        notes.append(f"the images in {run['settings']['data']} are not those that {classifier.source} was begun with")
+    about = {**about, "data": run["settings"]["data"], "part": which, "images": len(source)}
     return Found(source, str(about[which]), tuple(notes), about)
 
 
@@ -241,13 +241,13 @@ def match_classes(
     """Where the classes of a source are among the classifier's.
 
     Returns:
-        For each class of the source its number, -1 for those without pictures that the classifier does not know; the
+        For each class of the source its number, -1 for those without images that the classifier does not know; the
         names of the classifier's classes; and what the user should know.
     """
     classes, count, title = tuple(source.classes), classifier.num_classes, classifier.title
     present = np.unique(labels_of(source))
     if not len(present):
-        raise ValueError(f"{place} has no pictures; give data with some")
+        raise ValueError(f"{place} has no images; give data with some")
     if present.min() < 0 or present.max() >= len(classes):
         wrong = int(present.min() if present.min() < 0 else present.max())
         raise ValueError(
@@ -289,11 +289,11 @@ def _numbers(names: Sequence[str]) -> bool:
 
 
 def _missing(present: np.ndarray, names: Sequence[str], title: str, place: str) -> tuple[str, ...]:
-    """What is said of classes without pictures; `present` are numbers of the others."""
+    """What is said of classes without images; `present` are numbers of the others."""
     count, there = len(names), set(present.tolist())
     if len(there) == count:
         return ()
-    what = f"{place} has pictures of {len(there)} of the {count} classes of {title}; all {count} compete"
+    what = f"{place} has images of {len(there)} of the {count} classes of {title}; all {count} compete"
     return (f"{what}; there are none of {some([name for i, name in enumerate(names) if i not in there], 20)}",)
 
 
@@ -323,7 +323,7 @@ def _imagenet_sets(asked: Asked, classifiers: Sequence[Classifier]) -> Iterator[
     channels = classifiers[0].transforms.channels
     opened = {name: open_set(place, name, channels, given.get(name)) for name, place in places.items()}
     plain, real = opened.get("imagenet"), opened.get("imagenet-real")
-    if plain and real and places["imagenet"] == places["imagenet-real"]:  # the same pictures are asked about once
+    if plain and real and places["imagenet"] == places["imagenet-real"]:  # the same images are asked about once
         row = {plain.source.name(index): index for index in range(len(plain.source))}
         accepted = {row[real.source.name(index)]: right for index, right in (real.accepted or {}).items()}
         opened["imagenet"] = replace(plain, accepted=accepted)

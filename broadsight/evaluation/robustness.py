@@ -1,4 +1,4 @@
-"""How a classifier stands what is done to its pictures: occlusion, an attack, removal by saliency, corruptions."""
+"""How a classifier stands what is done to its images: occlusion, an attack, removal by saliency, corruptions."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.corruptions import GROUPS
-from ..data.loading import Batch, EvalOrder, Pictures, Transforms, close, load
+from ..data.loading import Batch, EvalOrder, SourceDataset, Transforms, close, load
 from ..data.sources import Source
 from ..data.view import labels_of
 from ..inspection.meta_pass import in_eval_mode
@@ -36,12 +36,12 @@ class Tested(Subject, Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """Top-1 in per cent of `pictures` pictures, in one case."""
+    """Top-1 in per cent of `images` images, in one case."""
 
     case: str
     at: float
     top1: float
-    pictures: int
+    images: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Suite:
         about: Its settings, in a sentence or two.
         axis: What `at` means.
         summary: A few figures in per cent, by name; None where there is nothing to compare with.
-        skipped: Pictures that could not be read, and why.
+        skipped: Images that could not be read, and why.
     """
 
     name: str
@@ -82,16 +82,16 @@ def run_suite(
     strict: bool = False,
     seen: Callable[[int, str], None] = lambda count, doing: None,
 ) -> Suite:
-    """Ask about every picture in every case of a suite.
+    """Ask about every image in every case of a suite.
 
     Args:
         name: One of SUITES.
-        source: Pictures whose labels are numbers of the classifier's classes.
+        source: Images whose labels are numbers of the classifier's classes.
         saliency: What "salient" removes pixels by; by default what the choices name.
-        kept: The classes that compete; all of the network's if None.
+        kept: The classes that compete; all of the model's if None.
         seed: Of ties in saliency, of the random order and of corruptions.
-        strict: An unreadable picture is an error.
-        seen: Told how many pictures more are done, and in which case.
+        strict: An unreadable image is an error.
+        seen: Told how many images more are done, and in which case.
     """
     choices = choices or Choices()
     cases = choices.cases(name)
@@ -102,21 +102,21 @@ def run_suite(
         saliency = from_name(choices.saliency, classifier, source, kept=kept, checkpoint=choices.dino_checkpoint)
     ask = _Ask(classifier, kept)
     right = dict.fromkeys(cases, 0)
-    pictures = dict.fromkeys(cases, 0)
+    images = dict.fromkeys(cases, 0)
     skipped: dict[str, str] = {}
     with _evaluating(getattr(classifier, "model", classifier)):
         for part, transform, asked in _rounds(name, cases, ask, source, saliency, seed):
-            for found in _batches(Pictures(part, transform, strict=strict), batch, workers):
+            for found in _batches(SourceDataset(part, transform, strict=strict), batch, workers):
                 skipped.update(found.skipped)
                 if not len(found.labels):
                     continue
                 for case, at, logits in asked(classifier.normalise(found.images), found):
                     right[case, at] += int((answers(logits, found.labels)["ranks"] == 0).sum())
-                    pictures[case, at] += len(found.labels)
+                    images[case, at] += len(found.labels)
                     seen(len(found.labels), f"{case} {at:g}" if at else "clean")
-    if not all(pictures.values()):
-        raise RuntimeError(f"none of the {len(source)} pictures can be read; see what is wrong with them")
-    rows = tuple(Row(*case, 100 * right[case] / pictures[case], pictures[case]) for case in cases)
+    if not all(images.values()):
+        raise RuntimeError(f"none of the {len(source)} images can be read; see what is wrong with them")
+    rows = tuple(Row(*case, 100 * right[case] / images[case], images[case]) for case in cases)
     words = described(name, choices, about(saliency) if saliency else "")
     return Suite(name, *words, rows, summary_of(name, rows), skipped)
 
@@ -172,9 +172,9 @@ def direction(ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -
     return gradient.sign(), logits.detach()
 
 
-def stepped(normalise: Callable[[Tensor], Tensor], pictures: Tensor, signs: Tensor, epsilon: float) -> Tensor:
+def stepped(normalise: Callable[[Tensor], Tensor], images: Tensor, signs: Tensor, epsilon: float) -> Tensor:
     """Bytes (B, C, H, W), a step of epsilon of 255 along the signs, as normalised images; 0 to 255, not rounded."""
-    return normalise((pictures.to(signs) + epsilon * signs).clamp(0, 255))
+    return normalise((images.to(signs) + epsilon * signs).clamp(0, 255))
 
 
 class _Ask:
@@ -190,7 +190,7 @@ class _Ask:
 def _rounds(
     name: str, cases: list[tuple[str, float]], ask: _Ask, source: Source, saliency: Saliency | None, seed: int
 ) -> Iterator[tuple[Source, Callable[[Any], Any], Callable[[Tensor, Batch], Iterator[Asked]]]]:
-    """What is gone through in turn: pictures, their transform, and what is asked about each batch."""
+    """What is gone through in turn: images, their transform, and what is asked about each batch."""
     transforms, normalise = ask.classifier.transforms, ask.classifier.normalise
 
     def occlusion(images: Tensor, batch: Batch) -> Iterator[Asked]:
@@ -224,8 +224,8 @@ def _rounds(
             yield source, transforms.build(False), as_they_are
 
 
-def _batches(pictures: Pictures, size: int, workers: int) -> Iterator[Batch]:
-    loader = load(pictures, EvalOrder(pictures.source, size), workers=workers)
+def _batches(images: SourceDataset, size: int, workers: int) -> Iterator[Batch]:
+    loader = load(images, EvalOrder(images.source, size), workers=workers)
     try:
         for batch in loader:
             if batch.failure:
@@ -236,26 +236,26 @@ def _batches(pictures: Pictures, size: int, workers: int) -> Iterator[Batch]:
 
 
 @contextmanager
-def _evaluating(network: Any) -> Generator[None, None, None]:
-    """The network in eval mode, without gradients unless asked for, and afterwards as it was."""
-    if not isinstance(network, nn.Module):
+def _evaluating(model: Any) -> Generator[None, None, None]:
+    """The model in eval mode, without gradients unless asked for, and afterwards as it was."""
+    if not isinstance(model, nn.Module):
         with torch.no_grad():
             yield
         return
-    with in_eval_mode(network):
-        # Not in inference mode, and without what networks such as LeViT keep of a pass in it: no gradient goes through
-        network.train()
-        network.eval()
+    with in_eval_mode(model):
+        # Not in inference mode, and without what models such as LeViT keep of a pass in it: no gradient goes through
+        model.train()
+        model.eval()
         yield
 
 
 def _check(classifier: Tested, source: Source, kept: np.ndarray | None) -> None:
     if not len(source):
-        raise ValueError("there are no pictures to try the network on")
+        raise ValueError("there are no images to try the model on")
     labels = labels_of(source)
     if labels.min() < 0 or labels.max() >= classifier.num_classes:
         raise ValueError(
-            f"labels go from {labels.min()} to {labels.max()}, but the network has {classifier.num_classes} classes"
+            f"labels go from {labels.min()} to {labels.max()}, but the model has {classifier.num_classes} classes"
         )
     if kept is not None and not np.isin(labels, kept).all():
-        raise ValueError("some pictures show classes that do not compete; leave them out")
+        raise ValueError("some images show classes that do not compete; leave them out")

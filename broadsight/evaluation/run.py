@@ -1,4 +1,4 @@
-"""Asks classifiers about pictures, as they are and under harder conditions, and works out the figures."""
+"""Asks classifiers about images, as they are and under harder conditions, and works out the figures."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..benchmark.run import Summary, fixed_threads, interleave, summarize
-from ..data.loading import EvalOrder, Pictures, close, default_workers, load
+from ..data.loading import EvalOrder, SourceDataset, close, default_workers, load
 from ..data.sources.evaluation import Found
 from ..data.view import labels_of
 from ..inspection.macs import executed_macs
@@ -27,13 +27,13 @@ Progress = Callable[[int, int | None, str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What one classifier said of the pictures.
+    """What one classifier said of the images.
 
     Args:
         figures: By name; see METRICS, and real_top1 where several answers are right.
         absent: Why others have no value.
         suites: The same under harder conditions.
-        sets: Top-1 on each ImageNet set, where DATA holds several: title, classes that compete, pictures, per cent.
+        sets: Top-1 on each ImageNet set, where DATA holds several: title, classes that compete, images, per cent.
         macs: Of one image, if they can be counted.
         latency: Milliseconds of one image.
     """
@@ -50,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all classifiers, the one asked for first; the pictures; and how it was done."""
+    """Results of all classifiers, the one asked for first; the images; and how it was done."""
 
     asked: Asked
     results: tuple[Result, ...]
@@ -74,7 +74,7 @@ def evaluate(
     progress: Progress = lambda done, total, doing: None,
     tell: Callable[[str], None] = lambda note: None,
 ) -> Evaluation:
-    """Ask a classifier, and others beside it, about all pictures; everything is checked before the first is asked.
+    """Ask a classifier, and others beside it, about all images; everything is checked before the first is asked.
 
     Args:
         tell: Given what the user should know, a line each, before that.
@@ -90,7 +90,7 @@ def evaluate(
             competing = task.classifier.num_classes if task.kept is None else len(task.kept)
             refuse_short(asked.metrics or (), len(task.source), competing, present, asked.bins)
             if task.accepted is not None and not any(task.accepted.values()):
-                raise NotEnough(f"none of the {len(task.source):,} pictures of {found.place} has an accepted label")
+                raise NotEnough(f"none of the {len(task.source):,} images of {found.place} has an accepted label")
         for note in found.notes:
             tell(note)
         saliencies = [_saliency(asked, task) for task in groups[0]]
@@ -153,13 +153,13 @@ def _saliency(asked: Asked, task: Task) -> Saliency | None:
 def ask(
     task: Task, batch: int, workers: int, strict: bool = False, seen: Callable[[int, str], None] = lambda n, doing: None
 ) -> Predictions:
-    """What the classifier says of every picture of a task."""
-    pictures = Pictures(task.source, task.classifier.transforms.build(False), strict=strict)
-    loader = load(pictures, EvalOrder(task.source, batch), workers=workers)
+    """What the classifier says of every image of a task."""
+    images = SourceDataset(task.source, task.classifier.transforms.build(False), strict=strict)
+    loader = load(images, EvalOrder(task.source, batch), workers=workers)
     title = task.classifier.title
     try:
         return collect(
-            task.classifier, loader, pictures=len(pictures), kept=task.kept, seen=lambda count: seen(count, title)
+            task.classifier, loader, count=len(images), kept=task.kept, seen=lambda count: seen(count, title)
         )
     finally:
         close(loader)
@@ -188,11 +188,11 @@ def measure(classifiers: Sequence[Classifier], latency: bool = True) -> list[dic
 
 
 def macs_of(classifier: Classifier) -> int | None:
-    """Multiply-accumulates of one image, or None for a network that they cannot be counted of."""
+    """Multiply-accumulates of one image, or None for a model that they cannot be counted of."""
     size, channels = classifier.transforms.size, classifier.transforms.channels
     try:
         return executed_macs(classifier.model, (size, size), channels)
-    except Exception:  # whatever a foreign network does; the figure is a courtesy
+    except Exception:  # whatever a foreign model does; the figure is a courtesy
         return None
 
 

@@ -1,4 +1,4 @@
-"""Which pixels of a picture matter: several ways to say so, and the user's own."""
+"""Which pixels of an image matter: several ways to say so, and the user's own."""
 
 import importlib.util
 import pkgutil
@@ -32,7 +32,7 @@ class SceneSaliency:
 
     Args:
         source: Scenes, or others that are made of them: in grey, some of them.
-        transforms: How the pictures become images; the map goes the same way, without values in between.
+        transforms: How the images become images; the map goes the same way, without values in between.
     """
 
     def __init__(self, source: Source, transforms: Transforms):
@@ -86,7 +86,7 @@ def from_name(
     Args:
         name: "scenes", "gradcam", "dino", or one's own function as "file.py:function" or "module:function"; by default
             the scenes' own where there are scenes, and else gradcam.
-        classifier: Whose pictures they are; it is what Grad-CAM looks into.
+        classifier: Whose images they are; it is what Grad-CAM looks into.
         kept: The classes that compete, for Grad-CAM.
         checkpoint: Weights for DINO; timm's if None.
     """

@@ -15,7 +15,7 @@ HIGHEST = {"sides": 1, "epsilons": 255, "fractions": 1}
 
 @dataclass(frozen=True)
 class Choices:
-    """How hard the suites are. Pictures as they are, at 0, are always measured too.
+    """How hard the suites are. Images as they are, at 0, are always measured too.
 
     Args:
         saliency: What pixels are removed by: "scenes", "gradcam", "dino", or one's own as "file.py:function"; by
@@ -23,7 +23,7 @@ class Choices:
         dino_checkpoint: Weights of dino; timm's if None.
         corruptions, severities: Names, and numbers from 1 to 5.
         epsilons: Steps of the attack, in units of pixels between 0 and 255.
-        sides: Of the square that occludes, as fractions of the picture's side.
+        sides: Of the square that occludes, as fractions of the image's side.
         fractions: Parts of the pixels that are removed.
     """
 
@@ -65,7 +65,7 @@ def _from_zero(values: Sequence[float]) -> list[float]:
 
 
 def passes_of(name: str, choices: Choices | None = None) -> int:
-    """How often each picture is asked about in a suite."""
+    """How often each image is asked about in a suite."""
     return len((choices or Choices()).cases(name))
 
 
@@ -80,7 +80,7 @@ def described(name: str, choices: Choices, saliency: str) -> tuple[str, str, str
             "Occlusion of the centre",
             "A centred square is set to the mean colour (0 after normalisation). Half the side, a quarter of the area, "
             "is our reading of the papers' centre occlusion, whose size is not printed.",
-            "side of the square, as a fraction of the picture's",
+            "side of the square, as a fraction of the image's",
         )
     if name == "fgsm":
         return (
@@ -100,8 +100,8 @@ def described(name: str, choices: Choices, saliency: str) -> tuple[str, str, str
     kinds, severities = len(set(choices.corruptions)), ", ".join(map(str, sorted(set(choices.severities))))
     return (
         "Common corruptions",
-        f"Pictures are resized and cropped, then corrupted: {kinds} of {len(CORRUPTIONS)} kinds at severity "
+        f"Images are resized and cropped, then corrupted: {kinds} of {len(CORRUPTIONS)} kinds at severity "
         f"{severities}. These are the kinds of ImageNet-C in our own drawing, so figures do not compare with those of "
-        "its published pictures; there is no mCE, which needs the errors of an AlexNet.",
+        "its published images; there is no mCE, which needs the errors of an AlexNet.",
         "severity",
     )

@@ -1,4 +1,4 @@
-"""Explanations: what a network saw of one image, as maps over it."""
+"""Explanations: what a model saw of one image, as maps over it."""
 
 from .inside import kinds_of as kinds_of
 from .inside import look_inside as look_inside

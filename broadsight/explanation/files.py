@@ -1,4 +1,4 @@
-"""What is kept of explanations: sheets, single maps and raw numbers of each picture, and a record of all."""
+"""What is kept of explanations: sheets, single maps and raw numbers of each image, and a record of all."""
 
 import json
 import re
@@ -31,11 +31,11 @@ class Wanted:
     """What to look at, and what to write besides the sheets.
 
     Args:
-        kinds: Of looks; all that the network has if empty.
+        kinds: Of looks; all that the model has if empty.
         target: Name or number of the class that Grad-CAM explains; the predicted one if None.
         layers: Paths of modules or patterns of them, such as stages.2.*; all if empty.
         depths: Numbers of layers among those of their kind, from 1; "last" is the last. All if empty.
-        singles: Each map over the picture in a file of its own.
+        singles: Each map over the image in a file of its own.
         raw: The maps' numbers in an .npz file.
     """
 
@@ -49,18 +49,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Seen:
-    """One picture, as the network sees it, and what it says of it.
+    """One image, as the model sees it, and what it says of it.
 
     Args:
-        picture: Resized and cropped, RGB or grey.
-        image: (1, C, H, W), normalised, on the network's device.
+        image: Resized and cropped, RGB or grey.
+        tensor: (1, C, H, W), normalised, on the model's device.
         places, probabilities: The first classes by their numbers, and how probable they are.
         looks: What there is to see inside.
         explained: The class that Grad-CAM explains.
     """
 
-    picture: Image.Image
-    image: Tensor
+    image: Image.Image
+    tensor: Tensor
     places: tuple[int, ...]
     probabilities: tuple[float, ...]
     looks: tuple[Look, ...]
@@ -69,7 +69,7 @@ class Seen:
 
 @dataclass
 class Explained:
-    """What came out of all pictures: an entry for each as the record has it, and those that could not be read."""
+    """What came out of all images: an entry for each as the record has it, and those that could not be read."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class Explained:
 
 
 def unique_stems(names: Sequence[str]) -> list[str]:
-    """What the files of each picture are called; none has the record's name."""
+    """What the files of each image are called; none has the record's name."""
     return unique(names, [Path(RECORD).stem])
 
 
 def write_files(
     classifier: Classifier, looked: Seen, wanted: Wanted, out: Path, name: str, stem: str, untrained: bool
 ) -> dict[str, Any]:
-    """The files of one picture, the sheet last; its entry in the record."""
+    """The files of one image, the sheet last; its entry in the record."""
     names = class_names(classifier)
     answers = [(names[place], value) for place, value in zip(looked.places, looked.probabilities, strict=True)]
     keys = _keys(looked.looks)
@@ -92,19 +92,19 @@ def write_files(
     singles = [f"{stem}/{key}.png" for key in keys] if wanted.singles else [None] * len(keys)
     for look, file in zip(looked.looks, singles, strict=True):
         if file is not None:
-            _save(overlay(looked.picture, look), out / file)
+            _save(overlay(looked.image, look), out / file)
     if wanted.raw:
         arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
         with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
-            np.savez_compressed(file, picture=np.asarray(looked.picture), **arrays)
-    width, height = looked.picture.size
+            np.savez_compressed(file, image=np.asarray(looked.image), **arrays)
+    width, height = looked.image.size
     facts = [
         printable(Path(name).name),
         f"{width} x {height} pixels",
         f"{classifier.parameters / 1e6:.2f} M parameters",
     ]
     sheet = overview_sheet(
-        looked.picture,
+        looked.image,
         looked.looks,
         answers,
         classifier.title,
@@ -153,10 +153,10 @@ def _keys(looks: Sequence[Look]) -> list[str]:
     return keys
 
 
-def _save(picture: Image.Image, path: Path) -> None:
+def _save(image: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
-        picture.save(unfinished, "PNG")
+        image.save(unfinished, "PNG")
 
 
 def record_of(
@@ -166,7 +166,7 @@ def record_of(
 
     Args:
         weights: Where they are from, in a word: of a run, pretrained, random.
-        data: Where the pictures are from.
+        data: Where the images are from.
     """
     transforms = classifier.transforms
     layers: dict[str, dict[str, None]] = {}
@@ -189,7 +189,7 @@ def record_of(
         "settings": dict(settings),
         "layers": {kind: list(paths) for kind, paths in layers.items()},
         "interrupted": found.interrupted,
-        "pictures": found.entries,
+        "images": found.entries,
         "failed": found.errors,
         "versions": versions(),
         "commit": commit(),

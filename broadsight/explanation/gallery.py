@@ -1,4 +1,4 @@
-"""A page of what several networks see in the same pictures: Markdown, and a folder of sheets beside it."""
+"""A page of what several models see in the same images: Markdown, and a folder of sheets beside it."""
 
 import json
 import os
@@ -24,11 +24,11 @@ QUALITY = 80  # of WebP: a third of PNG's bytes, and nobody sees it
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A network of the gallery.
+    """A model of the gallery.
 
     Args:
-        classifier: The network.
-        source: Its pictures, the same ones for all networks, each as the network wants them.
+        classifier: The model.
+        source: Its images, the same ones for all models, each as the model wants them.
         weights: Where they are from, in words: "trained on ...", "timm's", "random".
         untrained: Whether they are random.
     """
@@ -58,12 +58,12 @@ def build_gallery(
     data: str = "",
     seen: Callable[[int, int, str], None] = lambda done, total, doing: None,
 ) -> dict[str, Any]:
-    """Look at all pictures with all networks; write the page last, when everything that it shows is there.
+    """Look at all images with all models; write the page last, when everything that it shows is there.
 
     Args:
         page: A .md file; sheets go into a folder of the same name, which replaces that of an earlier gallery.
         command: How the page was made, which it says.
-        data: Where the pictures are from.
+        data: Where the images are from.
         seen: Told how many sheets are done, of how many, and which is next.
 
     Returns:
@@ -93,10 +93,10 @@ def build_gallery(
             for entry in found.entries:
                 entry["sheet"] = _shrunk(unfinished / name / entry["sheet"]).name
             records.append(_record(exhibit, name, found, wanted))
-        if not any(record["pictures"] for record in records):
+        if not any(record["images"] for record in records):
             name, reason = next(iter(records[0]["failed"].items()))
-            raise ValueError(f"none of the pictures can be read; the first is {name}: {reason}")
-        record = {"command": command, "data": data, "networks": records}
+            raise ValueError(f"none of the images can be read; the first is {name}: {reason}")
+        record = {"command": command, "data": data, "models": records}
         (unfinished / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
@@ -109,31 +109,31 @@ def build_gallery(
 
 def _record(exhibit: Exhibit, name: str, found: Explained, wanted: Wanted) -> dict[str, Any]:
     record = record_of(exhibit.classifier, found, wanted, weights=exhibit.weights)
-    for entry in record["pictures"]:
-        del entry["looks"]  # thousands of lines; the layers are named once for all pictures
+    for entry in record["images"]:
+        del entry["looks"]  # thousands of lines; the layers are named once for all images
     return {"name": name, "untrained": exhibit.untrained, "has": kinds_of(exhibit.classifier.model), **record}
 
 
 def _page(record: dict[str, Any], folder: str) -> str:
-    networks = record["networks"]
-    lines = ["# Gallery", "", "What networks look at in the same pictures. Each sheet has the picture as the network"]
+    models = record["models"]
+    lines = ["# Gallery", "", "What models look at in the same images. Each sheet has the image as the model"]
     lines += [
         "sees it, its answers, and everything that there is to see inside, from the first layers to the last.",
         "",
     ]
-    lines += ["| network | parameters | weights | there is to see |", "|---|---|---|---|"]
-    for one in networks:
+    lines += ["| model | parameters | weights | there is to see |", "|---|---|---|---|"]
+    for one in models:
         shown = ", ".join(HEADINGS.get(kind, (kind,))[0] for kind in one["has"])
         lines.append(
             f"| [{markdown(one['name'])}](#{address(_anchor(one['name']))}) "
             f"| {one['model']['parameters'] / 1e6:.2f} M | {markdown(one['model']['weights'])} | {shown} |"
         )
-    lines += ["", f"Pictures: {markdown(record['data'])}. Made by", "", *markdown_block(record["command"])]
-    for one in networks:
+    lines += ["", f"Images: {markdown(record['data'])}. Made by", "", *markdown_block(record["command"])]
+    for one in models:
         lines += ["", f"## {markdown(one['name'])}", ""]
         if one["untrained"]:
             lines += [f"**{UNTRAINED}.**", ""]
-        for entry in one["pictures"]:
+        for entry in one["images"]:
             best = entry["predictions"][0]
             name = Path(entry["file"]).name
             lines.append(f"{markdown_code(name)}: {markdown(best['class'])}, {100 * best['probability']:.0f} %")
@@ -152,7 +152,7 @@ def _unique(titles: Sequence[str]) -> list[str]:
     """Names that are good for folders, with a number where two are the same."""
     names: list[str] = []
     for title in titles:
-        name = first = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "network"
+        name = first = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "model"
         number = 1
         while name.casefold() in (other.casefold() for other in names):
             number += 1

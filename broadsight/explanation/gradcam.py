@@ -1,4 +1,4 @@
-"""Grad-CAM on the feature maps of any network (Selvaraju et al., ICCV 2017)."""
+"""Grad-CAM on the feature maps of any model (Selvaraju et al., ICCV 2017)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -20,22 +20,22 @@ Target = int | Tensor | None
 
 
 class WithModel(Subject, Protocol):
-    """A subject whose network can be looked into."""
+    """A subject whose model can be looked into."""
 
     @property
     def model(self) -> nn.Module: ...
 
 
 class GradCam:
-    """Saliency of a network's answer: relu(sum over channels of mean gradient x activation), bilinear to (B, H, W).
+    """Saliency of a model's answer: relu(sum over channels of mean gradient x activation), bilinear to (B, H, W).
 
-    The gradient is that of the logit of the class that the network predicts, right or wrong, with respect to the last
+    The gradient is that of the logit of the class that the model predicts, right or wrong, with respect to the last
     feature map that the answer depends on and that has more than one place. A ViT that answers by its class token does
     not depend on the patches that leave its last block, so for it that is the map that enters this block. For a pooling
     that merges maps of several levels it is the merged one: the backbone's last map is but a part of what is pooled.
 
     Args:
-        kept: The classes that compete; all of the network's if None.
+        kept: The classes that compete; all of the model's if None.
         target: Another class than the predicted one; see `Target`.
         layer: Path of the module whose map is looked at instead of the last.
     """
@@ -44,8 +44,8 @@ class GradCam:
         self, classifier: WithModel, kept: np.ndarray | None = None, target: Target = None, layer: str | None = None
     ):
         self.classifier, self.kept, self.target, self.layer = classifier, kept, target, layer
-        self.about = "Grad-CAM of the network's own answer" if target is None else "Grad-CAM of a chosen class"
-        self._place: Place | None = None  # found with the first pictures
+        self.about = "Grad-CAM of the model's own answer" if target is None else "Grad-CAM of a chosen class"
+        self._place: Place | None = None  # found with the first images
         self._size: tuple[int, ...] | None = None
 
     def __call__(self, images: Tensor, batch: Batch | None = None) -> Tensor:
@@ -89,7 +89,7 @@ def maps_and_gradients(
 ) -> list[tuple[Tensor, Tensor]]:
     """For each place its map (B, C, h, w), and the gradient of the target's logit with respect to it; in one pass.
 
-    Works on frozen networks, and where gradients or even their recording are switched off. Weights get no gradient.
+    Works on frozen models, and where gradients or even their recording are switched off. Weights get no gradient.
 
     Args:
         run: Normalised images -> logits (B, classes), in eval mode.
@@ -127,7 +127,7 @@ def maps_and_gradients(
     pairs = []
     for place in places:
         if place not in leaves:
-            raise ValueError(f"layer {place.name} takes no part in a pass through the network; choose another")
+            raise ValueError(f"layer {place.name} takes no part in a pass through the model; choose another")
         leaf, gradient = leaves[place].detach(), gradients[place]
         # None: the answer does not depend on any map
         pairs.append((place.as_map(leaf), place.as_map(torch.zeros_like(leaf) if gradient is None else gradient)))
@@ -141,5 +141,5 @@ def _answers(logits: Tensor, target: Target) -> Tensor:
     classes = torch.as_tensor(target, device=logits.device).expand(len(logits))
     if int(classes.min()) < 0 or int(classes.max()) >= logits.shape[1]:
         wrong = next(one for one in classes.tolist() if not 0 <= one < logits.shape[1])
-        raise ValueError(f"class {wrong}; the network has {logits.shape[1]}: expected 0 to {logits.shape[1] - 1}")
+        raise ValueError(f"class {wrong}; the model has {logits.shape[1]}: expected 0 to {logits.shape[1] - 1}")
     return logits.gather(1, classes[:, None].long())[:, 0]

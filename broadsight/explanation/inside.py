@@ -1,4 +1,4 @@
-"""One image through one network, and all that there is to see of it."""
+"""One image through one model, and all that there is to see of it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -31,18 +31,18 @@ COLLECTORS: dict[str, type[Collector]] = {
         LocalAttentionLooks,
     )
 }
-# Whether a network has a kind, in the order in which they are shown.
+# Whether a model has a kind, in the order in which they are shown.
 SUITS: dict[str, Callable[[Any], bool]] = {
-    GRADCAM: lambda network: getattr(network, "num_classes", None) != 0,
+    GRADCAM: lambda model: getattr(model, "num_classes", None) != 0,
     **{kind: collector.suits for kind, collector in COLLECTORS.items()},
 }
 KINDS = tuple(SUITS)
 
-# Networks that have a kind of look, for those who asked another one for it.
+# Models that have a kind of look, for those who asked another one for it.
 WHERE = {
     "gradcam": "any classifier, such as resnet50 or mat_2",
     "attention": "vision transformers and hybrids, such as vit_small_patch16_224 or swin_tiny_patch4_window7_224",
-    "map-tokens": "map_resnet50 and the other map_* models, or any network after broadsight.swap_pool",
+    "map-tokens": "map_resnet50 and the other map_* models, or any model after broadsight.swap_pool",
     "super-tokens": "stvit_small, stvit_base and stvit_large",
     "abstract-tokens": "mat_1 to mat_5",
     "fusion": "mat_1 to mat_5",
@@ -52,10 +52,10 @@ WHERE = {
 
 
 def kinds_of(model: nn.Module) -> tuple[str, ...]:
-    """Which kinds of looks a network has, without running it, in the order in which `look_inside` gives them."""
+    """Which kinds of looks a model has, without running it, in the order in which `look_inside` gives them."""
     check_model(model)
-    network, _ = uncompiled(model)
-    return tuple(kind for kind, suits in SUITS.items() if suits(network))
+    inner, _ = uncompiled(model)
+    return tuple(kind for kind, suits in SUITS.items() if suits(inner))
 
 
 def look_inside(
@@ -63,66 +63,66 @@ def look_inside(
 ) -> list[Look]:
     """All looks of some kinds, grouped by kind and by depth.
 
-    The network runs once, in eval mode and without gradients, and gives what it would give if nobody looked; Grad-CAM
+    The model runs once, in eval mode and without gradients, and gives what it would give if nobody looked; Grad-CAM
     alone takes further passes. Afterwards it is as it was.
 
     Args:
         model: Takes normalised images; it may be compiled, in any mode and on any device.
         image: (1, C, H, W), normalised; moved to the model's device and dtype.
-        kinds: What to look at; all that the network has if None.
+        kinds: What to look at; all that the model has if None.
         target: Number of the class that Grad-CAM explains; the predicted one if None.
 
     Raises:
-        ValueError: The network lacks a kind, or this is not one image.
+        ValueError: The model lacks a kind, or this is not one image.
     """
     check_model(model)
-    network, compiled = uncompiled(model)
-    wanted = kinds_of(network) if kinds is None else _checked(network, kinds)
+    inner, compiled = uncompiled(model)
+    wanted = kinds_of(inner) if kinds is None else _checked(inner, kinds)
     _check_image(image)
-    like = next((x for x in (*network.parameters(), *network.buffers()) if x.is_floating_point()), image)
+    like = next((x for x in (*inner.parameters(), *inner.buffers()) if x.is_floating_point()), image)
     image = image.to(like.device, like.dtype)
     size = (image.shape[-2], image.shape[-1])
-    collectors = [collector(network, size) for kind, collector in COLLECTORS.items() if kind in wanted]
+    collectors = [collector(inner, size) for kind, collector in COLLECTORS.items() if kind in wanted]
     found: dict[str, list[Look]] = {}
-    # Nothing can be watched in what a compiler made of a network.
+    # Nothing can be watched in what a compiler made of a model.
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         if collectors:
-            trains = any(module.training for module in network.modules())
-            with in_eval_mode(network) if trains else torch.no_grad(), ExitStack() as watching:
+            trains = any(module.training for module in inner.modules())
+            with in_eval_mode(inner) if trains else torch.no_grad(), ExitStack() as watching:
                 for collector in collectors:
                     watching.enter_context(collector)
-                network(image)
+                inner(image)
         with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
             found |= {collector.kind: collector.looks() for collector in collectors}
         if GRADCAM in wanted:
             try:
-                found[GRADCAM] = gradcam_looks(network, image, target)
+                found[GRADCAM] = gradcam_looks(inner, image, target)
             except ValueError:
                 # Whether it has a map to explain is known only now; who asks for all there is gets the rest.
                 if kinds is not None or target is not None or not any(found.values()):
                     raise
     if not any(found.values()):
-        raise ValueError(_nothing_seen(network, collectors))
+        raise ValueError(_nothing_seen(inner, collectors))
     return [look for kind in KINDS for look in sorted(found.get(kind, []), key=lambda look: look.depth)]
 
 
-def _nothing_seen(network: nn.Module, collectors: Sequence[Collector]) -> str:
+def _nothing_seen(model: nn.Module, collectors: Sequence[Collector]) -> str:
     skipped = [f": {layer}: {why}" for x in collectors for layer, why in getattr(x, "skipped", {}).items()]
     kinds = " or ".join(collector.kind for collector in collectors)
-    return f"{type(network).__name__} ran without {kinds} to show{(skipped or [''])[0]}; choose another kind"
+    return f"{type(model).__name__} ran without {kinds} to show{(skipped or [''])[0]}; choose another kind"
 
 
-def _checked(network: nn.Module, kinds: str | Iterable[str]) -> list[str]:
-    name, kinds = type(network).__name__, [kinds] if isinstance(kinds, str) else list(kinds)
+def _checked(model: nn.Module, kinds: str | Iterable[str]) -> list[str]:
+    name, kinds = type(model).__name__, [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"kind {kind!r} is not known; choose among {', '.join(KINDS)}")
     for kind in kinds:
-        if not SUITS[kind](network):
-            has = ", ".join(kinds_of(network)) or "nothing to look at"
+        if not SUITS[kind](model):
+            has = ", ".join(kinds_of(model)) or "nothing to look at"
             raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {WHERE[kind]}")
     if not kinds:
-        raise ValueError(f"no kind was asked for; {name} has {', '.join(kinds_of(network)) or 'nothing to look at'}")
+        raise ValueError(f"no kind was asked for; {name} has {', '.join(kinds_of(model)) or 'nothing to look at'}")
     return kinds
 
 

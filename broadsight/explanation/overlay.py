@@ -1,4 +1,4 @@
-"""A look laid over the picture that it is of: heat as colours, regions with borders, masks as light and shade."""
+"""A look laid over the image that it is of: heat as colours, regions with borders, masks as light and shade."""
 
 import numpy as np
 import torch
@@ -15,27 +15,27 @@ ANCHORS = (
     *("#440154", "#48186a", "#472d7b", "#424086", "#3b528b", "#33638d", "#2c728e", "#26828e", "#21918c"),
     *("#1fa088", "#28ae80", "#3fbc73", "#5ec962", "#84d44b", "#addc30", "#d8e219", "#fde725"),
 )
-HEAT, TINT, MEANS, SHADE = 0.6, 0.5, 0.75, 0.72  # how much of the picture gives way in each form
+HEAT, TINT, MEANS, SHADE = 0.6, 0.5, 0.75, 0.72  # how much of the image gives way in each form
 DISTINCT = 12  # regions up to this number have colours of their own; more have the mean colour of their pixels
 FLAT = 1e-3  # a map that varies by less than this share of its values is one colour: noise must not look like a map
 
 
-def overlay(picture: Image.Image, look: Look, alpha: float | None = None) -> Image.Image:
-    """The look over its picture, RGB of the picture's size.
+def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image.Image:
+    """The look over its image, RGB of the image's size.
 
     Heat goes from the map's own smallest value (dark blue) to its largest (yellow); what is not a number counts as the
     smallest. Regions have borders, and colours of their own if they are few, else the mean colour of their pixels;
     a negative label is no region. Of a mask, what is not in it lies in the shade.
 
     Args:
-        picture: What the network sees: resized and cropped.
-        alpha: How much of the picture gives way to the map, 0 to 1; without it what suits the form.
+        image: What the model sees: resized and cropped.
+        alpha: How much of the image gives way to the map, 0 to 1; without it what suits the form.
     """
     if alpha is not None and not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha}; expected 0 (the picture alone) to 1 (the map alone)")
+        raise ValueError(f"alpha={alpha}; expected 0 (the image alone) to 1 (the map alone)")
     if look.values.ndim != 2 or not look.values.numel():
         raise ValueError(f"values of a look have shape {tuple(look.values.shape)}; expected (h, w)")
-    pixels = np.asarray(picture.convert("RGB"))  # H W 3
+    pixels = np.asarray(image.convert("RGB"))  # H W 3
     size = pixels.shape[0], pixels.shape[1]
     if look.form == "heat":
         drawn = _heat(pixels, scaled(look.values), HEAT if alpha is None else alpha)
@@ -97,7 +97,7 @@ def _heat(pixels: np.ndarray, shades: Tensor, alpha: float) -> np.ndarray:
     height, width = pixels.shape[:2]
     smaller = height < shades.shape[0] or width < shades.shape[1]
     whole = F.interpolate(shades[None, None], (height, width), mode="bilinear", antialias=smaller)[0, 0]
-    # On grey, or the picture's own colours would be taken for values
+    # On grey, or the image's own colours would be taken for values
     return blend(_grey(pixels, alpha), colours_of(whole.clamp(0, 1).numpy()), alpha)
 
 
@@ -124,13 +124,13 @@ def _shade(pixels: np.ndarray, mask: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def _grey(pixels: np.ndarray, share: float) -> np.ndarray:
-    """The picture with that share of its colours taken away."""
+    """The image with that share of its colours taken away."""
     luminance = pixels @ np.array([0.299, 0.587, 0.114])
     return blend(pixels, luminance[..., None].repeat(3, -1), share)
 
 
 def _outlined(pixels: np.ndarray, regions: np.ndarray, line: Colour, opacity: float) -> np.ndarray:
-    """Lines where a region meets another; none at the picture's edge. As thin as can be seen."""
+    """Lines where a region meets another; none at the image's edge. As thin as can be seen."""
     border = np.zeros(regions.shape, bool)
     across, down = regions[:, 1:] != regions[:, :-1], regions[1:] != regions[:-1]
     border[:, 1:] |= across

@@ -1,4 +1,4 @@
-"""What a classifier sees in pictures, and where it looks for it: picture by picture, into a folder."""
+"""What a classifier sees in images, and where it looks for it: image by image, into a folder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,16 +35,16 @@ def explain(
     untrained: bool = False,
     seen: Callable[[int, str], None] = lambda done, name: None,
 ) -> Explained:
-    """Look at every picture and write NAME.png, its sheet, into a folder; what else is wanted lies beside it.
+    """Look at every image and write NAME.png, its sheet, into a folder; what else is wanted lies beside it.
 
     Args:
         source: Such as `find_images` gives, or scenes.
-        out: A folder; it is made with the first picture that can be read.
+        out: A folder; it is made with the first image that can be read.
         untrained: Say on the sheets that the weights are random.
-        seen: Told how many pictures are done, and the name of the next.
+        seen: Told how many images are done, and the name of the next.
 
     Raises:
-        ValueError: The network has no such kind, class or layer; before anything is written.
+        ValueError: The model has no such kind, class or layer; before anything is written.
     """
     wanted = wanted or Wanted()
     check_kinds(classifier, wanted.kinds)
@@ -70,9 +70,9 @@ def explain(
 
 
 def look_at(
-    classifier: Classifier, picture: Image.Image, wanted: Wanted | None = None, target: int | None = None
+    classifier: Classifier, photo: Image.Image, wanted: Wanted | None = None, target: int | None = None
 ) -> Seen:
-    """One picture, of any size, through the network.
+    """One image, of any size, through the model.
 
     Args:
         wanted: Kinds, layers and depths; the rest is not looked at.
@@ -80,8 +80,8 @@ def look_at(
     """
     wanted = wanted or Wanted()
     channels = classifier.transforms.channels
-    picture = picture.convert("L" if channels == 1 else "RGB")
-    data = torch.as_tensor(classifier.transforms.build(training=False)(picture))  # C H W of bytes
+    photo = photo.convert("L" if channels == 1 else "RGB")
+    data = torch.as_tensor(classifier.transforms.build(training=False)(photo))  # C H W of bytes
     image = classifier.normalise(data[None])
     with torch.inference_mode():
         logits = classifier.logits(image)[0]
@@ -98,7 +98,7 @@ def look_at(
 
 
 def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
-    """Refuse kinds that nobody knows, or that this network lacks."""
+    """Refuse kinds that nobody knows, or that this model lacks."""
     has = kinds_of(classifier.model)
     for kind in kinds:
         if kind not in KINDS:

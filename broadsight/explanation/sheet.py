@@ -1,4 +1,4 @@
-"""One overview sheet of an image: the picture, the answers, and everything that there is to see inside, by depth."""
+"""One overview sheet of an image: the image, the answers, and everything that there is to see inside, by depth."""
 
 import re
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Row:
 
 
 def overview_sheet(
-    picture: Image.Image,
+    image: Image.Image,
     looks: Sequence[Look],
     answers: Sequence[tuple[str, float]] = (),
     title: str = "",
@@ -53,20 +53,20 @@ def overview_sheet(
     """A sheet to print or to put on a page, RGB.
 
     Args:
-        picture: What the network sees: resized and cropped.
-        looks: As `look_inside` gives them. The last Grad-CAM stands beside the picture; of every kind there follow at
+        image: What the model sees: resized and cropped.
+        looks: As `look_inside` gives them. The last Grad-CAM stands beside the image; of every kind there follow at
             most 8 columns, evenly chosen from its layers.
         answers: Names of classes with their probabilities, 0 to 1, the most probable first; five are shown.
-        title: What network this is.
+        title: What model this is.
         subtitle: What else should be known of it and of the image.
         explained: Name of the class that Grad-CAM explains; marked among the answers.
-        warning: A line in another colour, such as that the network is untrained.
+        warning: A line in another colour, such as that the model is untrained.
     """
-    if min(picture.size) < 1:
-        raise ValueError(f"the picture has {picture.width} x {picture.height} pixels; expected 1 or more")
-    parts = [_head(title, subtitle, warning), _first(picture, looks, answers, explained)]
+    if min(image.size) < 1:
+        raise ValueError(f"the image has {image.width} x {image.height} pixels; expected 1 or more")
+    parts = [_head(title, subtitle, warning), _first(image, looks, answers, explained)]
     for kind in dict.fromkeys(look.kind for look in looks):
-        parts.append(_section(picture, kind, [look for look in looks if look.kind == kind]))
+        parts.append(_section(image, kind, [look for look in looks if look.kind == kind]))
     sheet = Image.new("RGB", (WIDTH, MARGIN + sum(part.height for part in parts)), PAPER)
     top = 0
     for part in parts:
@@ -146,14 +146,14 @@ def _head(title: str, subtitle: str, warning: str) -> Image.Image:
 
 
 def _first(
-    picture: Image.Image, looks: Sequence[Look], answers: Sequence[tuple[str, float]], explained: str | None
+    image: Image.Image, looks: Sequence[Look], answers: Sequence[tuple[str, float]], explained: str | None
 ) -> Image.Image:
-    """The picture, Grad-CAM beside it, and the answers with what the colours mean."""
-    big = _fitted(picture, BIG)
+    """The image, Grad-CAM beside it, and the answers with what the colours mean."""
+    big = _fitted(image, BIG)
     head = round(1.9 * WORDS)
     part = Image.new("RGB", (WIDTH, GAP + head + max(big.height, 260) + GAP), PAPER)
     top, left = GAP + head, MARGIN
-    _write(part, (left, top - 8), "what the network sees", WORDS, BIG, TEXT)
+    _write(part, (left, top - 8), "what the model sees", WORDS, BIG, TEXT)
     part.paste(big, (left, top))
     cams = [look for look in looks if look.kind == "gradcam"]
     if cams:
@@ -202,11 +202,11 @@ def _scale(part: Image.Image, place: tuple[int, int]) -> None:
     _write(part, (left, top + 34), words, SMALL, part.width - MARGIN - left, MUTED)
 
 
-def _section(picture: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:
+def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:
     """All that is shown of one kind."""
     name, about = HEADINGS.get(kind, (kind, ""))
     rows = arranged(looks)
-    small = _fitted(picture, TILE)
+    small = _fitted(image, TILE)
     head, line, caption = round(2.6 * HEADING), round(1.9 * SMALL), round(1.7 * SMALL)
     titled = len({look.depth for row in rows for look in row.looks}) == 1
     words = [": ".join(filter(None, (row.words, _shared_note(row.looks)))) for row in rows]
@@ -239,12 +239,12 @@ def _shared_note(looks: Sequence[Look]) -> str:
     )
 
 
-def _fitted(picture: Image.Image, side: int) -> Image.Image:
+def _fitted(image: Image.Image, side: int) -> Image.Image:
     """As wide as that, and not much taller."""
-    picture = picture.convert("RGB")
-    factor = min(side / picture.width, 1.5 * side / picture.height)
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    return picture.resize(size, Image.Resampling.BICUBIC if factor > 1 else Image.Resampling.LANCZOS)
+    image = image.convert("RGB")
+    factor = min(side / image.width, 1.5 * side / image.height)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    return image.resize(size, Image.Resampling.BICUBIC if factor > 1 else Image.Resampling.LANCZOS)
 
 
 def _write(part: Image.Image, place: tuple[float, float], words: str, size: int, width: float, ink: Colour) -> float:

@@ -1,4 +1,4 @@
-"""Watches what the activations of a network give, wherever in it they are called."""
+"""Watches what the activations of a model give, wherever in it they are called."""
 
 import math
 import sys
@@ -51,12 +51,12 @@ class Layer:
 
 
 class ActivationWatch(TorchFunctionMode):
-    """Sees what activations give. No hooks: some networks, ours among them, would then take another way."""
+    """Sees what activations give. No hooks: some models, ours among them, would then take another way."""
 
-    def __init__(self, network: nn.Module, size: tuple[int, int]):
+    def __init__(self, model: nn.Module, size: tuple[int, int]):
         super().__init__()
-        self.network, self.size = network, size
-        self.names = {module: name.replace("_orig_mod.", "") for name, module in network.named_modules()}
+        self.model, self.size = model, size
+        self.names = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
         self.layers: dict[tuple, Layer] = {}
         self.passed = 0
 
@@ -84,7 +84,7 @@ class ActivationWatch(TorchFunctionMode):
             layer.silent &= largest <= 0
 
     def place(self) -> tuple[tuple, str]:
-        """Which call this is: the way to it through the network's modules; and the name of the innermost of these.
+        """Which call this is: the way to it through the model's modules; and the name of the innermost of these.
 
         One module may be called at several places of another, and one place several times, for parts of a batch, by a
         function in between that does not always take the same way: only those inside the innermost module count.
@@ -99,10 +99,10 @@ class ActivationWatch(TorchFunctionMode):
                 way.append((frame.f_code, frame.f_lasti, id(module) if inside else None))
             if inside and name is None:
                 name = self.names[module]
-            if module is self.network:
+            if module is self.model:
                 break
             frame = frame.f_back
-        return tuple(way), name or "network"
+        return tuple(way), name or "model"
 
     def end_pass(self, passed: int) -> None:
         """So many images have passed in all."""

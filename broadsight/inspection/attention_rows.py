@@ -11,7 +11,7 @@ from torch import Tensor
 # Of logits, weights and what is made of them together that are there at once: more would not stay in a CPU's caches.
 WEIGHTS_BYTES = 4 << 20
 
-# Slices of the first axis and of the queries, and those rows' logits; and their weights where the network made them.
+# Slices of the first axis and of the queries, and those rows' logits; and their weights where the model made them.
 Piece = tuple[slice, slice, Tensor, Tensor | None]
 
 
@@ -20,13 +20,13 @@ class Rows:
 
     Iterating gives (images, queries, logits, weights, head_axis), a few rows at a time: slices of the first axis and of
     the last but one of the weights (B, ..., N, M), and what is there, (b, ..., n, M), in float32 or float64. The first
-    axis has images, or windows of images where the network cuts them up.
+    axis has images, or windows of images where the model cuts them up.
 
     Args:
         shape: Of all weights, (B, ..., N, M): N queries and M keys.
         head_axis: Which of the axes has the heads; None if they are not apart.
         pieces: Computes the rows.
-        written_out: Logits and weights of all rows, where the network has them as a whole.
+        written_out: Logits and weights of all rows, where the model has them as a whole.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class Rows:
             yield images, queries, logits, logits.softmax(-1) if weights is None else weights, self.head_axis
 
     def pieces(self) -> Iterator[Piece]:
-        """Like iterating, without the soft-max: weights are None unless the network made them itself.
+        """Like iterating, without the soft-max: weights are None unless the model made them itself.
 
-        Logits that come without weights may be written to; others are the network's.
+        Logits that come without weights may be written to; others are the model's.
         """
         return self._pieces()
 
     def split(self, sizes: Sequence[int], head_axis: int) -> "Rows":
         """The same rows (B, N, M) as (B, *sizes, M), for a layer that has more than queries in their axis.
 
-        Only where the network writes its weights out.
+        Only where the model writes its weights out.
         """
         assert self._written_out is not None
         logits, weights = (x.unflatten(-2, tuple(sizes)) for x in self._written_out)

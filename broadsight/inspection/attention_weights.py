@@ -1,7 +1,7 @@
-"""The attention weights of a network while it runs as it is, with fused attention too.
+"""The attention weights of a model while it runs as it is, with fused attention too.
 
 What its attentions are called with is watched, and their weights are computed a second time, a few rows at once: there
-is never a whole matrix of them beside what the network computes itself, and what comes out of it is untouched.
+is never a whole matrix of them beside what the model computes itself, and what comes out of it is untouched.
 """
 
 import inspect
@@ -31,19 +31,19 @@ See = Callable[[str, Rows, nn.Module], None]
 def watch_attention(
     model: nn.Module, see: See, wanted: Callable[[str], bool] | None = None
 ) -> Generator[None, None, None]:
-    """While this is open, every soft-max over attention weights in the network is shown to `see`.
+    """While this is open, every soft-max over attention weights in the model is shown to `see`.
 
-    The weights are those that the soft-max gives: before dropout, and before what some networks do to them afterwards.
+    The weights are those that the soft-max gives: before dropout, and before what some models do to them afterwards.
     Only soft-maxes over the last axis count. A layer with several of them in one call is told of as "name", "name#2"
     and so on. Nothing is computed for layers whose rows are not gone through.
 
     Args:
-        model: Any network with attention. Nothing can be watched in what a compiler made of it.
+        model: Any model with attention. Nothing can be watched in what a compiler made of it.
         see: Called with the layer's name, its rows and the attention module, in the order of execution.
         wanted: Given a layer's name, says whether `see` wants to be told of it.
 
     Raises:
-        ValueError: The network has no module that looks like an attention.
+        ValueError: The model has no module that looks like an attention.
     """
     names = {module: layer_name(name) for module, name in find_attention(model).items()}
     if not names:
@@ -66,28 +66,28 @@ def pass_attention(
     batch_size: int,
     seen: Seen | None = None,
 ) -> None:
-    """Run a network on all images, as `pass_images` does, and show its soft-maxes to `see`.
+    """Run a model on all images, as `pass_images` does, and show its soft-maxes to `see`.
 
     Raises:
         ValueError: It has no attention, or there are no images, or they have no such form.
     """
     check_model(model)
-    network, compiled = uncompiled(model)
+    inner, compiled = uncompiled(model)
     found: set[str] = set()
 
     def noting(name: str, rows: Rows, module: nn.Module) -> None:
         found.add(name)
         see(name, rows, module)
 
-    # Nothing can be watched in what a compiler made of a network.
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watch_attention(network, noting):
-        pass_images(network, images, batch_size=batch_size, seen=seen)
+    # Nothing can be watched in what a compiler made of a model.
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watch_attention(inner, noting):
+        pass_images(inner, images, batch_size=batch_size, seen=seen)
     if not found:
-        raise ValueError(no_attention(network))
+        raise ValueError(no_attention(inner))
 
 
 def find_attention(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules that look like an attention, and where they are in the network."""
+    """The modules that look like an attention, and where they are in the model."""
     return {module: name for name, module in model.named_modules() if _attends(module)}
 
 
@@ -97,7 +97,7 @@ def layer_name(name: str) -> str:
 
 
 def no_attention(model: nn.Module) -> str:
-    """What to say of a network in which no attention weights were found."""
+    """What to say of a model in which no attention weights were found."""
     return (
         f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis, or "
         f"scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}; pass a vision transformer or "
@@ -106,7 +106,7 @@ def no_attention(model: nn.Module) -> str:
 
 
 def _attends(module: nn.Module) -> bool:
-    if not module._modules:  # most of a network's modules are leaves
+    if not module._modules:  # most of a model's modules are leaves
         return False
     return is_attention(module) or any(all(name in module._modules for name in names) for names in ATTENDING_BLOCKS)
 

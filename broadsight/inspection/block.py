@@ -1,4 +1,4 @@
-"""A block of a network, and how the map that it gives is read."""
+"""A block of a model, and how the map that it gives is read."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from .map_places import Place
 
 @dataclass(frozen=True)
 class Block(Place):
-    """A block of a network and how to read the map that it gives.
+    """A block of a model and how to read the map that it gives.
 
     Args:
         module, item, form, grid, name: As of a Place; the grid is that of images of `image_size`.
         prefix: Tokens before those of the grid: class and register tokens.
         image_size: (H, W) of the images that it was found with.
-        reorder: (B, N, C) -> (B, h, w, C), for a network that does not keep its tokens row by row.
+        reorder: (B, N, C) -> (B, h, w, C), for a model that does not keep its tokens row by row.
     """
 
     prefix: int = 0

@@ -1,6 +1,6 @@
-"""How the blocks of a network are found: by what they do.
+"""How the blocks of a model are found: by what they do.
 
-Networks say little about their blocks. In one pass it is watched which modules add a branch to what they got, and which
+Models say little about their blocks. In one pass it is watched which modules add a branch to what they got, and which
 of them give a map of the whole image.
 """
 
@@ -23,7 +23,7 @@ SUMS, JOINS = ("add", "add_", "addcmul", "addcmul_"), ("cat", "concat")
 # Parts of a path inside which there are no blocks, and classes that are none: they change the class token alone.
 ELSEWHERE = re.compile(r"(^|\.)(head\w*|fc|classifier|\w*stem\w*|patch_embed\w*|downsample\w*|attn_pool)(\.|$)")
 OF_CLASS_TOKEN = re.compile("Class(Attn|Attention|Block)")
-# What belongs to the layer before it, in a network that is a plain sequence.
+# What belongs to the layer before it, in a model that is a plain sequence.
 FOLLOWERS = re.compile(r"norm|relu|act|elu|swish|mish|sigmoid|tanh", re.IGNORECASE)
 
 
@@ -53,12 +53,12 @@ class Watched:
         calls: By the module's path.
     """
 
-    network: nn.Module
+    model: nn.Module
     size: tuple[int, int]
     calls: dict[str, Call]
 
     def __post_init__(self) -> None:
-        self.modules = {name: module for name, module in self.network.named_modules() if name in self.calls}
+        self.modules = {name: module for name, module in self.model.named_modules() if name in self.calls}
         self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))
         self.places: dict[str, Block | None] = {}
         self.doubtful: set[str] = set()  # may be (B, C, h, w) or (B, h, w, C)
@@ -103,7 +103,7 @@ class Watched:
         return bool(of_class_token or ELSEWHERE.search(name)) or f"{name}.".startswith(self.pools)
 
     def plain(self) -> list[str]:
-        """Names of the last modules of all layers of a network that has no blocks."""
+        """Names of the last modules of all layers of a model that has no blocks."""
         ends: list[str] = []
         goes_on = False
         for name in sorted(self.calls, key=lambda name: self.calls[name].order):
@@ -139,7 +139,7 @@ class Watched:
             forms = [form for form, grid in grids_of(x).items() if is_grid(grid, self.size)]
             if len(forms) > 1:
                 self.doubtful.add(name)
-                forms.sort(key=lambda form: form != str(getattr(self.network, "output_fmt", "NCHW")))
+                forms.sort(key=lambda form: form != str(getattr(self.model, "output_fmt", "NCHW")))
             if forms:
                 return Block(**common, form=forms[0], grid=grids_of(x)[forms[0]])
         return None
@@ -154,7 +154,7 @@ class Watched:
             if places > 1 and 0 <= count - places <= 16:
                 return count - places, (pair[-2], pair[-1])
         path = name.split(".")
-        holders: list[Any] = [self.network.get_submodule(".".join(path[:depth])) for depth in range(len(path))]
+        holders: list[Any] = [self.model.get_submodule(".".join(path[:depth])) for depth in range(len(path))]
         said = [n for holder in holders[::-1] if isinstance(n := getattr(holder, "num_prefix_tokens", None), int)]
         for prefix in dict.fromkeys((*said, 0, 1, 2)):
             grid = grid_of(count - prefix, self.size)
@@ -165,7 +165,7 @@ class Watched:
     def _reorder(self, name: str) -> Callable[[Tensor], Tensor] | None:
         """Hiera keeps the tokens of one window together; it knows itself how to undo that."""
         holder, _, number = name.rpartition(".blocks.") if ".blocks." in name else ("", "", name.rpartition(".")[2])
-        reroll = getattr(self.network.get_submodule(holder), "reroll", None)
+        reroll = getattr(self.model.get_submodule(holder), "reroll", None)
         if not callable(reroll) or not number.isdigit():
             return None
         return lambda x: reroll(x, int(number))
@@ -177,11 +177,11 @@ class Watched:
         return replace(block, form=form, grid=grids_of(block.tensor(self.calls[block.name].output))[form])
 
 
-def watched(network: nn.Module, image: Tensor, compiled: bool) -> Watched:
+def watched(model: nn.Module, image: Tensor, compiled: bool) -> Watched:
     """Run an image (1, C, H, W) and watch all modules.
 
     Raises:
-        ValueError: The network does not take it.
+        ValueError: The model does not take it.
     """
     calls: dict[str, Call] = {}
     running = [""]
@@ -205,22 +205,22 @@ def watched(network: nn.Module, image: Tensor, compiled: bool) -> Watched:
             return func(*args, **(kwargs or {}))
 
     handles: list[Any] = []
-    like = next((x for x in (*network.parameters(), *network.buffers()) if x.is_floating_point()), image)
+    like = next((x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()), image)
     try:
-        for name, module in network.named_modules():
+        for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(begin(name), with_kwargs=True))
             handles.append(module.register_forward_hook(end))
-        with in_eval_mode(network), torch.compiler.set_stance("force_eager") if compiled else nullcontext(), Merges():
-            network(image.to(like.device, like.dtype).repeat(2, 1, 1, 1))
+        with in_eval_mode(model), torch.compiler.set_stance("force_eager") if compiled else nullcontext(), Merges():
+            model(image.to(like.device, like.dtype).repeat(2, 1, 1, 1))
     except Exception as error:
         raise ValueError(
-            f"{type(network).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
+            f"{type(model).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
             f"{first_line(error)}; pass images of the size that it was built for"
         ) from error
     finally:
         for handle in handles:
             handle.remove()
-    return Watched(network, (image.shape[-2], image.shape[-1]), {name: x for name, x in calls.items() if x.times})
+    return Watched(model, (image.shape[-2], image.shape[-1]), {name: x for name, x in calls.items() if x.times})
 
 
 def _merges(name: str, args: tuple) -> bool:

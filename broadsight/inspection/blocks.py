@@ -1,4 +1,4 @@
-"""The blocks of any vision network, in order of execution, and the map that each of them gives."""
+"""The blocks of any vision model, in order of execution, and the map that each of them gives."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,7 +18,7 @@ See = Callable[[int, Tensor], None]
 
 
 def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]:
-    """The residual blocks of a network, in the order in which they run.
+    """The residual blocks of a model, in the order in which they run.
 
     A block is the nearest numbered element of a list or sequence around the addition of a branch that gives a map of
     the whole image, or what adds itself where nothing is numbered: `layer1.0` of a ResNet, `blocks.0` of a ViT,
@@ -29,20 +29,20 @@ def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]
     image.
 
     Args:
-        model: Any vision network that takes a batch of images.
+        model: Any vision model that takes a batch of images.
         images: (B, C, H, W); one is enough, and no more than one is used. It runs twice, side by side.
 
     Raises:
-        ValueError: Nothing of that kind is found, or the network does not take the images.
+        ValueError: Nothing of that kind is found, or the model does not take the images.
     """
     check_model(model)
-    network, compiled = uncompiled(model)
+    inner, compiled = uncompiled(model)
     image, _ = peek(images)
-    watch = watched(network, image, compiled)
+    watch = watched(inner, image, compiled)
     found = watch.blocks()
     if not found:
         raise ValueError(
-            f"{type(network).__name__} has no blocks that give a map of several places; looked for modules that add or "
+            f"{type(inner).__name__} has no blocks that give a map of several places; looked for modules that add or "
             "join branches, and for two convolutions or linear layers in a row; pass an image classifier, such as "
             "resnet50, deit_small_patch16_224 or mat_2"
         )
@@ -61,15 +61,15 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
         ValueError: No such module gives a map.
     """
     check_model(model)
-    network, compiled = uncompiled(model)
+    inner, compiled = uncompiled(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
-    names = {name for name, _ in network.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
+    names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
     if not names:
         raise ValueError(
-            f"no module of {type(network).__name__} is called {', '.join(patterns)}; * stands for anything, as in "
+            f"no module of {type(inner).__name__} is called {', '.join(patterns)}; * stands for anything, as in "
             "'*.mlp', and modules are listed by model.named_modules()"
         )
-    watch = watched(network, peek(images)[0], compiled)
+    watch = watched(inner, peek(images)[0], compiled)
     found = [block for name in names & set(watch.calls) if (block := watch.place(name)) is not None]
     if not found:
         raise ValueError(f"{', '.join(sorted(names)[:3])} gives no map of several places; name modules that do")
@@ -80,10 +80,10 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
 def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generator[None, None, None]:
     """While it lasts, `see` is told of every map that a block gives, which it must neither keep nor change.
 
-    The network runs as it does without, which with ours may mean a few images of the batch at a time: a block is then
+    The model runs as it does without, which with ours may mean a few images of the batch at a time: a block is then
     seen several times in a pass, its images in their order.
     """
-    network, compiled = uncompiled(model)
+    inner, compiled = uncompiled(model)
     size: list[tuple[int, int]] = []
 
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -95,11 +95,11 @@ def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generat
             with torch.no_grad():
                 see(number, block.map_of(output, size[0] if size else block.image_size))
 
-        look.__dict__["image_by_image"] = True  # so that our networks run in slices as ever, and give the same bits
+        look.__dict__["image_by_image"] = True  # so that our models run in slices as ever, and give the same bits
         return look
 
     begin.__dict__["image_by_image"] = True
-    handles = [network.register_forward_pre_hook(begin, with_kwargs=True)]
+    handles = [inner.register_forward_pre_hook(begin, with_kwargs=True)]
     try:
         handles += [block.module.register_forward_hook(listener(number, block)) for number, block in enumerate(blocks)]
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():

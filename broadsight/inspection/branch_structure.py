@@ -1,6 +1,6 @@
 """What has the structure of an attention or an MLP: by names and parts, whatever it may see.
 
-timm's networks keep to a few conventions in naming and structure, which are all that is asked for here.
+timm's models keep to a few conventions in naming and structure, which are all that is asked for here.
 """
 
 import re
@@ -27,7 +27,7 @@ class Candidate:
 
     Args:
         kind: "mlp" or "attn".
-        name: Where it is in the network.
+        name: Where it is in the model.
         module: The branch itself.
         projection: Its last linear layer or convolution.
     """

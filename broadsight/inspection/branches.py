@@ -1,4 +1,4 @@
-"""Finds the attention and MLP branches of any vision network, and what their tokens look like.
+"""Finds the attention and MLP branches of any vision model, and what their tokens look like.
 
 What looks like one by its structure is watched in one pass without arithmetic: which tensors it sees says whether it is
 one, and how they are laid out.
@@ -34,7 +34,7 @@ DRY_BATCH, WET_BATCH = 101, 3
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens that pass a place of the network: what a module takes or gives.
+    """Tokens that pass a place of the model: what a module takes or gives.
 
     Args:
         module: The module, and
@@ -78,16 +78,16 @@ class Branch(Candidate):
 
 
 def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = None) -> list[Branch]:
-    """All attention and MLP branches that see the tokens of the image, in the order of the network's modules.
+    """All attention and MLP branches that see the tokens of the image, in the order of the model's modules.
 
     Branches that see a single token are not among them: pooling, class attention, gates.
 
     Args:
-        model: Any vision network that takes a batch of images.
-        image_size: Side or (H, W) that the network was built for; by default what it says itself.
+        model: Any vision model that takes a batch of images.
+        image_size: Side or (H, W) that the model was built for; by default what it says itself.
 
     Raises:
-        ValueError: The network could not be run.
+        ValueError: The model could not be run.
     """
     possible = list(candidates(model))
     if not possible:
@@ -223,15 +223,15 @@ class _Watched:
 
 
 def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence[int] | None) -> _Watched:
-    network: Any = model
+    inner: Any = model
     for wrapper in ("backbone", "model"):  # a swapped pooling, timm's feature extractors
-        network = getattr(network, wrapper, network)
-    size = as_pair(size) if size else built_for(network)
+        inner = getattr(inner, wrapper, inner)
+    size = as_pair(size) if size else built_for(inner)
     watched = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
     around = {module for branch in possible for module in _around(branch.name, model)}
     watched |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
-    for channels in image_channels(network):
+    for channels in image_channels(inner):
         for run, batch in ((_dry_run, DRY_BATCH), (_wet_run, WET_BATCH)):
             calls = {module: _Call() for module in watched}
             handles = [module.register_forward_hook(partial(_note, calls), with_kwargs=True) for module in watched]
@@ -269,7 +269,7 @@ def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """With arithmetic, for a network that asks for the values of a tensor."""
+    """With arithmetic, for a model that asks for the values of a tensor."""
     like = next(model.parameters(), torch.empty(0))
     model(torch.zeros(shape, device=like.device, dtype=like.dtype))
 

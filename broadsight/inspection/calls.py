@@ -1,6 +1,6 @@
-"""Watches calls of some of a network's modules: what their soft-maxes and fused attentions compute meanwhile.
+"""Watches calls of some of a model's modules: what their soft-maxes and fused attentions compute meanwhile.
 
-Nothing is computed while the network runs: somebody else may watch too, and would see it. Only what was there anyway is
+Nothing is computed while the model runs: somebody else may watch too, and would see it. Only what was there anyway is
 kept, for one image, and looked at afterwards.
 """
 
@@ -64,7 +64,7 @@ class Call:
 
 
 class Calls:
-    """A context manager that fills `calls` while a network runs, in order of execution.
+    """A context manager that fills `calls` while a model runs, in order of execution.
 
     Args:
         modules: Those to watch, by path.

@@ -1,4 +1,4 @@
-"""The map that any layer of a network gives, by the layer's name: blocks, and whatever else gives one."""
+"""The map that any layer of a model gives, by the layer's name: blocks, and whatever else gives one."""
 
 import math
 from contextlib import nullcontext
@@ -12,33 +12,33 @@ from .blocks import Block, find_blocks
 from .meta_pass import in_eval_mode
 from .passing import uncompiled
 
-# The network itself, among the names of layers.
+# The model itself, among the names of layers.
 OUTPUT = "output"
 
 
 class LayerMaps:
-    """Knows a network's layers and how to read what they give as maps (B, C, h, w).
+    """Knows a model's layers and how to read what they give as maps (B, C, h, w).
 
     Args:
-        model: Any network that takes a batch of images.
+        model: Any model that takes a batch of images.
         image: (1, C, H, W), one of those that will pass.
 
     Raises:
-        ValueError: The network does not take the image.
+        ValueError: The model does not take the image.
     """
 
     def __init__(self, model: nn.Module, image: Tensor):
-        self.network, self.compiled = uncompiled(model)
+        self.model, self.compiled = uncompiled(model)
         self.size = image.shape[-2], image.shape[-1]
-        weights = (x for x in (*self.network.parameters(), *self.network.buffers()) if x.is_floating_point())
+        weights = (x for x in (*self.model.parameters(), *self.model.buffers()) if x.is_floating_point())
         self.like = next(weights, image)
         self.blocks: dict[str, Block] = {}
         try:
-            self.blocks = {block.name: block for block in find_blocks(self.network, image)}
+            self.blocks = {block.name: block for block in find_blocks(self.model, image)}
         except ValueError:
             try:  # it may be one layer alone, whose output is the map
-                with in_eval_mode(self.network), self.eager():
-                    self.network(image.to(self.like.device, self.like.dtype))
+                with in_eval_mode(self.model), self.eager():
+                    self.model(image.to(self.like.device, self.like.dtype))
                 works = True
             except Exception:  # in whatever words; those of the blocks are better
                 works = False
@@ -46,18 +46,18 @@ class LayerMaps:
                 raise
 
     def eager(self) -> Any:
-        """Nothing can be watched in what a compiler made of a network: run it under this."""
+        """Nothing can be watched in what a compiler made of a model: run it under this."""
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def layer(self, name: str | None) -> tuple[str, nn.Module]:
-        """The layer of that name; if None the last block, or the network itself where there are none."""
+        """The layer of that name; if None the last block, or the model itself where there are none."""
         if name is None:
             name = list(self.blocks)[-1] if self.blocks else OUTPUT
-        modules = {OUTPUT: self.network} | {n: module for n, module in self.network.named_modules() if n}
+        modules = {OUTPUT: self.model} | {n: module for n, module in self.model.named_modules() if n}
         if name not in modules:
             near = get_close_matches(name, modules, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{type(self.network).__name__} has no layer {name!r}; {hint}{self.known()}")
+            raise ValueError(f"{type(self.model).__name__} has no layer {name!r}; {hint}{self.known()}")
         return name, modules[name]
 
     def known(self) -> str:
@@ -79,11 +79,11 @@ class LayerMaps:
             forms = {"NCHW": x, "NHWC": x.permute(0, 3, 1, 2)}
             fitting = {form: view for form, view in forms.items() if self._fits(view)}
             if fitting:
-                return fitting.get(str(getattr(self.network, "output_fmt", "NCHW")), next(iter(fitting.values())))
+                return fitting.get(str(getattr(self.model, "output_fmt", "NCHW")), next(iter(fitting.values())))
         what = "no tensor" if x is None else f"shape {tuple(x.shape)}"
-        raise ValueError(f"{name!r} gives {what}, which is no map of the picture; name another layer: {self.known()}")
+        raise ValueError(f"{name!r} gives {what}, which is no map of the image; name another layer: {self.known()}")
 
     def _fits(self, x: Tensor) -> bool:
-        """Whether (B, C, h, w) has the picture's proportions, up to rounding."""
+        """Whether (B, C, h, w) has the image's proportions, up to rounding."""
         (height, width), (rows, columns) = self.size, x.shape[-2:]
         return abs(rows * width - columns * height) <= max(height, width) and 0 < rows <= height

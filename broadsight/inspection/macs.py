@@ -91,7 +91,7 @@ class _NoArithmetic(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@lru_cache(maxsize=32)  # several rows of a table may be of one network, which counting leaves alone
+@lru_cache(maxsize=32)  # several rows of a table may be of one model, which counting leaves alone
 def blank_model(name: str, **kwargs: Any) -> nn.Module:
     """A timm model without memory for its weights, enough to count with."""
     with torch.device("meta"), _NoInitialValues():

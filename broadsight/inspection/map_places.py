@@ -1,4 +1,4 @@
-"""Where a network keeps its feature maps: which module gives each of them, and in what form."""
+"""Where a model keeps its feature maps: which module gives each of them, and in what form."""
 
 import math
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FORMS = {"NHWC": "NHWC", "NLC": "rows"}  # as timm's networks say of themselves
+FORMS = {"NHWC": "NHWC", "NLC": "rows"}  # as timm's models say of themselves
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a network keeps a map.
+    """Where a model keeps a map.
 
     Args:
         module: Whose output it is, and
@@ -22,7 +22,7 @@ class Place:
         form: "NCHW", "NHWC", or "rows" (B, N, C) with other tokens first.
         grid: (h, w)
         name: Path of the module; of the outermost one if several give the very same tensor.
-        said: Whether the network says that this is a map of its features; else it only looks like one.
+        said: Whether the model says that this is a map of its features; else it only looks like one.
     """
 
     module: nn.Module
@@ -64,8 +64,8 @@ class Place:
 def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) -> list[Place]:
     """Where the maps of more than one place are found in a pass over one image, the last first.
 
-    A network says what its maps are (as pyramid.py has it), not where: they are known again by their values, whatever
-    the form in which a module gives them. Of a network that says nothing, all outputs that may be maps.
+    A model says what its maps are (as pyramid.py has it), not where: they are known again by their values, whatever
+    the form in which a module gives them. Of a model that says nothing, all outputs that may be maps.
 
     Args:
         run: A plain pass; modules that take no part in it are of no use.
@@ -97,7 +97,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
                         around[number] += [names[module]] * around[number][0].startswith(f"{names[module]}.")
 
     with _looking(model, look), torch.no_grad():
-        # Both with hooks: where somebody looks, a network may take another way, with other roundings
+        # Both with hooks: where somebody looks, a model may take another way, with other roundings
         maps = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
         scales += [float(x.abs().max()) for x in maps]
         run(images)
@@ -201,12 +201,12 @@ def _guessed(model: Any, x: Tensor, images: Tensor) -> tuple[str, tuple[int, int
 
 
 def feature_maps(model: Any, images: Tensor) -> list[Tensor]:
-    """What a network says its maps (B, C, h, w) are, lowest level first; nothing if it does not say."""
+    """What a model says its maps (B, C, h, w) are, lowest level first; nothing if it does not say."""
     try:
         if hasattr(model, "pyramid"):
             found = [*model.pyramid(model.backbone, images), model.forward_features(images)]
         else:
             found = model.forward_intermediates(images, intermediates_only=True)
-    except Exception:  # a network is free not to offer any, in whatever words
+    except Exception:  # a model is free not to offer any, in whatever words
         return []
     return [x for x in found if isinstance(x, Tensor) and x.ndim == 4]

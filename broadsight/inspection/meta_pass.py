@@ -1,4 +1,4 @@
-"""What a network takes, and a pass through it without arithmetic."""
+"""What a model takes, and a pass through it without arithmetic."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from ..errors import first_line as first_line
 
 
 def image_size(model: Any) -> tuple[int, int]:
-    """(H, W) that the network was built for: its own record of it, or what its weights were trained on."""
+    """(H, W) that the model was built for: its own record of it, or what its weights were trained on."""
     keepers = [getattr(model, name, None) for name in ("patch_embed", "stem")] + [model]
     recorded = [getattr(keeper, "img_size", None) for keeper in keepers]
     trained = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
@@ -78,6 +78,6 @@ def in_eval_mode(model: nn.Module) -> Generator[None, None, None]:
             model.eval()
             yield
     finally:
-        model.train()  # some networks keep what they computed for inference; they forget it here
+        model.train()  # some models keep what they computed for inference; they forget it here
         for module, flag in training.items():
             module.training = flag

@@ -1,4 +1,4 @@
-"""Images through a network, a few at a time, for whoever watches it meanwhile."""
+"""Images through a model, a few at a time, for whoever watches it meanwhile."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,13 +19,13 @@ def pass_images(
     seen: Seen | None = None,
     see: Callable[[Any, Any], None] | None = None,
 ) -> int:
-    """Run a network in eval mode, without gradients, on all images; returns how many there were.
+    """Run a model in eval mode, without gradients, on all images; returns how many there were.
 
     Args:
         model: Takes a batch of images.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
             They are moved to the model's device and dtype.
-        batch_size: How many images pass the network at a time, at most.
+        batch_size: How many images pass the model at a time, at most.
         seen: Told after every pass how many images have passed; for a progress bar.
         see: Told after every pass what came out, and the rest of the tuple that the images came in.
 
@@ -67,17 +67,17 @@ def batches(images: Tensor | Iterable[Any]) -> Iterator[tuple[Tensor, tuple[Any,
 
 
 def uncompiled(model: nn.Module) -> tuple[Any, bool]:
-    """The network itself, and whether a compiler wraps it or a part of it: nothing can be watched in what that made.
+    """The model itself, and whether a compiler wraps it or a part of it: nothing can be watched in what that made.
 
     Run it then under torch.compiler.set_stance("force_eager").
     """
     compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
-    network: Any = model
-    while "_orig_mod" in network._modules:
-        network = network._orig_mod
-    return network, compiled
+    inner: Any = model
+    while "_orig_mod" in inner._modules:
+        inner = inner._orig_mod
+    return inner, compiled
 
 
 def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}; expected a network, as timm.create_model gives")
+        raise ValueError(f"model is a {type(model).__name__}; expected a model, as timm.create_model gives")

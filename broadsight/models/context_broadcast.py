@@ -1,4 +1,4 @@
-"""The networks of the context broadcasting paper (Hyeon-Woo et al., ICCV 2023): timm's, with context in their blocks.
+"""The models of the context broadcasting paper (Hyeon-Woo et al., ICCV 2023): timm's, with context in their blocks.
 
 Readings, and what the tables do not say: docs/context-broadcasting.md.
 """
@@ -19,8 +19,8 @@ BROADCAST_ARGUMENTS = ("kind", "branch", "position", "class_token")
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network of timm and how context is broadcast in it.
+class Model:
+    """A model of timm and how context is broadcast in it.
 
     Args:
         base: timm's name.
@@ -36,12 +36,12 @@ class Network:
 
 SIZES = ("tiny", "small", "base")
 _PLAIN = {
-    **{f"vit_{size}": Network(f"vit_{size}_patch16_224") for size in SIZES},
-    **{f"deit_{size}_distilled": Network(f"deit_{size}_distilled_patch16_224") for size in SIZES},
-    "twins_pcpvt_small": Network("twins_pcpvt_small"),
-    "pvt_v2_b0": Network("pvt_v2_b0"),
-    "pvt_v2_b1": Network("pvt_v2_b1"),
-    "swin_tiny": Network("swin_tiny_patch4_window7_224"),
+    **{f"vit_{size}": Model(f"vit_{size}_patch16_224") for size in SIZES},
+    **{f"deit_{size}_distilled": Model(f"deit_{size}_distilled_patch16_224") for size in SIZES},
+    "twins_pcpvt_small": Model("twins_pcpvt_small"),
+    "pvt_v2_b0": Model("pvt_v2_b0"),
+    "pvt_v2_b1": Model("pvt_v2_b1"),
+    "swin_tiny": Model("swin_tiny_patch4_window7_224"),
 }
 # What the rows of Tables S5 and S6 do in ViT-S.
 _PLACES = {
@@ -53,8 +53,8 @@ _PLACES = {
 }
 
 
-def _networks() -> dict[str, Network]:
-    short: dict[str, Network] = {}
+def _models() -> dict[str, Model]:
+    short: dict[str, Model] = {}
     for name, plain in _PLAIN.items():
         short[f"{name}_cb"] = plain
         short[f"{name}_cb_s"] = replace(plain, kind="scaled", suffix="cb_s")
@@ -65,9 +65,9 @@ def _networks() -> dict[str, Network]:
     return short
 
 
-NETWORKS = _networks()
+MODELS = _models()
 # The same under timm's full name and the suffix, where that is another.
-ALIASES = {f"{n.base}_{n.suffix}": name for name, n in NETWORKS.items() if f"{n.base}_{n.suffix}" != name}
+ALIASES = {f"{n.base}_{n.suffix}": name for name, n in MODELS.items() if f"{n.base}_{n.suffix}" != name}
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "vit": vision_transformer.checkpoint_filter_fn,
@@ -78,19 +78,19 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def network_of(name: str) -> Network:
+def model_of(name: str) -> Model:
     """What a registered name stands for, short or long."""
-    return NETWORKS[ALIASES.get(name, name)]
+    return MODELS[ALIASES.get(name, name)]
 
 
 def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
-    network = network_of(name)
-    family = network.base.split("_")[0]
+    model = model_of(name)
+    family = model.base.split("_")[0]
 
     def construct(**given: Any) -> nn.Module:
-        how: dict[str, Any] = dict(kind=network.kind, branch=network.branch, position=network.position)
+        how: dict[str, Any] = dict(kind=model.kind, branch=model.branch, position=model.position)
         how |= {key: given.pop(key) for key in BROADCAST_ARGUMENTS if key in given}
-        return add_context_broadcast(create_backbone(network.base, **given), **how)
+        return add_context_broadcast(create_backbone(model.base, **given), **how)
 
     maps = 3 if family in ISOTROPIC else (0, 1, 2, 3)
     defaults = {
@@ -101,7 +101,7 @@ def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _cfg(name: str) -> dict[str, Any]:
-    base = network_of(name).base
+    base = model_of(name).base
     family = base.split("_")[0]
     classifier: str | tuple[str, ...] = {"swin": "head.fc"}.get(family, "head")
     if "distilled" in base:
@@ -115,10 +115,10 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
         return _entry(name, pretrained, kwargs)
 
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = str(network_of(name))
+    create.__doc__ = str(model_of(name))
     return create
 
 
-default_cfgs = generate_default_cfgs({name: _cfg(name) for name in (*NETWORKS, *ALIASES)})
-for _name in (*NETWORKS, *ALIASES):
+default_cfgs = generate_default_cfgs({name: _cfg(name) for name in (*MODELS, *ALIASES)})
+for _name in (*MODELS, *ALIASES):
     globals()[_name] = register_model(_entry_point(_name))

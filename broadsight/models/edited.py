@@ -1,4 +1,4 @@
-"""Networks that were changed after timm made them, under one name that timm knows: what run folders refer to."""
+"""Models that were changed after timm made them, under one name that timm knows: what run folders refer to."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -26,7 +26,7 @@ def edit(
     undescribed: str = "",
     **create_kwargs: Any,
 ) -> nn.Module:
-    """A timm network with another pooling, with broadcast context, with both or as it is.
+    """A timm model with another pooling, with broadcast context, with both or as it is.
 
     Args:
         backbone: timm's name.
@@ -39,7 +39,7 @@ def edit(
     """
     refuse_undescribed({"undescribed": undescribed})
     if not backbone:
-        raise ValueError("edited is no network by itself; give backbone=, a timm name, and pool= or broadcast=")
+        raise ValueError("edited is no model by itself; give backbone=, a timm name, and pool= or broadcast=")
     if isinstance(create_kwargs.get("img_size"), list):  # as JSON has it
         create_kwargs["img_size"] = tuple(create_kwargs["img_size"])
     model: Any = create_backbone(backbone, num_classes=num_classes, **create_kwargs)
@@ -60,7 +60,7 @@ default_cfgs = generate_default_cfgs({"edited": cfg(first_conv=None, classifier=
 
 @register_model
 def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Any network of another name under another pooling or with broadcast context; see `edit` for the arguments."""
+    """Any model of another name under another pooling or with broadcast context; see `edit` for the arguments."""
     own: dict[str, Any] = {}
 
     def make(backbone: str = "", **given: Any) -> nn.Module:

@@ -63,7 +63,7 @@ def read_config(folder: str | Path, end: str = "give another run") -> dict[str, 
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({first_line(error)}); {end}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{file} describes no network; give the folder that train wrote")
+        raise ValueError(f"{file} describes no model; give the folder that train wrote")
     return found
 
 
@@ -102,7 +102,7 @@ def stored_model(config: Mapping[str, Any], origin: str | Path, numbers: int | N
     except ValueError:
         raise
     except Exception as error:
-        raise RuntimeError(f"the network of {origin} cannot be made: {first_line(error)}") from None
+        raise RuntimeError(f"the model of {origin} cannot be made: {first_line(error)}") from None
 
 
 def model_name(name: Any, where: str) -> str:

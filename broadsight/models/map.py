@@ -1,4 +1,4 @@
-"""The networks of the MAP paper (Multi-token attention pooling, WACV 2025): timm's backbones under our pooling.
+"""The models of the MAP paper (Multi-token attention pooling, WACV 2025): timm's backbones under our pooling.
 
 Readings and settings, and where paper and release differ: docs/pooling.md.
 """
@@ -101,7 +101,7 @@ def _entry(
     options: dict[str, Any] | None = None,
     **settings: Any,
 ) -> PooledModel:
-    """A registered network: `backbone` makes it, `settings` and `options` are the pool's, the rest is timm's."""
+    """A registered model: `backbone` makes it, `settings` and `options` are the pool's, the rest is timm's."""
 
     def construct(
         num_classes: int = 1000,
@@ -115,9 +115,9 @@ def _entry(
         chosen = {**(options or {}), **(pool_options or {})}
         if drop_rate:
             chosen["fc_drop"] = drop_rate
-        network = backbone(in_chans, **given)
+        inner = backbone(in_chans, **given)
         model = swap_pool(
-            network,
+            inner,
             pool,
             num_classes=num_classes,
             img_size=given.get("img_size"),
@@ -142,7 +142,7 @@ def _adapt(name: str, state: dict[str, Any], model: PooledModel) -> dict[str, Te
     own = model.state_dict()
     if any(key in own for key in state):
         return state
-    # Translated for the network as published: other classes or image channels are timm's to deal with, afterwards.
+    # Translated for the model as published: other classes or image channels are timm's to deal with, afterwards.
     published = timm.create_model(name, device="meta")
     return model_from_release(name, published, state)
 
@@ -189,13 +189,13 @@ _MIXED = dict(head_mixing=True)
 
 
 def _four_groups(tokens: int, gram_groups: int) -> dict[str, Any]:
-    """The pool of the released hierarchical networks."""
+    """The pool of the released hierarchical models."""
     return dict(groups=4, tokens=tokens, options=dict(gram_groups=gram_groups), **_WIDE)
 
 
 @register_model
 def map_resnet50(pretrained: bool = False, **kwargs) -> PooledModel:
-    """The released network. The paper's rows have another: swap_pool("resnet50", "map")."""
+    """The released model. The paper's rows have another: swap_pool("resnet50", "map")."""
     return _entry(
         "map_resnet50", pretrained, kwargs, _release_resnet, "map", maps=_FIVE, groups=4, options=_MIXED, **_WIDE
     )

@@ -1,6 +1,6 @@
 """MAT Transformer: mixing abstract tokens (thesis on efficient vision backbones, chapter 4).
 
-The text under-specifies the network; how this reading was found and where it departs: docs/models.md.
+The text under-specifies the model; how this reading was found and where it departs: docs/models.md.
 """
 
 import torch

@@ -15,7 +15,7 @@ from .map import Row, static_figures
 ADDED = "added operations"
 SIZE = (224, 224)
 
-# Tables S5 and S6: the network, what it adds to ViT-S in millions of operations, top-1 accuracy. Some of this is in
+# Tables S5 and S6: the model, what it adds to ViT-S in millions of operations, top-1 accuracy. Some of this is in
 # paper_tables.yaml too, under the names of NAMES.
 TABLES: tuple[tuple[str, str, str, str | None], ...] = (
     ("Tables S5, S6", "vit_small_cb", "0.9", "80.5"),
@@ -53,7 +53,7 @@ BASELINES = (
     ("Tables S5, S6", "vit_small_patch16_224", {"macs": "1.260"}),
 )
 
-ONE_TOKEN_LESS = "the printed figure is that of the network without the distillation token"
+ONE_TOKEN_LESS = "the printed figure is that of the model without the distillation token"
 CONTRADICTIONS = {
     ("deit_base_distilled_patch16_224", "macs"): ONE_TOKEN_LESS,
     ("deit_base_distilled_cb", "macs"): ONE_TOKEN_LESS,
@@ -78,14 +78,14 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
 
 
 def printed(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """What the tables print for registered networks, by name."""
+    """What the tables print for registered models, by name."""
     found = {registered(entry["model"]): entry for entry in tables["models"]}
     accuracies = {name: top1 for _, name, _, top1 in TABLES} | ALSO_ON
     return found | {name: {"top1": top1} for name, top1 in accuracies.items() if top1 is not None}
 
 
 def registered(row: str) -> str:
-    """The name of our network for a row such as "deit_tiny_distilled + cb"."""
+    """The name of our model for a row such as "deit_tiny_distilled + cb"."""
     return row.replace(" + ", "_")
 
 

@@ -53,11 +53,11 @@ TABLES = {
     ("map", "upernet"): "MAP, Table 5",
 }
 
-# MAP's tables count batch norms beside the layers: without them four of the six plain networks below fall short.
+# MAP's tables count batch norms beside the layers: without them four of the six plain models below fall short.
 NORMED_LAYERS = Convention("layers, batch norms", layers_only=True, batch_norm=2)
 CONVENTIONS = {"emsnet": OLD_PROFILER, "mat": LAYERS, "partialformer": PRODUCTS}
 
-# The plain networks of MAP's tables, which show how these were counted. paper_tables.yaml leaves them out.
+# The plain models of MAP's tables, which show how these were counted. paper_tables.yaml leaves them out.
 BASELINES = (
     ("mask_rcnn", "resnet50", "44", "260"),
     ("cascade_mask_rcnn", "convnext_tiny", "86", "741"),
@@ -66,7 +66,7 @@ BASELINES = (
     ("upernet", "convnext_tiny", "60", "939"),
     ("upernet", "convnext_small", "82", "1027"),
 )
-# The networks under MAP's neck, and its widths: the paper gives none. These, with the MLP in two channel groups as in
+# The models under MAP's neck, and its widths: the paper gives none. These, with the MLP in two channel groups as in
 # its pools, were chosen because they fit the parameters of all rows; by hand, 512 fits PVT's 3 M and 4 G too.
 NECKS: dict[str, tuple[str, dict[str, Any]]] = {
     "map_resnet50": ("resnet50", dict(dim=1024, mlp_groups=2)),
@@ -124,7 +124,7 @@ CONTRADICTIONS = {
 
 
 def rows(tables: dict[str, Any]) -> Iterator[Row]:
-    """Every row of the dense tables of all papers, and the plain networks of MAP's."""
+    """Every row of the dense tables of all papers, and the plain models of MAP's."""
     listed = [
         (TABLES[paper, entry["task"]], entry["task"], entry["backbone"], entry["params"], entry["macs"])
         for paper in PAPERS
@@ -133,7 +133,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
     listed += [(TABLES["map", task], task, backbone, params, macs) for task, backbone, params, macs in BASELINES]
     for table, task, backbone, params, macs in listed:
         height, width = SETTINGS[task][1]
-        build: Callable[[], nn.Module] | str = partial(DenseNetwork, task, backbone)
+        build: Callable[[], nn.Module] | str = partial(DenseModel, task, backbone)
         if backbone == "map_pvt_small":
             build = NO_PVT
         elif task == "upernet" and find_spec("segmentation_models_pytorch") is None:
@@ -151,7 +151,7 @@ def roundings(row: str, figure: str) -> tuple[str, ...]:
     return ROUNDINGS.get((row.partition(" on ")[0], figure.partition(" ")[0]), (ROUND_HALF_UP,))
 
 
-class DenseNetwork(nn.Module):
+class DenseModel(nn.Module):
     """A dense model without memory, whose call runs all that is counted for images (B, 3, H, W), and gives nothing."""
 
     def __init__(self, task: str, backbone: str):

@@ -12,21 +12,21 @@ from ..inspection.macs import blank_model
 from ..layers import AveragePool, MultiTokenPool
 from ..surgery.pooling import PooledModel, swap_pool
 
-# A row: its name, the figures as printed, and what builds its network, or why nothing does.
+# A row: its name, the figures as printed, and what builds its model, or why nothing does.
 Row = tuple[str, dict[str, str], Callable[[], nn.Module] | str]
 
-WHOLE_MILLIONS = "quoted from the network's own paper, which prints whole millions"
+WHOLE_MILLIONS = "quoted from the model's own paper, which prints whole millions"
 CUT_OFF = "cut off, not rounded"
 VIT_NORMS = "a little low: counting five operations for each normed element as well would print it"
 WIDER_CAP = "the rule that gives ResNet50's 59.1 M and 4.5 G gives no more here; the paper must have used a wider one"
 ONE_GROUP = (
     "needs a wider pool, of which the paper says nothing; Table 9 prints 4.4 for what has the accuracy of 1 x 1 tokens"
 )
-CONVNEXT_STEPS = "the paper does not say how many groups and tokens this step has; one group fits the other networks"
-SCALED_HEAD = "the paper does not give this network's pool; of five tried none fits all its figures"
+CONVNEXT_STEPS = "the paper does not say how many groups and tokens this step has; one group fits the other models"
+SCALED_HEAD = "the paper does not give this model's pool; of five tried none fits all its figures"
 EXCHANGED = "ResNet's and ResMLP's figures seem exchanged: 12.5 M and 13.2 M, printed as 13 M and 12 M"
 UPPER_STAGES = (
-    "the last three stages of ConvNeXt alone sum to 1344, but the released networks merge the stem and all stages"
+    "the last three stages of ConvNeXt alone sum to 1344, but the released models merge the stem and all stages"
 )
 
 # Figures that no reading reproduces, and why.
@@ -35,7 +35,7 @@ CONTRADICTIONS = {
     (
         "map_resnet50",
         "macs",
-    ): "the released network costs less under every convention (5.1 at most); the reason is not known",
+    ): "the released model costs less under every convention (5.1 at most); the reason is not known",
     ("map_pit_s", "params"): "the released weights are exactly this many; 36.147 seems rounded twice",
     (
         "map_deit_small",
@@ -80,12 +80,12 @@ CONTRADICTIONS = {
     (
         "maxvit_small_tf_224",
         "macs",
-    ): "quoted from the network's own paper; 11.6 with the products of its attention",
+    ): "quoted from the model's own paper; 11.6 with the products of its attention",
     ("davit_tiny", "params"): CUT_OFF,
     ("swin_base_patch4_window7_224", "params"): CUT_OFF,
 }
 
-NOT_IN_TIMM = "timm has no such network"
+NOT_IN_TIMM = "timm has no such model"
 NO_FASTER_VIT = "FasterViT is neither in timm nor elsewhere under a free licence"
 
 
@@ -93,7 +93,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
     """Every figure once, though several tables print it; the supplement's tables have an S."""
     for entry in tables["models"]:
         backbone, pool = entry["backbone"], entry["pool"].split()[0]
-        where, name = NETWORKS[backbone, pool]
+        where, name = MODELS[backbone, pool]
         build = partial(blank_model, name) if timm.is_model(name) else partial(_swapped, backbone, pool)
         printed = static_figures(entry) | MODULES.get(name, {})
         yield f"{where}: {name}", printed, NO_FASTER_VIT if backbone == "faster_vit_3" else build
@@ -117,8 +117,8 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
 
 
 def printed(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """What the tables print for registered networks, by name."""
-    pooled = {NETWORKS[entry["backbone"], entry["pool"].split()[0]][1]: entry for entry in tables["models"]}
+    """What the tables print for registered models, by name."""
+    pooled = {MODELS[entry["backbone"], entry["pool"].split()[0]][1]: entry for entry in tables["models"]}
     scaled = {e["model"]: {"macs": e["macs_224"], "top1": e["top1_224"]} for e in tables["scaled_resnet_d"]}
     return pooled | scaled | {"map_resnet50": RELEASED}
 
@@ -127,8 +127,8 @@ def static_figures(entry: dict[str, str]) -> dict[str, str]:
     return {figure: entry[figure] for figure in ("params", "macs") if figure in entry}
 
 
-# The networks of the MAP paper's rows: which tables print them, and their registered names, if any.
-NETWORKS = {
+# The models of the MAP paper's rows: which tables print them, and their registered names, if any.
+MODELS = {
     ("mobilenetv1_100", "map"): ("Table S4", "map_mobilenetv1"),
     ("resnet50", "gap"): ("Tables 1, 2, 9, S4", "resnet50"),
     ("resnet50", "cap"): ("Tables 1, 2", "cap_resnet50"),
@@ -157,7 +157,7 @@ MORE_GROUPS = (  # Table 6
     {"groups": "4", "tokens": "1", "macs": "4.7"},
 )
 # Table 9 adds parts step by step and does not say how many groups and tokens. One token, then one group of 16 (of the
-# same accuracy in Table 7), fit three of the networks; the last step has several groups.
+# same accuracy in Table 7), fit three of the models; the last step has several groups.
 STEPS = (
     ("resnet50", "class token", 1, 1, "4.4"),
     ("resnet50", "intra", 1, 16, "4.5"),
@@ -250,7 +250,7 @@ def _swapped(backbone: str, pool: str, **kwargs: Any) -> nn.Module:
 
 
 def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = None) -> nn.Module:
-    """A network of the MAP paper with another number of tokens; a single one needs no average."""
+    """A model of the MAP paper with another number of tokens; a single one needs no average."""
     usual: Any = _swapped(backbone, "map") if backbone == "resnet50" else blank_model(f"map_{backbone}")
     with torch.device("meta"):
         pool = MultiTokenPool(
@@ -280,8 +280,8 @@ class ManyTokens(nn.Module):
     def __init__(self):
         super().__init__()
         with torch.device("meta"):
-            self.network = timm.create_model("deit_small_patch16_224", num_classes=0, global_pool="", reg_tokens=15)
+            self.model = timm.create_model("deit_small_patch16_224", num_classes=0, global_pool="", reg_tokens=15)
             self.head = nn.Linear(16 * 384, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.network(x)[:, :16].flatten(1))
+        return self.head(self.model(x)[:, :16].flatten(1))

@@ -90,7 +90,7 @@ class Check:
     """One printed figure beside ours. Parameters in millions; operations (MACs) in the unit of the row.
 
     Args:
-        family, row, figure: Which number of which table; figure is "params", "macs", either "over" another network or
+        family, row, figure: Which number of which table; figure is "params", "macs", either "over" another model or
             "at" another image size (height x width), one of SIZES, or the operations that context broadcasting adds.
         convention: How operations are counted.
         paper: The figure as printed.

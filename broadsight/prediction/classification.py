@@ -1,4 +1,4 @@
-"""What a classifier sees in pictures, one after the other: nothing is kept, so there may be any number of them."""
+"""What a classifier sees in images, one after the other: nothing is kept, so there may be any number of them."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 import torch
 from torch import Tensor
 
-from ..data.loading import Batch, EvalOrder, Pictures, close, default_workers, load
+from ..data.loading import Batch, EvalOrder, SourceDataset, close, default_workers, load
 from ..data.names import CsvRows
 from ..data.sources import Source
 from ..data.sources.sample_table import is_image
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LEAST = {"top": 1, "batch": 1, "workers": 0, "threads": 1}
-FEW, FIRST = 50, 20  # up to FEW pictures are all shown; of more, the FIRST
+FEW, FIRST = 50, 20  # up to FEW images are all shown; of more, the FIRST
 STDOUT = "-"
 
 
 class Prediction(NamedTuple):
-    """What one picture shows: K classes, the most probable first; none if it cannot be read.
+    """What one image shows: K classes, the most probable first; none if it cannot be read.
 
     Args:
         file: Its path, as it was named.
-        classes, indices, probabilities: K names, their places among the network's classes, and 0 to 1.
+        classes, indices, probabilities: K names, their places among the model's classes, and 0 to 1.
         error: Why it cannot be read.
     """
 
@@ -56,27 +56,27 @@ def predict(
     workers: int = 0,
     seen: Callable[[int], None] = lambda count: None,
 ) -> Generator[Prediction, None, None]:
-    """Every picture of a source, in its order.
+    """Every image of a source, in its order.
 
     Args:
-        source: Such as `find_images` gives; its pictures are read in grey where the network takes grey ones.
-        top: Classes of each picture; all if the network has no more.
-        batch: Pictures of a pass through the network.
-        workers: Processes that read pictures; with none, this one does.
-        seen: Told how many more pictures are done.
+        source: Such as `find_images` gives; its images are read in grey where the model takes grey ones.
+        top: Classes of each image; all if the model has no more.
+        batch: Images of a pass through the model.
+        workers: Processes that read images; with none, this one does.
+        seen: Told how many more images are done.
 
     Raises:
-        ValueError: At once, not with the first picture.
+        ValueError: At once, not with the first image.
     """
     check_counts(top=top, batch=batch, workers=workers)
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
     names, top = class_names(classifier), min(top, classifier.num_classes)
-    pictures = Pictures(source, classifier.transforms.build(training=False))
+    images = SourceDataset(source, classifier.transforms.build(training=False))
     order = EvalOrder(source, batch)
 
     def stream() -> Generator[Prediction, None, None]:
-        loader = load(pictures, order, workers=workers, pin_memory=classifier.device.type == "cuda")
+        loader = load(images, order, workers=workers, pin_memory=classifier.device.type == "cuda")
         try:
             for keys, found in zip(order, loader, strict=True):
                 yield from _of_batch(classifier, source, [index for _, _, index in keys], found, names, top)
@@ -108,7 +108,7 @@ def _of_batch(
 
 def _ask(classifier: Classifier, images: Tensor, top: int) -> tuple[list[list[int]], list[list[float]]]:
     """Bytes (B, C, H, W) -> classes and probabilities (B, top). Of equals the first class wins, as in evaluation."""
-    with torch.inference_mode():  # ends here: it would last between the pictures in whoever asks for them
+    with torch.inference_mode():  # ends here: it would last between the images in whoever asks for them
         logits = classifier.logits(classifier.normalise(images))
         order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
         probabilities = logits.softmax(1).gather(1, order)
@@ -116,7 +116,7 @@ def _ask(classifier: Classifier, images: Tensor, top: int) -> tuple[list[list[in
 
 
 def class_names(classifier: Classifier) -> tuple[str, ...]:
-    """What the classes are called: as a run says, as in ImageNet for a network of timm's with 1000, or by number."""
+    """What the classes are called: as a run says, as in ImageNet for a model of timm's with 1000, or by number."""
     if classifier.labels is not None:
         return classifier.labels
     if classifier.num_classes == 1000 and not classifier.run:
@@ -133,13 +133,13 @@ def check_counts(**given: int | None) -> None:
             raise ValueError(f"--{name} {value}; expected {LEAST[name]} or more")
 
 
-def useful_workers(pictures: int, batch: int) -> int:
+def useful_workers(images: int, batch: int) -> int:
     """A process for each core but one; fewer for few batches: one process makes a batch, and has to be started."""
-    return min(default_workers(), -(-pictures // batch) - 1)
+    return min(default_workers(), -(-images // batch) - 1)
 
 
 class CsvWriter:
-    """A line for each picture: file, class_1, probability_1, class_2, …, error. Bytes of file names are kept."""
+    """A line for each image: file, class_1, probability_1, class_2, …, error. Bytes of file names are kept."""
 
     def __init__(self, file: TextIO, top: int):
         self.rows, self.top = CsvRows(file), top
@@ -156,7 +156,7 @@ class CsvWriter:
 
 
 class JsonWriter:
-    """One object for each picture, in an array or each on a line of its own.
+    """One object for each image, in an array or each on a line of its own.
 
     Letters beyond ASCII are escaped, so that names of files which are not Unicode can be written, and read by Python.
     """
@@ -187,7 +187,7 @@ def _short(probability: float) -> float:
 
 
 def check_output(option: str, path: str | None) -> None:
-    """Refuse to write over a picture: `--csv a.jpg` is meant as an option without a value."""
+    """Refuse to write over an image: `--csv a.jpg` is meant as an option without a value."""
     if path is not None and path != STDOUT and is_image(os.path.basename(path)):
         raise ValueError(f"{option} {path}, which is named like an image; put {option} last, or write {option}=FILE")
 
@@ -198,7 +198,7 @@ def writing(path: str, top: int, form: str) -> Generator[Writer, None, None]:
 
     Args:
         path: Where to; "-" is the standard output.
-        top: Classes of each picture.
+        top: Classes of each image.
         form: "csv" or "json"; the latter in lines if the file is called .jsonl.
     """
     with _text_file(path) as file:
@@ -243,11 +243,11 @@ class Summary:
     """What is shown of any number of predictions: the first of them, how many of each class, what went wrong.
 
     Args:
-        pictures: How many there will be.
+        images: How many there will be.
     """
 
-    def __init__(self, pictures: int):
-        self.most = pictures if pictures <= FEW else FIRST
+    def __init__(self, images: int):
+        self.most = images if images <= FEW else FIRST
         self.first: list[Prediction] = []
         self.failures: list[Prediction] = []
         self.classes: Counter[tuple[int, str]] = Counter()  # by number too: two may have one name
@@ -265,7 +265,7 @@ class Summary:
             self.classes[prediction.indices[0], prediction.classes[0]] += 1
 
     def table(self) -> "Table":
-        """The first pictures and their classes."""
+        """The first images and their classes."""
         from rich.table import Table
         from rich.text import Text
 
@@ -285,13 +285,13 @@ class Summary:
         return table
 
     def class_table(self) -> "Table":
-        """How many pictures show what: the most frequent classes."""
+        """How many images show what: the most frequent classes."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table()
         table.add_column("class", overflow="fold")
-        table.add_column("pictures", justify="right", no_wrap=True)
+        table.add_column("images", justify="right", no_wrap=True)
         table.add_column("%", justify="right", no_wrap=True)
         rows = [(name, count) for (_, name), count in self.classes.most_common(FIRST)]
         if rest := self.read - sum(count for _, count in rows):
@@ -301,11 +301,11 @@ class Summary:
         return table
 
     def complaints(self) -> list[str]:
-        """Lines about the pictures that could not be read."""
+        """Lines about the images that could not be read."""
         if not self.failed:
             return []
         total = self.read + self.failed
-        lines = [f"{self.failed:,} of {total:,} pictures could not be read:"]
+        lines = [f"{self.failed:,} of {total:,} images could not be read:"]
         lines += [f"  {printable(prediction.file)}: {printable(prediction.error)}" for prediction in self.failures]
         if self.failed > len(self.failures):
             lines.append(f"  and {self.failed - len(self.failures):,} more")
@@ -322,7 +322,7 @@ def write_settings(path: str, command: str, classifier: Classifier, summary: Sum
         "model": {"title": classifier.title, "source": classifier.source, "parameters": classifier.parameters},
         "image": {"size": transforms.size, "channels": transforms.channels, "crop_pct": transforms.crop_pct},
         "device": classifier.device.type,
-        "pictures": {"read": summary.read, "failed": summary.failed},
+        "images": {"read": summary.read, "failed": summary.failed},
         "versions": versions(),
         "commit": commit(),
     }

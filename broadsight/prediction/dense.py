@@ -1,4 +1,4 @@
-"""What a dense model finds in pictures: drawn onto them, as COCO's results, as a table of boxes."""
+"""What a dense model finds in images: drawn onto them, as COCO's results, as a table of boxes."""
 
 import json
 from collections import Counter
@@ -29,12 +29,12 @@ RESULTS, SETTINGS, CLASS_MAPS = "results.json", "settings.json", "masks"
 
 @dataclass
 class Findings:
-    """What was found in all pictures.
+    """What was found in all images.
 
     Args:
         entries: Objects as COCO's results have them, each with the name of its file.
-        rows: What the terminal shows of each picture: its name, and in words what is in it.
-        errors: Pictures that could not be read, and why.
+        rows: What the terminal shows of each image: its name, and in words what is in it.
+        errors: Images that could not be read, and why.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
@@ -54,14 +54,14 @@ def predict_dense(
     boxes: Mapping[str, Tensor] | None = None,
     seen: Callable[[int], None] = lambda count: None,
 ) -> Findings:
-    """Look at every picture, and draw what was found into a folder if one is given.
+    """Look at every image, and draw what was found into a folder if one is given.
 
     Args:
-        out: PNG files of the pictures' names, and for segmentation their class maps in `masks`.
+        out: PNG files of the images' names, and for segmentation their class maps in `masks`.
         threshold: The lowest score that is drawn and told; result files have everything.
-        flip, scales, slide: Views of each picture.
-        boxes: Of pose models, where the objects are: (N, 4) by name of the picture; without it, the whole picture.
-        seen: Told how many more pictures are done.
+        flip, scales, slide: Views of each image.
+        boxes: Of pose models, where the objects are: (N, 4) by name of the image; without it, the whole image.
+        seen: Told how many more images are done.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"--threshold {threshold}; expected 0 to 1")
@@ -91,7 +91,7 @@ def predict_dense(
 
 
 def finder(run: DenseRun, **views: Any) -> Callable[[Image.Image, Tensor | None], Any]:
-    """A function from a picture, and for pose models the boxes in it, to what is there."""
+    """A function from an image, and for pose models the boxes in it, to what is there."""
     shown = run.views(**views)
     options: dict[str, Any] = dict(views=shown, device=run.device)
     if run.task == "segment":
@@ -106,7 +106,7 @@ def finder(run: DenseRun, **views: Any) -> Callable[[Image.Image, Tensor | None]
 
 
 def _pose(run: DenseRun, scorer: PoseScorer, image: Image.Image, boxes: Tensor | None) -> dict[str, Tensor]:
-    """Keypoints of the objects in boxes (N, 4), or of the one that fills the picture."""
+    """Keypoints of the objects in boxes (N, 4), or of the one that fills the image."""
     boxes = torch.tensor([[0.0, 0.0, image.width, image.height]]) if boxes is None else boxes.float()
     size = crop_size(run.recipe)
     if not len(boxes):
@@ -129,23 +129,23 @@ def _pose(run: DenseRun, scorer: PoseScorer, image: Image.Image, boxes: Tensor |
 
 def _draw(run: DenseRun, image: Image.Image, found: Any, out: Path, name: str, threshold: float) -> None:
     if run.task == "segment":
-        picture = draw_semantic(image, found, run.classes)
+        photo = draw_semantic(image, found, run.classes)
         _save(palette_png(found), out / CLASS_MAPS / name)
     else:
         lowest = 0.0 if run.top_down else threshold  # boxes of a pose model are given, not found
         options: dict[str, Any] = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
-        picture = draw_objects(image, found, run.classes, threshold=lowest, **options)
-    _save(picture, out / name)
+        photo = draw_objects(image, found, run.classes, threshold=lowest, **options)
+    _save(photo, out / name)
 
 
-def _save(picture: Image.Image, path: Path) -> None:
+def _save(image: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
-        picture.save(unfinished, "PNG")
+        image.save(unfinished, "PNG")
 
 
 def told(run: DenseRun, found: Any, threshold: float) -> str:
-    """In words: how many of what, or which share of the picture is what."""
+    """In words: how many of what, or which share of the image is what."""
     if run.task == "segment":
         shares = torch.bincount(found.flatten(), minlength=len(run.classes)).double() / found.numel()
         order = shares.argsort(descending=True, stable=True)[:4].tolist()
@@ -160,7 +160,7 @@ def told(run: DenseRun, found: Any, threshold: float) -> str:
 
 
 def image_ids(names: Sequence[str]) -> list[int]:
-    """COCO's ids of pictures: the numbers that they are named by, where all are, or else 1, 2, 3, …"""
+    """COCO's ids of images: the numbers that they are named by, where all are, or else 1, 2, 3, …"""
     stems = [Path(name).stem for name in names]
     if all(stem.isdecimal() for stem in stems) and len({int(stem) for stem in stems}) == len(stems):
         return [int(stem) for stem in stems]
@@ -168,7 +168,7 @@ def image_ids(names: Sequence[str]) -> list[int]:
 
 
 def output_names(names: Sequence[str]) -> list[str]:
-    """A file for each picture, of its own name; with a number where two have the same."""
+    """A file for each image, of its own name; with a number where two have the same."""
     return [f"{stem}.png" for stem in unique_stems(names)]
 
 
@@ -212,7 +212,7 @@ def write_findings(
             "command": command,
             "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters, "task": run.task},
             "classes": list(run.classes),
-            "pictures": {"read": len(findings.rows), "failed": findings.errors},
+            "images": {"read": len(findings.rows), "failed": findings.errors},
             "versions": versions(),
             "commit": commit(),
         }

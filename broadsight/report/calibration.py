@@ -1,4 +1,4 @@
-"""Whether a network is as often right as it is sure."""
+"""Whether a model is as often right as it is sure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,14 +25,14 @@ def calibration(record: Mapping[str, Any]) -> str:
 def _sentence(known_of_it: Mapping[str, Any], filled: Sequence[Mapping[str, Any]]) -> str:
     words = []
     sure = [entry for entry in filled if known(entry.get("confidence"))]
-    pictures = sum(entry["count"] for entry in sure)
-    if pictures:
-        excess = sum(entry["count"] * (entry["confidence"] - entry["accuracy"]) for entry in sure) / pictures
+    images = sum(entry["count"] for entry in sure)
+    if images:
+        excess = sum(entry["count"] * (entry["confidence"] - entry["accuracy"]) for entry in sure) / images
         if abs(excess) < _EVEN:
-            words.append("On the whole the network is as sure as it should be.")
+            words.append("On the whole the model is as sure as it should be.")
         else:
             more = "more" if excess > 0 else "less"
-            words.append(f"On the whole the network is {number(abs(excess), 2)} points {more} sure than it is right.")
+            words.append(f"On the whole the model is {number(abs(excess), 2)} points {more} sure than it is right.")
     if known(known_of_it.get("ece")):
         words.append(f"Confidence and accuracy differ by {known_of_it['ece']:.1f} points on average (ECE)")
         words[-1] += f", by {known_of_it['mce']:.1f} in the worst bin (MCE)." if known(known_of_it.get("mce")) else "."
@@ -45,7 +45,7 @@ def _reliability(filled: Sequence[Mapping[str, Any]]) -> str:
             100 * entry["low"],
             100 * entry["high"],
             entry["accuracy"],
-            f"{_range(entry)}: {percent(entry['accuracy'])} right of {plural(entry['count'], 'picture')}",
+            f"{_range(entry)}: {percent(entry['accuracy'])} right of {plural(entry['count'], 'image')}",
         )
         for entry in filled
     ]
@@ -72,7 +72,7 @@ def _spread(filled: Sequence[Mapping[str, Any]]) -> str:
             100 * entry["low"],
             100 * entry["high"],
             100 * entry["count"] / total,
-            f"{_range(entry)}: {plural(entry['count'], 'picture')}",
+            f"{_range(entry)}: {plural(entry['count'], 'image')}",
         )
         for entry in filled
     ]
@@ -80,7 +80,7 @@ def _spread(filled: Sequence[Mapping[str, Any]]) -> str:
     return Chart(
         "How sure it is",
         Axis("confidence, %", _HUNDRED),
-        axis("share of the pictures, %", 0.0, high, within=(0.0, 100.0)),
+        axis("share of the images, %", 0.0, high, within=(0.0, 100.0)),
         bars=bars,
     ).html()
 
@@ -88,7 +88,7 @@ def _spread(filled: Sequence[Mapping[str, Any]]) -> str:
 def _table(bins: Sequence[Mapping[str, Any]]) -> str:
     columns = (
         Column("confidence"),
-        Column("pictures", True),
+        Column("images", True),
         Column("mean confidence", True),
         Column("accuracy", True),
     )

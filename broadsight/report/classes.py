@@ -17,7 +17,7 @@ CONFUSIONS = 30
 
 _COLUMNS = (
     Column("class"),
-    Column("pictures", True),
+    Column("images", True),
     Column("recall", True),
     Column("precision", True),
     Column("F1", True),
@@ -37,7 +37,7 @@ def per_class(record: Mapping[str, Any]) -> str:
         lead = (
             f"<p>{plural(len(rows), 'class', 'classes')}; recall from {percent(low['recall'])} "
             f"({escape(low.get('class', ''))}) to {percent(high['recall'])} ({escape(high.get('class', ''))}). "
-            "Recall: of the pictures of a class, how many were named so. Precision: of the pictures named so, "
+            "Recall: of the images of a class, how many were named so. Precision: of the images named so, "
             "how many are of the class. F1 is their harmonic mean.</p>\n"
         )
     if len(rows) <= ALL_SHOWN or len(ranked) < WORST + BEST:
@@ -92,11 +92,11 @@ def confusions(record: Mapping[str, Any]) -> str:
             )
             for row in frequent[:CONFUSIONS]
         ]
-        columns = (Column("class"), Column("taken for"), Column("pictures", True), Column("share", True))
+        columns = (Column("class"), Column("taken for"), Column("images", True), Column("share", True))
         title = "Most frequent confusions"
         parts.append(f"<div><h3>{title}</h3>\n{table(columns, rows, caption=title, kind='sortable narrow')}</div>\n")
     elif matrix and any(map(any, matrix)):
-        parts.append("<p>No picture was taken for another class.</p>\n")
+        parts.append("<p>No image was taken for another class.</p>\n")
     return f'<div class="pair">\n{"".join(parts)}</div>\n' if parts else ""
 
 
@@ -106,7 +106,7 @@ def _class_table(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
         other, count = row.get("most_confused_with"), row.get("confused")
         taken = f"<bdi>{escape(other)}</bdi> <small>{number(count)}</small>" if other is not None and count else NOTHING
         figures = [share(row.get(key)) for key in ("recall", "precision", "f1")]
-        lines.append((escape(row.get("class", "")), numeric(number(row.get("pictures"))), *figures, taken))
+        lines.append((escape(row.get("class", "")), numeric(number(row.get("images"))), *figures, taken))
     return table(_COLUMNS, lines, caption=caption, kind="sortable")
 
 
@@ -124,7 +124,7 @@ def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     columns = [Column("truth \\ prediction"), *(Column(name) for name in names[: len(matrix)])]
     kind = "heat matrix" if len(matrix) <= ROOMY else "heat matrix dense"
     return (
-        "<figure><figcaption>Rows are the true classes, columns the predicted ones; the numbers are pictures. "
+        "<figure><figcaption>Rows are the true classes, columns the predicted ones; the numbers are images. "
         f'<span class="key"><i class="h{LEVELS}" aria-hidden="true"></i>right, as a share of the row</span> '
         f'<span class="key"><i class="e{LEVELS}" aria-hidden="true"></i>wrong; strongest is {percent(100 * worst)} '
         f"of a row</span></figcaption>\n{table(columns, rows, caption='Confusion matrix', kind=kind)}</figure>\n"

@@ -1,4 +1,4 @@
-"""The model beside others: on the same pictures, or as the twin of the same run."""
+"""The model beside others: on the same images, or as the twin of the same run."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def beside(record: Mapping[str, Any]) -> str:
     ]
     columns = [Column("model"), *(Column(meaning(key).label, True) for key in keys)]
     return (
-        f"<p>All on the same pictures; this report's model is number 1. The best of each column is bold.</p>\n"
+        f"<p>All on the same images; this report's model is number 1. The best of each column is bold.</p>\n"
         f"{table(columns, rows, caption='This model beside others', kind='sortable names', marked=0)}{_charts(models)}"
     )
 

@@ -66,7 +66,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> str:
     elif goal:
         top = max((line for line in epochs if known(line.get(goal))), key=lambda line: line[goal])
         value = f"{percent(top[goal])} {meaning(_bare(goal)).label}"
-        lead = f"<p>Best after epoch {number(top['epoch'])}: {value} on the validation pictures.</p>\n"
+        lead = f"<p>Best after epoch {number(top['epoch'])}: {value} on the validation images.</p>\n"
     return f'{lead}<div class="charts">\n{"".join(drawn)}</div>\n{_table(epochs)}'
 
 
@@ -102,7 +102,7 @@ def _bare(key: str) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
-    """With its unit, but for losses: what a network is trained by may be the sum of several."""
+    """With its unit, but for losses: what a model is trained by may be the sum of several."""
     return number(value) if key.endswith("loss") else figure(_bare(key), value)
 
 

@@ -12,7 +12,7 @@ from ..files import write_text
 from ..runs.metrics import meaning
 from ..training.records import check_records
 from ..training.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, RunFolder, over_classes, write_page
-from ..visual.captioned import Picture
+from ..visual.captioned import CaptionedImage
 from ..visual.words import percent
 from .page import render
 
@@ -40,7 +40,7 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
     names = [name for name in HEADLINE[task] if name in figures]
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
     over = over_classes(there, classes).strip()
-    asked = [f"{data['pictures']:,} pictures of {data.get('place') or data.get('val')}"]
+    asked = [f"{data['images']:,} images of {data.get('place') or data.get('val')}"]
     asked += ["mirrored as well"] * record["views"]["flip"] + ["by windows"] * record["views"]["slide"]
     if record["views"]["scales"] != [1.0]:
         asked.append(f"scales {', '.join(f'{scale:g}' for scale in record['views']['scales'])}")
@@ -58,13 +58,13 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "class_figures": record["per_class"],
         "parameters": record["model"]["parameters"],
         "skipped": record["skipped"],
-        "notes": [*record["notes"], *(["interrupted: not all pictures were asked about"] * record["interrupted"])],
+        "notes": [*record["notes"], *(["interrupted: not all images were asked about"] * record["interrupted"])],
         "facts": [
             {
                 "group": "Evaluation",
                 "rows": [
                     ["data", str(data.get("place") or data.get("val"))],
-                    ["time of a picture", f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"],
+                    ["time of an image", f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"],
                     ["device", f"{record['device']}, threads: {record['threads']}"],
                 ],
             }
@@ -83,14 +83,14 @@ def report_dense_run(
     seconds: float | None = None,
     evaluated: bool = True,
 ) -> Path:
-    """Write a dense run's report.html: how it went, its scores, and what its best network finds in pictures."""
+    """Write a dense run's report.html: how it went, its scores, and what its best model finds in images."""
     folder = RunFolder(path)
     check_records(folder)
     config, lines = folder.config(), folder.metrics()
     about = config["broadsight"]
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    record: dict[str, Any] = {"absent": {"figures": "the network was not evaluated, since the run has not finished"}}
-    shown: list[Picture] = []
+    record: dict[str, Any] = {"absent": {"figures": "the model was not evaluated, since the run has not finished"}}
+    shown: list[CaptionedImage] = []
     if evaluated and (path / "model.safetensors").is_file():
         asked = DenseAsked(str(path), workers=workers, device=device)
         evaluation = evaluate_dense(asked, lambda *_: None)
@@ -105,7 +105,7 @@ def report_dense_run(
     done = f"{len(epochs)} of {recipe['epochs']} epochs"
     goal = GOAL_NAMES[f"val_{about['goal']}"]
     over = over_classes(last.get(CLASSES_JUDGED), config["num_classes"])
-    kept = f"; no epoch has a {goal} to be compared by, so the network of the last one is kept" * ("best" in last)
+    kept = f"; no epoch has a {goal} to be compared by, so the model of the last one is kept" * ("best" in last)
     record |= {
         "title": f"{settings['head']} with {settings['model']} on {settings['data']}",
         "kind": "run",

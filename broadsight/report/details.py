@@ -7,7 +7,7 @@ from ..runs.metrics import MEANS, figure, meaning
 from ..visual.words import NOTHING, escape, number, plural, sentence
 from .tables import Column, table
 
-SKIPPED = 100  # pictures that are named
+SKIPPED = 100  # images that are named
 OBJECTS = ("box_", "mask_", "keypoint_")
 
 
@@ -39,15 +39,15 @@ def _about(key: str, record: Mapping[str, Any]) -> str:
 
 
 def skipped(record: Mapping[str, Any]) -> str:
-    """How many pictures could not be read, and the first of them; or nothing."""
+    """How many images could not be read, and the first of them; or nothing."""
     left_out = record.get("skipped") or {}
     if not left_out:
         return ""
     shown = list(left_out.items())[:SKIPPED]
     rows = [(f"<code>{escape(name)}</code>", escape(why)) for name, why in shown]
     more = f" The first {SKIPPED} are named." if len(left_out) > SKIPPED else ""
-    counted = plural(len(left_out), "picture")
-    listing = table((Column("picture"), Column("why")), rows, caption="Pictures that could not be read")
+    counted = plural(len(left_out), "image")
+    listing = table((Column("image"), Column("why")), rows, caption="Images that could not be read")
     return (
         f"<p>{counted} could not be read and {'was' if len(left_out) == 1 else 'were'} left out.{more}</p>\n{listing}"
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..visual.captioned import Picture
+from ..visual.captioned import CaptionedImage
 from ..visual.words import escape, sentence
 from . import colours
 from .calibration import calibration
@@ -14,7 +14,7 @@ from .classes import class_figures, confusions, per_class
 from .comparison import beside, twins
 from .curves import curves as training_curves
 from .details import facts, figures, skipped
-from .pictures import LARGE, gallery
+from .images import LARGE, gallery
 from .suites import suites
 
 KINDS = {"run": "Training run", "evaluation": "Evaluation"}
@@ -24,15 +24,15 @@ SECTIONS = {
     "figures": "Figures",
     "twins": "Twin runs",
     "beside": "Beside other models",
-    "findings": "Found in pictures",
+    "findings": "Found in images",
     "class_figures": "Every class",
     "per_class": "Classes",
     "confusion": "Confusions",
     "calibration": "Calibration",
     "suites": "Robustness",
     "mistakes": "Most confident mistakes",
-    "samples": "Training pictures",
-    "skipped": "Skipped pictures",
+    "samples": "Training images",
+    "skipped": "Skipped images",
     "facts": "Details",
 }
 
@@ -41,9 +41,9 @@ def render(
     record: Mapping[str, Any],
     *,
     curves: Sequence[Mapping[str, Any]] = (),
-    mistakes: Sequence[Picture] = (),
-    samples: Sequence[Picture] = (),
-    findings: Sequence[Picture] = (),
+    mistakes: Sequence[CaptionedImage] = (),
+    samples: Sequence[CaptionedImage] = (),
+    findings: Sequence[CaptionedImage] = (),
 ) -> str:
     """A report as one HTML file that loads nothing from anywhere. The same data give the same text.
 
@@ -51,9 +51,9 @@ def render(
         record: What is known of the run or the evaluation, as the package's own text lists it; all but `title` may
             be missing.
         curves: The lines of `metrics.jsonl`.
-        mistakes: Pictures that were taken for another class.
-        samples: Pictures as the network saw them in training.
-        findings: Pictures with what was found in them, beside the truth.
+        mistakes: Images that were taken for another class.
+        samples: Images as the model saw them in training.
+        findings: Images with what was found in them, beside the truth.
     """
     if not record.get("title"):
         raise ValueError("a report needs a title; expected record['title'], e.g. 'resnet18 on photos'")
@@ -139,11 +139,9 @@ def _notes(record: Mapping[str, Any]) -> str:
     return f'<aside class="notes" aria-label="Notes">{notes}</aside>\n' if notes else ""
 
 
-def _samples(samples: Sequence[Picture]) -> str:
+def _samples(samples: Sequence[CaptionedImage]) -> str:
     shown = gallery(samples)
-    return (
-        f"<p>As the network saw them: cropped, flipped and changed in colour at random.</p>\n{shown}" if shown else ""
-    )
+    return f"<p>As the model saw them: cropped, flipped and changed in colour at random.</p>\n{shown}" if shown else ""
 
 
 def _made_by(record: Mapping[str, Any]) -> str:

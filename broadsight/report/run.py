@@ -1,4 +1,4 @@
-"""Reports of runs and evaluations: figures, curves and pictures in one HTML file beside what they are about."""
+"""Reports of runs and evaluations: figures, curves and images in one HTML file beside what they are about."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.decoding import UnreadableImage
-from ..data.loading import Pictures, TrainOrder, default_workers
+from ..data.loading import SourceDataset, TrainOrder, default_workers
 from ..data.normalising import Normalise
 from ..data.seeds import seed_everything
 from ..data.sources import Splits
@@ -26,10 +26,10 @@ from ..training.recipes import Recipe
 from ..training.records import check_records
 from ..training.request import title
 from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, task_of, write_page
-from . import Picture, render
+from . import CaptionedImage, render
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
-SHOWN = 24  # pictures of a kind
+SHOWN = 24  # images of a kind
 # Settings of a recipe that a reader looks for, in the order of a report.
 SETTINGS = {
     "epochs": "epochs",
@@ -78,12 +78,12 @@ def report_run(
     device: str = "auto",
     evaluated: bool = True,
 ) -> Path:
-    """Write a run's report.html: what it is, how it went, and what its best network says of the validation pictures.
+    """Write a run's report.html: what it is, how it went, and what its best model says of the validation images.
 
     Args:
         splits: The run's data, if somebody has opened it already.
         seconds: How long it took, if somebody knows.
-        evaluated: Whether to ask the network; without that, curves and settings alone.
+        evaluated: Whether to ask the model; without that, curves and settings alone.
     """
     if task_of(path) not in (None, "classify"):
         from .dense import report_dense_run
@@ -94,16 +94,16 @@ def report_run(
     config, lines = folder.config(), folder.metrics()
     run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
     record: dict[str, Any] = {"absent": {}}
-    pictures: dict[str, Sequence[Picture]] = {}
+    images: dict[str, Sequence[CaptionedImage]] = {}
     if evaluated and (path / WEIGHTS).is_file():
         classifier = open_classifier(path, device=device)
         splits = splits or own_splits(classifier)
         evaluation = _evaluation(classifier, splits, workers)
         record = page_of(record_of(evaluation, run["command"]))
-        pictures = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
+        images = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
         del record["asked"]
     else:
-        record["absent"]["figures"] = "the network was not evaluated, since the run has not finished"
+        record["absent"]["figures"] = "the model was not evaluated, since the run has not finished"
     skipped = folder.skipped()
     record |= {
         "title": f"{title(run['settings'])} on {run['settings']['data']}",
@@ -117,7 +117,7 @@ def report_run(
         "versions": run["versions"],
         "commit": run["commit"],
     }
-    write_page(render(record, curves=lines, **pictures), path / REPORT)
+    write_page(render(record, curves=lines, **images), path / REPORT)
     return path / REPORT
 
 
@@ -132,8 +132,8 @@ def _evaluation(classifier: Classifier, splits: Splits, workers: int | None) -> 
     return Evaluation(Asked(classifier.source), (result,), found_in(classifier, splits), how)
 
 
-def mistakes(result: Result, most: int = SHOWN) -> list[Picture]:
-    """The pictures that the classifier was most sure and wrong about."""
+def mistakes(result: Result, most: int = SHOWN) -> list[CaptionedImage]:
+    """The images that the classifier was most sure and wrong about."""
     said, task, shown = result.predictions, result.task, []
     for place in most_confident_mistakes(said, most):
         row = int(said.rows[place])
@@ -144,12 +144,12 @@ def mistakes(result: Result, most: int = SHOWN) -> list[Picture]:
             continue
         sure = f"{100 * said.confidence[place]:.0f} % sure"
         caption = f"{truth}, taken for {answer}\n{sure}\n{task.source.name(row)}"
-        shown.append(Picture(image, caption, f"{truth}, taken for {answer} and {sure}"))
+        shown.append(CaptionedImage(image, caption, f"{truth}, taken for {answer} and {sure}"))
     return shown
 
 
-def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[Picture]:
-    """Training pictures as the run saw its first ones: transformed, erased and mixed as its recipe says."""
+def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[CaptionedImage]:
+    """Training images as the run saw its first ones: transformed, erased and mixed as its recipe says."""
     run = classifier.run["broadsight"]
     recipe, classes = Recipe().change(run["recipe"]), classifier.labels or tuple(splits.classes)
     transforms = replace(
@@ -157,7 +157,7 @@ def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[P
         mean=classifier.transforms.mean,
         std=classifier.transforms.std,
     )
-    learned = Pictures(splits.train, transforms.build(True), seed=run["seed"], training=True)
+    learned = SourceDataset(splits.train, transforms.build(True), seed=run["seed"], training=True)
     count = min(most, len(splits.train)) // 2 * 2
     order = TrainOrder(splits.train, max(count, 1), seed=run["seed"], repeats=recipe.repeated_aug)
     normalise = Normalise(transforms.mean, transforms.std)
@@ -173,12 +173,12 @@ def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[P
     shown = []
     for image, target in zip(pixels, targets, strict=True):
         name = _target(target, classes)
-        shown.append(Picture(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image), name, name))
+        shown.append(CaptionedImage(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image), name, name))
     return shown
 
 
 def _target(target: Tensor, classes: Sequence[str]) -> str:
-    """What a picture shows, and how much of what if two were mixed."""
+    """What an image shows, and how much of what if two were mixed."""
     if target.ndim == 0:
         return classes[int(target)]
     floor = target.min()  # what label smoothing gives to all
@@ -197,8 +197,8 @@ def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> st
     if not epochs or "best" not in epochs[-1]:
         return text
     if epochs[-1]["best"] is None:
-        return f"{text}; no epoch has a top-1 to be compared by, so the network of the last one is kept"
-    return f"{text}; the best network, that of epoch {epochs[-1]['best_epoch']}, is kept"
+        return f"{text}; no epoch has a top-1 to be compared by, so the model of the last one is kept"
+    return f"{text}; the best model, that of epoch {epochs[-1]['best_epoch']}, is kept"
 
 
 def _facts(run: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Accuracy under what was done to the pictures: a line chart where that has a strength, a heat table otherwise."""
+"""Accuracy under what was done to the images: a line chart where that has a strength, a heat table otherwise."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def _suite(name: str, group: Sequence[Suite], record: Mapping[str, Any]) -> str:
     cases = list(dict.fromkeys(str(row.get("case", "")) for row in rows))
     summary = _summaries(group, models)
     if not rows:
-        view = "<p>No picture could be used.</p>\n"
+        view = "<p>No image could be used.</p>\n"
     elif all(map(known, strengths)) and len(strengths) > 1 and len(cases) <= len(PALETTE):
         charts = _lines(first, models, cases)
         view = f'<div class="pair">\n{charts}{summary}</div>\n{folded("Numbers", _numbers(models))}'
@@ -72,14 +72,14 @@ def _lines(first: Suite, models: Sequence[tuple[str, list]], cases: Sequence[str
 
 
 def _numbers(models: Sequence[tuple[str, list]]) -> str:
-    columns = (Column("model"), Column("case"), Column("at", True), Column("top-1", True), Column("pictures", True))
+    columns = (Column("model"), Column("case"), Column("at", True), Column("top-1", True), Column("images", True))
     rows = [
         (
             escape(model),
             escape(row.get("case", "")),
             numeric(f"{row['at']:g}"),
             numeric(percent(row.get("top1"))),
-            numeric(number(row.get("pictures"))),
+            numeric(number(row.get("images"))),
         )
         for model, rows in models
         for row in rows

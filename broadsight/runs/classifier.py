@@ -1,4 +1,4 @@
-"""A classifier ready for use: the network, how pictures reach it, what its classes are called."""
+"""A classifier ready for use: the model, how images reach it, what its classes are called."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from ..inspection.meta_pass import first_line
 from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history
-from ..training.request import title as network_title
+from ..training.request import title as model_title
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
 from ..training.seal import check_seal
 from ..weights.loading import load_given
@@ -27,15 +27,15 @@ PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network in eval mode, and all that is needed to ask it.
+    """A model in eval mode, and all that is needed to ask it.
 
     Args:
         title: What tables call it.
         source: Where it is from: a run folder or a timm name.
         model: Normalised images (B, C, H, W) -> logits (B, num_classes).
-        transforms: How a picture becomes an image: size, channels, crop, mean and standard deviation.
+        transforms: How an image becomes an image: size, channels, crop, mean and standard deviation.
         labels: Names of its classes, or None where nobody has written them down.
-        normalise: Bytes (B, C, H, W) -> normalised images on the network's device.
+        normalise: Bytes (B, C, H, W) -> normalised images on the model's device.
         run: What a run folder says of itself; empty for others.
     """
 
@@ -69,7 +69,7 @@ class Classifier:
         if not bool(torch.isfinite(found).all()):
             wrong = int((~torch.isfinite(found)).any(-1).sum())
             raise RuntimeError(
-                f"{self.title} answers {wrong} of {len(found)} pictures with numbers that are not finite; "
+                f"{self.title} answers {wrong} of {len(found)} images with numbers that are not finite; "
                 "its weights are damaged or its training has diverged"
             )
         return found
@@ -85,7 +85,7 @@ def open_classifier(
     light: bool = False,
     device: str = "auto",
 ) -> Classifier:
-    """A run's best network, or any of timm's.
+    """A run's best model, or any of timm's.
 
     Args:
         source: A run folder (or any folder that timm loads as local-dir), or a timm name.
@@ -93,7 +93,7 @@ def open_classifier(
             installed package; see `broadsight.weights.packaged`.
         pretrained: Without a checkpoint, timm's own weights; else random ones, for a trial.
         model_args: Arguments of a timm name.
-        size: Pixels of a side; without it what the network was trained for.
+        size: Pixels of a side; without it what the model was trained for.
         light: Let a multi-token pooling classify with its averaged tokens alone.
         device: "auto", "cpu" or "cuda".
     """
@@ -106,13 +106,13 @@ def open_classifier(
             raise ValueError(f"{source} is a run with weights and arguments of its own; give a timm name with others")
         model, labels, run = _of_run(path)
         settings = run.get("broadsight", {}).get("settings")
-        title = network_title(settings) if settings else path.absolute().name
+        title = model_title(settings) if settings else path.absolute().name
     else:
         model, labels, run = _of_timm(str(source), checkpoint, pretrained, dict(model_args or {}), size), None, {}
         channels = (model_args or {}).get("in_chans")
         title = str(source).rpartition("/")[2]
     if not getattr(model, "num_classes", 0):
-        raise ValueError(f"{source} has no classifier; give a network that classifies")
+        raise ValueError(f"{source} has no classifier; give a model that classifies")
     if light:
         lighten = getattr(model, "lighten", None)
         if lighten is None or not getattr(model, "has_groups", False):
@@ -141,7 +141,7 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
     run = read_config(path)
     check_seal(run, path / CONFIG)
     if "architecture" not in run:
-        raise ValueError(f"{path / CONFIG} describes no network; give the folder that train wrote")
+        raise ValueError(f"{path / CONFIG} describes no model; give the folder that train wrote")
     check_history(run, path / CONFIG)
     if not (path / WEIGHTS).is_file():
         raise FileNotFoundError(
@@ -156,7 +156,7 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
     load_given(model, path)
     labels = label_names(run, str(path / CONFIG))
     if labels is not None and len(labels) != model.num_classes:
-        raise ValueError(f"{path / CONFIG} names {len(labels)} classes, the network has {model.num_classes}")
+        raise ValueError(f"{path / CONFIG} names {len(labels)} classes, the model has {model.num_classes}")
     return model, labels, run
 
 
@@ -191,7 +191,7 @@ def _of_timm(
 
 
 def _transforms(model: Any, channels: int | None) -> Transforms:
-    """As the network's own description has it, at the size that it is best tested at, but for the channels."""
+    """As the model's own description has it, at the size that it is best tested at, but for the channels."""
     config = resolve_model_data_config(model, use_test_size=True)
     described, _, width = config["input_size"]
     channels = channels or described

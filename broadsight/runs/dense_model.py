@@ -1,4 +1,4 @@
-"""A dense model as a run folder keeps it: the network with its best weights, and what its labels mean."""
+"""A dense model as a run folder keeps it: the model with its best weights, and what its labels mean."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.dense.resolve import DenseSplits
-from ..dense.registry import dense_network
+from ..dense.registry import make_dense_model
 from ..dense.scoring import Views
 from ..inspection.meta_pass import first_line
 from ..models.from_run import check_arguments, described_as, label_names, refuse_large
@@ -29,7 +29,7 @@ class DenseRun:
     """A trained dense model.
 
     Args:
-        path, title: Its folder, and its network in a few words.
+        path, title: Its folder, and its model in a few words.
         task, head: What it finds, and by what.
         model: In eval mode, on its device.
         settings, recipe: Of its training.
@@ -71,21 +71,21 @@ class DenseRun:
         return self.model.stages.in_chans
 
     def views(self, *, flip: bool = False, scales: tuple[float, ...] = (1.0,), slide: bool = False) -> Views:
-        """What it is shown of a picture."""
+        """What it is shown of an image."""
         usual = views_of(self.task, self.recipe)
         return Views(flip, scales, usual.short_side, usual.long_side, slide)
 
     def own_data(self) -> DenseSplits:
-        """The pictures that it was trained and validated on."""
+        """The images that it was trained and validated on."""
         check_own_data(self.settings)
         return data_of(self.settings, self.recipe, self.channels)
 
 
 def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseRun:
-    """The best network of a dense run.
+    """The best model of a dense run.
 
     Args:
-        size: Pixels of the shorter side to look at pictures in, instead of those it was trained in.
+        size: Pixels of the shorter side to look at images in, instead of those it was trained in.
     """
     path = Path(path)
     config = RunFolder(path).dense_config()
@@ -102,7 +102,7 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     described, classes = described_as(config, where), label_names(config, where)
     if size is not None:
         recipe, arguments = _resized(recipe, arguments, size)
-    model: Any = _network(path, arguments)
+    model: Any = _model(path, arguments)
     model.pretrained_cfg = described
     load_given(model, path)
     chosen = torch.device("cuda" if device == "cuda" or (device == "auto" and has_gpu()) else "cpu")
@@ -125,21 +125,21 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     )
 
 
-def _network(path: Path, arguments: dict[str, Any]) -> Any:
-    """The network without its weights; as large as those, or refused."""
+def _model(path: Path, arguments: dict[str, Any]) -> Any:
+    """The model without its weights; as large as those, or refused."""
     try:
         if (path / WEIGHTS).is_file():
             numbers = (path / WEIGHTS).stat().st_size // 2
-            refuse_large(lambda: dense_network(**arguments), numbers, str(path / CONFIG))
-        return dense_network(**arguments)
+            refuse_large(lambda: make_dense_model(**arguments), numbers, str(path / CONFIG))
+        return make_dense_model(**arguments)
     except ValueError:
         raise
     except Exception as error:
-        raise RuntimeError(f"the network of {path} cannot be made: {first_line(error)}") from None
+        raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
 
 
 def pixels_of(image: Image.Image) -> Tensor:
-    """Bytes (C, H, W) of a picture in mode RGB or L."""
+    """Bytes (C, H, W) of an image in mode RGB or L."""
     return torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
 
 

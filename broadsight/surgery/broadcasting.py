@@ -1,4 +1,4 @@
-"""Puts context broadcasting into the blocks of any vision network."""
+"""Puts context broadcasting into the blocks of any vision model."""
 
 import threading
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ def add_context_broadcast(
     class_token: bool | None = None,
     image_size: int | Sequence[int] | None = None,
 ) -> nn.Module:
-    """Broadcast context in every block of a network that has attention or MLPs, in place; the network is returned.
+    """Broadcast context in every block of a model that has attention or MLPs, in place; the model is returned.
 
     All keys of its state dict stay. Only "scaled" adds some, one vector for each place, `...context_broadcast.scale`,
-    all zero, so that a pretrained network is unchanged at first.
+    all zero, so that a pretrained model is unchanged at first.
 
     Args:
-        model: Any vision network that takes a batch of images: timm's, ours, yours.
+        model: Any vision model that takes a batch of images: timm's, ours, yours.
         kind: "cb", "scaled", "gate" or "hybrid"; see `ContextBroadcast`.
         branch: "mlp", "attn" or "both".
         position: Before the branch ("front"), before its last linear layer ("mid"), or after it ("end").
         class_token: Whether the first token is the class token, which "gate" and "hybrid" use; by default it is one
-            where the network has a `cls_token` and the tokens are one more than a grid. The mean token stands in for
+            where the model has a `cls_token` and the tokens are one more than a grid. The mean token stands in for
             it otherwise.
-        image_size: Side or (H, W) that the network was built for, where it does not say so itself.
+        image_size: Side or (H, W) that the model was built for, where it does not say so itself.
 
     Raises:
-        ValueError: There is no such place in the network, or context is broadcast already.
+        ValueError: There is no such place in the model, or context is broadcast already.
     """
     for argument, value, allowed in (
         ("kind", kind, KINDS),
@@ -56,14 +56,14 @@ def add_context_broadcast(
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"unknown {argument} {value!r}; {hint}choose one of {', '.join(map(repr, allowed))}")
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}; expected a network, as timm.create_model gives")
+        raise ValueError(f"model is a {type(model).__name__}; expected a model, as timm.create_model gives")
     present = next((name for name, module in model.named_modules() if isinstance(module, ContextBroadcast)), None)
     if present is not None:
-        raise ValueError(f"{type(model).__name__} broadcasts context already ({present}); start from a fresh network")
+        raise ValueError(f"{type(model).__name__} broadcasts context already ({present}); start from a fresh model")
     found = find_branches(model, image_size=image_size)
     chosen = [one for one in found if one.kind in BRANCHES[branch]]
     _refuse_missing(model, found, BRANCHES[branch])
-    # Everything is made before anything is changed, so that a refusal leaves the network as it was.
+    # Everything is made before anything is changed, so that a refusal leaves the model as it was.
     places = [(one, _tokens(one, position)) for one in chosen]
     made = [_made(kind, tokens, class_token, [tokens.module, one.module, model]) for one, tokens in places]
     described = as_edited(model)
@@ -184,7 +184,7 @@ def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn
         near: Modules whose parameters it takes after, the nearest first.
     """
     if class_token and (tokens.windowed or tokens.channel_axis != 2):
-        raise ValueError("class_token=True, but there are maps or windows in the network; expected tokens (B, N, C)")
+        raise ValueError("class_token=True, but there are maps or windows in the model; expected tokens (B, N, C)")
     channels_last = tokens.channel_axis != 1
     if tokens.windowed:
         made: ContextBroadcast = WindowedBroadcast(

@@ -1,4 +1,4 @@
-"""Puts another pooling under any network: multi-token attention pooling and those that it is compared with."""
+"""Puts another pooling under any model: multi-token attention pooling and those that it is compared with."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ POOLS: dict[str, type[nn.Module]] = {
     "dft": FourierPool,
 }
 
-# What lets a timm network take images of any size, by the names that its families know; the first that fits is used.
+# What lets a timm model take images of any size, by the names that its families know; the first that fits is used.
 ANY_SIZE: tuple[dict[str, Any], ...] = (
     dict(strict_img_size=False),
     dict(dynamic_img_size=True, dynamic_img_pad=True),
@@ -38,13 +38,13 @@ SIZE_ARGUMENTS = ("img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img
 
 
 class PooledModel(nn.Module):
-    """A timm network with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
+    """A timm model with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
 
     `forward_features` goes as far as the one map (B, num_features, h, w) that is pooled, `forward_head` from there to
     the logits. `forward_intermediates` and `feature_info` are the backbone's.
 
     Args:
-        backbone: The network without its classifier, and
+        backbone: The model without its classifier, and
         pyramid: how its maps are obtained; `find_pyramid` gives both.
         head: A pool over these maps.
     """
@@ -112,19 +112,19 @@ class PooledModel(nn.Module):
             output_fmt: "NCHW" or another format that the backbone knows.
         """
         check_images(x, self.in_chans)
-        network: Any = self.backbone
+        model: Any = self.backbone
         if self.pyramid.indices is None:
-            raise ValueError(f"{type(network).__name__} gives no intermediate features; model.pyramid gives its maps")
+            raise ValueError(f"{type(model).__name__} gives no intermediate features; model.pyramid gives its maps")
         if intermediates_only or isinstance(self.head, nn.Identity):
             options = dict(stop_early=True) if stop_early else {}
-            features = network.forward_intermediates(
+            features = model.forward_intermediates(
                 x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
             )
             for tap in self.pyramid.taps:
                 tap.clear()
             return features
         wanted = _positions(indices, len(self.feature_info))
-        maps, taken = self.pyramid.with_features(network, x, wanted)
+        maps, taken = self.pyramid.with_features(model, x, wanted)
         if output_fmt != "NCHW":
             taken = [y.permute(0, 2, 3, 1) if output_fmt == "NHWC" else y.flatten(2).mT for y in taken]
         return self.head.merge_maps(maps), taken
@@ -133,11 +133,11 @@ class PooledModel(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Leave what the given intermediate features need; the pool goes with `prune_head`."""
-        network: Any = self.backbone
+        model: Any = self.backbone
         if prune_head:
             self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
         undescribe(self, "layers of it were pruned (prune_intermediate_layers)")
-        return network.prune_intermediate_layers(
+        return model.prune_intermediate_layers(
             indices if isinstance(indices, int) else list(indices), prune_norm=prune_norm, prune_head=False
         )
 
@@ -172,19 +172,19 @@ class PooledModel(nn.Module):
         self._model_args = {**self._model_args, **changes}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        network: Any = self.backbone
-        network.set_grad_checkpointing(enable)
+        model: Any = self.backbone
+        model.set_grad_checkpointing(enable)
 
     def set_input_size(self, *args: Any, **kwargs: Any) -> None:
         """Another image size, for backbones that are built for one."""
-        network: Any = self.backbone
-        if not hasattr(network, "set_input_size"):
-            raise ValueError(f"{type(network).__name__} has no set_input_size; create it with img_size=...")
-        before = getattr(network, "_model_args", {})
-        network.set_input_size(*args, **kwargs)
+        model: Any = self.backbone
+        if not hasattr(model, "set_input_size"):
+            raise ValueError(f"{type(model).__name__} has no set_input_size; create it with img_size=...")
+        before = getattr(model, "_model_args", {})
+        model.set_input_size(*args, **kwargs)
         # timm notes the new size in the backbone; what is saved is this model.
-        noted = {k: v for k, v in getattr(network, "_model_args", {}).items() if before.get(k) != v}
-        self._traits = {**getattr(network, "_traits", {}), "first_conv": self._traits["first_conv"]}
+        noted = {k: v for k, v in getattr(model, "_model_args", {}).items() if before.get(k) != v}
+        self._traits = {**getattr(model, "_traits", {}), "first_conv": self._traits["first_conv"]}
         self._model_args = {**self._model_args, **noted}
 
     def extra_macs(self, convention: Any, inputs: tuple, output: Tensor) -> int:
@@ -200,16 +200,16 @@ class PooledModel(nn.Module):
         return self.head.extra_macs(convention, (maps,), output)
 
     def no_weight_decay(self) -> set[str]:
-        network: Any = self.backbone
-        names = {f"backbone.{name}" for name in getattr(network, "no_weight_decay", set)()}
+        model: Any = self.backbone
+        names = {f"backbone.{name}" for name in getattr(model, "no_weight_decay", set)()}
         return names | ({"head.learned"} if hasattr(self.head, "learned") else set())
 
     def group_matcher(self, coarse: bool = False) -> Any:
         """The backbone's layers; the pool is the last."""
-        network: Any = self.backbone
-        if not hasattr(network, "group_matcher"):
+        model: Any = self.backbone
+        if not hasattr(model, "group_matcher"):
             return dict(stem=r"^backbone", blocks=[(r"^head", (99999,))])
-        matcher = network.group_matcher(coarse=coarse)
+        matcher = model.group_matcher(coarse=coarse)
         if callable(matcher):
             return lambda name: (
                 matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else float("inf")
@@ -255,7 +255,7 @@ def swap_pool(
     pool_options: Mapping[str, Any] | None = None,
     **create_kwargs: Any,
 ) -> PooledModel:
-    """Any timm network with another pooling in place of its last one; what it has learned is kept.
+    """Any timm model with another pooling in place of its last one; what it has learned is kept.
 
     Args:
         model_or_name: A timm name, or a model object, which is changed and becomes the backbone.
@@ -269,12 +269,12 @@ def swap_pool(
         level: Position of the feature map whose grid all are brought to; by default that at stride 16, which is 3 in a
             pyramid of stem and four stages. -1: only the last map is pooled.
         light: As "map-light".
-        num_classes: Classes; by default what the network had.
-        img_size: Image size to create the network for, or that a model object was built for, where that matters.
+        num_classes: Classes; by default what the model had.
+        img_size: Image size to create the model for, or that a model object was built for, where that matters.
         attn_dim: Width of the attention, half of `dim` by default.
         indices, stem: Which feature maps to use; see `find_pyramid`.
         pool_options: Further arguments of the pool's class, such as dict(head_mixing=True) of MultiTokenPool.
-        create_kwargs: For timm.create_model when a name is given: pretrained, in_chans, img_size, ... Networks that can
+        create_kwargs: For timm.create_model when a name is given: pretrained, in_chans, img_size, ... Models that can
             are created to take images of any size.
     """
     if pool not in POOLS:
@@ -300,7 +300,7 @@ def swap_pool(
         )
         if pool == "ga":
             arguments |= dict(tokens=1, mean_token=False)
-        with torch.device("meta"):  # whatever is wrong with these is said before the network is touched
+        with torch.device("meta"):  # whatever is wrong with these is said before the model is touched
             MultiTokenPool((dim,), 1, level=-1, **(arguments | options))
 
     if isinstance(model_or_name, str):
@@ -384,7 +384,7 @@ def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -
     for choice in choices:
         try:
             return timm.create_model(name, **create_kwargs, **choice)
-        except (TypeError, ValueError) as error:  # our own networks, edited ones, have refused it as a ValueError
+        except (TypeError, ValueError) as error:  # our own models, edited ones, have refused it as a ValueError
             if not any(argument in str(error) for argument in choice):
                 raise ValueError(f"{name} cannot be created: {error}") from error
     try:
@@ -401,7 +401,7 @@ def _positions(indices: int | Sequence[int] | None, count: int) -> list[int]:
 
 
 def ends_with_layer_norm(model: Any) -> bool:
-    """Whether the network norms its last features with something like a LayerNorm, so that an average wants one too."""
+    """Whether the model norms its last features with something like a LayerNorm, so that an average wants one too."""
     places = [getattr(model, name, None) for name in ("norm", "fc_norm", "head_norm")]
     places.append(getattr(getattr(model, "head", None), "norm", None))
     return any(isinstance(place, LAYER_NORMS) for place in places)

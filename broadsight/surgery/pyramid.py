@@ -1,4 +1,4 @@
-"""Feature maps of every level from any timm network: what it already offers, and its stem where it keeps that back."""
+"""Feature maps of every level from any timm model: what it already offers, and its stem where it keeps that back."""
 
 import math
 import threading
@@ -22,7 +22,7 @@ from ..inspection.meta_pass import (
 )
 from ..inspection.meta_pass import image_size as built_for
 
-# Names that timm's networks give to what comes before their first stage.
+# Names that timm's models give to what comes before their first stage.
 STEMS = ("stem", "patch_embed")
 
 
@@ -66,16 +66,16 @@ class Tap:
 
 @dataclass(frozen=True)
 class Pyramid:
-    """How the maps of one network are obtained; made by `find_pyramid`.
+    """How the maps of one model are obtained; made by `find_pyramid`.
 
     Args:
-        image_size: (H, W) that the network was built for.
+        image_size: (H, W) that the model was built for.
         in_chans: Channels of an image.
-        indices: Positions among the network's intermediate features, the upper maps; None if it does not offer these.
+        indices: Positions among the model's intermediate features, the upper maps; None if it does not offer these.
         taps: Hooks at the modules whose outputs are the lower maps, or all of them.
         channels: Channels of each map, lowest level first.
         sizes: (H, W) of each map for an image of `image_size`.
-        forms: How the network keeps each tapped map: as "NCHW", "NHWC", "rows" (B, H*W, C), or
+        forms: How the model keeps each tapped map: as "NCHW", "NHWC", "rows" (B, H*W, C), or
             "rows, grid", a pair of these rows and (H, W).
     """
 
@@ -88,13 +88,13 @@ class Pyramid:
     forms: tuple[str, ...] = ()
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
-        """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the network's final norm."""
+        """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the model's final norm."""
         tapped, maps = self.run(backbone, images)
         lower = [self.as_map(kept, i, images) for i, kept in enumerate(tapped)]
         return [*lower, *maps]
 
     def with_features(self, backbone: nn.Module, images: Tensor, wanted: Sequence[int]) -> tuple[list, list[Tensor]]:
-        """In one pass the maps, and any of the network's intermediate features by their positions."""
+        """In one pass the maps, and any of the model's intermediate features by their positions."""
         assert self.indices is not None
         every = sorted({*self.indices, *wanted})
         both = replace(self, indices=tuple(every))
@@ -104,7 +104,7 @@ class Pyramid:
         return [*lower, *(found[i] for i in self.indices)], [found[i] for i in wanted]
 
     def run(self, backbone: Any, images: Tensor) -> tuple[list[Any], list[Tensor]]:
-        """What the taps kept, in whatever form, and the maps that the network gives by itself."""
+        """What the taps kept, in whatever form, and the maps that the model gives by itself."""
         if self.indices is not None:
             maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
         else:
@@ -128,7 +128,7 @@ class Pyramid:
 
     @property
     def level(self) -> int:
-        """The map that is merged at by default: of the second-smallest size, at stride 16 in most networks.
+        """The map that is merged at by default: of the second-smallest size, at stride 16 in most models.
 
         Negative if there is but one map, and nothing to merge.
         """
@@ -148,62 +148,62 @@ def find_pyramid(
     in_chans: int | None = None,
     image_size: int | Sequence[int] | None = None,
 ) -> tuple[nn.Module, Pyramid]:
-    """The network as a backbone, and how to obtain its pyramid.
+    """The model as a backbone, and how to obtain its pyramid.
 
-    The network is changed in place: what the maps do not need (classifier, final norm, later blocks) is cut off where
+    The model is changed in place: what the maps do not need (classifier, final norm, later blocks) is cut off where
     it knows how to do that.
 
     Args:
         model: A timm model, or one that offers `forward_intermediates` or `forward_features` likewise.
-        indices: Which of the network's intermediate features to take; by default all stages, and of a network whose
+        indices: Which of the model's intermediate features to take; by default all stages, and of a model whose
             maps are all of one size four evenly spaced blocks.
-        stem: Name of the module whose output is the lowest map; "" for none; by default what the network calls a stem,
+        stem: Name of the module whose output is the lowest map; "" for none; by default what the model calls a stem,
             unless it lists that among its features or its maps are all of one size.
         last_only: Only the last map is wanted.
-        in_chans: Channels of an image; by default as many as the network's first convolution takes.
-        image_size: Side or (H, W) that the network was built for; by default what it says itself.
+        in_chans: Channels of an image; by default as many as the model's first convolution takes.
+        image_size: Side or (H, W) that the model was built for; by default what it says itself.
 
     Raises:
-        ValueError: The network offers no feature maps.
+        ValueError: The model offers no feature maps.
     """
-    network: Any = model
-    info = _feature_info(network)
-    pyramid = Pyramid(as_pair(image_size) if image_size else built_for(network), 0)
-    if callable(getattr(network, "forward_intermediates", None)) and info:
+    inner: Any = model
+    info = _feature_info(inner)
+    pyramid = Pyramid(as_pair(image_size) if image_size else built_for(inner), 0)
+    if callable(getattr(inner, "forward_intermediates", None)) and info:
         one_size = len(info) > 1 and len({entry.get("reduction") for entry in info}) == 1
         if indices is None:
             indices = _evenly_spaced(len(info)) if one_size else range(len(info))
         indices = list(indices)[-1:] if last_only else list(indices)
         if stem is None or last_only:
-            stem = "" if one_size or last_only else _unlisted_stem(network, info)
-        _prune(network, indices, info)
-        taps = (_tap(network, stem),) if stem else ()
+            stem = "" if one_size or last_only else _unlisted_stem(inner, info)
+        _prune(inner, indices, info)
+        taps = (_tap(inner, stem),) if stem else ()
         pyramid = replace(pyramid, indices=tuple(indices), taps=taps)
-    elif callable(getattr(network, "forward_features", None)):
-        if hasattr(network, "reset_classifier"):
-            network.reset_classifier(0)
+    elif callable(getattr(inner, "forward_features", None)):
+        if hasattr(inner, "reset_classifier"):
+            inner.reset_classifier(0)
         listed = [(str(entry["module"]), entry.get("hook_type", "forward")) for entry in info if entry.get("reduction")]
-        modules = dict(network.named_modules())
+        modules = dict(inner.named_modules())
         if not last_only and listed and all(name in modules for name, _ in listed):
-            pyramid = replace(pyramid, taps=tuple(_tap(network, name, kind) for name, kind in listed))
-            for child in network.children():
+            pyramid = replace(pyramid, taps=tuple(_tap(inner, name, kind) for name, kind in listed))
+            for child in inner.children():
                 if hasattr(child, "inplace"):  # it would overwrite the map that is kept from the layer before it
                     child.inplace = False
     else:
         raise ValueError(_no_features(model, "it has neither forward_intermediates nor forward_features"))
-    channels = [in_chans] if in_chans else image_channels(network)
+    channels = [in_chans] if in_chans else image_channels(inner)
     try:
-        return network, _measured(pyramid, network, channels)
+        return inner, _measured(pyramid, inner, channels)
     except ValueError:
         if pyramid.indices is not None or not pyramid.taps:
             raise
     for tap in pyramid.taps:  # what it lists are no maps; its last one may be
         tap.handle.remove()
-    return network, _measured(replace(pyramid, taps=()), network, channels)
+    return inner, _measured(replace(pyramid, taps=()), inner, channels)
 
 
 def takes(backbone: nn.Module, pyramid: Pyramid, size: Sequence[int]) -> bool:
-    """Whether the network gives its maps for images of another size (H, W), too."""
+    """Whether the model gives its maps for images of another size (H, W), too."""
     probe, like = _Probe(backbone, pyramid), next(backbone.parameters(), torch.empty(0))
     images = torch.zeros(1, pyramid.in_chans, *size, device=like.device, dtype=like.dtype)
     with in_eval_mode(backbone):
@@ -215,10 +215,10 @@ def takes(backbone: nn.Module, pyramid: Pyramid, size: Sequence[int]) -> bool:
 
 
 def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) -> Pyramid:
-    """The same with channels and sizes, seen in one pass without arithmetic, or with it where a network insists.
+    """The same with channels and sizes, seen in one pass without arithmetic, or with it where a model insists.
 
     Args:
-        in_chans: What the channels of an image may be; the first that the network takes is right.
+        in_chans: What the channels of an image may be; the first that the model takes is right.
     """
     probe = _Probe(backbone, pyramid)
     like = next(backbone.parameters(), torch.empty(0))
@@ -255,7 +255,7 @@ def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], backbo
 
 
 def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
-    """Parts of the network that have been found to be of no use to the maps, such as a last wide convolution."""
+    """Parts of the model that have been found to be of no use to the maps, such as a last wide convolution."""
     unused = {
         name: child
         for name, child in probe.backbone.named_children()
@@ -321,8 +321,8 @@ def _shape_of(kept: Any, output_fmt: Any) -> tuple[tuple[int, int, int], str]:
     return (x.shape[2], int(height), int(width)), "rows" if grid is None else "rows, grid"
 
 
-def _tap(network: nn.Module, name: str, kind: str = "forward") -> Tap:
-    tap, module = Tap(), network.get_submodule(name)
+def _tap(model: nn.Module, name: str, kind: str = "forward") -> Tap:
+    tap, module = Tap(), model.get_submodule(name)
     tap.handle = module.register_forward_pre_hook(tap) if kind == "forward_pre" else module.register_forward_hook(tap)
     return tap
 
@@ -352,7 +352,7 @@ def _prune(model: Any, indices: list[int], info: Sequence[dict[str, Any]]) -> No
     """Without what the maps do not need."""
     makes_maps = any(str(entry.get("module", "")).startswith("head.") for entry in info)  # in spite of its name
     if hasattr(model, "prune_intermediate_layers"):
-        # Some heads cannot be reset to nothing; that of the network goes below anyway.
+        # Some heads cannot be reset to nothing; that of the model goes below anyway.
         model.prune_intermediate_layers(indices, prune_norm=True, prune_head=not isinstance(_head(model), nn.Module))
     elif hasattr(model, "reset_classifier"):
         model.reset_classifier(0)

@@ -1,4 +1,4 @@
-"""What happens to training pictures: how a recipe has each of them transformed, and what is done to a batch."""
+"""What happens to training images: how a recipe has each of them transformed, and what is done to a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from ..data.loading import Transforms
 from ..data.normalising import per_channel
 from .recipes import Recipe
 
-LARGEST = 224  # pixels that are chosen for pictures of unknown size
-SMALL = 96  # pixels of pictures that are whole objects already; to cut their rim off would lose some
+LARGEST = 224  # pixels that are chosen for images of unknown size
+SMALL = 96  # pixels of images that are whole objects already; to cut their rim off would lose some
 
 
 def transforms_of(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Transforms:
-    """How pictures reach a network, by its own description (`pretrained_cfg`) where the recipe is silent."""
+    """How images reach a model, by its own description (`pretrained_cfg`) where the recipe is silent."""
     mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
     interpolation = recipe.interpolation or config.get("interpolation") or "bicubic"
     augmentation = dict(
@@ -37,19 +37,19 @@ class BatchAugmentation:
 
     Args:
         classes: How many.
-        pictures: Of a pass; mixing pairs them.
+        images: Of a pass; mixing pairs them.
     """
 
-    def __init__(self, recipe: Recipe, classes: int, pictures: int, device: torch.device):
+    def __init__(self, recipe: Recipe, classes: int, images: int, device: torch.device):
         self.erase = RandomErasing(recipe.erasing, mode="pixel", device=device) if recipe.erasing else None
-        self.mix = self._mixing(recipe, classes, pictures) if recipe.mixup or recipe.cutmix else None
+        self.mix = self._mixing(recipe, classes, images) if recipe.mixup or recipe.cutmix else None
         self.off_epoch = recipe.mixup_off_epoch
 
     @staticmethod
-    def _mixing(recipe: Recipe, classes: int, pictures: int) -> Mixup:
-        if pictures % 2:
+    def _mixing(recipe: Recipe, classes: int, images: int) -> Mixup:
+        if images % 2:
             raise ValueError(
-                f"mixup and cutmix pair the pictures of a pass, of which there are {pictures}; take an even number"
+                f"mixup and cutmix pair the images of a pass, of which there are {images}; take an even number"
             )
         return Mixup(
             mixup_alpha=recipe.mixup,

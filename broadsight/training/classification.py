@@ -1,4 +1,4 @@
-"""What a task brings to a run, and what classification brings: its pictures, network, description and work."""
+"""What a task brings to a run, and what classification brings: its images, model, description and work."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from torch import nn
 
 from ..data.contents import contents
 from ..data.inside import outside_allowed
-from ..data.loading import EvalOrder, Pictures, TrainOrder, default_workers, load
+from ..data.loading import EvalOrder, SourceDataset, TrainOrder, default_workers, load
 from ..data.seeds import seed_everything
 from ..data.sources import Splits, resolve
 from ..data.view import labels_of
@@ -28,10 +28,10 @@ from .objectives.classification import Classification
 from .objectives.objective import Work
 from .objectives.steps import make_task
 from .recipes import DEPTH, DROPOUT, GROUPS, Recipe, facts_of, refuse_ignored
-from .request import ARGUMENTS, EDITS, Request, describe, network_arguments
+from .request import ARGUMENTS, EDITS, Request, describe, model_arguments
 from .run_folder import CONFIG
 
-SMALLEST = 64  # pixels that are chosen for pictures of unknown size
+SMALLEST = 64  # pixels that are chosen for images of unknown size
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Parts:
     """What a task brings to a run.
 
     Args:
-        model: The network, on the CPU.
+        model: The model, on the CPU.
         recipe: With what the data have decided.
-        order: Of training pictures.
-        work: Makes the work of the engine from the network as it is trained, and the same without what wraps it.
-        compile: Compiles the network in place.
+        order: Of training images.
+        work: Makes the work of the engine from the model as it is trained, and the same without what wraps it.
+        compile: Compiles the model in place.
         description: For config.json.
-        summary: Pictures and their size, in a few words.
+        summary: Images and their size, in a few words.
         notes: What the user should know.
         splits: The data.
     """
@@ -79,7 +79,7 @@ class Parts:
 def classifier_parts(
     request: Request, settings: dict[str, Any], recipe: Recipe, accelerator: Accelerator, begun: Begun
 ) -> Parts:
-    """A classifier and its pictures."""
+    """A classifier and its images."""
     rank, count = accelerator.process_index, accelerator.num_processes
     seed, channels = settings["seed"], image_channels(settings)
     with accelerator.main_process_first():  # a tar is unpacked once
@@ -88,10 +88,10 @@ def classifier_parts(
     classes, notes = len(splits.classes), list(splits.notes)
     judged = sorted(set(labels_of(splits.val).tolist()))
     if not judged:
-        raise ValueError(f"{splits.description['val']} has no labelled pictures to validate on; add some")
+        raise ValueError(f"{splits.description['val']} has no labelled images to validate on; add some")
     if len(judged) == 1:
         notes.append(
-            f"the pictures to validate on are all of one class, {splits.classes[judged[0]]}: whoever always says that "
+            f"the images to validate on are all of one class, {splits.classes[judged[0]]}: whoever always says that "
             "is right, so that no epoch is called the best and the last weights are kept"
         )
     size = recipe.image_size or size_of(splits.train, settings["data"])
@@ -100,7 +100,7 @@ def classifier_parts(
         recipe = fit_batch(recipe, request, len(splits.train), count, notes)
 
     seed_everything(seed)
-    model = network(settings, replace(recipe, pretrained=recipe.pretrained and not begun.weighted), classes)
+    model = make_model(settings, replace(recipe, pretrained=recipe.pretrained and not begun.weighted), classes)
     if not begun.stored:
         check_fields(request, recipe, settings, model)
     if settings["init"] and not begun.weighted:
@@ -121,9 +121,9 @@ def classifier_parts(
     def work(wrapped: nn.Module, plain: Any) -> Classification:
         workers = default_workers(count) if request.workers is None else request.workers
         common: dict[str, Any] = dict(workers=workers, pin_memory=accelerator.device.type == "cuda")
-        learned = Pictures(splits.train, transforms.build(True), seed=seed, training=True, strict=request.strict)
+        learned = SourceDataset(splits.train, transforms.build(True), seed=seed, training=True, strict=request.strict)
         seen = replace(transforms, size=recipe.eval_size or size).build(False)
-        shown = Pictures(splits.val, seen, strict=request.strict)
+        shown = SourceDataset(splits.val, seen, strict=request.strict)
         per_pass = max(1, recipe.batch_size // (recipe.accumulate * count))
         return Classification(
             accelerator,
@@ -150,7 +150,7 @@ def classifier_parts(
         work=work,
         compile=lambda model: model.compile(),
         description=description,
-        summary=f"{len(splits.train):,} pictures of {classes} classes, {len(splits.val):,} to validate, at {size} px",
+        summary=f"{len(splits.train):,} images of {classes} classes, {len(splits.val):,} to validate, at {size} px",
         notes=tuple(notes),
         splits=splits,
     )
@@ -171,14 +171,14 @@ def check_fields(request: Request, recipe: Recipe, settings: Mapping[str, Any], 
 
 
 def image_channels(settings: Mapping[str, Any]) -> int:
-    """Of the images that the network takes."""
+    """Of the images that the model takes."""
     return settings["model_args"].get("in_chans", 3)
 
 
 def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """What a folder has to say so that the network is made again as it is; a ValueError if nothing does.
+    """What a folder has to say so that the model is made again as it is; a ValueError if nothing does.
 
-    Of a network for one size that is tested at another, timm would make one for that other size.
+    Of a model for one size that is tested at another, timm would make one for that other size.
     """
     height, width = image_size(model)
     sized = ({"img_size": height if height == width else [height, width], **choice} for choice in ANY_SIZE)
@@ -192,7 +192,7 @@ def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _fault(description: Mapping[str, Any], model: nn.Module) -> str | None:
-    """What is wrong with the network that is made from a description, without content."""
+    """What is wrong with the model that is made from a description, without content."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     with tempfile.TemporaryDirectory() as place, torch.random.fork_rng(devices=[]):
         Path(place, CONFIG).write_text(json.dumps(description), encoding="utf-8")
@@ -209,15 +209,15 @@ def _made_again(place: str) -> nn.Module:
     try:
         with torch.device("meta"):
             return timm.create_model(f"local-dir:{place}", pretrained=False)
-    except Exception:  # some networks compute with their weights when they are made
+    except Exception:  # some models compute with their weights when they are made
         return timm.create_model(f"local-dir:{place}", pretrained=False)
 
 
 def check_passes(model: Any, images: Any, classes: int | None, size: int) -> None:
-    """Refuse a network that does not take the images of the run, or does not tell its classes apart.
+    """Refuse a model that does not take the images of the run, or does not tell its classes apart.
 
     Args:
-        images: As the network takes them in eval mode.
+        images: As the model takes them in eval mode.
         classes: How many it must answer with; None for objects.
         size: Pixels of a side, for the message.
     """
@@ -226,10 +226,10 @@ def check_passes(model: Any, images: Any, classes: int | None, size: int) -> Non
             found = model(images)
         except Exception as error:
             raise ValueError(
-                f"the network does not take images of {size} pixels: {first_line(error)}; see --size and --model-args"
+                f"the model does not take images of {size} pixels: {first_line(error)}; see --size and --model-args"
             ) from None
     if classes is not None and tuple(found.shape) != (1, classes):
-        raise ValueError(f"the network answers {tuple(found.shape)}, expected (1, {classes}); see --model-args")
+        raise ValueError(f"the model answers {tuple(found.shape)}, expected (1, {classes}); see --model-args")
 
 
 def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:
@@ -253,7 +253,7 @@ def failure(settings: Mapping[str, Any]) -> type[Exception]:
 
 
 def size_of(source: Any, data: str, largest: int = LARGEST) -> int:
-    """Pixels to train at: what most pictures have, in steps of 32, within what backbones were made for.
+    """Pixels to train at: what most images have, in steps of 32, within what backbones were made for.
 
     Args:
         source: Has `open(index)`.
@@ -267,26 +267,26 @@ def size_of(source: Any, data: str, largest: int = LARGEST) -> int:
         except ValueError:  # unreadable; the run will report it
             continue
     if not sides:
-        raise ValueError(f"none of {len(source)} pictures looked at in {data} can be read; check that they are images")
+        raise ValueError(f"none of {len(source)} images looked at in {data} can be read; check that they are images")
     return min(largest, max(SMALLEST, 32 * math.ceil(sorted(sides)[len(sides) // 2] / 32)))
 
 
-def fit_batch(recipe: Recipe, request: Request, pictures: int, count: int, notes: list[str]) -> Recipe:
-    """A smaller batch for few pictures, where the recipe allows and the user has not asked for that very one."""
+def fit_batch(recipe: Recipe, request: Request, images: int, count: int, notes: list[str]) -> Recipe:
+    """A smaller batch for few images, where the recipe allows and the user has not asked for that very one."""
     if not recipe.fit_batch or "batch_size" in request.changes:
         return recipe
     share = recipe.accumulate * count * (2 if recipe.mixup or recipe.cutmix else 1)  # pairs are mixed
     # Some updates an epoch, or there is little to see of it
-    fitting = max(2, min(recipe.batch_size, pictures // 4 or 1)) // share * share or share
+    fitting = max(2, min(recipe.batch_size, images // 4 or 1)) // share * share or share
     if fitting < recipe.batch_size:
-        notes.append(f"batch of {fitting} instead of {recipe.batch_size}, since there are {pictures} training pictures")
+        notes.append(f"batch of {fitting} instead of {recipe.batch_size}, since there are {images} training images")
         return recipe.change({"batch_size": fitting})
     return recipe
 
 
-def network(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
-    """The network as it will be trained, with `pretrained_cfg` saying what it takes from now on."""
-    name, given = settings["model"], network_arguments(settings, recipe)
+def make_model(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
+    """The model as it will be trained, with `pretrained_cfg` saying what it takes from now on."""
+    name, given = settings["model"], model_arguments(settings, recipe)
     rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.drop_rate}
     given |= {key: value for key, value in rates.items() if value is not None and key not in given}
     given |= dict(num_classes=classes, pretrained=recipe.pretrained)

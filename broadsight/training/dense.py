@@ -1,4 +1,4 @@
-"""What dense tasks bring to a run: pictures with objects, a model on any network, its description and its work."""
+"""What dense tasks bring to a run: images with objects, a model on any model, its description and its work."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,14 +10,14 @@ from torch import nn
 
 from ..data.contents import contents
 from ..data.decoding import UnreadableImage, within_memory
-from ..data.dense.loading import DensePictures
+from ..data.dense.loading import DenseDataset
 from ..data.dense.pose_crops import PoseCrops
 from ..data.dense.resolve import DenseSplits, resolve_dense
 from ..data.dense.transforms import DenseTransforms
 from ..data.inside import outside_allowed
 from ..data.loading import EvalOrder, TrainOrder, default_workers, load
 from ..data.seeds import seed_everything
-from ..dense.registry import dense_network
+from ..dense.registry import make_dense_model
 from ..dense.scoring import GOALS, Views, make_scorer
 from ..inspection.meta_pass import first_line
 from ..models.from_run import check_arguments
@@ -38,15 +38,15 @@ from .recipes import FIXED, Recipe
 from .request import Request, history
 
 SCENES = 128  # pixels of scenes that nobody has asked a size for
-LARGEST = 320  # pixels that are chosen for pictures of unknown size
-ASPECT = 1333 / 800  # of the longest picture that detectors see whole
-LOOKED_AT = 32  # pictures of each part, before a run begins
+LARGEST = 320  # pixels that are chosen for images of unknown size
+ASPECT = 1333 / 800  # of the longest image that detectors see whole
+LOOKED_AT = 32  # images of each part, before a run begins
 
 
 def dense_parts(
     request: Request, settings: dict[str, Any], recipe: Recipe, accelerator: Accelerator, begun: Begun
 ) -> Parts:
-    """A dense model and its pictures."""
+    """A dense model and its images."""
     rank, count, task = accelerator.process_index, accelerator.num_processes, settings["task"]
     seed, channels = settings["seed"], image_channels(settings)
     scenes = settings["data"].partition(":")[0] == "scenes"
@@ -58,12 +58,12 @@ def dense_parts(
     size = recipe.image_size or (SCENES if scenes else size_of(splits.train, settings["data"], LARGEST))
     recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
     top_down = settings["head"] == "simple_baseline"
-    learned_from, shown = pictures_of(splits, recipe, top_down)
+    learned_from, shown = images_of(splits, recipe, top_down)
     if not begun.stored:  # else that was done when it began
         recipe = fit_batch(recipe, request, len(learned_from), count, notes)
 
     seed_everything(seed)
-    model, arguments = network(settings, recipe, splits, pretrained=recipe.pretrained and not begun.weighted)
+    model, arguments = make_model(settings, recipe, splits, pretrained=recipe.pretrained and not begun.weighted)
     if not begun.stored:
         check_fields(request, recipe, settings, model)
     if settings["init"] and not begun.weighted:
@@ -85,8 +85,8 @@ def dense_parts(
         built = [
             None if transforms is None else transforms.build(training, splits.flip_pairs) for training in (True, False)
         ]
-        learned = DensePictures(learned_from, built[0], seed=seed, training=True, strict=request.strict)
-        judged = DensePictures(shown, built[1], strict=request.strict)
+        learned = DenseDataset(learned_from, built[0], seed=seed, training=True, strict=request.strict)
+        judged = DenseDataset(shown, built[1], strict=request.strict)
         per_pass = max(1, recipe.batch_size // (recipe.accumulate * count))
         return DenseWork(
             accelerator,
@@ -115,7 +115,7 @@ def dense_parts(
         check_passes(model, image[None] if task == "segment" or top_down else [image], None, size)
     objects = splits.description.get("objects")
     held = f", {objects['train']:,} objects" if objects and objects["train"] else ""
-    unit = "crops of objects" if top_down else "pictures"
+    unit = "crops of objects" if top_down else "images"
     return Parts(
         model=model,
         recipe=recipe,
@@ -124,7 +124,7 @@ def dense_parts(
         compile=_compile,
         description=description,
         summary=(
-            f"{len(learned_from):,} {unit} of {len(splits.classes)} classes{held}, {len(splits.val):,} pictures to "
+            f"{len(learned_from):,} {unit} of {len(splits.classes)} classes{held}, {len(splits.val):,} images to "
             f"validate, at {size} px"
         ),
         notes=tuple(notes),
@@ -133,7 +133,7 @@ def dense_parts(
 
 
 def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> DenseSplits:
-    """The pictures of a run."""
+    """The images of a run."""
     with outside_allowed(settings.get("allow_outside", False)):
         return resolve_dense(
             settings["data"],
@@ -148,7 +148,7 @@ def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> Dense
 
 
 def look_at_some(splits: DenseSplits) -> None:
-    """Read some pictures and labels of both parts, so that what cannot be meant is refused before a run is begun."""
+    """Read some images and labels of both parts, so that what cannot be meant is refused before a run is begun."""
     for view in (splits.train, splits.val):
         for index in range(0, len(view), max(1, len(view) // LOOKED_AT)):
             with suppress(UnreadableImage), within_memory():  # which training skips
@@ -156,12 +156,12 @@ def look_at_some(splits: DenseSplits) -> None:
 
 
 def _compile(model: Any) -> None:
-    """The backbone alone: what follows depends on the content of pictures."""
+    """The backbone alone: what follows depends on the content of images."""
     model.stages.compile()
 
 
-def pictures_of(splits: DenseSplits, recipe: Recipe, top_down: bool) -> tuple[Any, Any]:
-    """What is learned from, and what is judged on: pictures, or crops of their objects."""
+def images_of(splits: DenseSplits, recipe: Recipe, top_down: bool) -> tuple[Any, Any]:
+    """What is learned from, and what is judged on: images, or crops of their objects."""
     if not top_down:
         return splits.train, splits.val
     common: dict[str, Any] = dict(input_size=crop_size(recipe), pairs=splits.flip_pairs)
@@ -173,7 +173,7 @@ def pictures_of(splits: DenseSplits, recipe: Recipe, top_down: bool) -> tuple[An
 
 
 def crop_size(recipe: Recipe) -> tuple[int, int]:
-    """Height and width of a person's picture: four to three, in whole cells of the last map."""
+    """Height and width of a person's image: four to three, in whole cells of the last map."""
     height = recipe.image_size or 256
     return height, max(32, round(height * 3 / 4 / 32) * 32)
 
@@ -191,10 +191,10 @@ def transforms_of(recipe: Recipe, settings: Mapping[str, Any]) -> DenseTransform
     )
 
 
-def network(
+def make_model(
     settings: Mapping[str, Any], recipe: Recipe, splits: DenseSplits, *, pretrained: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """The model as it will be trained, and the arguments that `dense_network` makes it from again."""
+    """The model as it will be trained, and the arguments that `make_dense_model` makes it from again."""
     head, backbone_args = settings["head"], dict(settings["model_args"])
     rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.drop_rate}
     backbone_args |= {name: rate for name, rate in rates.items() if rate is not None and name not in backbone_args}
@@ -210,7 +210,7 @@ def network(
         broadcast_args=settings["broadcast_args"] or None,
     )
     try:
-        model: Any = dense_network(**arguments, pretrained_backbone=pretrained)
+        model: Any = make_dense_model(**arguments, pretrained_backbone=pretrained)
     except (ValueError, ImportError):
         raise
     except TypeError as error:
@@ -241,7 +241,7 @@ def sizes_of(head: str, task: str, recipe: Recipe, splits: DenseSplits) -> dict[
 
 
 def views_of(task: str, recipe: Recipe) -> Views:
-    """What a model in training is shown of a picture to judge it: one view; of segmenters, in the size they learn."""
+    """What a model in training is shown of an image to judge it: one view; of segmenters, in the size they learn."""
     if task != "segment":
         return Views(flip=False)
     side = recipe.eval_size or recipe.image_size or LARGEST

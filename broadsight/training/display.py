@@ -14,7 +14,7 @@ class Display:
 
     Args:
         rank: Of this process; only the first shows a live line, the others print one line an epoch.
-        total: Pictures that the whole run looks at, as `advance` counts them.
+        total: Images that the whole run looks at, as `advance` counts them.
         plain: Plain lines even in a terminal.
     """
 
@@ -57,12 +57,12 @@ class Display:
         self.started = self.spoke = time.monotonic()
 
     def speed(self) -> float:
-        """Pictures a second since `begin`, as `advance` counts them."""
+        """Images a second since `begin`, as `advance` counts them."""
         return (self.done - self.begun_at) / max(time.monotonic() - self.started, 1e-9)
 
-    def advance(self, pictures: float, epoch: str, state: str) -> None:
-        """So many more pictures done; `state` says how it goes."""
-        self.done += pictures
+    def advance(self, images: float, epoch: str, state: str) -> None:
+        """So many more images done; `state` says how it goes."""
+        self.done += images
         now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, epoch=epoch, state=f"{state}  {self.left()}")

@@ -33,12 +33,12 @@ from .run_folder import RunFolder
 
 
 class Engine:
-    """Trains a network.
+    """Trains a model.
 
     Args:
         accelerator: Has prepared `model` and `optimizer`.
         work: What is learned.
-        model, plain: The network as it is trained, and the same without what wraps it.
+        model, plain: The model as it is trained, and the same without what wraps it.
         average: Moving average of its weights, which is then what is evaluated and kept.
         folder: Where it is written.
         seed: Of everything random.
@@ -211,7 +211,7 @@ class Engine:
                     step = self.work.step(batch)
                 self.accelerator.backward(step.loss / len(batches) if len(batches) > 1 else step.loss)
             loss = step.loss.detach()
-            self._since_check.append((loss, self.work.keys(batch)))  # not the pictures: they are many
+            self._since_check.append((loss, self.work.keys(batch)))  # not the images: they are many
             self._interval[0] += loss * step.count
             self._interval[1] += step.count
             self._total[0] += loss * step.count
@@ -240,7 +240,7 @@ class Engine:
             self.folder.scalars({"images_per_second": self.display.speed()}, progress.updates)
 
     def _check_losses(self) -> None:
-        """Refuse to go on from a loss that is no number, and say which pictures it came from."""
+        """Refuse to go on from a loss that is no number, and say which images it came from."""
         losses = torch.stack([loss for loss, _ in self._since_check])
         bad = (~torch.isfinite(losses)).nonzero()
         if len(bad):
@@ -306,9 +306,9 @@ class Engine:
             self.folder.draw(at_most_every=60.0)
         self.display.line(self._summary(line, improved))
 
-    def _seen(self, pictures: int, state_text: str) -> None:
-        """Between two batches of an evaluation, whose pictures cost a third of a training step's."""
-        self.display.advance(pictures / 3, self._epoch_name(), state_text)
+    def _seen(self, images: int, state_text: str) -> None:
+        """Between two batches of an evaluation, whose images cost a third of a training step's."""
+        self.display.advance(images / 3, self._epoch_name(), state_text)
         if self._alone and self._asked_to_stop:
             self._stop()
 
@@ -378,7 +378,7 @@ class Engine:
                 raise
             passes = 2 * self.recipe.accumulate
             raise Failed(
-                f"a batch of {self.work.batch // self.work.accumulate} pictures does not fit into the memory of "
+                f"a batch of {self.work.batch // self.work.accumulate} images does not fit into the memory of "
                 f"{self.device}; try --set accumulate={passes} for the same result, or a smaller batch_size; "
                 f"{self._last_checkpoint()}"
             ) from error
@@ -415,10 +415,10 @@ class Engine:
         figures += [f"val loss {figure(line['val_loss'], 4)}"] if "val_loss" in line else []
         figures += [f"{self.work.goal.removeprefix('val_')} {figure(line[self.work.goal], 2)}{' *' * improved}"]
         figures += [f"{self.display.speed():.0f} images/s", self.display.left()]
-        figures += [f"{line['skipped']} pictures skipped"] if line["skipped"] else []
+        figures += [f"{line['skipped']} images skipped"] if line["skipped"] else []
         return "  ".join(figures)
 
 
-def total_pictures(work: Work, epochs: int) -> float:
-    """Pictures of a whole run as the display counts them: one of an evaluation costs a third."""
+def total_images(work: Work, epochs: int) -> float:
+    """Images of a whole run as the display counts them: one of an evaluation costs a third."""
     return epochs * (work.updates * work.batch + work.evaluations / 3)

@@ -76,7 +76,7 @@ def check_history(config: Mapping[str, Any], where: str | Path) -> None:
 
 
 def check_dense_history(config: Mapping[str, Any], where: str | Path) -> None:
-    """Refuse the description of a dense run that lacks what its network is made and asked with."""
+    """Refuse the description of a dense run that lacks what its model is made and asked with."""
     _check_there(config.get("broadsight", {}), {**NEEDED_DENSE, "labels": LABELS}, where)
 
 

@@ -1,4 +1,4 @@
-"""How a network is trained, as data: the settings and the published recipes in `recipes.yaml`."""
+"""How a model is trained, as data: the settings and the published recipes in `recipes.yaml`."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -51,7 +51,7 @@ class Recipe:
         clip_norm: Largest norm of a gradient; None for any.
         image_size, eval_size: Pixels in training and evaluation; None: chosen by the data and the model, and
             as in training. Of detectors the shorter side; of segmenters the crop, and the shorter side of what it is
-            cut from; of a pose model the height of a person's picture.
+            cut from; of a pose model the height of a person's image.
         long_side: What the longer side may have at most, in dense tasks; None for any.
         resize: Smallest and largest factor of the image's size, in dense tasks: (0.5, 2.0) trains at many scales.
         crop: In detection, none, "random" (a part that has an object) or "iou" (as SSD is trained).
@@ -73,7 +73,7 @@ class Recipe:
         ema_warmup: The average follows faster in the beginning.
         precision: "fp32", or mixed "bf16" or "fp16".
         channels_last, compile, sync_bn: Memory format, torch.compile, BatchNorm over all processes.
-        frozen_stats: The network stays in eval mode while it learns: no dropout, no new BatchNorm statistics.
+        frozen_stats: The model stays in eval mode while it learns: no dropout, no new BatchNorm statistics.
         pretrained: Begin from timm's weights of the model.
         patience: Epochs without improvement after which training ends; 0 for all epochs.
     """
@@ -249,9 +249,9 @@ class Entry:
 
     Args:
         about, source: One line for users; where the settings come from and what they leave open.
-        task, head, head_args, neck, neck_args: What is learned, and by what on top of the network: see
+        task, head, head_args, neck, neck_args: What is learned, and by what on top of the model: see
             `broadsight.dense.build`.
-        model, model_args, pool, pool_args: Which network the recipe is for, and the pooling to put under it, each with
+        model, model_args, pool, pool_args: Which model the recipe is for, and the pooling to put under it, each with
             the arguments that it needs; None for any.
         data, cost: What the paper trained on, and what all of that takes to compute.
         published: What the paper reports, by metric.

@@ -21,7 +21,7 @@ def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
 
     Args:
         progress: What the checkpoint says.
-        model: The network that is evaluated, with the checkpoint's weights.
+        model: The model that is evaluated, with the checkpoint's weights.
 
     Returns:
         What was damaged, a line each. Files of a part that a kill has ended, and that is run again, are none.
@@ -32,7 +32,7 @@ def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
 
 
 def check_records(folder: RunFolder) -> None:
-    """Refuse metrics and names of skipped pictures that are not those of the run's checkpoint, if it has one.
+    """Refuse metrics and names of skipped images that are not those of the run's checkpoint, if it has one.
 
     Raises:
         ValueError: Names the file.

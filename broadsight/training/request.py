@@ -31,7 +31,7 @@ from .run_folder import CONFIG, RunFolder, is_run
 
 DEFAULT_MODEL = "emsnet_xxtiny"
 EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
-# What stays of timm's description of a network once it is trained on something else.
+# What stays of timm's description of a model once it is trained on something else.
 KEPT = ("fixed_input_size", "crop_mode", "pool_size", "first_conv", "classifier", "min_input_size", "license")
 DENSE = {"of": ("dense tasks",)}  # what an option is for; elsewhere it is refused
 
@@ -44,7 +44,7 @@ class Request:
         data, val, split, root, download: As for `broadsight.data.sources.resolve`.
         allow_outside: Whether lists and COCO files may name files outside of their folder; a run remembers it.
         task: "classify", "detect", "instances", "segment" or "keypoints".
-        head, head_args, neck, neck_args: Of dense tasks, what is put on the network; see `broadsight.dense.build`.
+        head, head_args, neck, neck_args: Of dense tasks, what is put on the model; see `broadsight.dense.build`.
         model, model_args: A timm name, and arguments for it.
         pool, pool_args: Another pooling; see `swap_pool`.
         broadcast, broadcast_args: Context broadcasting; see `add_context_broadcast`.
@@ -52,11 +52,11 @@ class Request:
         changes: Fields of the recipe, as text or values.
         init: A run folder or a file of weights to begin from.
         out: The run's folder; made up from data and model if None.
-        seed, strict: Of everything random; an unreadable picture is an error.
+        seed, strict: Of everything random; an unreadable image is an error.
         workers, threads, device, processes: Processes that load data, threads of torch's operators, "auto", "cpu" or
             "cuda", and how many training processes there must be.
         log_every, checkpoint_minutes: See `Engine`.
-        report: Evaluate the best network at the end and write report.html.
+        report: Evaluate the best model at the end and write report.html.
     """
 
     data: str | None = None
@@ -165,7 +165,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     if settings["pool"] == "map-light":
         raise ValueError("map-light only infers; train --pool map, and lighten what it has learned")
     if ":" in settings["model"]:
-        raise ValueError(f"--model {settings['model']} is a place; give the network's name and that place as --init")
+        raise ValueError(f"--model {settings['model']} is a place; give the model's name and that place as --init")
     if recipe.distill != "none" and settings["pool"] in ("map", "ga", "cap"):
         options = dict(settings["pool_args"].get("pool_options", {}))
         settings["pool_args"]["pool_options"] = {"distill_tokens": 1, **options}
@@ -182,7 +182,7 @@ def _refuse_ignored(request: Request, settings: Mapping[str, Any]) -> None:
 
 
 def _settle_head(settings: dict[str, Any], entry: recipes.Entry) -> None:
-    """What is put on the network: as asked for, else as the recipe has it, else as is usual for the task."""
+    """What is put on the model: as asked for, else as the recipe has it, else as is usual for the task."""
     if settings["task"] == "classify":
         return
     if settings["pool"]:
@@ -218,8 +218,8 @@ def _agrees(asked: Any, stored: Any) -> bool:
     return asked == stored
 
 
-def network_arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """What timm needs to make the network again: its arguments, and its size if it is built for a single one."""
+def model_arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What timm needs to make the model again: its arguments, and its size if it is built for a single one."""
     name, size = settings["model"], recipe.image_size
     known = ":" not in name and timm.is_model(name.split(".")[0])
     config = timm.models.get_pretrained_cfg(name) if known else None
@@ -240,7 +240,7 @@ def describe(
     Args:
         how: What else is worth a record: the command, the processes.
     """
-    arguments, architecture = network_arguments(settings, recipe), settings["model"].split(".")[0]
+    arguments, architecture = model_arguments(settings, recipe), settings["model"].split(".")[0]
     if settings["pool"] or settings["broadcast"]:
         arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
         architecture = "edited"
@@ -286,7 +286,7 @@ def history(
 
 
 def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> list[str]:
-    """Refuse to continue a run whose network, classes or pictures are not these; what the user should know."""
+    """Refuse to continue a run whose model, classes or images are not these; what the user should know."""
     if not is_run(folder.path):
         if first and folder.path.exists() and not _unmade(folder.path):
             raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
@@ -301,15 +301,15 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
     before, now = there["broadsight"]["data"], here["broadsight"]["data"]
     if before.get("fingerprint") != now.get("fingerprint"):
         raise ValueError(
-            f"the pictures are not those that the run in {folder.path} was begun with; restore them, or another --out"
+            f"the images are not those that the run in {folder.path} was begun with; restore them, or another --out"
         )
     if not same_contents(before, now):
         raise ValueError(
-            f"the pictures or labels have their names but not the content that the run in {folder.path} was begun "
+            f"the images or labels have their names but not the content that the run in {folder.path} was begun "
             "with; restore them, or another --out"
         )
     if now.get("contents") and not before.get("contents"):
-        return ["this run was begun before contents were compared: only names and classes of its pictures are checked"]
+        return ["this run was begun before contents were compared: only names and classes of its images are checked"]
     return []
 
 
@@ -363,7 +363,7 @@ def _launch(path: Path) -> str | None:
 
 
 def title(settings: Mapping[str, Any]) -> str:
-    """The network in a few words."""
+    """The model in a few words."""
     neck = settings.get("neck") if settings.get("neck") != "fpn" else None
     parts = [settings.get("head"), settings["model"].rpartition("/")[2], settings["pool"], settings["broadcast"], neck]
     return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))

@@ -1,4 +1,4 @@
-"""From what a user asks for to a run: data, network, recipe and folder put together, or an earlier run continued."""
+"""From what a user asks for to a run: data, model, recipe and folder put together, or an earlier run continued."""
 
 import os
 import time
@@ -15,9 +15,9 @@ from ..inspection.meta_pass import first_line
 from ..surgery.pooling import check_name
 from . import processes
 from .checkpoints import newest
-from .classification import Begun, classifier_parts, network
+from .classification import Begun, classifier_parts, make_model
 from .display import Display
-from .engine import Engine, Interrupted, Progress, total_pictures
+from .engine import Engine, Interrupted, Progress, total_images
 from .lock import Busy, locked, refuse_if_held
 from .optimisation import make_average, make_optimizer, make_scheduler
 from .recipes import Recipe
@@ -34,12 +34,12 @@ class Outcome:
 
     Args:
         folder: The run.
-        title: Its network, in a few words.
+        title: Its model, in a few words.
         progress: Where it stands.
-        parameters: Of the network.
+        parameters: Of the model.
         seconds: That this part of it took.
         notes: What the user should know.
-        goal: What the best network has most of, in words.
+        goal: What the best model has most of, in words.
         over: Over how many classes it is, in words; nothing if over all.
         report: Its report.html, unless it was not asked for or could not be made.
     """
@@ -84,7 +84,7 @@ def train(
     plain: bool = False,
     reporter: Reporter | None = None,
 ) -> Outcome:
-    """Train a network, or continue a run to the same result as if it had never stopped.
+    """Train a model, or continue a run to the same result as if it had never stopped.
 
     Args:
         resume: Continue the run in `request.out`. Options given again must agree with it.
@@ -193,7 +193,7 @@ def check_twin(request: Request, twin: str) -> None:
         raise ValueError(f"--twin {twin} is for --task classify; this is --task {settings['task']}; leave it out")
     if settings["pool"] == twin:
         raise ValueError(f"--twin {twin} is what the run itself has; name another pooling to compare it with")
-    network({**settings, "pool": twin, "pool_args": {}}, replace(recipe, pretrained=False), classes=2)
+    make_model({**settings, "pool": twin, "pool_args": {}}, replace(recipe, pretrained=False), classes=2)
 
 
 def _says_what(request: Request) -> bool:
@@ -211,7 +211,7 @@ def prepare(
     command: str = "",
     plain: bool = False,
 ) -> Prepared:
-    """Data, network, optimiser and folder, put together; nothing is written yet.
+    """Data, model, optimiser and folder, put together; nothing is written yet.
 
     Args:
         stored: What the folder says of a run that was begun.
@@ -259,7 +259,7 @@ def prepare(
         average,
         recipe,
         folder,
-        Display(accelerator.process_index, total_pictures(work, epochs), plain),
+        Display(accelerator.process_index, total_images(work, epochs), plain),
         seed=settings["seed"],
         log_every=settings["log_every"],
         checkpoint_minutes=request.checkpoint_minutes,

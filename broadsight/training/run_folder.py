@@ -167,12 +167,12 @@ class RunFolder:
         return {name: file for name, file in kept.items() if file.is_file()}
 
     def report_skipped(self, skipped: Mapping[str, str]) -> None:
-        """Name the pictures that could not be read."""
+        """Name the images that could not be read."""
         if self.writing and skipped:
             write_text(skipped_text(skipped), self.path / SKIPPED)
 
     def skipped(self) -> dict[str, str]:
-        """The pictures that could not be read, and why."""
+        """The images that could not be read, and why."""
         path = self.path / SKIPPED
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -223,7 +223,7 @@ def _without_tensorboard(hook: Any) -> Any:
 
 
 def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
-    """Loss and what the run is after over the epochs, and the learning rate, as a picture."""
+    """Loss and what the run is after over the epochs, and the learning rate, as an image."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -60,7 +60,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def synchronise(model: nn.Module, device: torch.device | None = None) -> nn.Module:
-    """The network with every BatchNorm replaced; its state-dict keys stay."""
+    """The model with every BatchNorm replaced; its state-dict keys stay."""
     if device is not None and device.type == "cuda":
         return convert_sync_batchnorm(model)
     done = (SharedBatchNorm, nn.SyncBatchNorm)

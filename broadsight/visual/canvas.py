@@ -1,4 +1,4 @@
-"""What is common to all drawing on pictures: enlarging small ones, lines that suit their size, blending."""
+"""What is common to all drawing on images: enlarging small ones, lines that suit their size, blending."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from .colours import BLACK, WHITE, Colour
 
-SMALL, READABLE = 256, 512  # a picture whose longer side is below the one is enlarged to about the other
+SMALL, READABLE = 256, 512  # an image whose longer side is below the one is enlarged to about the other
 TINY = 64  # up to here enlarged with its pixels visible
 
 
@@ -34,9 +34,9 @@ def blend(pixels: np.ndarray, over: np.ndarray | Colour, opacity: float) -> np.n
     return np.rint((1 - opacity) * pixels.astype(np.float32) + opacity * np.asarray(over, np.float32)).astype(np.uint8)
 
 
-def dashed_rectangle(picture: Image.Image, box: tuple[int, int, int, int], width: int) -> None:
+def dashed_rectangle(image: Image.Image, box: tuple[int, int, int, int], width: int) -> None:
     """White dashes on a black line, which are seen on any ground; corners are pixels that belong to it."""
-    pen = ImageDraw.Draw(picture)
+    pen = ImageDraw.Draw(image)
     left, top, right, bottom = box
     pen.rectangle(box, outline=BLACK, width=width)
     dash = 4 * width

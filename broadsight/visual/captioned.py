@@ -6,13 +6,13 @@ from PIL import Image
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture to show.
+class CaptionedImage:
+    """An image to show.
 
     Args:
         image: Of any size and mode.
         caption: Shown below it; the first of its lines stands out.
-        alt: What the picture shows, for those who do not see it.
+        alt: What the image shows, for those who do not see it.
     """
 
     image: Image.Image

@@ -1,4 +1,4 @@
-"""Maps of classes: over their picture, and as files that hold the classes themselves."""
+"""Maps of classes: over their image, and as files that hold the classes themselves."""
 
 from collections.abc import Sequence
 
@@ -24,21 +24,21 @@ def draw_semantic(
     legend: bool = True,
     ignore: int | None = IGNORED,
 ) -> Image.Image:
-    """A map of classes over its picture, RGB; one that is small comes enlarged by a whole factor.
+    """A map of classes over its image, RGB; one that is small comes enlarged by a whole factor.
 
     Args:
         image: W x H.
         classes: (H, W), whole numbers from 0.
         class_names: From class 0 up.
-        opacity: Of the colours; 0 shows the picture alone, 1 the map alone.
+        opacity: Of the colours; 0 shows the image alone, 1 the map alone.
         labels: Whether to write names onto regions that have room for them.
         legend: Whether to list the classes that occur, the largest first, with their share of all pixels.
-        ignore: What stands for no class: the picture is left as it is there. None if there is nothing of the kind.
+        ignore: What stands for no class: the image is left as it is there. None if there is nothing of the kind.
     """
     indices = _indices(classes)
     if indices.shape != (image.height, image.width):
         raise ValueError(
-            f"classes are {by(indices.shape[::-1])}, the picture is {by(image.size)}; expected a class for each pixel"
+            f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}; expected a class for each pixel"
         )
     valid = indices[indices != ignore]
     if (valid < 0).any():
@@ -51,7 +51,7 @@ def draw_semantic(
     table[here] = np.array([colour(index) for index in here], np.uint8).reshape(-1, 3)
     pixels = np.array(canvas)
     border = _borders(shown, max(1, line_width(canvas) // 2))
-    for top in range(0, len(pixels), 256):  # a strip at a time: a large picture in floating point would fill the memory
+    for top in range(0, len(pixels), 256):  # a strip at a time: a large image in floating point would fill the memory
         rows = slice(top, top + 256)
         known = shown[rows] != ignore
         painted = blend(pixels[rows], np.take(table, np.where(known, shown[rows], 0), axis=0), opacity)
@@ -69,7 +69,7 @@ def draw_semantic(
 
 
 def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
-    """Classes (H, W) as a picture of mode P to be saved as PNG: its values are the classes, its colours ours.
+    """Classes (H, W) as an image of mode P to be saved as PNG: its values are the classes, its colours ours.
 
     255, which stands for no class, is white.
     """

@@ -1,4 +1,4 @@
-"""Words on pictures: fonts that have the letters, chips that stay inside and out of each other's way, legends."""
+"""Words on images: fonts that have the letters, chips that stay inside and out of each other's way, legends."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Entry:
     """A line of a legend.
 
     Args:
-        name: What is in the picture.
+        name: What is in the image.
         amount: How much of it.
         colours: Of the swatch; several share it.
         dashed: Whether the swatch is the dashed outline of what is true.
@@ -50,9 +50,9 @@ class Entry:
     dashed: bool = False
 
 
-def letter_size(picture: Image.Image) -> int:
-    """A fortieth of the picture's side, so that words look alike on small and on large ones."""
-    return max(SMALLEST, round((picture.width * picture.height) ** 0.5 / 40))
+def letter_size(image: Image.Image) -> int:
+    """A fortieth of the image's side, so that words look alike on small and on large ones."""
+    return max(SMALLEST, round((image.width * image.height) ** 0.5 / 40))
 
 
 def fitting(text: str, size: int, width: float, ending: str = "") -> tuple[str, Font]:
@@ -103,7 +103,7 @@ def place_chips(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], bo
     """Where to put the chips of boxes, the most important first: (N, 2), left and top.
 
     Above the box if there is room, else along its edges or in rows near it, wherever a chip covers the least of those
-    before it; always inside of the picture.
+    before it; always inside of the image.
     """
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
@@ -126,43 +126,43 @@ def chip_size(text: str, font: Font, size: int) -> tuple[int, int]:
     return int(np.ceil(font.getlength(text))) + 2 * (size // 3), round(1.4 * size)
 
 
-def draw_chip(picture: Image.Image, place: tuple[int, int], text: str, font: Font, size: int, ground: Colour) -> None:
+def draw_chip(image: Image.Image, place: tuple[int, int], text: str, font: Font, size: int, ground: Colour) -> None:
     """Text on a ground of its own; `chip_size` says how large that is."""
     (left, top), (width, height) = place, chip_size(text, font, size)
-    pen = ImageDraw.Draw(picture)
+    pen = ImageDraw.Draw(image)
     pen.rounded_rectangle((left, top, left + width - 1, top + height - 1), size // 5, fill=ground)
     pen.text((left + size // 3, top + height / 2 + 0.35 * size), text, fill=ink(ground), font=font, anchor="ls")
 
 
-def with_legend(picture: Image.Image, entries: Sequence[Entry], nothing: str) -> Image.Image:
-    """The picture with a strip that lists the entries: below it, or to the right of one that is tall.
+def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> Image.Image:
+    """The image with a strip that lists the entries: below it, or to the right of one that is tall.
 
     Args:
         nothing: What the strip says if there is no entry.
     """
-    size = letter_size(picture)
+    size = letter_size(image)
     margin, row, swatch = size, round(1.7 * size), round(1.1 * size)
     lines = list(entries[:MOST])
     if len(entries) > MOST:
         lines.append(Entry(f"… {len(entries) - MOST:,} more", "", ()))
     lines = lines or [Entry(nothing, "", ())]
 
-    beside = picture.height > 1.2 * picture.width
-    most = max(round(0.6 * picture.height), 8 * size) if beside else picture.width - 2 * margin
+    beside = image.height > 1.2 * image.width
+    most = max(round(0.6 * image.height), 8 * size) if beside else image.width - 2 * margin
     most = min(most, (WIDEST + 4) * size)
     widths = [swatch + size // 2 + _length(f"{line.name}  {line.amount}", size) for line in lines]
     column = min(most, max(widths))
     if beside:
-        rows = max(1, (picture.height - 2 * margin) // row)
+        rows = max(1, (image.height - 2 * margin) // row)
         columns = -(-len(lines) // rows)
     else:
-        columns = min(len(lines), max(1, (picture.width - margin) // (column + margin)))
+        columns = min(len(lines), max(1, (image.width - margin) // (column + margin)))
         rows = -(-len(lines) // columns)
     across, down = columns * (column + margin) + margin, min(rows, len(lines)) * row + margin
-    whole = (picture.width + across, max(picture.height, down)) if beside else (picture.width, picture.height + down)
+    whole = (image.width + across, max(image.height, down)) if beside else (image.width, image.height + down)
     canvas = Image.new("RGB", whole, PAPER)
-    canvas.paste(picture)
-    corner = (picture.width, 0) if beside else (0, picture.height)
+    canvas.paste(image)
+    corner = (image.width, 0) if beside else (0, image.height)
     for i, line in enumerate(lines):
         x = corner[0] + margin + i // rows * (column + margin)
         y = corner[1] + margin // 2 + i % rows * row
@@ -170,20 +170,20 @@ def with_legend(picture: Image.Image, entries: Sequence[Entry], nothing: str) ->
     return canvas
 
 
-def side_by_side(pictures: Mapping[str, Image.Image]) -> Image.Image:
-    """Pictures in a row under their titles, for instance what is true beside what was predicted."""
-    if not pictures:
-        raise ValueError("no pictures to put side by side; expected at least one, by its title")
-    size = max(letter_size(picture) for picture in pictures.values())
+def side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
+    """Images in a row under their titles, for instance what is true beside what was predicted."""
+    if not images:
+        raise ValueError("no images to put side by side; expected at least one, by its title")
+    size = max(letter_size(image) for image in images.values())
     gap, head = size, 2 * size
-    width = sum(picture.width for picture in pictures.values()) + gap * (len(pictures) - 1)
-    canvas = Image.new("RGB", (width, head + max(picture.height for picture in pictures.values())), PAPER)
+    width = sum(image.width for image in images.values()) + gap * (len(images) - 1)
+    canvas = Image.new("RGB", (width, head + max(image.height for image in images.values())), PAPER)
     pen, x = ImageDraw.Draw(canvas), 0
-    for title, picture in pictures.items():
-        text, font = fitting(title, round(1.2 * size), picture.width)
+    for title, image in images.items():
+        text, font = fitting(title, round(1.2 * size), image.width)
         pen.text((x, 1.4 * size), text, fill=TEXT, font=font, anchor="ls")
-        canvas.paste(picture.convert("RGB"), (x, head))
-        x += picture.width + gap
+        canvas.paste(image.convert("RGB"), (x, head))
+        x += image.width + gap
     return canvas
 
 

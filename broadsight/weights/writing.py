@@ -14,7 +14,7 @@ from .reading import DIGEST, weights_digest
 
 
 def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None = None) -> str:
-    """A network's weights as safetensors, with their digest: all of them, or the file stays as it was.
+    """A model's weights as safetensors, with their digest: all of them, or the file stays as it was.
 
     Args:
         about: What else the file says of itself.

@@ -1,4 +1,4 @@
-"""Images that arrive one by one go through the network together: whoever waits a moment is not alone."""
+"""Images that arrive one by one go through the model together: whoever waits a moment is not alone."""
 
 import asyncio
 from collections import Counter, deque
@@ -20,7 +20,7 @@ class Closed(Exception):
 
 
 class BatchFailed(Exception):
-    """The network failed on the batch that an image was in."""
+    """The model failed on the batch that an image was in."""
 
 
 class Answer(NamedTuple):
@@ -28,8 +28,8 @@ class Answer(NamedTuple):
 
     Args:
         logits: (K,)
-        batch: Images that went through the network together.
-        waited, ran: Seconds before and in the network.
+        batch: Images that went through the model together.
+        waited, ran: Seconds before and in the model.
     """
 
     logits: np.ndarray
@@ -46,7 +46,7 @@ class _Waiting:
 
 
 class Batcher:
-    """A queue before one worker thread, the only one that runs the network.
+    """A queue before one worker thread, the only one that runs the model.
 
     All bookkeeping is done on the event loop, so nothing is locked: an image and the future of its answer stay side by
     side in one object from `ask` to the answer. While a batch runs the next one gathers; it leaves when it is full, or
@@ -73,7 +73,7 @@ class Batcher:
         self.failed = 0  # batches
         self.withdrawn = 0  # images that nobody waits for any more
         self._waiting: deque[_Waiting] = deque()
-        self._worker = ThreadPoolExecutor(1, "network")
+        self._worker = ThreadPoolExecutor(1, "model")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -87,7 +87,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Images before the network."""
+        """Images before the model."""
         return len(self._waiting)
 
     @contextmanager
@@ -125,7 +125,7 @@ class Batcher:
             return await mine.answer
         except asyncio.CancelledError:
             self.withdrawn += 1
-            with suppress(ValueError):  # it may be in the network already; then its answer is dropped
+            with suppress(ValueError):  # it may be in the model already; then its answer is dropped
                 self._waiting.remove(mine)
             raise
 

@@ -1,4 +1,4 @@
-"""Clients that know the right answers: what each of them is told is compared with what the network says by itself."""
+"""Clients that know the right answers: what each of them is told is compared with what the model says by itself."""
 
 import asyncio
 import io
@@ -16,17 +16,17 @@ import numpy as np
 from broadsight.data.decoding import decode
 from broadsight.data.scenes import Scenes
 from broadsight.data.sources.unlabelled import find_images
-from broadsight.deployment.images import picture_to_images, top_classes
+from broadsight.deployment.images import image_to_images, top_classes
 from broadsight.deployment.session import Session
 
-APART = 0.02  # log-probability: pictures whose answers are nearer than this could not be told apart
+APART = 0.02  # log-probability: images whose answers are nearer than this could not be told apart
 TRIES = 200  # of a request that is sent away with 503
 PATIENCE = 120.0  # seconds for an answer
 
 
 @dataclass(frozen=True)
 class Known:
-    """A picture and its right answer.
+    """An image and its right answer.
 
     Args:
         data: The file.
@@ -66,9 +66,9 @@ class Tally:
         return self.answered == self.asked > 0 and not (self.lost or self.mixed or self.wrong or self.failed)
 
 
-def known_pictures(session: Session, count: int, folder: str | None) -> tuple[list[Known], float]:
-    """Pictures whose answers can be told apart, asked one by one without any service; and how many went in a second."""
-    prepare, name = picture_to_images(session.description), session.description.outputs[0]
+def known_images(session: Session, count: int, folder: str | None) -> tuple[list[Known], float]:
+    """Images whose answers can be told apart, asked one by one without any service; and how many went in a second."""
+    prepare, name = image_to_images(session.description), session.description.outputs[0]
     source = find_images([folder], None)[0] if folder else Scenes(4 * count, size=256, split="test")
     found: list[Known] = []
     busy, asked = 0.0, 0
@@ -76,8 +76,8 @@ def known_pictures(session: Session, count: int, folder: str | None) -> tuple[li
         file = io.BytesIO()
         source.open(index).convert("RGB").save(file, "JPEG", quality=90)
         started = time.perf_counter()
-        picture = decode(file.getvalue(), session.description.image["channels"])
-        logits = session(prepare(picture)[None])[name][0]
+        image = decode(file.getvalue(), session.description.image["channels"])
+        logits = session(prepare(image)[None])[name][0]
         if index:  # the first call is slow
             busy, asked = busy + time.perf_counter() - started, asked + 1
         mine = Known(file.getvalue(), probabilities_of(top_classes(session.description, logits, len(logits))))
@@ -87,8 +87,8 @@ def known_pictures(session: Session, count: int, folder: str | None) -> tuple[li
             break
     if len(found) < 2:
         raise ValueError(
-            f"{session.description.title} gives the same answer to {len(source)} pictures, so nobody could tell if "
-            "they were mixed up; take a trained model, or other pictures by --images"
+            f"{session.description.title} gives the same answer to {len(source)} images, so nobody could tell if "
+            "they were mixed up; take a trained model, or other images by --images"
         )
     return found, asked / busy
 
@@ -106,7 +106,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 async def storm(
     url: str, known: list[Known], tally: Tally, *, clients: int, requests: int, tolerance: float, seed: int = 0
 ) -> None:
-    """One round: all clients at once, each with a connection of its own and beginning with another picture."""
+    """One round: all clients at once, each with a connection of its own and beginning with another image."""
     order = random.Random(seed).sample(range(len(known)), len(known))
 
     async def one_client(number: int, client: httpx.AsyncClient) -> None:
@@ -118,7 +118,7 @@ async def storm(
                 _judge(response, name, own, known, tolerance, tally)
 
     async with AsyncExitStack() as stack:
-        # verify=False: certificates that nobody here needs take longer to read than a picture to classify.
+        # verify=False: certificates that nobody here needs take longer to read than an image to classify.
         ready = [
             httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=False) for _ in range(clients)
         ]
@@ -131,7 +131,7 @@ async def storm(
 
 async def _ask(client: httpx.AsyncClient, name: str, own: Known, form: bool, tally: Tally) -> httpx.Response | None:
     """One request, again and again while it is sent away; None if no answer came."""
-    body: dict[str, Any] = {"files": {"file": ("picture.jpg", own.data)}} if form else {"content": own.data}
+    body: dict[str, Any] = {"files": {"file": ("image.jpg", own.data)}} if form else {"content": own.data}
     for _ in range(TRIES):
         started = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Many clients at once ask the service; every answer is compared with what the network says of that picture alone.
+"""Many clients at once ask the service; every answer is compared with what the model says of that image alone.
 
     python examples/serve/load_test.py model.onnx --clients 64 --requests 20 --json load.json
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from clients import Tally, known_pictures, storm
+from clients import Tally, known_images, storm
 from options import Parser
 from options import parse as parse_service
 
@@ -68,7 +68,7 @@ def row_of(name: str, url: str, tally: Tally, before: dict[str, Any]) -> dict[st
     """What is written down of one service; `before` are its counters at the beginning."""
     counted = metrics(url)
     sizes = {size: count - before["batch_sizes"].get(size, 0) for size, count in counted["batch_sizes"].items()}
-    pictures, batches = (max(1, counted[key] - before[key]) for key in ("pictures", "batches"))
+    images, batches = (max(1, counted[key] - before[key]) for key in ("images", "batches"))
     limits = httpx.get(f"{url}/model", trust_env=False).json()["limits"]
     p50, p95, p99 = np.percentile(tally.seconds or [0.0], (50, 95, 99)) * 1000
     return {
@@ -82,21 +82,21 @@ def row_of(name: str, url: str, tally: Tally, before: dict[str, Any]) -> dict[st
         "failed": dict(tally.failed),
         "sent_away_and_came_again": tally.refused,
         "largest_error": tally.error,
-        "pictures_per_second": float(np.median(tally.rounds)),
+        "images_per_second": float(np.median(tally.rounds)),
         "rounds": tally.rounds,
         "milliseconds": {"p50": p50, "p95": p95, "p99": p99, "max": 1000 * max(tally.seconds, default=0.0)},
-        "service_cpu_milliseconds_per_picture": 1000 * (counted["cpu_seconds"] - before["cpu_seconds"]) / pictures,
+        "service_cpu_milliseconds_per_image": 1000 * (counted["cpu_seconds"] - before["cpu_seconds"]) / images,
         "batch_sizes": {size: count for size, count in sizes.items() if count},
-        "mean_batch": pictures / batches,
+        "mean_batch": images / batches,
     }
 
 
 def show(row: dict[str, Any], tally: Tally) -> None:
     time_ = row["milliseconds"]
     print(
-        f"{row['service']}: {row['pictures_per_second']:.1f} pictures/s   "
+        f"{row['service']}: {row['images_per_second']:.1f} images/s   "
         f"p50 {time_['p50']:.0f} ms   p95 {time_['p95']:.0f} ms   p99 {time_['p99']:.0f} ms   "
-        f"CPU {row['service_cpu_milliseconds_per_picture']:.1f} ms a picture\n"
+        f"CPU {row['service_cpu_milliseconds_per_image']:.1f} ms an image\n"
         f"  mean batch {row['mean_batch']:.1f}, batches by size {row['batch_sizes']}\n"
         f"  {row['asked']} asked, {row['answered']} answered, {row['lost']} lost, {row['mixed_up']} mixed up, "
         f"{row['wrong']} wrong, {sum(tally.failed.values())} failed, largest error {row['largest_error']:.1e}"
@@ -115,8 +115,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=20, help="of each client in a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pictures", type=int, default=64, help="different ones, the most")
-    parser.add_argument("--images", metavar="FOLDER", help="pictures instead of drawn scenes")
+    parser.add_argument("--images", type=int, default=64, help="different ones, the most")
+    parser.add_argument("--images", metavar="FOLDER", help="images instead of drawn scenes")
     parser.add_argument("--max-batch", default="16", help="of the services, joined by commas; each is measured")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="of a probability")
     parser.add_argument("--json", metavar="FILE")
@@ -124,8 +124,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     for name in ("clients", "requests", "rounds"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} {getattr(args, name)}; expected 1 or more")
-    if args.pictures < 2:
-        parser.error(f"--pictures {args.pictures}; expected 2 or more")
+    if args.images < 2:
+        parser.error(f"--images {args.images}; expected 2 or more")
     if args.url and others:
         parser.error(f"{others[0]} is an option of a service; the one of --url runs already")
     for most in args.max_batch.split(","):
@@ -138,7 +138,7 @@ def main() -> int:
     with ExitStack() as stack:
         try:
             session = open_artefact(args.model, 1)
-            known, alone = known_pictures(session, args.pictures, args.images)
+            known, alone = known_images(session, args.images, args.images)
             services = {args.url: args.url} if args.url else {}
             for most in [] if args.url else args.max_batch.split(","):
                 options = ["--max-batch", most, *others]
@@ -148,9 +148,7 @@ def main() -> int:
         except (ValueError, OSError) as error:
             print(f"load_test.py: {error}", file=sys.stderr)
             return 2
-        print(
-            f"{session.description.title}: {len(known)} different pictures; one by one without a service {alone:.1f}/s"
-        )
+        print(f"{session.description.title}: {len(known)} different images; one by one without a service {alone:.1f}/s")
         machine = describe_machine(Settings())
         before = {name: metrics(url) for name, url in services.items()}
         tallies = {name: Tally() for name in services}
@@ -162,18 +160,18 @@ def main() -> int:
     for row in rows:
         show(row, tallies[row["service"]])
     if args.json:
-        settings = {key: getattr(args, key) for key in ("clients", "requests", "rounds", "pictures", "tolerance")}
-        settings |= {"different_pictures": len(known), "service_options": others}
+        settings = {key: getattr(args, key) for key in ("clients", "requests", "rounds", "images", "tolerance")}
+        settings |= {"different_images": len(known), "service_options": others}
         about = session.description
-        network = {
+        model = {
             "title": about.title,
             "source": about.source,
             "file": Path(args.model).name,
             "image": about.image,
             "quantised": about.quantised is not None,
         }
-        whole = {"machine": machine | {"load_after": load()}, "settings": settings, "network": network}
-        write_json({**whole, "one_by_one_pictures_per_second": alone, "rows": rows}, args.json)
+        whole = {"machine": machine | {"load_after": load()}, "settings": settings, "model": model}
+        write_json({**whole, "one_by_one_images_per_second": alone, "rows": rows}, args.json)
     return 0 if all(tally.faultless for tally in tallies.values()) else 1
 
 

@@ -22,18 +22,18 @@ class Options:
     model: str
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 lets others in")
     port: int = _option(8000, "0: one that is free", 0, 65535)
-    max_batch: int = _option(16, "images that go through the network together", 1, 4096)
+    max_batch: int = _option(16, "images that go through the model together", 1, 4096)
     max_wait_ms: float = _option(5.0, "the most that an image waits for others", 0, 10_000)
     max_megabytes: float = _option(10.0, "of an upload", 0.001, 1000)
-    max_megapixels: float = _option(40.0, "of a picture", 0.0001, 178)  # beyond, PIL refuses by itself
+    max_megapixels: float = _option(40.0, "of an image", 0.0001, 178)  # beyond, PIL refuses by itself
     max_waiting: int = _option(128, "requests that are here at once; more are sent away with 503", 1, 100_000)
     max_total_megabytes: float = _option(256.0, "of all uploads that are here at once", 0.001, 100_000)
     max_connections: int = _option(512, "connections that are open at once", 1, 100_000)
     timeout: float = _option(30.0, "seconds from the first byte of a request to its answer", 0.1, 3600)
     head_timeout: float = _option(10.0, "seconds that the headers of a request may take", 0.1, 3600)
     allow_host: str = _option("", "names that it answers to beside this computer's own, separated by commas")
-    threads: int = _option(1, "of the network", 1, 1024)
-    decoders: int = _option(2, "threads that unpack pictures", 1, 256)
+    threads: int = _option(1, "of the model", 1, 1024)
+    decoders: int = _option(2, "threads that unpack images", 1, 256)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -1,7 +1,7 @@
 """An exported classifier behind HTTP.
 
 python examples/serve/service.py model.onnx --port 8000
-curl --form file=@picture.jpg http://127.0.0.1:8000/classify
+curl --form file=@image.jpg http://127.0.0.1:8000/classify
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from fastapi.responses import JSONResponse, Response
 from options import Options, parse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from uploads import Bodies, Refused, open_picture, read_upload
+from uploads import Bodies, Refused, open_upload, read_upload
 
 from broadsight.app.connections import Patience, config_of
 from broadsight.app.gate import Gate, allowed_names, without_paths
 from broadsight.deployment.description import Description
 from broadsight.deployment.formats import open_artefact
-from broadsight.deployment.images import picture_to_images, top_classes
+from broadsight.deployment.images import image_to_images, top_classes
 from broadsight.deployment.session import Session
 
 log = logging.getLogger("uvicorn.error")
@@ -49,7 +49,7 @@ BODIES = {
 
 
 class Service:
-    """What the routes share: the network with its queue, once it is loaded, and what has been counted.
+    """What the routes share: the model with its queue, once it is loaded, and what has been counted.
 
     Args:
         open_session: Called once, in a thread.
@@ -83,7 +83,7 @@ class Service:
     def _load(self) -> Batcher:
         session, options = self.open_session(), self.options
         self.description = session.description
-        self.prepare = picture_to_images(self.description)
+        self.prepare = image_to_images(self.description)
         most = options.max_batch if self.description.image["any_batch"] else 1
         name = self.description.outputs[0]
         blank = np.zeros((most, *self.description.shape), np.float32)
@@ -119,7 +119,7 @@ class Service:
             raise Refused(503, "the service is stopping", SOON) from None
         except BatchFailed as error:
             log.error("a batch failed: %s", error)
-            raise Refused(500, "the network failed on this batch; the service's log says why") from None
+            raise Refused(500, "the model failed on this batch; the service's log says why") from None
 
     async def _answer(self, batcher: Batcher, data: bytes, top: int) -> dict[str, Any]:
         image = await asyncio.get_running_loop().run_in_executor(self.decoders, self._image, data)
@@ -133,7 +133,7 @@ class Service:
 
     def _image(self, data: bytes) -> np.ndarray:
         pixels = self.options.max_megapixels * 1e6
-        return self.prepare(open_picture(data, pixels, self.description.image["channels"]))
+        return self.prepare(open_upload(data, pixels, self.description.image["channels"]))
 
     def metrics(self) -> dict[str, Any]:
         batcher = self.batcher
@@ -145,7 +145,7 @@ class Service:
             "here": batcher.here if batcher else 0,
             "waiting": batcher.waiting if batcher else 0,
             "answers": {str(status): count for status, count in sorted(self.answers.items())},
-            "pictures": sum(size * count for size, count in sizes.items()),
+            "images": sum(size * count for size, count in sizes.items()),
             "batches": sum(sizes.values()),
             "batch_sizes": {str(size): count for size, count in sizes.items()},
             "failed_batches": batcher.failed if batcher else 0,
@@ -176,7 +176,7 @@ async def _while_there(request: Request, work: Awaitable[T]) -> T:
 def create_app(
     open_session: Callable[[], Session], options: Options, loaded: Callable[[Service], None] = lambda service: None
 ) -> FastAPI:
-    """The service as an ASGI application, which loads its network when it is started.
+    """The service as an ASGI application, which loads its model when it is started.
 
     Args:
         open_session: Called once, in a thread.

@@ -1,4 +1,4 @@
-"""Pictures that strangers send: bytes are counted as they come, pixels before they are unpacked."""
+"""Images that strangers send: bytes are counted as they come, pixels before they are unpacked."""
 
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -65,19 +65,19 @@ async def read_upload(request: Request, most_bytes: int, count: Callable[[int], 
         Refused: 413, 415 or 400.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise Refused(415, "the body is compressed; send the picture as it is")
+        raise Refused(415, "the body is compressed; send the image as it is")
     form = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data"
     counted = _counted(request, most_bytes, most_bytes + (ENVELOPE if form else 0), count)
     data = await _file_of(counted) if form else await counted.body()
     if not data:
-        raise Refused(400, "the upload is empty; send a picture as the body, or as the file of a form")
+        raise Refused(400, "the upload is empty; send an image as the body, or as the file of a form")
     if len(data) > most_bytes:
         raise _too_long(most_bytes)
     return data
 
 
-def open_picture(data: bytes, most_pixels: float, channels: int) -> Image.Image:
-    """A picture in RGB or grey, upright; its header says how large it is before anything is unpacked.
+def open_upload(data: bytes, most_pixels: float, channels: int) -> Image.Image:
+    """An image in RGB or grey, upright; its header says how large it is before anything is unpacked.
 
     Raises:
         Refused: 413, 415 or 400.
@@ -87,15 +87,15 @@ def open_picture(data: bytes, most_pixels: float, channels: int) -> Image.Image:
             width, height = image.size
             if width * height > most_pixels:
                 raise Refused(
-                    413, f"the picture has {width:,} x {height:,} pixels; expected up to {most_pixels / 1e6:g} million"
+                    413, f"the image has {width:,} x {height:,} pixels; expected up to {most_pixels / 1e6:g} million"
                 )
             return decode(image, channels)
     except Refused:
         raise
     except (MemoryError, Image.DecompressionBombError):
-        raise Refused(413, f"the picture is far too large; expected up to {most_pixels / 1e6:g} million") from None
+        raise Refused(413, f"the image is far too large; expected up to {most_pixels / 1e6:g} million") from None
     except UnreadableImage as error:
-        raise Refused(400, f"the picture cannot be read: {error}") from None
+        raise Refused(400, f"the image cannot be read: {error}") from None
     except Exception:  # PIL has many words for what it does not know
         raise Refused(415, f"the upload is not an image that is known here; expected {KINDS}") from None
 
@@ -131,7 +131,7 @@ async def _file_of(request: Request) -> bytes:
         raise Refused(400, f"the form cannot be read: {error.detail}") from None
     except Exception as error:  # without a boundary there is no form
         raise Refused(400, f"the form cannot be read: {type(error).__name__}: {without_paths(str(error))}") from None
-    raise Refused(400, "the form has no file; send one, such as by curl --form file=@picture.jpg")
+    raise Refused(400, "the form has no file; send one, such as by curl --form file=@image.jpg")
 
 
 def _too_long(most_bytes: int) -> Refused:

@@ -1,4 +1,4 @@
-"""Analyses through the functions: which networks and pictures they are of, what they give, what they refuse."""
+"""Analyses through the functions: which models and images they are of, what they give, what they refuse."""
 
 import json
 
@@ -9,7 +9,7 @@ from PIL import Image
 import broadsight
 from broadsight import analysis
 from broadsight.analysis.fronts import analyze_front
-from broadsight.analysis.images import Batches, open_pictures, pictures_for
+from broadsight.analysis.images import Batches, images_for, open_images
 from broadsight.analysis.record import heading, plain, record_of, whole_folder
 from broadsight.analysis.request import Asked, open_subjects
 from broadsight.analysis.run import analyze
@@ -20,8 +20,8 @@ SMALL = dict(pretrained=False, size=SIZE, workers=0, threads=1, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return fill(tmp_path_factory.mktemp("pictures"), cat=4, dog=3)
+def images(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("images"), cat=4, dog=3)
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +30,14 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pooled(tmp_path_factory, pictures):
+def pooled(tmp_path_factory, images):
     """A run with multi-token pooling as training leaves it, which says what it was trained on."""
     folder = tmp_path_factory.mktemp("runs") / "pooled"
     folder.mkdir()
     pool = dict(groups=2, tokens=2, dim=24, heads=2, mlp_dim=48)
     model = broadsight.swap_pool("test_resnet", "map", **pool, num_classes=2)
     write_weights(model, folder / "model.safetensors")
-    settings = dict(data=str(pictures), val=None, split=0.3, root=None, seed=0, model="test_resnet", pool="map")
+    settings = dict(data=str(images), val=None, split=0.3, root=None, seed=0, model="test_resnet", pool="map")
     config = dict(
         architecture="edited",
         num_classes=2,
@@ -51,9 +51,9 @@ def pooled(tmp_path_factory, pictures):
     return folder
 
 
-def images_of(folder, network):
-    """What the network sees of all pictures of a folder, in order."""
-    subject = network
+def images_of(folder, model):
+    """What the model sees of all images of a folder, in order."""
+    subject = model
     return torch.stack(
         [
             torch.as_tensor(subject.transforms.build(False)(Image.open(path).convert("RGB")))
@@ -62,35 +62,35 @@ def images_of(folder, network):
     )
 
 
-def test_entropy_is_that_of_the_function(pictures, run):
+def test_entropy_is_that_of_the_function(images, run):
     folder, model = run
-    found = analyze(Asked("entropy", (str(folder),), str(pictures), **SMALL | {"batch": 3}))
+    found = analyze(Asked("entropy", (str(folder),), str(images), **SMALL | {"batch": 3}))
     (label,) = found.results
     assert label == "mine"
     subject = found.subjects[0]
-    expected = analysis.attention_entropy(model, subject.normalise(images_of(pictures, subject)))
+    expected = analysis.attention_entropy(model, subject.normalise(images_of(images, subject)))
     assert {k: float(v) for k, v in found.results[label].items()} == pytest.approx(
         {k: float(v) for k, v in expected.items()}
     )
     record = json.loads(json.dumps(record_of(found, "broadsight analyze")))
     assert (record["measure"], record["seed"], record["command"]) == ("entropy", 0, "broadsight analyze")
-    assert record["data"]["pictures"] == record["data"]["there"] == 7
-    (network,) = record["networks"]
-    assert network["weights"] == "run" and network["input_size"] == [3, SIZE, SIZE]
-    assert [layer["name"] for layer in network["result"]["layers"]] == list(expected)
+    assert record["data"]["images"] == record["data"]["there"] == 7
+    (inner,) = record["models"]
+    assert inner["weights"] == "run" and inner["input_size"] == [3, SIZE, SIZE]
+    assert [layer["name"] for layer in inner["result"]["layers"]] == list(expected)
     assert record["how"]["batch"] == 3 and record["versions"]["torch"] and not record["skipped"]
 
 
-def test_all_networks_see_the_same_sample(pictures, run):
-    asked = Asked("variance", (str(run[0]), "test_resnet"), str(pictures), samples=4, seed=1, **SMALL)
+def test_all_models_see_the_same_sample(images, run):
+    asked = Asked("variance", (str(run[0]), "test_resnet"), str(images), samples=4, seed=1, **SMALL)
     subjects = open_subjects(asked)
     assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
-    found, sources = pictures_for(asked, analysis.MEASURES["variance"], subjects, {})
+    found, sources = images_for(asked, analysis.MEASURES["variance"], subjects, {})
     names = [[source.name(i) for i in range(len(source))] for source, _ in sources]
     assert names[0] == names[1] and len(names[0]) == 4
-    assert found.description["pictures"] == 4
-    other = pictures_for(
-        Asked("variance", ("x",), str(pictures), samples=4, seed=5), analysis.MEASURES["variance"], subjects, {}
+    assert found.description["images"] == 4
+    other = images_for(
+        Asked("variance", ("x",), str(images), samples=4, seed=5), analysis.MEASURES["variance"], subjects, {}
     )
     assert [other[1][0][0].name(i) for i in range(4)] != names[0]
 
@@ -103,15 +103,15 @@ def test_random_weights_come_from_the_seed():
     assert torch.equal(weights(3), weights(3)) and not torch.equal(weights(3), weights(4))
 
 
-def test_batches_begin_again_and_skip_what_is_no_picture(pictures, run, tmp_path):
+def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
     folder = tmp_path / "flat"
     folder.mkdir()
-    for number, path in enumerate(sorted(pictures.rglob("*.png"))):
+    for number, path in enumerate(sorted(images.rglob("*.png"))):
         (folder / f"{number}.png").write_bytes(path.read_bytes())
-    (folder / "bad.png").write_text("no picture")
+    (folder / "bad.png").write_text("no image")
     asked = Asked("variance", (str(run[0]),), str(folder), **SMALL)
     subjects = open_subjects(asked)
-    found, ((source, labels),) = pictures_for(asked, analysis.MEASURES["variance"], subjects, {})
+    found, ((source, labels),) = images_for(asked, analysis.MEASURES["variance"], subjects, {})
     skipped: dict[str, str] = {}
     batches = Batches(subjects[0], source, labels=labels, batch=3, workers=0, strict=False, skipped=skipped)
     first, again = list(batches), list(batches)
@@ -119,21 +119,21 @@ def test_batches_begin_again_and_skip_what_is_no_picture(pictures, run, tmp_path
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert list(skipped) == [f"{folder}/bad.png"]
     whole = analyze(asked)
-    assert any("1 picture could not be read and left out" in note and "bad.png" in note for note in whole.notes)
-    assert "7 pictures of flat" in heading(whole)
+    assert any("1 image could not be read and left out" in note and "bad.png" in note for note in whole.notes)
+    assert "7 images of flat" in heading(whole)
     strict = refusal(lambda: analyze(Asked("variance", (str(run[0]),), str(folder), strict=True, **SMALL)))
     assert "bad.png cannot be read" in strict and "--strict" in strict
 
 
 def test_scenes_are_so_many_as_asked():
     subjects = open_subjects(Asked("variance", ("test_resnet",), **SMALL))
-    found = open_pictures(subjects, "scenes:6", labelled=False)
+    found = open_images(subjects, "scenes:6", labelled=False)
     assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
     assert found.description["data"] == "scenes:6" and found.notes == ()
-    found = open_pictures(subjects, None, labelled=False)
+    found = open_images(subjects, None, labelled=False)
     assert len(found.source) == 2000 and "built-in scenes" in found.notes[0]
     for wrong in ("scenes:0", "scenes:many", "scenes:-3"):
-        assert "is not a count" in refusal(lambda wrong=wrong: open_pictures(subjects, wrong, labelled=False))
+        assert "is not a count" in refusal(lambda wrong=wrong: open_images(subjects, wrong, labelled=False))
 
 
 def test_pairs_of_images_and_masks_and_lists(tmp_path):
@@ -141,18 +141,18 @@ def test_pairs_of_images_and_masks_and_lists(tmp_path):
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
-    found = open_pictures(subjects, str(tmp_path), labelled=False)
+    found = open_images(subjects, str(tmp_path), labelled=False)
     assert [found.source.name(i) for i in range(len(found.source))] == [f"{tmp_path}/images/a.png"]
     (tmp_path / "list.txt").write_text("images/a.png\n")
-    assert len(open_pictures(subjects, str(tmp_path / "list.txt"), labelled=False).source) == 1
+    assert len(open_images(subjects, str(tmp_path / "list.txt"), labelled=False).source) == 1
 
 
-def test_labels_reach_the_tokens(pictures, pooled):
+def test_labels_reach_the_tokens(images, pooled):
     found = analyze(Asked("tokens", (str(pooled),), **SMALL))
     (votes,) = found.results.values()
     assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
     assert found.found.description["part"] == "val"
-    unlabelled = analyze(Asked("tokens", (str(pooled),), str(pictures / "*" / "00*.png"), **SMALL))
+    unlabelled = analyze(Asked("tokens", (str(pooled),), str(images / "*" / "00*.png"), **SMALL))
     (votes,) = unlabelled.results.values()
     assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
 
@@ -165,15 +165,15 @@ def test_labels_that_do_not_fit_are_left_out_if_they_can_be(pooled, tmp_path):
     assert "was not trained on: bird, fish" in refusal(lambda: analyze(Asked("removal", (str(pooled),), data, **SMALL)))
 
 
-def test_removal_asks_a_classifier_about_labelled_pictures(pictures, pooled):
+def test_removal_asks_a_classifier_about_labelled_images(images, pooled):
     options = {"fractions": (0.0, 0.5), "saliency": "gradcam"}
-    found = analyze(Asked("removal", (str(pooled),), str(pictures), part="all", options=options, **SMALL))
+    found = analyze(Asked("removal", (str(pooled),), str(images), part="all", options=options, **SMALL))
     (curves,) = found.results.values()
-    assert curves.pictures == 7 and curves.fractions == (0.0, 0.5)
+    assert curves.images == 7 and curves.fractions == (0.0, 0.5)
     assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
 
 
-def test_runs_of_one_network_are_called_by_their_folders(pooled):
+def test_runs_of_one_model_are_called_by_their_folders(pooled):
     found = analyze(Asked("variance", (str(pooled),) * 2, samples=2, **SMALL))
     assert list(found.results) == ["test_resnet-map, pooled", "test_resnet-map, pooled (2)"]
 
@@ -185,15 +185,15 @@ def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
     assert (point.x, point.accuracy) == (sum(p.numel() for p in found.subjects[0].model.parameters()), 75.0)
     record = record_of(found)
     assert record["results"]["macs"]["fronts"][0]["points"][0]["label"] == "test_resnet-map"
-    assert "result" not in record["networks"][0]
+    assert "result" not in record["models"][0]
 
 
-def test_front_asks_about_data(pictures, pooled):
-    """A network whose bias makes it say cat, and one beside it without a word about its classes."""
+def test_front_asks_about_data(images, pooled):
+    """A model whose bias makes it say cat, and one beside it without a word about its classes."""
     asked = Asked(
         "front",
         (str(pooled), "test_resnet"),
-        str(pictures),
+        str(images),
         part="all",
         options={"x": "macs"},
         model_args={"num_classes": 2},
@@ -203,7 +203,7 @@ def test_front_asks_about_data(pictures, pooled):
     points = [point for one in found.results["macs"].fronts for point in one.points]
     assert {point.label for point in points} == {"test_resnet-map", "test_resnet, random weights"}
     assert all(round(7 * point.accuracy / 100, 6).is_integer() for point in points)
-    assert {point.data for point in points} == {f"{pictures}, all"}
+    assert {point.data for point in points} == {f"{images}, all"}
     assert "RANDOM WEIGHTS: test_resnet" in heading(found)
 
 
@@ -215,24 +215,24 @@ def test_front_refusals(run, tmp_path):
     assert "tells of no accuracy" in refusal(lambda: analyze_front(Asked("front", (str(tmp_path / "bad.json"),))))
 
 
-def test_an_interrupt_keeps_what_is_done(pictures, run):
+def test_an_interrupt_keeps_what_is_done(images, run):
     def stop(done, total, doing):
         if done > 7:
             raise KeyboardInterrupt
 
     names = (str(run[0]), "test_vit")
-    found = analyze(Asked("entropy", names, str(pictures), **SMALL | {"batch": 2}), stop)
+    found = analyze(Asked("entropy", names, str(images), **SMALL | {"batch": 2}), stop)
     assert list(found.results) == ["mine"] and found.how["interrupted"]
     assert "interrupted: test_vit, random weights left out" in found.notes
-    assert [one["label"] for one in record_of(found)["networks"]] == ["mine"]
+    assert [one["label"] for one in record_of(found)["models"]] == ["mine"]
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
-        analyze(Asked("entropy", names, str(pictures), **SMALL), lambda done, total, doing: stop(8, total, doing))
+        analyze(Asked("entropy", names, str(images), **SMALL), lambda done, total, doing: stop(8, total, doing))
 
 
-def test_progress_counts_pictures_of_all_networks(pictures, run):
+def test_progress_counts_images_of_all_models(images, run):
     seen = []
-    asked = Asked("variance", (str(run[0]),) * 2, str(pictures), **SMALL | {"batch": 4})
+    asked = Asked("variance", (str(run[0]),) * 2, str(images), **SMALL | {"batch": 4})
     analyze(asked, lambda done, total, doing: seen.append((done, total)))
     assert seen == [(0, 14), (4, 14), (7, 14), (7, 14), (11, 14), (14, 14)]
 
@@ -240,43 +240,43 @@ def test_progress_counts_pictures_of_all_networks(pictures, run):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (dict(networks=()), "needs MODEL|RUN"),
+        (dict(models=()), "needs MODEL|RUN"),
         (dict(samples=0), "--samples 0; expected 1 or more"),
         (dict(batch=0), "--batch 0; expected 1 or more"),
         (dict(options={"nothing": 1}), "has no option 'nothing'"),
-        (dict(networks=("a", "b"), checkpoint="w.pt"), "write NAME@w.pt"),
-        (dict(networks=("test_vit@missing.safetensors",)), "missing.safetensors"),
+        (dict(models=("a", "b"), checkpoint="w.pt"), "write NAME@w.pt"),
+        (dict(models=("test_vit@missing.safetensors",)), "missing.safetensors"),
         (dict(measure="tokens"), "test_vit has no multi-token pooling"),
-        (dict(measure="removal", data="FLAT"), "removal needs labelled pictures"),
-        (dict(measure="interaction", options={"target": "label"}, data="FLAT"), "interaction needs labelled pictures"),
+        (dict(measure="removal", data="FLAT"), "removal needs labelled images"),
+        (dict(measure="interaction", options={"target": "label"}, data="FLAT"), "interaction needs labelled images"),
         (dict(data="EMPTY"), "without images"),
         (dict(data="FLAT", part="val"), "class folders"),
         (dict(data="nowhere"), "no such data: nowhere"),
         (dict(size=20), "--size 20"),
     ],
 )
-def test_refusals(options, said, pictures, tmp_path):
+def test_refusals(options, said, images, tmp_path):
     (tmp_path / "EMPTY").mkdir()
-    places = {"FLAT": str(pictures / "cat"), "EMPTY": str(tmp_path / "EMPTY")}
-    options = {**dict(measure="entropy", networks=("test_vit",), data=str(pictures)), **SMALL, **options}
+    places = {"FLAT": str(images / "cat"), "EMPTY": str(tmp_path / "EMPTY")}
+    options = {**dict(measure="entropy", models=("test_vit",), data=str(images)), **SMALL, **options}
     options["data"] = places.get(options["data"], options["data"])
     message = refusal(lambda: analyze(Asked(**options)), (ValueError, FileNotFoundError))
     assert said in message and "\n" not in message
 
 
-def test_too_few_pictures(run, tmp_path):
+def test_too_few_images(run, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
     (tmp_path / "two.png").write_text("")
     measure = analysis.MEASURES["tokens"]
     subjects = open_subjects(Asked("tokens", (str(run[0]),), **SMALL))
 
     def found(data, **more):
-        return pictures_for(Asked("tokens", (str(run[0]),), data, **SMALL, **more), measure, subjects, {})
+        return images_for(Asked("tokens", (str(run[0]),), data, **SMALL, **more), measure, subjects, {})
 
-    assert "too few pictures, 1; tokens needs 2" in refusal(lambda: found(str(tmp_path / "one.png")))
-    assert "--samples 1; tokens needs 2 pictures" in refusal(lambda: found(str(tmp_path), samples=1))
+    assert "too few images, 1; tokens needs 2" in refusal(lambda: found(str(tmp_path / "one.png")))
+    assert "--samples 1; tokens needs 2 images" in refusal(lambda: found(str(tmp_path), samples=1))
     none = refusal(lambda: analyze(Asked("entropy", (str(run[0]),), str(tmp_path / "two.png"), **SMALL)))
-    assert "none of 1 pictures can be read" in none
+    assert "none of 1 images can be read" in none
 
 
 def test_channels_must_agree(run, tmp_path):

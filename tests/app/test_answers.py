@@ -25,14 +25,14 @@ def runs(tmp_path):
     return found
 
 
-def picture(seed: int = 0) -> Image.Image:
+def make_image(seed: int = 0) -> Image.Image:
     torch.manual_seed(seed)
     return Image.fromarray(torch.randint(0, 256, (50, 70, 3), dtype=torch.uint8).numpy())
 
 
 def test_answer__the_same_as_predict(runs, tmp_path):
-    picture().save(tmp_path / "a.png")
-    found = answer(runs, picture())
+    make_image().save(tmp_path / "a.png")
+    found = answer(runs, make_image())
     for one, said in zip(runs, found, strict=True):
         expected = next(predict(one.classifier, find_images([str(tmp_path / "a.png")])[0], top=5))
         assert tuple(name for name, _ in said.top) == expected.classes
@@ -45,26 +45,26 @@ def test_answer__times_are_of_every_round(runs, monkeypatch):
     clock = iter(range(1000))  # every look at it is a second later
     monkeypatch.setattr(answers.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(answers, "SECONDS", 3.5)  # the first passes take one second
-    found = answer(runs, picture())
+    found = answer(runs, make_image())
     assert [(said.rounds, said.latency.median, said.threads) for said in found] == [(3, 1000.0, 1)] * 2
 
 
-def test_answer__grey_networks_get_grey(tmp_path):
+def test_answer__grey_models_get_grey(tmp_path):
     folder, _ = leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})
     classifier = open_classifier(folder)
-    assert image_of(classifier, picture()).shape == (1, 1, 32, 32)
-    assert len(answer([Contestant("grey", "grey", True, classifier)], picture())[0].top) == 2
+    assert image_of(classifier, make_image()).shape == (1, 1, 32, 32)
+    assert len(answer([Contestant("grey", "grey", True, classifier)], make_image())[0].top) == 2
 
 
 def test_answer__many_at_once_get_their_own(runs):
     contestants = Contestants(runs)
-    pictures = [picture(seed) for seed in range(4)]
-    alone = [answer(runs, one)[0].top for one in pictures]
+    images = [make_image(seed) for seed in range(4)]
+    alone = [answer(runs, one)[0].top for one in images]
     assert len(set(alone)) == 4
 
     def ask(place: int) -> bool:
         with contestants.computing:
-            return answer(runs, pictures[place % 4])[0].top == alone[place % 4]
+            return answer(runs, images[place % 4])[0].top == alone[place % 4]
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(ask, range(12)))
@@ -87,11 +87,11 @@ def test_answer__objects_above_the_threshold(monkeypatch):
     )
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
     run = Contestant("net", "net", True, run=dense("detect"))  # ty: ignore[invalid-argument-type]
-    said = answer([run], picture(), threshold=0.5)[0]
+    said = answer([run], make_image(), threshold=0.5)[0]
     assert said.rows == (("dog", "0.90", "1, 2", "20 x 30"),)
     assert said.words == "dog (best 0.90)"
     assert said.drawn is not None and said.drawn.width >= 70
-    assert len(answer([run], picture(), threshold=0.2)[0].rows) == 2
+    assert len(answer([run], make_image(), threshold=0.2)[0].rows) == 2
 
 
 def test_answer__shares_of_pixels(monkeypatch):
@@ -99,4 +99,4 @@ def test_answer__shares_of_pixels(monkeypatch):
     classes[:25, :35] = 1
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
     run = Contestant("net", "net", True, run=dense("segment"))  # ty: ignore[invalid-argument-type]
-    assert answer([run], picture())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))
+    assert answer([run], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))

@@ -87,19 +87,19 @@ def shares(page) -> list[tuple[str, str]]:
     return re.findall(r'bs-name">(.*?)</span><span class="bs-share">(.*?) %', page.inner_html("#answers"))
 
 
-def expected(contestants, picture) -> list[tuple[str, str]]:
-    said = answer(list(contestants.given.values()), picture)
+def expected(contestants, image) -> list[tuple[str, str]]:
+    said = answer(list(contestants.given.values()), image)
     return [(name, f"{100 * share:.1f}") for one in said for name, share in one.top]
 
 
-def send(page, picture: Image.Image) -> None:
+def send(page, image: Image.Image) -> None:
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    image.save(file, "PNG")
     choose(page, "mine.png", "image/png", file.getvalue())
 
 
 def choose(page, name: str, kind: str, content: bytes) -> None:
-    page.set_input_files("#picture input[type=file]", dict(name=name, mimeType=kind, buffer=content))
+    page.set_input_files("#image input[type=file]", dict(name=name, mimeType=kind, buffer=content))
 
 
 def wait_for(page, condition, what: str) -> None:
@@ -119,7 +119,7 @@ def test_whole_way__upload_predict_inside_compare(page, contestants):
     wait_for(page, lambda: shares(page) == wanted, "the answers to the upload")
     assert re.fullmatch(r"[\d.]+ ms", page.inner_text(".bs-card .bs-time >> nth=0"))
     assert "1 thread" in page.inner_text(".bs-card footer >> nth=0")
-    assert colours(page, "#picture img") > 50
+    assert colours(page, "#image img") > 50
     fits(page)
 
     page.click("#tab-look-button")
@@ -146,7 +146,7 @@ def test_whole_way__upload_predict_inside_compare(page, contestants):
 
     page.click("#tab-compare-button")
     page.wait_for_selector("#compare-table table")
-    assert not page.is_visible("#picture")
+    assert not page.is_visible("#image")
     text = page.inner_text("#compare-table")
     assert MAP in text and "mine" in text and "not run" in text
     assert page.locator(".bs-point").count() == 2
@@ -164,31 +164,31 @@ def test_whole_way__upload_predict_inside_compare(page, contestants):
     wait_for(page, lambda: "parameters, M" in page.inner_text("#compare-plot"), "the other axis")
 
 
-def test_look__another_network_has_other_maps(page):
+def test_look__another_model_has_other_maps(page):
     page.click("#tab-look-button")
     page.wait_for_selector("#look-map img")
     assert page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM", "MAP tokens"]
-    page.click("#look-network input")
+    page.click("#look-model input")
     page.click("[role=option] >> text=mine")
     wait_for(page, lambda: page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM"], "the other's kinds")
     wait_for(page, lambda: "class" in page.inner_text("#look-caption"), "the other's map")
 
 
-def test_compare__any_network_of_timm(page):
+def test_compare__any_model_of_timm(page):
     page.click("#tab-compare-button")
     page.wait_for_selector("#compare-table table")
     page.click("#compare-added input")
     page.keyboard.type("test_resnet")
     page.click("#compare-added >> [role=option] >> text=test_resnet")
-    wait_for(page, lambda: "test_resnet" in page.inner_text("#compare-table"), "the added network")
+    wait_for(page, lambda: "test_resnet" in page.inner_text("#compare-table"), "the added model")
 
 
-def test_samples__and_several_networks(page, contestants):
+def test_samples__and_several_models(page, contestants):
     page.click("#samples button >> nth=4")
     wanted = expected(contestants, sample(4))
     wait_for(page, lambda: shares(page) == wanted, "the answers to the sample")
-    page.uncheck("#predict-networks input >> nth=1")
-    wait_for(page, lambda: page.locator(".bs-card").count() == 1, "the answer of one network")
+    page.uncheck("#predict-models input >> nth=1")
+    wait_for(page, lambda: page.locator(".bs-card").count() == 1, "the answer of one model")
     assert page.get_attribute("#samples button >> nth=4", "aria-label") == "Sample: rocket"
 
 

@@ -1,4 +1,4 @@
-"""The networks of the page: those named, the newest runs, or an untrained one; and none that was not meant."""
+"""The models of the page: those named, the newest runs, or an untrained one; and none that was not meant."""
 
 import os
 import threading
@@ -58,7 +58,7 @@ def test_open__a_broken_run_is_left_out_and_named(tmp_path):
     assert "left out" in found.notes[0] and "bad" in found.notes[0]
 
 
-def test_open__no_run_at_all_gives_the_untrained_network(tmp_path):
+def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
     found = open_contestants(runs=tmp_path / "none")
     assert found.names == found.untrained == ["resnet10t-map (untrained)"]
     classifier = found.of(found.names[0]).classifier
@@ -99,7 +99,7 @@ def test_of__only_names_of_the_list(found):
 @pytest.mark.parametrize("name", ["hf-hub:timm/resnet18", "local-dir:/tmp", "/etc/passwd", "no_such_net", None, 7])
 def test_added__nothing_but_timms_own_names(found, name, monkeypatch):
     monkeypatch.setattr(module, "open_classifier", lambda *_, **__: pytest.fail("opened"))
-    assert "timm has no network" in refusal(lambda: found.added(name))
+    assert "timm has no model" in refusal(lambda: found.added(name))
 
 
 def test_added__random_weights_and_not_too_many_at_once(found, monkeypatch):

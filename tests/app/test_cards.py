@@ -55,7 +55,7 @@ def test_cards__names_are_text():
     assert tags(cards([an_answer(**found, name=EVIL)], [EVIL])) == tags(harmless)
 
 
-def test_cards__pictures_lie_in_the_page():
+def test_cards__images_lie_in_the_page():
     address = data_address(Image.new("RGB", (2000, 1000), (9, 8, 7)))
     head, _, data = address.partition(",")
     assert head == "data:image/webp;base64"

@@ -45,7 +45,7 @@ def test_compare__none_and_too_many(run):
     assert f"at most {MOST}" in refusal(lambda: compare([run] * (MOST + 1), Image.new("RGB", (40, 40))))
 
 
-def test_accuracy__an_evaluation_of_this_network_comes_first(run, tmp_path):
+def test_accuracy__an_evaluation_of_this_model_comes_first(run, tmp_path):
     evaluation(tmp_path / "e" / "other", tmp_path / "runs" / "another", top1=99.0)
     evaluation(tmp_path / "e" / "without", run.source, loss=1.0)
     (tmp_path / "e" / "damaged").mkdir()

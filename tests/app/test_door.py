@@ -157,7 +157,7 @@ def test_door__events_come_through_whole(knock, tmp_path):
 @pytest.mark.parametrize(
     "address", [EVENT, "/gradio_api/queue/join", "/gradio_api/run/predict", "/gradio_api/call/v2/predict"]
 )
-def test_door__no_path_and_no_address_for_a_picture(knock, path, address):
+def test_door__no_path_and_no_address_for_a_image(knock, path, address):
     for data in ([{"path": path}], [[{"deep": [{"path": path, "meta": {"_type": "gradio.FileData"}}]}]]):
         status, body, _ = knock(address, json.dumps({"data": data}).encode())
         assert status == 400

@@ -183,7 +183,7 @@ def test_paths__only_their_last_part_is_told():
     for text, said in [
         ("/home/me/my runs/best", "best"),
         ("C:\\Users\\me\\run", "run"),
-        ("pictures of /home/me/val and ~/x/y.png", "pictures of val and y.png"),
+        ("images of /home/me/val and ~/x/y.png", "images of val and y.png"),
         ("cannot open '/home/me/a.png': no", "cannot open 'a.png': no"),
         ("file:///etc/passwd", "passwd"),
         ("km/h, and/or 3/4; 1 / 2", "km/h, and/or 3/4; 1 / 2"),

@@ -1,4 +1,4 @@
-"""Leafing through what is seen inside a network."""
+"""Leafing through what is seen inside a model."""
 
 from dataclasses import replace
 
@@ -21,12 +21,12 @@ def a_look(depth: int, title: str) -> Look:
 
 @pytest.fixture
 def looked():
-    picture = Image.new("RGB", (8, 8))
-    return Looked("net", "gradcam", picture, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
+    image = Image.new("RGB", (8, 8))
+    return Looked("net", "gradcam", image, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
 
 
 @pytest.fixture(scope="module")
-def network():
+def model():
     return untrained("cpu")
 
 
@@ -49,7 +49,7 @@ def test_described__layer_depth_scale_and_note(looked):
     assert "dark blue" not in described(replace(flat, form="mask", values=torch.ones(4, 4, dtype=torch.bool)), 1)
 
 
-def test_view__is_what_the_network_sees(tmp_path):
+def test_view__is_what_the_model_sees(tmp_path):
     classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=0.5)[0])
     pixels = np.zeros((40, 80, 3), np.uint8)
     pixels[10:30, 30:50] = 255  # the middle half of the shorter side
@@ -61,35 +61,35 @@ def test_view__is_what_the_network_sees(tmp_path):
 def test_view__has_the_proportions_of_the_transform(tmp_path):
     classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=0.875)[0])
     gradient = np.linspace(0, 255, 96).astype(np.uint8)
-    picture = Image.fromarray(np.stack([np.tile(gradient, (96, 1))] * 3, -1))
-    seen = np.asarray(classifier.transforms.build(training=False)(picture)).astype(float)  # 3 32 32
-    shown = np.asarray(view_of(classifier, picture, 32)).astype(float)
+    image = Image.fromarray(np.stack([np.tile(gradient, (96, 1))] * 3, -1))
+    seen = np.asarray(classifier.transforms.build(training=False)(image)).astype(float)  # 3 32 32
+    shown = np.asarray(view_of(classifier, image, 32)).astype(float)
     assert np.abs(seen[0] - shown[..., 0]).max() < 6
 
 
-def test_look__maps_of_the_one_kind(network):
-    found = look(network, Image.new("RGB", (96, 96), (90, 120, 30)), "map-tokens")
+def test_look__maps_of_the_one_kind(model):
+    found = look(model, Image.new("RGB", (96, 96), (90, 120, 30)), "map-tokens")
     assert {one.kind for one in found.looks} == {"map-tokens"}
     assert found.view.size == (looking.SIDE, looking.SIDE)
     assert looking.drawn(found.view, found.looks[0]).mode == "RGB"
 
 
-def test_look__classes_by_their_names(network):
-    found = look(network, Image.new("RGB", (96, 96), (90, 120, 30)), "gradcam", 3)
+def test_look__classes_by_their_names(model):
+    found = look(model, Image.new("RGB", (96, 96), (90, 120, 30)), "gradcam", 3)
     assert {one.title for one in found.looks} == {"class 3, butterfly"}
 
 
-def test_look__leaves_the_network_as_it_was(network):
-    picture, image = Image.new("RGB", (96, 96), (90, 120, 30)), torch.rand(1, 3, 96, 96)
-    before = network.classifier.model(image)
-    for kind in looking.kinds(network):
-        look(network, picture, kind, 3)
-    assert torch.equal(network.classifier.model(image), before)
-    assert not any(parameter.requires_grad for parameter in network.classifier.model.parameters())
+def test_look__leaves_the_model_as_it_was(model):
+    photo, image = Image.new("RGB", (96, 96), (90, 120, 30)), torch.rand(1, 3, 96, 96)
+    before = model.classifier.model(image)
+    for kind in looking.kinds(model):
+        look(model, photo, kind, 3)
+    assert torch.equal(model.classifier.model(image), before)
+    assert not any(parameter.requires_grad for parameter in model.classifier.model.parameters())
 
 
-def test_look__a_kind_that_it_lacks(network):
-    text = refusal(lambda: look(network, Image.new("RGB", (96, 96)), "super-tokens"))
+def test_look__a_kind_that_it_lacks(model):
+    text = refusal(lambda: look(model, Image.new("RGB", (96, 96)), "super-tokens"))
     assert "has no Super tokens maps; it has Grad-CAM" in text
 
 
@@ -102,15 +102,15 @@ def test_kinds__every_one_has_a_name():
         assert "no such kind" in refusal(lambda words=words: kind_called(words))
 
 
-def test_class__by_choice(network):
-    assert classes_of(network)[:2] == [LIKELY, "0: crab"]
-    assert (class_called(network, None), class_called(network, LIKELY), class_called(network, "3: butterfly")) == (
+def test_class__by_choice(model):
+    assert classes_of(model)[:2] == [LIKELY, "0: crab"]
+    assert (class_called(model, None), class_called(model, LIKELY), class_called(model, "3: butterfly")) == (
         None,
         None,
         3,
     )
     for words in ("crab", "99: crab", 3, ["0: crab"]):
-        assert "no such class" in refusal(lambda words=words: class_called(network, words))
+        assert "no such class" in refusal(lambda words=words: class_called(model, words))
 
 
 def test_look__dense_runs_have_none():

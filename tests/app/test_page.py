@@ -50,9 +50,9 @@ def upload(browser, content: bytes, name: str = "a.png"):
     return browser.post("/gradio_api/upload", files={"files": (name, content)})
 
 
-def png(picture: Image.Image) -> bytes:
+def png(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
 
 
@@ -82,7 +82,7 @@ def test_page__says_that_weights_are_random(browser):
     assert "fonts.googleapis" not in text
 
 
-def test_predict__what_the_network_says(browser, contestants):
+def test_predict__what_the_model_says(browser, contestants):
     path = upload(browser, png(sample(3))).json()[0]
     status, (html,) = call(browser, "predict", sent(path), ["mine", "resnet10t-map (untrained)"], 0.5)
     expected = answer(list(contestants.given.values()), sample(3))
@@ -147,10 +147,10 @@ def test_uploads__limits_hold_on_the_server(browser):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"no picture", "not an image"), (b"", "not an image"), (png_header(30_000, 30_000), "at most 40 million")],
+    [(b"no image", "not an image"), (b"", "not an image"), (png_header(30_000, 30_000), "at most 40 million")],
     ids=["text", "empty", "bomb"],
 )
-def test_uploads__that_are_no_pictures(browser, content, words):
+def test_uploads__that_are_no_images(browser, content, words):
     path = upload(browser, content).json()[0]
     for event, rest in (("predict", (["mine"], 0.5)), ("look", ("mine", "Grad-CAM", None, None))):
         error = call(browser, event, sent(path), *rest)[1]
@@ -170,13 +170,13 @@ def test_look__a_map_is_served_and_leafed_through(browser):
     path = upload(browser, png(sample(1))).json()[0]
     status, found = call(browser, "look", sent(path), "resnet10t-map (untrained)", "Grad-CAM", "4: rocket", None)
     assert status == 200
-    picture = next(part for part in found if isinstance(part, dict) and "path" in part)
-    drawn = Image.open(io.BytesIO(browser.get(f"/gradio_api/file={picture['path']}").content))
+    image = next(part for part in found if isinstance(part, dict) and "path" in part)
+    drawn = Image.open(io.BytesIO(browser.get(f"/gradio_api/file={image['path']}").content))
     assert drawn.size == (640, 640)
     assert len(drawn.convert("L").getcolors()) > 50
 
 
-def test_compare__figures_of_any_network_of_timm(browser):
+def test_compare__figures_of_any_model_of_timm(browser):
     status, found = call(browser, "compare", ["mine"], ["test_resnet"], "latency", "accuracy")
     assert status == 200
     html = next(part for part in found if isinstance(part, str) and "<table" in part)
@@ -278,7 +278,7 @@ def test_paths__none_is_told(browser, contestants):
 
 
 def test_names__are_text_in_the_page(contestants):
-    """Networks and classes that are called like scripts, in the page, its settings and all answers."""
+    """Models and classes that are called like scripts, in the page, its settings and all answers."""
     import httpx
 
     from broadsight.app.server import serving

@@ -17,7 +17,7 @@ def test_samples__one_of_every_class_each_with_its_name(monkeypatch):
 
 
 def test_sample__only_those_there_are(monkeypatch):
-    monkeypatch.setattr(module, "samples", lambda: (("a", "picture"),))
-    assert module.sample(0) == "picture"
+    monkeypatch.setattr(module, "samples", lambda: (("a", "image"),))
+    assert module.sample(0) == "image"
     for index in (1, -1, "0", None, [0, 1], 0.5):
         assert "no such sample" in refusal(lambda index=index: module.sample(index))

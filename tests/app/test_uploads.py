@@ -40,17 +40,17 @@ def png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_read__pictures_of_usual_forms(tmp_path, form):
-    picture = read_upload(put(tmp_path, "whatever", encoded(form)), tmp_path)
-    assert (picture.mode, picture.size) == ("RGB", (20, 10))
-    assert np.allclose(np.asarray(picture)[5, 10], (200, 30, 60), atol=6)
+def test_read__images_of_usual_forms(tmp_path, form):
+    image = read_upload(put(tmp_path, "whatever", encoded(form)), tmp_path)
+    assert (image.mode, image.size) == ("RGB", (20, 10))
+    assert np.allclose(np.asarray(image)[5, 10], (200, 30, 60), atol=6)
 
 
 def test_read__turned_upright_and_not_larger_than_needed(tmp_path):
     exif = Image.Exif()
     exif[274] = 6
-    picture = read_upload(put(tmp_path, "a.jpg", encoded("JPEG", (3200, 800), exif=exif.tobytes())), tmp_path)
-    assert picture.size == (SIDE // 4, SIDE)
+    image = read_upload(put(tmp_path, "a.jpg", encoded("JPEG", (3200, 800), exif=exif.tobytes())), tmp_path)
+    assert image.size == (SIDE // 4, SIDE)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_read__no_link_out_of_the_folder(tmp_path):
 
 
 def test_read__none_and_gone(tmp_path):
-    assert "no picture yet" in refusal(lambda: read_upload(None, tmp_path))
+    assert "no image yet" in refusal(lambda: read_upload(None, tmp_path))
     assert "drop it again" in refusal(lambda: read_upload({"path": str(tmp_path / "gone.png")}, tmp_path))
     assert "drop it again" in refusal(lambda: read_upload({"path": str(tmp_path)}, tmp_path))
 
@@ -105,7 +105,7 @@ def test_read__bombs_are_refused_by_their_header(tmp_path, size, monkeypatch):
     )
 
 
-def test_read__what_is_no_picture(tmp_path):
+def test_read__what_is_no_image(tmp_path):
     for content in (
         b"",
         b"root:x:0:0",
@@ -119,4 +119,4 @@ def test_read__what_is_no_picture(tmp_path):
 
 def test_read__cut_short(tmp_path):
     payload = put(tmp_path, "a.jpg", encoded("JPEG", (200, 200))[:-200])
-    assert "the picture cannot be read" in refusal(lambda: read_upload(payload, tmp_path))
+    assert "the image cannot be read" in refusal(lambda: read_upload(payload, tmp_path))

@@ -1,4 +1,4 @@
-"""Tables and pictures of what was measured."""
+"""Tables and images of what was measured."""
 
 import io
 import sys

@@ -166,7 +166,7 @@ def test_expand__refuses(names, message):
         ),
         (
             {"runtimes": ("eager", "onnx"), "train": True},
-            "train with runtime 'onnx'; exported networks are timed whole",
+            "train with runtime 'onnx'; exported models are timed whole",
         ),
         ({"runtimes": ("int8",), "head_only": True, "against": "x.py"}, "head_only with runtime 'int8'"),
         ({"runtimes": ("openvino",), "device": "cuda"}, "device='cuda' with runtime 'openvino'"),

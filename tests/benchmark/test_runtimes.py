@@ -87,7 +87,7 @@ def test_key__follows_weights_size_and_code(monkeypatch, tmp_path):
     assert len(others) == 5
 
 
-def test_open__answers_as_the_network_does_whatever_the_batch(kept):
+def test_open__answers_as_the_model_does_whatever_the_batch(kept):
     settings = dataclasses.replace(QUICK, runtimes=("pt2",), batch=3)
     (contender,) = build(Variant("test_resnet"), settings, None, Artefacts(kept, 1))
     images = []

@@ -249,11 +249,11 @@ QUICK = ("--batch", "1", "--rounds", "2", "--warmup", "0", "--growth-from", "32"
 
 def test_bench__several_sizes(calls, capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    picture, file = tmp_path / "growth.svg", tmp_path / "growth.json"
-    files = ["--plot", str(picture), "--json", str(file)]
+    image, file = tmp_path / "growth.svg", tmp_path / "growth.json"
+    files = ["--plot", str(image), "--json", str(file)]
     code, out, err = run(capsys, "test_resnet", "--size", "32, 48x64,96", *QUICK, *files)
     assert (code, err) == (0, "") and "48x64" in out and "1.20" in out and "1.50" in out
-    assert "<svg" in picture.read_text()
+    assert "<svg" in image.read_text()
     record = json.loads(file.read_text())
     assert record.pop("command").startswith("broadsight bench test_resnet --size '32, 48x64,96'")
     growth = Growth.from_dict(record)

@@ -17,8 +17,8 @@ SMALL = ["--workers", "0", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return fill(tmp_path_factory.mktemp("pictures"), cat=2, dog=2)
+def images(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("images"), cat=2, dog=2)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def test_list(call, tmp_path):
     code, out, _ = call("list", "--json")
     entries = json.loads(out)
     assert [entry["name"] for entry in entries] == MEASURES
-    assert entries[0].keys() >= {"about", "needs", "examples", "source", "pictures", "least", "labels", "options"}
+    assert entries[0].keys() >= {"about", "needs", "examples", "source", "images", "least", "labels", "options"}
     assert call("list", "--json", "list.json")[0] == 0
     assert json.loads((tmp_path / "list.json").read_text()) == entries
 
 
-def test_writes_figures_and_record(call, runs, pictures, tmp_path):
-    code, out, err = call("variance", *runs, "--data", pictures, "--plot", "more.pdf", *SMALL)
+def test_writes_figures_and_record(call, runs, images, tmp_path):
+    code, out, err = call("variance", *runs, "--data", images, "--plot", "more.pdf", *SMALL)
     assert code == 0, err
     folder = tmp_path / "analyses" / "variance-vit-and-1-more-1"
     assert sorted(path.name for path in folder.iterdir()) == ["analysis.json", "figure.png", "figure.svg"]
@@ -68,30 +68,30 @@ def test_writes_figures_and_record(call, runs, pictures, tmp_path):
     assert ElementTree.parse(folder / "figure.svg").getroot().tag.endswith("svg")
     assert (tmp_path / "more.pdf").read_bytes().startswith(b"%PDF")
     record = json.loads((folder / "analysis.json").read_text())
-    assert [network["label"] for network in record["networks"]] == ["vit", "resnet"]
+    assert [model["label"] for model in record["models"]] == ["vit", "resnet"]
     assert record["command"].startswith("broadsight analyze variance") and record["settings"]["correction"] == 1
     assert "variance: vit" in out and "layer1.0" in out and f"written: {folder.relative_to(tmp_path)}" in out
     assert [path.name for path in (tmp_path / "analyses").iterdir()] == [folder.name]
 
 
-def test_folders_are_numbered_and_never_overwritten(call, runs, pictures, undrawn, tmp_path):
+def test_folders_are_numbered_and_never_overwritten(call, runs, images, undrawn, tmp_path):
     for number in (1, 2):
-        assert call("entropy", runs[0], "--data", pictures, *SMALL)[0] == 0
+        assert call("entropy", runs[0], "--data", images, *SMALL)[0] == 0
         assert (tmp_path / "analyses" / f"entropy-vit-{number}" / "analysis.json").is_file()
     (tmp_path / "empty").mkdir()
-    assert call("entropy", runs[0], "--data", pictures, "--out", "empty", *SMALL)[0] == 0
-    code, _, err = call("entropy", runs[0], "--data", pictures, "--out", "empty", *SMALL)
+    assert call("entropy", runs[0], "--data", images, "--out", "empty", *SMALL)[0] == 0
+    code, _, err = call("entropy", runs[0], "--data", images, "--out", "empty", *SMALL)
     assert code == 2 and "is not an empty folder" in err and err.count("\n") == 1
 
 
-def test_json_on_the_output_or_in_a_file(call, runs, pictures, undrawn, tmp_path):
-    arguments = ("similarity", runs[0], "--data", pictures, *SMALL, "--set", "with_itself=true", "--out")
+def test_json_on_the_output_or_in_a_file(call, runs, images, undrawn, tmp_path):
+    arguments = ("similarity", runs[0], "--data", images, *SMALL, "--set", "with_itself=true", "--out")
     code, out, _ = call(*arguments, "one", "--json")
     printed = json.loads(out)
     assert code == 0 and printed["settings"] == {"with_itself": True}
     assert printed == json.loads((tmp_path / "one" / "analysis.json").read_text())
     assert call(*arguments, "two", "--json", "record.json")[0] == 0
-    assert json.loads((tmp_path / "record.json").read_text())["networks"] != []
+    assert json.loads((tmp_path / "record.json").read_text())["models"] != []
 
 
 def test_random_weights_are_said_everywhere(call, undrawn, tmp_path, monkeypatch):
@@ -106,19 +106,19 @@ def test_random_weights_are_said_everywhere(call, undrawn, tmp_path, monkeypatch
     assert "built-in scenes" in err and "random weights" in err and "test_resnet, random weights" in out
     assert all("RANDOM WEIGHTS" in heading for heading in headings) and headings
     record = json.loads((tmp_path / "o" / "analysis.json").read_text())
-    assert record["networks"][0]["weights"] == "random" and "RANDOM WEIGHTS" in record["title"]
-    assert record["data"]["pictures"] == 2 and record["data"]["data"] == "scenes"
+    assert record["models"][0]["weights"] == "random" and "RANDOM WEIGHTS" in record["title"]
+    assert record["data"]["images"] == 2 and record["data"]["data"] == "scenes"
 
 
-def test_weights_of_a_file(call, runs, pictures, undrawn, tmp_path):
+def test_weights_of_a_file(call, runs, images, undrawn, tmp_path):
     weights = f"{runs[1]}/model.safetensors"
-    given = ("--data", pictures, "--model-args", "num_classes=2", *SMALL, "--size", SIZE, "--json", "-")
+    given = ("--data", images, "--model-args", "num_classes=2", *SMALL, "--size", SIZE, "--json", "-")
     code, out, err = call("variance", f"test_resnet@{weights}", "--out", "a", *given)
     assert code == 0, err
-    by_name = json.loads(out)["networks"][0]
+    by_name = json.loads(out)["models"][0]
     assert by_name["weights"] == weights
     code, out, _ = call("variance", "test_resnet", "--checkpoint", weights, "--out", "b", *given)
-    assert json.loads(out)["networks"][0]["result"] == by_name["result"]
+    assert json.loads(out)["models"][0]["result"] == by_name["result"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_weights_of_a_file(call, runs, pictures, undrawn, tmp_path):
     [
         (["entropi", "VIT"], "did you mean entropy?"),
         (["VIT", "entropy"], "the measure comes first: broadsight analyze entropy"),
-        (["test_vit"], "test_vit is a network, the measure comes first"),
+        (["test_vit"], "test_vit is a model, the measure comes first"),
         (["entropy"], "needs MODEL|RUN"),
         (["entropy", "RESNET"], "has no attention; entropy needs attention, as in vit_small"),
         (["entropy", "RESNET"], "there are variance, dead, spectrum"),
@@ -140,54 +140,54 @@ def test_weights_of_a_file(call, runs, pictures, undrawn, tmp_path):
         (["entropy", "VIT", "--plot", "nowhere/x.png"], "there is no folder"),
         (["entropy", "VIT", "--samples", "0"], "--samples 0"),
         (["entropy", "VIT", "--smaples", "3"], "did you mean --samples?"),
-        (["removal", "VIT", "--data", "FLAT"], "removal needs labelled pictures"),
-        (["variance", "VIT", "--data", "BAD"], "none of 1 pictures can be read"),
+        (["removal", "VIT", "--data", "FLAT"], "removal needs labelled images"),
+        (["variance", "VIT", "--data", "BAD"], "none of 1 images can be read"),
         (["variance", "VIT", "--data", "EMPTY"], "without images"),
         (["variance", "VIT", "--data", "missing"], "no such data: missing"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(arguments, said, call, runs, pictures, tmp_path):
+def test_mistakes_are_answered_in_one_line(arguments, said, call, runs, images, tmp_path):
     (tmp_path / "EMPTY").mkdir()
-    (tmp_path / "bad.jpg").write_text("no picture")
-    places = {"VIT": runs[0], "RESNET": runs[1], "FLAT": pictures / "cat", "BAD": "bad.jpg", "EMPTY": "EMPTY"}
+    (tmp_path / "bad.jpg").write_text("no image")
+    places = {"VIT": runs[0], "RESNET": runs[1], "FLAT": images / "cat", "BAD": "bad.jpg", "EMPTY": "EMPTY"}
     given = [places.get(word, word) for word in arguments]
-    data = [] if "--data" in given else ["--data", pictures]
+    data = [] if "--data" in given else ["--data", images]
     code, out, err = call(*given, *data, *SMALL)
     assert code == 2 and said in err and not out
     assert err.startswith("broadsight: ") and err.count("\n") == 1
     assert not (tmp_path / "analyses").exists()
 
 
-def test_a_picture_that_is_none_is_skipped_and_named(call, runs, undrawn, tmp_path):
+def test_a_image_that_is_none_is_skipped_and_named(call, runs, undrawn, tmp_path):
     fill(tmp_path, flat=2)
-    (tmp_path / "flat" / "bad.png").write_text("no picture")
+    (tmp_path / "flat" / "bad.png").write_text("no image")
     code, _, err = call("variance", runs[1], "--data", "flat", "--out", "o", *SMALL)
-    assert code == 0 and "1 picture could not be read and left out: flat/bad.png" in err
+    assert code == 0 and "1 image could not be read and left out: flat/bad.png" in err
     record = json.loads((tmp_path / "o" / "analysis.json").read_text())
-    assert list(record["skipped"]) == ["flat/bad.png"] and record["networks"][0]["result"]["images"] == 2
+    assert list(record["skipped"]) == ["flat/bad.png"] and record["models"][0]["result"]["images"] == 2
     code, _, err = call("variance", runs[1], "--data", "flat", "--strict", *SMALL)
     assert code == 2 and "bad.png cannot be read" in err
 
 
-def test_an_interrupt_leaves_nothing_half_written(call, runs, pictures, monkeypatch, tmp_path):
+def test_an_interrupt_leaves_nothing_half_written(call, runs, images, monkeypatch, tmp_path):
     def stop(figure, path):
         if str(path).endswith("svg"):
             raise KeyboardInterrupt
         open(path, "w").close()
 
     monkeypatch.setattr(analysis_record, "save", stop)
-    code, _, err = call("variance", runs[1], "--data", pictures, "--out", "o", *SMALL)
+    code, _, err = call("variance", runs[1], "--data", images, "--out", "o", *SMALL)
     assert (code, err) == (130, "broadsight: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
     from broadsight.analysis import request as analysis_subjects
-    from broadsight.dense.registry import dense_network
+    from broadsight.dense.registry import make_dense_model
     from tests.training.dense_runs import SMALL_HEADS
 
     arguments = dict(head="retinanet", backbone="test_resnet", head_args=SMALL_HEADS["retinanet"])
-    network = dense_network(**arguments, num_classes=2)
+    inner = make_dense_model(**arguments, num_classes=2)
     settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet")
     settings |= dict(pool=None, broadcast=None)
     labels = dict(category_ids={}, keypoint_names=[], flip_pairs=[], skeleton=[], keypoint_offset=0.0)
@@ -199,10 +199,10 @@ def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
     (tmp_path / "det").mkdir()
     (tmp_path / "det" / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("broadsight.runs.dense_model.load_given", lambda model, path: None)
-    monkeypatch.setattr("broadsight.runs.dense_model.dense_network", lambda **_: network)
+    monkeypatch.setattr("broadsight.runs.dense_model.make_dense_model", lambda **_: inner)
     code, out, err = call("variance", "det", "--out", "o", *SMALL)
     assert code == 0, err
-    assert "retinanet-test_resnet backbone" in out and "network.layer1.0" in out
+    assert "retinanet-test_resnet backbone" in out and "model.layer1.0" in out
     code, _, err = call("removal", "det", *SMALL)
     assert code == 2 and "is a dense run" in err and "there are variance, dead, spectrum, receptive-field" in err
     assert analysis_subjects.task_of(tmp_path / "det") == "detect"

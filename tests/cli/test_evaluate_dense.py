@@ -59,7 +59,7 @@ def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp
     assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
     assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
     page = (out / "report.html").read_text("utf-8")
-    assert "Found in pictures" in page and "000000000001.png" in page
+    assert "Found in images" in page and "000000000001.png" in page
     assert "box AP %" in capsys.readouterr().out
 
 
@@ -69,7 +69,7 @@ def test_eval__views_and_samples(detector, coco, tmp_path, monkeypatch, capsys):
     assert main([*arguments, "--threads", "1", "--workers", "0", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
-    assert record["data"]["pictures"] == 2
+    assert record["data"]["images"] == 2
     assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
 
 
@@ -98,7 +98,7 @@ def test_predict__draws_and_writes_results(detector, coco, tmp_path, capsys):
     assert len(rows) == len(results) and rows[0].keys() >= {"file", "class", "score", "x", "width"}
     assert json.loads((out / "results.json.settings.json").read_text("utf-8"))["model"]["task"] == "detect"
     with Image.open(out / "000000000001.png") as drawn:
-        assert max(drawn.size) > 200  # small pictures are enlarged
+        assert max(drawn.size) > 200  # small images are enlarged
     assert "drawn:" in capsys.readouterr().out
 
 
@@ -113,27 +113,27 @@ def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path):
 
 def test_predict__pose_of_boxes_that_are_given(pose, coco, tmp_path, capsys):
     images, out = coco.parent / "images", tmp_path / "drawn"
-    picture = str(images / "000000000001.png")
-    assert main(["predict", str(pose), picture, "--out", str(out), "--threads", "1"]) == 0
-    assert "each picture is taken for one object" in capsys.readouterr().err
+    image = str(images / "000000000001.png")
+    assert main(["predict", str(pose), image, "--out", str(out), "--threads", "1"]) == 0
+    assert "each image is taken for one object" in capsys.readouterr().err
     (whole,) = json.loads((out / "results.json").read_text("utf-8"))
     assert whole["bbox"] == [0, 0, 80, 64]
-    assert main(["predict", str(pose), picture, "--boxes", str(coco), "--json", str(tmp_path / "r.json")]) == 0
+    assert main(["predict", str(pose), image, "--boxes", str(coco), "--json", str(tmp_path / "r.json")]) == 0
     (one,) = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert one["bbox"] == [8, 6, 28, 28]
     assert len(one["keypoints"]) == len(whole["keypoints"])
 
 
-def test_predict__a_broken_picture_is_named_and_the_others_are_done(detector, coco, tmp_path, capsys):
+def test_predict__a_broken_image_is_named_and_the_others_are_done(detector, coco, tmp_path, capsys):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "broken.png").write_bytes(b"not a picture")
+    (tmp_path / "in" / "broken.png").write_bytes(b"not an image")
     Image.fromarray(np.zeros((40, 60), np.uint8)).save(tmp_path / "in" / "grey.png")
     assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
     assert "broken.png" in capsys.readouterr().err
     assert (tmp_path / "out" / "grey.png").is_file() and not (tmp_path / "out" / "broken.png").exists()
 
 
-def test_predict__narrow_pictures_cost_nobody_anything(detector, segmenter, tmp_path, capsys):
+def test_predict__narrow_images_cost_nobody_anything(detector, segmenter, tmp_path, capsys):
     """Of a side of one pixel nothing would be left once the other is made smaller."""
     (tmp_path / "in").mkdir()
     for width, height in ((8000, 1), (1, 8000), (60, 40)):
@@ -146,7 +146,7 @@ def test_predict__narrow_pictures_cost_nobody_anything(detector, segmenter, tmp_
                 assert drawn.width >= int(path.stem.partition("x")[0])
 
 
-def test_predict__a_picture_that_memory_does_not_suffice_for_is_named(detector, coco, tmp_path, monkeypatch, capsys):
+def test_predict__a_image_that_memory_does_not_suffice_for_is_named(detector, coco, tmp_path, monkeypatch, capsys):
     find = ObjectScorer.find
 
     def fail(self, model, images):
@@ -166,11 +166,11 @@ def test_predict__a_picture_that_memory_does_not_suffice_for_is_named(detector, 
 def test_report__of_a_dense_run(segmenter, capsys):
     assert main(["report", str(segmenter), "--workers", "0", "--threads", "1"]) == 0
     page = (segmenter / "report.html").read_text("utf-8")
-    assert "Training run" in page and "mIoU" in page and "Found in pictures" in page
+    assert "Training run" in page and "mIoU" in page and "Found in images" in page
 
 
 def paint(folder, shown, classes):
-    """A picture and a mask for each set of classes, which have a stripe each."""
+    """An image and a mask for each set of classes, which have a stripe each."""
     for number, values in enumerate(shown):
         mask = np.zeros((32, 32), np.uint8)
         for value in values:
@@ -214,7 +214,7 @@ def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path,
     assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "old"), "--no-report"]) == 0
     monkeypatch.undo()
     assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "new"), "--no-report"]) == 0
-    assert "% over 3 of 4 classes in epoch" in capsys.readouterr().out  # b is held out, c is in one picture alone
+    assert "% over 3 of 4 classes in epoch" in capsys.readouterr().out  # b is held out, c is in one image alone
     config = json.loads((tmp_path / "old" / "config.json").read_text("utf-8"))
     del config["broadsight"]["settings"]["hold_out"]  # as runs were before
     del config["broadsight"]["digest"]  # as runs of that time have none

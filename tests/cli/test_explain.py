@@ -22,12 +22,12 @@ VIT = ["test_vit", "--no-pretrained", "--size", "32", "--model-args", "num_class
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Two pictures of the same name, and a text that is called like one."""
+    """Two images of the same name, and a text that is called like one."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("one/dog.png", "two/dog.jpg")):
         (tmp_path / name).parent.mkdir()
         Image.fromarray(draw_scene(number, size=40).image).save(tmp_path / name)
-    (tmp_path / "one" / "text.png").write_text("no picture")
+    (tmp_path / "one" / "text.png").write_text("no image")
     return tmp_path
 
 
@@ -64,12 +64,12 @@ def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
     assert record["model"]["weights"] == "random" and record["model"]["kinds"] == ["gradcam", "attention"]
     assert record["failed"] == {"one/text.png": NO_IMAGE}
     assert record["settings"]["target"] == "2" and record["versions"]["torch"] and not record["interrupted"]
-    first = record["pictures"][0]
+    first = record["images"][0]
     assert (first["file"], first["sheet"]) == ("one/dog.png", "dog.png")
     assert first["explained"] == {"class": "2", "index": 2} and len(first["predictions"]) == 4
     assert sum(one["probability"] for one in first["predictions"]) == pytest.approx(1, abs=1e-4)
     arrays = np.load(out / "dog.npz")
-    assert set(arrays) == {"picture", *(look["array"] for look in first["looks"])}
+    assert set(arrays) == {"image", *(look["array"] for look in first["looks"])}
     for look in first["looks"]:
         values = arrays[look["array"]]
         assert list(values.shape) == look["size"] and values.max() == pytest.approx(look["largest"], rel=1e-4)
@@ -82,42 +82,42 @@ def test_on_scenes_if_no_image_is_given(folder, capsys):
     printed = capsys.readouterr()
     assert "note: on 3 built-in scenes, which are drawn; give IMAGE for others" in printed.err
     record = json.loads(printed.out)
-    assert record["data"] == "scenes:3" and [len(entry["looks"]) for entry in record["pictures"]] == [1, 1, 1]
+    assert record["data"] == "scenes:3" and [len(entry["looks"]) for entry in record["images"]] == [1, 1, 1]
     made = folder / "explanations" / "test_vit-1"
     assert json.loads((made / "explanation.json").read_text()) == record
     assert main(["explain", *VIT, "scenes:1", "--kinds", "gradcam"]) == 0
     assert (folder / "explanations" / "test_vit-2" / "000000.png").is_file()
 
 
-def test_looks__are_those_of_the_network(vit):
-    picture = Scenes(1, size=40).open(0)
-    seen = look_at(vit, picture, target=1)
-    expected = look_inside(vit.model, seen.image, target=1)
+def test_looks__are_those_of_the_model(vit):
+    image = Scenes(1, size=40).open(0)
+    seen = look_at(vit, image, target=1)
+    expected = look_inside(vit.model, seen.tensor, target=1)
     assert [(one.kind, one.layer, one.depth) for one in seen.looks] == [
         (one.kind, one.layer, one.depth) for one in expected
     ]
     assert all(torch.equal(one.values, other.values) for one, other in zip(seen.looks, expected, strict=True))
-    assert seen.picture.size == (32, 32)
-    logits = vit.logits(seen.image)[0]
+    assert seen.image.size == (32, 32)
+    logits = vit.logits(seen.tensor)[0]
     assert seen.places[0] == int(logits.argmax()) and seen.probabilities[0] == pytest.approx(
         float(logits.softmax(0).max())
     )
-    assert overlay(seen.picture, seen.looks[0]).size == (32, 32)
+    assert overlay(seen.image, seen.looks[0]).size == (32, 32)
 
 
 def test_layers_and_depths(vit):
-    picture = Scenes(1, size=40).open(0)
-    layers = [one.layer for one in look_at(vit, picture, Wanted(("gradcam",))).looks]
-    assert [one.layer for one in look_at(vit, picture, Wanted(("gradcam",), depths=("1", "last"))).looks] == [
+    image = Scenes(1, size=40).open(0)
+    layers = [one.layer for one in look_at(vit, image, Wanted(("gradcam",))).looks]
+    assert [one.layer for one in look_at(vit, image, Wanted(("gradcam",), depths=("1", "last"))).looks] == [
         layers[0],
         layers[-1],
     ]
-    chosen = look_at(vit, picture, Wanted(layers=("blocks.1",))).looks  # the module and all in it
+    chosen = look_at(vit, image, Wanted(layers=("blocks.1",))).looks  # the module and all in it
     assert {one.layer for one in chosen} == {"blocks.1", "blocks.1.attn"} and {one.depth for one in chosen} == {1}
-    assert {one.layer for one in look_at(vit, picture, Wanted(layers=("*.attn",))).looks} == {
+    assert {one.layer for one in look_at(vit, image, Wanted(layers=("*.attn",))).looks} == {
         f"blocks.{n}.attn" for n in range(len(vit.model.blocks))
     }
-    (own,) = look_at(vit, picture, Wanted(layers=("blocks.2.norm1",))).looks
+    (own,) = look_at(vit, image, Wanted(layers=("blocks.2.norm1",))).looks
     assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
 
 
@@ -145,13 +145,13 @@ def test_interrupted__what_is_done_is_kept(folder, capsys, monkeypatch):
     monkeypatch.setattr(explaining, "look_at", once)
     assert main(["explain", *VIT, "scenes:3", "--kinds", "gradcam", "--out", "out"]) == 130
     record = json.loads((folder / "out" / "explanation.json").read_text())
-    assert record["interrupted"] and [entry["sheet"] for entry in record["pictures"]] == ["000000.png"]
+    assert record["interrupted"] and [entry["sheet"] for entry in record["images"]] == ["000000.png"]
 
 
-def test_grey_networks(folder):
+def test_grey_models(folder):
     arguments = ["test_resnet", "--no-pretrained", "--model-args", "num_classes=3", "in_chans=1", "--size", "32"]
     assert main(["explain", *arguments, "two/dog.jpg", "--raw", "--out", "out"]) == 0
-    assert np.load("out/dog.npz")["picture"].shape == (32, 32)
+    assert np.load("out/dog.npz")["image"].shape == (32, 32)
     assert main(["explain", *arguments, "scenes:1", "--out", "drawn"]) == 0
 
 
@@ -197,7 +197,7 @@ def test_refused(arguments, message, folder, capsys):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_no_picture_at_all(folder, capsys):
+def test_no_image_at_all(folder, capsys):
     line = complaint(capsys, [*VIT, "one/text.png", "--out", "out"])
     assert line == f"broadsight: one/text.png cannot be read: {NO_IMAGE}"
     assert not (folder / "out").exists()

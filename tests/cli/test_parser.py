@@ -136,7 +136,7 @@ def test_option__counts_or_is_refused(command, task, runs):
         ("explain test_vit --kinds attention --class 3 --no-pretrained", "--class is for the kind gradcam"),
         ("explain classify --no-pretrained", "--pretrained is for timm names"),
         ("analyze list --samples 3", "--samples: analyze list shows all measures alone"),
-        ("analyze front classify --samples 3", "--samples is for networks that are shown pictures"),
+        ("analyze front classify --samples 3", "--samples is for models that are shown images"),
         ("gallery classify --no-pretrained", "--pretrained is for timm names"),
         ("app classify --no-pretrained", "--pretrained is for timm names"),
         ("train scenes:8 --set mixup_prob=0.5", "mixup_prob=0.5 is for mixup or cutmix above 0"),

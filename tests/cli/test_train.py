@@ -15,7 +15,7 @@ from broadsight.training.engine import Interrupted, Progress
 from broadsight.training.request import Request
 from broadsight.training.run import Outcome
 
-from ..training.small_runs import SMALL_POOL, files_in, fill, leave_run, without_drawing, without_network
+from ..training.small_runs import SMALL_POOL, files_in, fill, leave_run, offline_hub, without_drawing
 
 SMALL = {"--model": "test_resnet", "--epochs": "1", "--size": "32", "--batch": "4"}
 SMALL |= {"--workers": "0", "--threads": "1", "--device": "cpu"}
@@ -25,7 +25,7 @@ SMALL |= {"--workers": "0", "--threads": "1", "--device": "cpu"}
 def run(capsys, monkeypatch, tmp_path):
     """Run the command in an empty folder: (exit code, stdout, stderr)."""
     without_drawing(monkeypatch)
-    without_network(monkeypatch)
+    offline_hub(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
     def call(*argv: str) -> tuple[int, str, str]:
@@ -220,7 +220,7 @@ MISTAKES = [
     ("DATA --split 0.5 --val DATA", 2, "split=0.5 and val="),
     ("DATA --val nowhere", 2, "no such val: nowhere"),
     ("scenes:x", 2, "'scenes:x': 'x' is not a count"),
-    # network
+    # model
     ("DATA --model test_resne", 2, "unknown model 'test_resne'; nearest: test_resnet"),
     ("DATA --pool mpa", 2, "unknown pool 'mpa'; did you mean 'map'?"),
     ("DATA --broadcast scald", 2, "unknown kind 'scald'; did you mean 'scaled'?"),
@@ -236,7 +236,7 @@ MISTAKES = [
     ("DATA --init full", 2, "full holds no model.safetensors; give a run folder or a file of weights"),
     ("DATA --init corrupt.safetensors", 1, "corrupt.safetensors is not a readable safetensors file"),
     ("DATA --init corrupt.pth", 1, "corrupt.pth cannot be loaded as a file of tensors only"),
-    ("DATA --init other.pth", 2, "other.pth holds weights of another network: "),
+    ("DATA --init other.pth", 2, "other.pth holds weights of another model: "),
     # recipe
     ("DATA --recipe quik", 2, "unknown recipe 'quik'; did you mean 'quick'?"),
     ("DATA --set epocs=3", 2, "unknown recipe field 'epocs'; did you mean 'epochs'?"),
@@ -251,8 +251,8 @@ MISTAKES = [
     ("DATA --set =3", 2, "--set '=3'; expected key=value, such as --set epochs=10"),
     ("DATA --set=lr", 2, "--set 'lr'; expected key=value"),
     ("DATA --set accumulate=3", 2, "batch_size=4 does not divide into accumulate=3 equal passes"),
-    ("DATA --set batch_size=19 -", 2, "batch_size=19 does not fit: there are 18 training pictures; take --set"),
-    ("DATA --set batch_size=3 mixup=0.5 -", 2, "mixup and cutmix pair the pictures of a pass, of which there are 3"),
+    ("DATA --set batch_size=19 -", 2, "batch_size=19 does not fit: there are 18 training images; take --set"),
+    ("DATA --set batch_size=3 mixup=0.5 -", 2, "mixup and cutmix pair the images of a pass, of which there are 3"),
     ("DATA --set optimizer=adamx", 2, "unknown optimizer 'adamx'; did you mean 'adamax'?"),
     ("DATA --set auto_augment=nonsense", 2, "auto_augment=nonsense; expected"),
     ("DATA --set precision=fp16", 2, "precision=fp16 needs a GPU; use precision=bf16 or fp32"),

@@ -9,7 +9,7 @@ def rows(source: Source) -> dict[str, str]:
 
 
 def grey(source: Source, row: int) -> int:
-    """The brightness of a picture that has one."""
+    """The brightness of an image that has one."""
     return source.open(row).getpixel((0, 0))[0]
 
 

@@ -32,10 +32,10 @@ def listed(folder):
 
 
 def tarred(folder, labelled=False):
-    pictures = fill(folder / "pictures", cat=6, dog=6)
+    images = fill(folder / "images", cat=6, dog=6)
     with tarfile.open(folder / "data.tar", "w") as tar:
-        for number, file in enumerate(sorted(pictures.rglob("*.png"))):
-            tar.add(file, f"{number:03d}.png" if labelled else str(file.relative_to(pictures)))
+        for number, file in enumerate(sorted(images.rglob("*.png"))):
+            tar.add(file, f"{number:03d}.png" if labelled else str(file.relative_to(images)))
             if labelled:
                 (folder / "label").write_text(str(number % 2))
                 tar.add(folder / "label", f"{number:03d}.cls")
@@ -77,7 +77,7 @@ def test_replaced__noticed__moved_or_copied__not(kind, tmp_path):
     assert found(moved, task) == before
     for file in [moved] if moved.suffix == ".tar" else copy.rglob("*.png"):
         content = bytearray(file.read_bytes())
-        content[content.rindex(b"IEND") + 5] ^= 1  # at the end of the last picture, which keeps its size
+        content[content.rindex(b"IEND") + 5] ^= 1  # at the end of the last image, which keeps its size
         file.write_bytes(content)
         assert found(moved, task) != before
         file.write_bytes((tmp_path / "one" / file.relative_to(copy)).read_bytes())
@@ -154,8 +154,8 @@ def test_files__beginning_and_end_of_large_ones(tmp_path):
 
 def test_other_libraries__what_they_can_say():
     def source(*colours):
-        pictures = [(Image.new("RGB", (4, 4), colour), number % 2) for number, colour in enumerate(colours)]
-        return DatasetSource(pictures, "x", np.array([label for _, label in pictures]), "ab", 3)
+        images = [(Image.new("RGB", (4, 4), colour), number % 2) for number, colour in enumerate(colours)]
+        return DatasetSource(images, "x", np.array([label for _, label in images]), "ab", 3)
 
     one, other = (contents({"train": source(*colours)}) for colours in (("red", "blue"), ("red", "green")))
     assert one != other and one == contents({"train": source("red", "blue")})

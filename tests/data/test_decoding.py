@@ -1,4 +1,4 @@
-"""One picture from any file: the modes, the orientations, and the files that hold none."""
+"""One image from any file: the modes, the orientations, and the files that hold none."""
 
 import ast
 import io

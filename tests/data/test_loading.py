@@ -1,4 +1,4 @@
-"""Batches: which pictures, in which order, augmented how; and pictures that cannot be read."""
+"""Batches: which images, in which order, augmented how; and images that cannot be read."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from PIL import Image
 
 from broadsight.data import loading
 from broadsight.data.decoding import decode
-from broadsight.data.loading import EvalOrder, Pictures, TrainOrder, Transforms, default_workers, load
+from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transforms, default_workers, load
 from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
 
@@ -20,7 +20,7 @@ AUGMENTED = dict(scale=(0.3, 1.0), hflip=0.5, color_jitter=0.4, auto_augment="ra
 
 
 class Numbered:
-    """Pictures whose colour is their number; those in `broken` are no pictures."""
+    """Images whose colour is their number; those in `broken` are no images."""
 
     classes = ("even", "odd")
 
@@ -37,7 +37,7 @@ class Numbered:
         return f"{index}.png"
 
     def open(self, index: int) -> Image.Image:
-        return decode(b"no picture" if index in self.broken else png(index, index, index))
+        return decode(b"no image" if index in self.broken else png(index, index, index))
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
@@ -69,13 +69,13 @@ def test_train_order__keys_name_epoch_and_place():
     order = TrainOrder(Numbered(10), 4)
     order.start(3)
     batches = keys(order)
-    assert order.updates == len(order) == len(batches) == 2  # two pictures wait for another epoch
+    assert order.updates == len(order) == len(batches) == 2  # two images wait for another epoch
     assert [key[:2] for batch in batches for key in batch] == [(3, place) for place in range(8)]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_train_order__an_update_has_the_same_pictures_for_any_number_of_processes(processes, accumulate):
+def test_train_order__an_update_has_the_same_images_for_any_number_of_processes(processes, accumulate):
     source = Numbered(50)
     whole = [set(batch) for batch in TrainOrder(source, 8, seed=5)]
     shares = [
@@ -126,8 +126,8 @@ def test_train_order__asks_a_source_that_knows_better():
 @pytest.mark.parametrize(
     ("batch", "options", "message"),
     [
-        (21, {}, "batch_size=21 does not fit: there are 20 training pictures; take --set batch_size=20"),
-        (21, dict(processes=3), "batch_size=21 does not fit: there are 20 training pictures; take --set batch_size=18"),
+        (21, {}, "batch_size=21 does not fit: there are 20 training images; take --set batch_size=20"),
+        (21, dict(processes=3), "batch_size=21 does not fit: there are 20 training images; take --set batch_size=18"),
         (5, dict(processes=2), "batch_size=5 does not divide among 2 processes; take batch_size=4"),
         (9, dict(processes=2, accumulate=2), "among 2 processes with accumulate=2; take batch_size=8"),
         (1, dict(processes=4), "take batch_size=4"),
@@ -139,18 +139,18 @@ def test_train_order__refuses_a_batch(batch, options, message):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_eval_order__every_picture_once(processes):
+def test_eval_order__every_image_once(processes):
     orders = [EvalOrder(Numbered(11), 4, rank=rank, processes=processes) for rank in range(processes)]
     assert [len(order) for order in orders] == [len(keys(order)) for order in orders]
     assert sorted(index for order in orders for index in indices(order)) == list(range(11))
     assert all(len(batch) <= 4 for order in orders for batch in order)
 
 
-# ---- pictures
+# ---- images
 
 
-def test_pictures__bytes_labels_and_keys():
-    batch = Pictures(Numbered(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
+def test_images__bytes_labels_and_keys():
+    batch = SourceDataset(Numbered(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
     assert batch.images.dtype == torch.uint8 and batch.images.shape == (2, 3, 8, 8)
     assert batch.images.flatten(1).unique(dim=1).tolist() == [[7], [2]]
     assert batch.labels.tolist() == [1, 0] and batch.keys == ((0, 5, 7), (0, 6, 2)) and batch.skipped == ()
@@ -161,24 +161,24 @@ def noise(image: Image.Image) -> torch.Tensor:
     return (255 * torch.rand(3, 2, 2)).byte()
 
 
-def test_pictures__depend_on_the_key_alone():
-    pictures = Pictures(Numbered(9), noise, seed=3, training=True)
-    first, second = pictures.__getitems__([(1, 4, 0), (1, 5, 0)]).images
+def test_images__depend_on_the_key_alone():
+    images = SourceDataset(Numbered(9), noise, seed=3, training=True)
+    first, second = images.__getitems__([(1, 4, 0), (1, 5, 0)]).images
     assert not torch.equal(first, second)
     torch.rand(7)
-    assert torch.equal(pictures.__getitems__([(1, 5, 0), (1, 4, 0)]).images, torch.stack([second, first]))
-    assert not torch.equal(pictures.__getitems__([(2, 4, 0)]).images[0], first)
-    other = Pictures(Numbered(9), noise, seed=4, training=True)
+    assert torch.equal(images.__getitems__([(1, 5, 0), (1, 4, 0)]).images, torch.stack([second, first]))
+    assert not torch.equal(images.__getitems__([(2, 4, 0)]).images[0], first)
+    other = SourceDataset(Numbered(9), noise, seed=4, training=True)
     assert not torch.equal(other.__getitems__([(1, 4, 0)]).images[0], first)
 
 
-def test_pictures__the_same_for_any_number_of_workers(tmp_path):
+def test_images__the_same_for_any_number_of_workers(tmp_path):
     source = resolve(str(fill(tmp_path, a=5, b=5))).train
     transform = Transforms(16, augmentation=AUGMENTED).build(True)
     found = []
     for workers in (0, 1, 2):
         order = TrainOrder(source, 4, seed=2)
-        loader = load(Pictures(source, transform, seed=2, training=True), order, workers=workers)
+        loader = load(SourceDataset(source, transform, seed=2, training=True), order, workers=workers)
         epochs = []
         for epoch in (0, 1):
             order.start(epoch, epoch)
@@ -237,7 +237,7 @@ def test_transforms__every_interpolation_of_a_recipe(interpolation, training):
 
 
 def test_unreadable__training_takes_the_next():
-    batch = Pictures(Numbered(9, broken=(3, 4, 8)), pixels, training=True).__getitems__(
+    batch = SourceDataset(Numbered(9, broken=(3, 4, 8)), pixels, training=True).__getitems__(
         [(0, 0, 3), (0, 1, 1), (0, 2, 8)]
     )
     assert batch.images[:, 0, 0, 0].tolist() == [5, 1, 0] and batch.labels.tolist() == [1, 1, 0]
@@ -246,11 +246,11 @@ def test_unreadable__training_takes_the_next():
 
 
 def test_unreadable__evaluation_leaves_it_out():
-    pictures = Pictures(Numbered(9, broken=(3, 4)), pixels)
-    batch = pictures.__getitems__([(0, index, index) for index in (2, 3, 4, 5)])
+    images = SourceDataset(Numbered(9, broken=(3, 4)), pixels)
+    batch = images.__getitems__([(0, index, index) for index in (2, 3, 4, 5)])
     assert batch.images[:, 0, 0, 0].tolist() == [2, 5] and batch.labels.tolist() == [0, 1]
     assert [key[2] for key in batch.keys] == [2, 5] and [name for name, _ in batch.skipped] == ["3.png", "4.png"]
-    nothing = pictures.__getitems__([(0, 3, 3)])
+    nothing = images.__getitems__([(0, 3, 3)])
     assert len(nothing.images) == len(nothing.labels) == 0 and len(nothing.skipped) == 1
     assert nothing.failure == ""
 
@@ -259,7 +259,7 @@ def test_unreadable__evaluation_leaves_it_out():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable__strict(training, workers):
     source = Numbered(9, broken=(3,))
-    loader = load(Pictures(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers)
+    loader = load(SourceDataset(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers)
     failures = [batch.failure for batch in loader]  # not an error, which would leave a worker with a page of text
     assert re.match(r"3.png cannot be read \(not an image.*without --strict it would be skipped$", failures[0])
     assert failures[1:] == ["", ""]
@@ -283,31 +283,31 @@ def test_unreadable__a_transform_that_fails(training, error, reason):
             raise error
         return pixels(image)
 
-    batch = Pictures(Numbered(9), fail, training=training).__getitems__([(0, index, index) for index in (2, 3, 5)])
+    batch = SourceDataset(Numbered(9), fail, training=training).__getitems__([(0, index, index) for index in (2, 3, 5)])
     assert batch.failure == "" and batch.images[:, 0, 0, 0].tolist() == ([2, 4, 5] if training else [2, 5])
     assert [name for name, _ in batch.skipped] == ["3.png"] and batch.skipped[0][1].startswith(reason)
 
 
 def test_unreadable__fifty_in_a_row():
     source = Numbered(60, broken=tuple(range(2, 52)))
-    pictures = Pictures(source, pixels, training=True)
-    failure = pictures.__getitems__([(0, 0, 2)]).failure
-    assert failure.startswith("50 pictures in a row cannot be read, last 51.png: not an image")
-    assert pictures.__getitems__([(0, 0, 3)]).images[0, 0, 0, 0] == 52
+    images = SourceDataset(source, pixels, training=True)
+    failure = images.__getitems__([(0, 0, 2)]).failure
+    assert failure.startswith("50 images in a row cannot be read, last 51.png: not an image")
+    assert images.__getitems__([(0, 0, 3)]).images[0, 0, 0, 0] == 52
     assert loading.IN_A_ROW == 50
 
 
 def test_unreadable__all_of_a_few():
     """With fewer than fifty there is no use in asking again."""
-    batch = Pictures(Numbered(3, broken=(0, 1, 2)), pixels, training=True).__getitems__([(0, 0, 1)])
-    said = re.match(r"(\d+) pictures", batch.failure)
-    assert said and int(said[1]) <= 3, f"there are three pictures: {batch.failure}"
+    batch = SourceDataset(Numbered(3, broken=(0, 1, 2)), pixels, training=True).__getitems__([(0, 0, 1)])
+    said = re.match(r"(\d+) images", batch.failure)
+    assert said and int(said[1]) <= 3, f"there are three images: {batch.failure}"
 
 
 def broken_files(folder: Path) -> list[str]:
     whole = png(1, 2, 3, size=64)
     (folder / "empty.png").write_bytes(b"")
-    (folder / "text.jpg").write_text("not a picture")
+    (folder / "text.jpg").write_text("not an image")
     (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
     (folder / "damaged.png").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
     (folder / "gone.png").symlink_to(folder / "nowhere.png")
@@ -318,7 +318,7 @@ def test_unreadable__files(tmp_path):
     fill(tmp_path, a=2, b=2)
     names = broken_files(tmp_path / "a")
     splits = resolve(str(tmp_path), val=str(tmp_path))
-    loader = load(Pictures(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
+    loader = load(SourceDataset(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
     batches = list(loader)
     assert sum(len(batch.labels) for batch in batches) == 4
     skipped = dict(pair for batch in batches for pair in batch.skipped)
@@ -335,7 +335,7 @@ def test_workers__leave_a_core_to_training(monkeypatch):
 
 
 def test_train_order__epochs_of_so_many_updates_go_through_pass_after_pass():
-    """Three updates of four out of seven pictures: epochs begin where the last one ended, in orders of their own."""
+    """Three updates of four out of seven images: epochs begin where the last one ended, in orders of their own."""
     order = TrainOrder(Numbered(7), 4, seed=3, updates=3)
     passes = [TrainOrder(Numbered(7), 7, seed=3) for _ in range(4)]
     for number, one in enumerate(passes):

@@ -109,7 +109,7 @@ def test_files__stay_in_their_folder(tmp_path):
         file = tmp_path / "out" / stem / "x.png"
         assert Path(os.path.normpath(file)).parent.parent == tmp_path / "out"
         assert len(os.fsencode(f"{stem}.png")) < 255 and not re.search(r'[\x00-\x1f/\\:*?"<>|]', stem)
-    assert file_stem("...jpg") == file_stem("..") == file_stem("") == "picture"
+    assert file_stem("...jpg") == file_stem("..") == file_stem("") == "image"
     assert unique_stems(["a.jpg", "b/a.jpg", "a-2.jpg", "A.png"]) == ["a", "a-2", "a-2-2", "A-3"]
     assert unique_stems(["Taken.jpg"], ["taken"]) == ["Taken-2"]
 

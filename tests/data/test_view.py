@@ -1,4 +1,4 @@
-"""Some pictures of a source, under other numbers."""
+"""Some images of a source, under other numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Random pictures with objects and what was found in them, and what COCO's own tools say of that."""
+"""Random images with objects and what was found in them, and what COCO's own tools say of that."""
 
 import copy
 import math
@@ -80,7 +80,7 @@ def boxes_of_all_areas(count: int, height: int, width: int) -> Tensor:
 
 
 def scene(number: int, points: int) -> tuple[tuple[int, int], dict[str, Tensor], dict[str, Tensor]]:
-    """Random ground truth and predictions near it. Every fifth picture has no objects, every seventh no predictions."""
+    """Random ground truth and predictions near it. Every fifth image has no objects, every seventh no predictions."""
     height, width = random.choice([(200, 240), (240, 160)])
     count = 0 if number % 5 == 0 else random.randint(1, 7)
     boxes = boxes_of_all_areas(count, height, width)

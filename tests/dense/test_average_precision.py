@@ -103,7 +103,7 @@ def test_merge__no_order_of_processes_matters(scenes):
     assert len(metric.state()) == len(scenes)
 
 
-def test_merge__same_picture_seen_differently__all_keep_the_same(scenes):
+def test_merge__same_image_seen_differently__all_keep_the_same(scenes):
     image_id, (size, found, there) = scenes[1]
     other = (image_id, (size, found | {"scores": found["scores"].flip(0)}, there))
     first, second = collect([scenes[1]]), collect([other])
@@ -219,7 +219,7 @@ def test_state__holds_runs_not_masks():
         (dict(masks=None), "image 7 has no masks"),
     ],
 )
-def test_update__errors_name_the_picture(change, words):
+def test_update__errors_name_the_image(change, words):
     found, there = one(masks=torch.zeros(1, 100, 100))
     found = {k: v for k, v in (found | dict(masks=torch.zeros(1, 1, 100, 100)) | change).items() if v is not None}
     with pytest.raises(ValueError, match=words):
@@ -241,7 +241,7 @@ def test_constructor__refuses_what_cannot_be_meant(monkeypatch):
 
 
 def perturbed(data: CocoDataset, kinds: list[str], places: list[int]) -> list[tuple[Any, tuple[int, int], dict, dict]]:
-    """Ground truth of pictures, and predictions made of it: moved, doubled, relabelled, left out."""
+    """Ground truth of images, and predictions made of it: moved, doubled, relabelled, left out."""
     seen = []
     for i in places:
         there = data.target(i)
@@ -277,7 +277,7 @@ def test_real_annotations__same_as_pycocotools_on_the_file_itself(file, kinds, s
         pytest.skip(f"{file} is not beside the repository")
     data = CocoDataset(DATA / file, keypoints="keypoint" in kinds)
     content = json.loads((DATA / file).read_text())
-    # One that reaches out of its picture, which CocoDataset clips for training
+    # One that reaches out of its image, which CocoDataset clips for training
     reaching = [item["image_id"] for item in content["annotations"] if item["id"] == 1463315]
     ids = [image["id"] for image in content["images"]]
     places = sorted({*range(0, len(data), step), *(ids.index(image_id) for image_id in reaching)})

@@ -1,4 +1,4 @@
-"""Several views of a picture: models that do not care about views answer as they did, and others by hand."""
+"""Several views of an image: models that do not care about views answer as they did, and others by hand."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_segment__pointwise_model__is_the_plain_forward(size, options):
 def test_slide__counts_by_hand(batch):
     class Windows(nn.Module):
         def forward(self, windows: Tensor) -> Tensor:
-            """The window's own column; how far it is that of the picture says where the window began."""
+            """The window's own column; how far it is that of the image says where the window began."""
             return torch.arange(windows.shape[-1]).expand(len(windows), 1, *windows.shape[-2:]).float()
 
     # Windows of 4 over 7 columns by steps of 2 begin at 0, 2 and 3.
@@ -61,7 +61,7 @@ def test_slide__windows_of_one_size_go_together():
     assert scores.shape == (1, 2, 10, 12)
     model = Record()
     slide(model, torch.zeros(1, 3, 5, 12), (6, 6), (4, 4))
-    assert model.given == [(3, 3, 5, 6)]  # no higher than the picture
+    assert model.given == [(3, 3, 5, 6)]  # no higher than the image
 
 
 def test_window_starts__by_hand():
@@ -172,18 +172,18 @@ class Spots(nn.Module):
 
 
 @pytest.fixture
-def picture():
+def image():
     image = torch.zeros(3, 20, 32)
     image[0, 4:8, 2:10] = 0.5
     image[2, 10:18, 12:30] = 0.75
     return image
 
 
-def test_detect__equivariant_model__changes_nothing(picture):
-    plain = Spots().find(picture)
+def test_detect__equivariant_model__changes_nothing(image):
+    plain = Spots().find(image)
     empty = torch.zeros(3, 9, 11)
     options = dict(flip=True, keypoint_pairs=[(0, 1)])
-    found, none = detect_with_flip(Spots(), [picture, empty], **options)
+    found, none = detect_with_flip(Spots(), [image, empty], **options)
     assert found.keys() == plain.keys()
     for key in plain.keys() - {"keypoints_scores"}:
         assert torch.equal(found[key], plain[key].flip(0)), key  # best first: label 3, then 1
@@ -191,10 +191,10 @@ def test_detect__equivariant_model__changes_nothing(picture):
 
 
 @pytest.mark.parametrize("scores", ["kept", "mean"])
-def test_detect__scales_come_back_to_the_picture(picture, scores):
-    plain = Spots().find(picture)
+def test_detect__scales_come_back_to_the_image(image, scores):
+    plain = Spots().find(image)
     found, none = detect_with_flip(
-        Spots(), [picture, torch.zeros(3, 9, 11)], scales=(2.0,), keypoint_pairs=[(0, 1)], scores=scores
+        Spots(), [image, torch.zeros(3, 9, 11)], scales=(2.0,), keypoint_pairs=[(0, 1)], scores=scores
     )
     order = [1, 0]
     assert found["labels"].tolist() == [3, 1]

@@ -5,7 +5,7 @@ import timm
 import torch
 
 import broadsight  # noqa: F401
-from broadsight.dense.registry import dense_network
+from broadsight.dense.registry import make_dense_model
 
 SMALL = dict(head="retinanet", backbone="test_resnet", head_args=dict(width=32, image_size=[64, 96]))
 
@@ -18,8 +18,8 @@ def test_dense_model__is_what_timm_makes():
     assert found[0]["boxes"].shape[1] == 4
 
 
-def test_dense_network__broadcasts_context_and_takes_grey_pictures():
-    model = dense_network(
+def test_dense_model__broadcasts_context_and_takes_grey_images():
+    model = make_dense_model(
         "semantic_fpn",
         "test_vit",
         2,
@@ -27,15 +27,15 @@ def test_dense_network__broadcasts_context_and_takes_grey_pictures():
         backbone_args=dict(in_chans=1),
         head_args=dict(pyramid_channels=32, channels=16),
     )
-    plain = dense_network(
+    plain = make_dense_model(
         "semantic_fpn", "test_vit", 2, backbone_args=dict(in_chans=1), head_args=dict(pyramid_channels=32, channels=16)
     )
     new = model.state_dict().keys() - plain.state_dict().keys()
-    assert new and all(name.startswith("stages.network.") for name in new)
+    assert new and all(name.startswith("stages.model.") for name in new)
     assert model.eval()(torch.rand(1, 1, 48, 64)).shape == (1, 2, 48, 64)
 
 
 @pytest.mark.parametrize("given", [{}, dict(head="retinanet"), dict(backbone="test_resnet")])
 def test_dense_model__is_none_by_itself(given):
-    with pytest.raises(ValueError, match="dense_model is no network by itself; give head=, such as 'retinanet'"):
+    with pytest.raises(ValueError, match="dense_model is no model by itself; give head=, such as 'retinanet'"):
         timm.create_model("dense_model", **given)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.data.dense.loading import DensePictures
+from broadsight.data.dense.loading import DenseDataset
 from broadsight.data.dense.pose_crops import PoseCrops
 from broadsight.data.dense.resolve import resolve_dense
 from broadsight.data.dense.transforms import DenseTransforms
@@ -17,7 +17,7 @@ def scenes():
 
 
 def batch_of(source, transform=None, count=4):
-    return DensePictures(source, transform).__getitems__([(0, i, i) for i in range(count)])
+    return DenseDataset(source, transform).__getitems__([(0, i, i) for i in range(count)])
 
 
 def whole(task):
@@ -25,7 +25,7 @@ def whole(task):
 
 
 class Knows(nn.Module):
-    """Says of the pictures of one batch what their targets are; of mirrored ones too, mirrored."""
+    """Says of the images of one batch what their targets are; of mirrored ones too, mirrored."""
 
     def __init__(self, batch, wrong_labels=False):
         super().__init__()
@@ -86,7 +86,7 @@ def test_objects__of_who_is_wrong_score_nothing_and_states_add_up(scenes):
 
 
 class SeesClasses(nn.Module):
-    """Scores of the classes of a picture's pixels, read off a table by their colour."""
+    """Scores of the classes of an image's pixels, read off a table by their colour."""
 
     def __init__(self, batch, classes):
         super().__init__()
@@ -128,7 +128,7 @@ class Points(nn.Module):
         return self.maps
 
 
-def test_pose__heat_maps_come_back_as_keypoints_of_the_pictures(scenes):
+def test_pose__heat_maps_come_back_as_keypoints_of_the_images(scenes):
     """Through crop, heat map, decoding and back, nothing is lost but fractions of a cell."""
     splits = scenes["keypoints"]
     crops = PoseCrops(splits.val, training=False, input_size=(128, 96), pairs=splits.flip_pairs, sigma=1.5)
@@ -139,9 +139,9 @@ def test_pose__heat_maps_come_back_as_keypoints_of_the_pictures(scenes):
     places = [target["meta"] for target in batch.targets]
     found = scorer.find(Points(batch), torch.stack(batch.images), torch.stack([meta["matrix"] for meta in places]))
     for points, meta in zip(found, places, strict=True):
-        target = splits.val.target(meta["picture"])["keypoints"][meta["place"]]
+        target = splits.val.target(meta["image"])["keypoints"][meta["place"]]
         learned = target[:, 2] > 0
-        cell = 4 * meta["matrix"][0, 0].abs()  # pixels of the picture
+        cell = 4 * meta["matrix"][0, 0].abs()  # pixels of the image
         assert ((points[learned, :2] - target[learned, :2]).abs().amax() <= cell).item()
     halves = [PoseScorer(splits.val, splits.val.category_ids, splits.classes) for _ in range(2)]
     for half, rows in zip(halves, (slice(0, 3), slice(3, None)), strict=True):

@@ -74,11 +74,11 @@ def test_compute__every_class_shown_agrees_with_torchmetrics():
     assert figures["macc"] == pytest.approx(100 * float(macro), rel=1e-5)
 
 
-def test_compute__over_the_data_set_not_the_mean_of_pictures():
+def test_compute__over_the_data_set_not_the_mean_of_images():
     first = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0, 0, 0, 0]])  # IoU of 0 is 3 / 4, of 1 is 0
     second = torch.tensor([[1]]), torch.tensor([[1]])  # IoU of 1 is 1
     figures = counted(first, second).compute()
-    assert figures["miou"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)  # pictures' mean: (37.5 + 100) / 2
+    assert figures["miou"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)  # images' mean: (37.5 + 100) / 2
 
 
 def test_update__scores_and_batches_are_the_same():

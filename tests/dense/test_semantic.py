@@ -1,4 +1,4 @@
-"""Segmenters: sizes of the papers, losses by hand, pictures of any size, what trains and exports."""
+"""Segmenters: sizes of the papers, losses by hand, images of any size, what trains and exports."""
 
 import copy
 import math
@@ -29,11 +29,11 @@ PAPER = {
 }
 
 
-network = cache(lambda in_chans: timm.create_model("test_convnext", in_chans=in_chans))
+make_model = cache(lambda in_chans: timm.create_model("test_convnext", in_chans=in_chans))
 
 
 def small(name: str, num_classes: int = 3, in_chans: int = 3, **options) -> Segmenter:
-    model = build(name, copy.deepcopy(network(in_chans)), num_classes, **{**SMALL[name], **options})
+    model = build(name, copy.deepcopy(make_model(in_chans)), num_classes, **{**SMALL[name], **options})
     assert isinstance(model, Segmenter)
     return model
 
@@ -57,7 +57,7 @@ def test_size__of_mat_is_that_of_the_paper(backbone, parameters):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_logits__are_of_the_pictures_size(name):
+def test_logits__are_of_the_images_size(name):
     model = small(name).eval()
     for size in ((64, 96), (65, 47), (33, 130), (20, 17)):
         with torch.no_grad():
@@ -142,7 +142,7 @@ def test_masks_without_a_class__loss_is_zero_and_gradients_are_there(name, weigh
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_upernet__trains_on_one_picture(norm):
+def test_upernet__trains_on_one_image(norm):
     model = small("upernet", norm=norm).train()
     pooled = model.decoder.decoder.psp.blocks[0][1][1]  # the norm of what is pooled to a single position
     losses = model(torch.rand(1, 3, 64, 64), torch.randint(3, (1, 64, 64)))

@@ -1,4 +1,4 @@
-"""RT-DETR: boxes in pixels of the given pictures, losses that are those of transformers, gradients everywhere."""
+"""RT-DETR: boxes in pixels of the given images, losses that are those of transformers, gradients everywhere."""
 
 import copy
 import sys
@@ -33,7 +33,7 @@ def small(neck: str = "fpn") -> RTDETR:
     return copy.deepcopy(built(neck))
 
 
-def pictures() -> list[torch.Tensor]:
+def make_images() -> list[torch.Tensor]:
     return [torch.rand(1, 50, 40), torch.rand(1, 33, 97)]
 
 
@@ -41,7 +41,7 @@ def pictures() -> list[torch.Tensor]:
 @pytest.mark.parametrize("targets", [(OBJECTS, NOTHING), (NOTHING, NOTHING)])
 def test_training__gradients_reach_everything(neck, targets):
     model = small(neck).train()
-    losses = model(pictures(), list(targets))
+    losses = model(make_images(), list(targets))
     assert losses.keys() == {"class", "box", "giou"} and all(loss.isfinite() for loss in losses.values())
     sum(losses.values()).backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad == (p.grad is None)] == []
@@ -55,13 +55,13 @@ def test_losses__sum_up_to_that_of_transformers():
     model = small().train()
     kept = {}
     model.detector.register_forward_hook(lambda module, inputs, output: kept.update(output))
-    losses = model(pictures(), [OBJECTS, NOTHING])
+    losses = model(make_images(), [OBJECTS, NOTHING])
     torch.testing.assert_close(sum(losses.values()), kept["loss"])
     # two decoder layers and the encoder's proposals, and two layers of denoising queries
     assert len(kept["loss_dict"]) == 3 * (3 + 2)
 
 
-def test_targets__are_shares_of_the_pictures_sides():
+def test_targets__are_shares_of_the_images_sides():
     learned = small().as_shares(OBJECTS, torch.zeros(1, 50, 40))
     torch.testing.assert_close(learned["boxes"], torch.tensor([[0.35, 0.52, 0.5, 0.8], [0.125, 0.1, 0.25, 0.2]]))
     assert learned["class_labels"].tolist() == [0, 1]
@@ -83,9 +83,9 @@ def test_predictions__by_hand():
     assert second["labels"].tolist() == [2]
 
 
-def test_eval__every_picture_by_itself_and_in_its_own_pixels():
+def test_eval__every_image_by_itself_and_in_its_own_pixels():
     model = small().eval()
-    images = pictures()
+    images = make_images()
     with torch.no_grad():
         found = model(images)
         alone = model(images[1:])
@@ -102,9 +102,9 @@ def test_eval__every_picture_by_itself_and_in_its_own_pixels():
 
 
 @pytest.mark.slow
-def test_pictures__are_resized_only_if_of_another_size():
-    model, picture = small(), torch.rand(1, 64, 96)
-    assert model.resized(picture) is picture
+def test_images__are_resized_only_if_of_another_size():
+    model, image = small(), torch.rand(1, 64, 96)
+    assert model.resized(image) is image
     wide = torch.arange(192.0).expand(1, 64, 192)
     halved = model.resized(wide)
     assert halved.shape == (1, 64, 96)
@@ -116,8 +116,8 @@ def test_pictures__are_resized_only_if_of_another_size():
 def test_classes__any_number(num_classes):
     model = build("rtdetr", "test_convnext", num_classes, **SMALL).train()
     objects = dict(boxes=OBJECTS["boxes"], labels=torch.tensor([1, num_classes]))
-    assert all(loss.isfinite() for loss in model(pictures(), [objects, NOTHING]).values())
-    assert set(model.eval()(pictures())[0]["labels"].tolist()) <= set(range(1, num_classes + 1))
+    assert all(loss.isfinite() for loss in model(make_images(), [objects, NOTHING]).values())
+    assert set(model.eval()(make_images())[0]["labels"].tolist()) <= set(range(1, num_classes + 1))
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
 def test_state_dict__backbone_once_under_its_name():
     model = small()
     names = list(model.state_dict())
-    assert any(name.startswith("stages.network.") for name in names)
+    assert any(name.startswith("stages.model.") for name in names)
     assert not any("backbone" in name for name in names)
     places = [p.data_ptr() for p in model.parameters()]
     assert len(places) == len(set(places))
@@ -152,11 +152,11 @@ def test_state_dict__backbone_once_under_its_name():
 def test_bfloat16__boxes_stay_in_float32():
     model = small()
     with torch.autocast("cpu", torch.bfloat16):
-        losses = model.train()(pictures(), [OBJECTS, NOTHING])
+        losses = model.train()(make_images(), [OBJECTS, NOTHING])
         sum(losses.values()).backward()
         kept = {}
         model.detector.register_forward_hook(lambda module, inputs, output: kept.update(output))
-        found = model.eval()(pictures())
+        found = model.eval()(make_images())
     assert all(loss.isfinite() for loss in losses.values())
     assert kept["pred_boxes"].dtype == found[0]["boxes"].dtype == found[0]["scores"].dtype == torch.float32
 
@@ -171,9 +171,9 @@ def test_size__is_that_of_the_paper():
 def test_errors__say_what_to_do(monkeypatch):
     model = small().train()
     with pytest.raises(ValueError, match=r"was given no targets; pass them or call model.eval\(\)"):
-        model(pictures())
+        model(make_images())
     with pytest.raises(ValueError, match=r"labels from 0 to 2; expected 1 to 2, the number of classes"):
-        model(pictures(), [dict(OBJECTS, labels=torch.tensor([0, 2])), NOTHING])
+        model(make_images(), [dict(OBJECTS, labels=torch.tensor([0, 2])), NOTHING])
     stages = model.stages
     with pytest.raises(ValueError, match=r"image_size=640x600 of rtdetr is no multiple of 32"):
         RTDETR(stages, 2, image_size=(640, 600))

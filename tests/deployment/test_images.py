@@ -1,4 +1,4 @@
-"""Pictures reach an exported classifier exactly as they reach the network; answers are those of torch's softmax."""
+"""Images reach an exported classifier exactly as they reach the model; answers are those of torch's softmax."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from broadsight.data.decoding import decode
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise
 from broadsight.deployment.description import Description
-from broadsight.deployment.images import picture_to_images, top_classes
+from broadsight.deployment.images import image_to_images, top_classes
 from broadsight.runs.classifier import Classifier
 from tests.training.small_runs import refusal
 
@@ -52,59 +52,59 @@ def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Im
     ],
 )
 @pytest.mark.parametrize(("size", "mode"), [((61, 45), "RGB"), ((20, 90), "RGBA"), ((300, 200), "L")])
-def test_picture_to_images__bit_by_bit_as_the_classifier(transforms, size, mode):
+def test_image_to_images__bit_by_bit_as_the_classifier(transforms, size, mode):
     normalise = Normalise(transforms.mean, transforms.std)
     classifier = Classifier("net", "net", torch.nn.Identity(), transforms, None, normalise, {})
-    picture = noise(*size, mode)
-    pixels = torch.as_tensor(classifier.transforms.build(training=False)(decode(picture, transforms.channels)))
+    image = noise(*size, mode)
+    pixels = torch.as_tensor(classifier.transforms.build(training=False)(decode(image, transforms.channels)))
     expected = classifier.normalise(pixels[None])[0]
-    found = picture_to_images(described(transforms))(picture)
+    found = image_to_images(described(transforms))(image)
     assert found.dtype == np.float32
     assert found.shape == (transforms.channels, transforms.size, transforms.size)
     assert np.array_equal(found, expected.numpy())
 
 
 @pytest.mark.parametrize("size", [(8000, 1), (1, 200_000), (3_000_000, 1)])
-def test_picture_to_images__of_narrow_pictures(size):
-    """Whole, the last would take 200 GB on its way to the network."""
-    prepare = picture_to_images(described(Transforms(224, mean=(0.0,) * 3, std=(1.0,) * 3)))
+def test_image_to_images__of_narrow_images(size):
+    """Whole, the last would take 200 GB on its way to the model."""
+    prepare = image_to_images(described(Transforms(224, mean=(0.0,) * 3, std=(1.0,) * 3)))
     image = prepare(Image.new("RGB", size, (255, 51, 0)))
     assert image.shape == (3, 224, 224) and np.allclose(image.mean((1, 2)), [1, 0.2, 0])
 
 
-def test_picture_to_images__by_hand():
-    """A picture of one colour stays so, whatever is cut off."""
-    prepare = picture_to_images(described(Transforms(8, 3, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))))
+def test_image_to_images__by_hand():
+    """An image of one colour stays so, whatever is cut off."""
+    prepare = image_to_images(described(Transforms(8, 3, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))))
     found = prepare(Image.new("RGB", (31, 17), (255, 51, 102)))
     expected = [(1 - 0.5) / 0.5, (0.2 - 0.25) / 0.25, 0.4]
     assert found == pytest.approx(np.broadcast_to(np.array(expected)[:, None, None], (3, 8, 8)), abs=1e-6)
 
 
-def test_picture_to_images__upright():
-    """A note in the file says that the picture lies on its side."""
-    picture, file = noise(24, 40), io.BytesIO()
+def test_image_to_images__upright():
+    """A note in the file says that the image lies on its side."""
+    image, file = noise(24, 40), io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
-    picture.save(file, "PNG", exif=exif)
-    prepare = picture_to_images(described(Transforms(16)))
+    image.save(file, "PNG", exif=exif)
+    prepare = image_to_images(described(Transforms(16)))
     turned = prepare(Image.open(io.BytesIO(file.getvalue())))
-    assert np.array_equal(turned, prepare(picture.transpose(Image.Transpose.ROTATE_270)))
-    assert not np.array_equal(turned, prepare(picture))
+    assert np.array_equal(turned, prepare(image.transpose(Image.Transpose.ROTATE_270)))
+    assert not np.array_equal(turned, prepare(image))
 
 
-def test_picture_to_images__several_threads():
-    prepare = picture_to_images(described(Transforms(24)))
-    pictures = [noise(50, 40, seed=seed) for seed in range(24)]
+def test_image_to_images__several_threads():
+    prepare = image_to_images(described(Transforms(24)))
+    images = [noise(50, 40, seed=seed) for seed in range(24)]
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(prepare, pictures))
-    assert all(np.array_equal(image, prepare(picture)) for image, picture in zip(found, pictures, strict=True))
+        found = list(pool.map(prepare, images))
+    assert all(np.array_equal(image, prepare(photo)) for image, photo in zip(found, images, strict=True))
 
 
-def test_picture_to_images__what_does_not_suit():
-    message = refusal(lambda: picture_to_images(described(Transforms(24), task="detect")))
+def test_image_to_images__what_does_not_suit():
+    message = refusal(lambda: image_to_images(described(Transforms(24), task="detect")))
     assert message == "net was exported for the task detect; expected a classifier"
     poor = replace(described(Transforms(24)), preprocessing={"crop": 24, "mean": [0.5] * 3})
-    assert refusal(lambda: picture_to_images(poor)) == (
+    assert refusal(lambda: image_to_images(poor)) == (
         "net does not say the 'std' of its preprocessing; export it again"
     )
 

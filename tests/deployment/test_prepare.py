@@ -1,4 +1,4 @@
-"""What a network goes through before it is captured changes none of its answers."""
+"""What a model goes through before it is captured changes none of its answers."""
 
 import pytest
 import timm

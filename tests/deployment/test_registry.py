@@ -1,6 +1,6 @@
-"""Every registered network exports, in every format, and computes the same there.
+"""Every registered model exports, in every format, and computes the same there.
 
-By default networks of every kind at full width and with one block a stage, which is every code path; the slow set has
+By default models of every kind at full width and with one block a stage, which is every code path; the slow set has
 all that are registered, whole and at their own size, as the command exports them.
 """
 
@@ -24,7 +24,7 @@ from broadsight.runs.classifier import open_classifier
 from tests.compare import randomize
 from tests.zoo import KINDS, shallow
 
-ALIASES = ("_patch16_224_cb", "_window7_224_cb")  # under the full name of timm's network as well
+ALIASES = ("_patch16_224_cb", "_window7_224_cb")  # under the full name of timm's model as well
 NAMES = [n for family in FAMILIES for n in timm.list_models(module=family) if not any(a in n for a in ALIASES)]
 
 # What these are made of runs in loops, one by one, or by writing in places that are computed: slow, or not at all.
@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
 
 
 class Made:
-    """A network, and its program for any number of images, which several formats share."""
+    """A model, and its program for any number of images, which several formats share."""
 
     def __init__(self, name: str):
         torch.manual_seed(0)

@@ -33,14 +33,14 @@ def test_export__opens_compares_times_and_records(subject, tmp_path):
     assert said["agreement"]["images"] == 3 and said["description"]["provenance"]["command"] == "a test"
     session = open_artefact(tmp_path / "net.pt2")
     assert session.description == found.description
-    images = np.concatenate(subject.pictures(None))
+    images = np.concatenate(subject.images(None))
     np.testing.assert_allclose(session(images)["logits"], subject.reference(images)[0], atol=1e-5)
 
 
 def test_export__any_size_is_compared_at_two(subject, tmp_path):
     found = export(subject, tmp_path / "net.pt2", Wanted("pt2", any_size=True, rounds=0))
     assert found.agreement.images == 5 and found.times is None
-    one = subject.pictures(83)[0]
+    one = subject.images(83)[0]
     assert one.shape == (1, 3, 83, 83)
     session = open_artefact(tmp_path / "net.pt2")
     np.testing.assert_allclose(session(one)["logits"], subject.reference(one)[0], atol=1e-5)
@@ -49,7 +49,7 @@ def test_export__any_size_is_compared_at_two(subject, tmp_path):
 def test_export__a_single_image_at_a_time(subject, tmp_path):
     found = export(subject, tmp_path / "net.pt2", Wanted("pt2", any_batch=False, rounds=0))
     assert found.description.image["any_batch"] is False
-    images = np.concatenate(subject.pictures(None))
+    images = np.concatenate(subject.images(None))
     assert open_artefact(tmp_path / "net.pt2")(images)["logits"].shape == (3, 5)
 
 

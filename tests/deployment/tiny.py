@@ -1,4 +1,4 @@
-"""A network that exports in a second, and what an artefact of it says of itself."""
+"""A model that exports in a second, and what an artefact of it says of itself."""
 
 import torch
 from torch import Tensor, nn

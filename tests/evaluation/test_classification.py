@@ -45,14 +45,14 @@ def of_probabilities(rows, labels):
 
 @pytest.fixture
 def hand():
-    """Three classes, five pictures: right, right, 0 taken for 1, 2 taken for 0, 2 taken for 0."""
+    """Three classes, five images: right, right, 0 taken for 1, 2 taken for 0, 2 taken for 0."""
     rows = [[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1], [0.9, 0.06, 0.04], [0.5, 0.1, 0.4]]
     return of_probabilities(rows, [0, 1, 0, 2, 2])
 
 
 @pytest.fixture(scope="module")
 def many():
-    """What a mediocre network says of 400 pictures of 7 classes, one of which has none."""
+    """What a mediocre model says of 400 images of 7 classes, one of which has none."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 6, (400,), generator=generator)
     logits = 2 * torch.randn(400, 7, generator=generator) + 1.5 * torch.nn.functional.one_hot(labels, 7)
@@ -67,7 +67,7 @@ def test_figures__by_hand(hand):
     assert values["confidence"] == pytest.approx(100 * (0.7 + 0.8 + 0.6 + 0.9 + 0.5) / 5)
     # F1 of 0: 2 right of 2 + 3 -> 2/5; of 1: 2/3; of 2: 0
     assert values["macro_f1"] == pytest.approx(100 * (2 / 5 + 2 / 3 + 0) / 3)
-    # Class 0: its pictures have .7 and .3, the others .1, .9, .5: 2 + 1 of 6 pairs; 1: .8 against .2 .6 .06 .1: 4 of 4;
+    # Class 0: its images have .7 and .3, the others .1, .9, .5: 2 + 1 of 6 pairs; 1: .8 against .2 .6 .06 .1: 4 of 4;
     # 2: .04 and .4 against .1 .1 .1: 0 + 3 of 6
     assert values["auroc"] == pytest.approx(100 * (3 / 6 + 4 / 4 + 3 / 6) / 3)
     # Bins of a fifth: [.4, .6) holds .5 wrong; [.6, .8) .6 wrong and .7 right; [.8, 1] .8 right and .9 wrong
@@ -116,7 +116,7 @@ def test_confusion_and_precision__agree_with_torchmetrics(many):
     precision = 100 * multiclass_precision(logits, labels, num_classes=7, average=None)
     rows = per_class(found)
     assert [row["precision"] for row in rows[:6]] == pytest.approx(precision.tolist()[:6], rel=1e-5)
-    absent = rows[6]  # torchmetrics says 0 of what has no pictures
+    absent = rows[6]  # torchmetrics says 0 of what has no images
     assert absent["answers"] > 0 and (absent["recall"], absent["precision"], absent["f1"]) == (None, None, None)
     assert coverage(found) == (6, 7)
 
@@ -156,7 +156,7 @@ def test_per_class__by_hand(hand):
     rows = per_class(hand, ["a", "b", "c"])
     assert rows[0] == {
         "class": "a",
-        "pictures": 2,
+        "images": 2,
         "answers": 3,
         "recall": 50,
         "precision": pytest.approx(100 / 3),
@@ -167,11 +167,11 @@ def test_per_class__by_hand(hand):
     assert (rows[2]["recall"], rows[2]["precision"], rows[2]["most_confused_with"]) == (0, None, "a")
 
 
-def test_per_class__without_pictures_has_no_recall():
+def test_per_class__without_images_has_no_recall():
     rows = per_class(predictions([[2.0, 1, 0]], [0]))
     assert rows[1] == {
         "class": "1",
-        "pictures": 0,
+        "images": 0,
         "answers": 0,
         "recall": None,
         "precision": None,
@@ -210,7 +210,7 @@ def test_accepted__by_row_of_the_source():
     ("names", "bins", "message"),
     [
         (["top5"], 5, "top5 needs more than 5 classes; 3 given"),
-        (["ece"], 6, "ece needs at least as many pictures as bins, 6; 5 given"),
+        (["ece"], 6, "ece needs at least as many images as bins, 6; 5 given"),
         (["top_1"], 5, r"unknown metric 'top_1'; did you mean top1\? metrics are top1"),
     ],
 )
@@ -220,14 +220,14 @@ def test_figures__asked_for_what_cannot_be_said(hand, names, bins, message):
 
 
 def test_figures__one_class_has_no_auroc():
-    with pytest.raises(NotEnough, match="auroc needs pictures of at least two classes; 1 given"):
+    with pytest.raises(NotEnough, match="auroc needs images of at least two classes; 1 given"):
         figures(predictions([[1.0, 0], [2, 0]], [0, 0]), ["auroc"])
 
 
-def test_figures__of_no_pictures():
+def test_figures__of_no_images():
     found = predictions(np.zeros((0, 7)), np.zeros(0, np.int64))
     values, absent = figures(found)
-    assert not values and absent == dict.fromkeys(METRICS, "needs pictures; none given")
+    assert not values and absent == dict.fromkeys(METRICS, "needs images; none given")
     record = calibration_record(found)
     assert (record["ece"], record["mce"]) == (None, None) and not any(row["count"] for row in record["bins"])
     assert most_confused(found, "abcdefg") == [] and all(row["recall"] is None for row in per_class(found))
@@ -236,18 +236,18 @@ def test_figures__of_no_pictures():
 def test_figures__of_one_class_are_those_that_are_not_means_over_classes():
     values, absent = figures(predictions([[2.0, 1, 0, 0, 0, 0], [1.0, 2, 0, 0, 0, 0]], [0, 0]))
     assert values.keys() == {"top1", "top5", "loss", "confidence"} and values["top1"] == 50
-    assert absent["balanced_accuracy"] == absent["macro_f1"] == "needs pictures of at least two classes; 1 given"
+    assert absent["balanced_accuracy"] == absent["macro_f1"] == "needs images of at least two classes; 1 given"
 
 
 def test_figures__top5_of_classes_that_compete(many):
-    """Five of the network's seven: the right one is always among them."""
+    """Five of the model's seven: the right one is always among them."""
     found = replace(many[2], competing=5)
     assert figures(found)[1]["top5"] == "needs more than 5 classes; 5 given" and coverage(found) == (6, 5)
 
 
 def test_figures__found_short_after_the_work_are_missing():
     found = predictions([[2.0, 1, 0]], [0])
-    with pytest.raises(NotEnough, match="auroc needs pictures of at least two classes"):
+    with pytest.raises(NotEnough, match="auroc needs images of at least two classes"):
         figures(found, ["top1", "auroc"])
     values, absent = figures(found, ["top1", "auroc"], refuse=False)
     assert values == {"top1": 100} and absent.keys() == {"auroc"}

@@ -1,4 +1,4 @@
-"""ImageNet's family of sets, as empty files under the names of their pictures: nothing is decoded to be listed."""
+"""ImageNet's family of sets, as empty files under the names of their images: nothing is decoded to be listed."""
 
 import json
 import os
@@ -17,13 +17,13 @@ A_ENDS = {"n01498041": 6, "n01531178": 11, "n12267677": 988}
 R_ENDS = {"n01443537": 1, "n01484850": 2, "n12267677": 988}
 
 
-def fill(root: Path, folders, picture: str = "0.jpg") -> Path:
-    """Class folders with a picture in each, the same: hard links are quicker to make."""
+def fill(root: Path, folders, image: str = "0.jpg") -> Path:
+    """Class folders with an image in each, the same: hard links are quicker to make."""
     os.makedirs(root / ".one")
-    (root / ".one" / picture).touch()
+    (root / ".one" / image).touch()
     for name in folders:
         os.mkdir(root / name)
-        os.link(root / ".one" / picture, root / name / picture)
+        os.link(root / ".one" / image, root / name / image)
     return root
 
 
@@ -33,7 +33,7 @@ def wnids(subset: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory) -> Path:
-    """All sets side by side, a picture for each class."""
+    """All sets side by side, an image for each class."""
     root = tmp_path_factory.mktemp("family")
     fill(root / "val", synsets(), "ILSVRC2012_val_00000001.JPEG")
     fill(root / "sketch", synsets(), "sketch_0.JPEG")
@@ -88,7 +88,7 @@ def test_imagenet(family):
     assert labels(found) == {name: place for place, name in enumerate(synsets())}
     assert found.kept is None and found.accepted is None
     assert found.source.classes == synsets() and len(found.source) == 1000
-    assert found.notes == (f"{family / 'val'} has 1,000 pictures; ImageNet has 50,000",)
+    assert found.notes == (f"{family / 'val'} has 1,000 images; ImageNet has 50,000",)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_and_r__keep_200_classes(family, subset, ends):
     assert found.kept[logits[found.kept].argmax()] == (11 if subset == "a" else 2)
 
 
-def test_sketch__told_by_its_pictures_or_its_name(family, tmp_path):
+def test_sketch__told_by_its_images_or_its_name(family, tmp_path):
     assert recognise(family / "sketch") == "imagenet-sketch"
     (tmp_path / "other").symlink_to(family / "sketch")
     found = open_set(tmp_path / "other")
@@ -137,7 +137,7 @@ def test_sketch__told_by_its_pictures_or_its_name(family, tmp_path):
         open_set(tmp_path / "other", "imagenet")
 
 
-def test_pictures_are_read(family, tmp_path):
+def test_images_are_read(family, tmp_path):
     folder = tmp_path / "n01443537"
     folder.mkdir()
     Image.new("RGB", (8, 8), (255, 0, 0)).save(folder / "goldfish.png")
@@ -161,11 +161,11 @@ def test_part_of_imagenet(tmp_path):
     assert open_set(tmp_path / "root").path == tmp_path / "root" / "val"
 
 
-def test_part_of_imagenet__of_validation_pictures_is_no_set(tmp_path):
-    for subset in "ar":  # the same class folders, other pictures
+def test_part_of_imagenet__of_validation_images_is_no_set(tmp_path):
+    for subset in "ar":  # the same class folders, other images
         path = fill(tmp_path / f"imagenet-{subset}", wnids(subset), "ILSVRC2012_val_00000001.JPEG")
         assert recognise(path) is None and open_set(path).name == "imagenet-part"
-        with pytest.raises(ValueError, match=f"has ImageNet-{subset.upper()}'s class folders, but pictures of the val"):
+        with pytest.raises(ValueError, match=f"has ImageNet-{subset.upper()}'s class folders, but images of the val"):
             open_set(path, f"imagenet-{subset}")
     path = fill(tmp_path / "few", ["n01440764", "n01443537"], "ILSVRC2012_val_00000001.JPEG")
     assert recognise(path) is None  # nor is the first class folder ReaL
@@ -176,7 +176,7 @@ def test_part_of_imagenet__of_validation_pictures_is_no_set(tmp_path):
 
 @pytest.fixture
 def real(tmp_path) -> Path:
-    """Labels of five pictures; of the others, none."""
+    """Labels of five images; of the others, none."""
     rows = [[1], [], [2, 5], [999], [0]] + [[]] * 49_995
     path = tmp_path / "real.json"
     path.write_text(json.dumps(rows))
@@ -195,8 +195,8 @@ def test_real__flat_folder(real, tmp_path):
     predicted = [1, 5, 998]
     assert [said in found.accepted[row] for row, said in enumerate(predicted)] == [True, True, False]
     assert found.notes == (
-        f"{tmp_path / 'val'} has 4 pictures; ImageNet ReaL has 50,000",
-        "1 pictures without labels in ImageNet ReaL are left out",
+        f"{tmp_path / 'val'} has 4 images; ImageNet ReaL has 50,000",
+        "1 images without labels in ImageNet ReaL are left out",
     )
 
 
@@ -219,33 +219,31 @@ def test_real__timms_labels(tmp_path):
         (tmp_path / "val" / f"ILSVRC2012_val_{number:08}.JPEG").touch()
     found = open_set(tmp_path, "imagenet-real")
     assert found.path == tmp_path / "val" and found.name == recognise(tmp_path) == "imagenet-real"
-    # the second picture of the validation set shows an alp and a ski, the third a Shetland sheepdog or a collie
+    # the second image of the validation set shows an alp and a ski, the third a Shetland sheepdog or a collie
     assert found.accepted[0] == (970, 795) and found.accepted[1] == (230, 231)
     assert found.source.name(0) == "ILSVRC2012_val_00000002.JPEG" and len(found.source) == 21
-    assert found.notes[-1] == "2 pictures without labels in ImageNet ReaL are left out"
+    assert found.notes[-1] == "2 images without labels in ImageNet ReaL are left out"
 
 
 def test_real__other_names(real, tmp_path):
     folder = tmp_path / "val"
     folder.mkdir()
     (folder / "cat.jpg").touch()
-    text = r"has no pictures called ILSVRC2012_val_00000001\.JPEG and so on, but cat\.jpg; ImageNet ReaL goes by these"
+    text = r"has no images called ILSVRC2012_val_00000001\.JPEG and so on, but cat\.jpg; ImageNet ReaL goes by these"
     with pytest.raises(ValueError, match=text):
         open_set(folder, "imagenet-real")
     (folder / "ILSVRC2012_val_00000001.JPEG").touch()
     (folder / "ILSVRC2012_val_00050001.JPEG").touch()
-    text = (
-        r"2 of 3 pictures in .*val are not called .* to …00050000\.JPEG: ILSVRC2012_val_00050001\.JPEG, cat\.jpg; ReaL"
-    )
+    text = r"2 of 3 images in .*val are not called .* to …00050000\.JPEG: ILSVRC2012_val_00050001\.JPEG, cat\.jpg; ReaL"
     with pytest.raises(ValueError, match=text):
         open_set(folder, "imagenet-real")
     (folder / "cat.jpg").unlink()
     (folder / "ILSVRC2012_val_00050001.JPEG").rename(folder / "ILSVRC2012_val_00000001.png")
-    with pytest.raises(ValueError, match="val has 1 pictures twice"):
+    with pytest.raises(ValueError, match="val has 1 images twice"):
         open_set(folder, "imagenet-real")
     (folder / "ILSVRC2012_val_00000001.png").unlink()
     (folder / "ILSVRC2012_val_00000001.JPEG").rename(folder / "ILSVRC2012_val_00000002.JPEG")
-    with pytest.raises(ValueError, match=r"none of the 1 pictures in .*val has labels in ImageNet ReaL"):
+    with pytest.raises(ValueError, match=r"none of the 1 images in .*val has labels in ImageNet ReaL"):
         open_set(folder, real=real)
 
 
@@ -382,11 +380,11 @@ def test_wrong__v2(tmp_path):
     assert recognise(path) == "imagenet-v2"
     (path / "0" / "0.jpg").rename(path / "0" / "ILSVRC2012_val_00000001.JPEG")
     for name in (None, "imagenet-v2"):
-        wrong(path, name, "has ImageNet-V2's class folders, but pictures of the validation set; give the unpacked")
+        wrong(path, name, "has ImageNet-V2's class folders, but images of the validation set; give the unpacked")
     for name in ("3", "20"):
         (path / name / "0.jpg").unlink()
     (path / "0" / "ILSVRC2012_val_00000001.JPEG").rename(path / "0" / "0.jpg")
-    wrong(path, None, "has 2 of 1,000 class folders without pictures: 3, 20; unpack ImageNet-V2 again")
+    wrong(path, None, "has 2 of 1,000 class folders without images: 3, 20; unpack ImageNet-V2 again")
 
 
 def test_wrong__another_set(family):

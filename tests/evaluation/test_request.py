@@ -1,4 +1,4 @@
-"""Which classifier is asked about which pictures, under which numbers."""
+"""Which classifier is asked about which images, under which numbers."""
 
 import json
 from importlib.resources import files
@@ -26,7 +26,7 @@ def thousand():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A network that calls its classes c, a, b."""
+    """A model that calls its classes c, a, b."""
     folder, _ = leave_run(tmp_path_factory.mktemp("run") / "run", num_classes=3)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "label_names": ["c", "a", "b"]}))
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 
 class Labelled:
-    """Pictures that are never opened."""
+    """Images that are never opened."""
 
     def __init__(self, classes, labels):
         self.classes, self.labels = classes, np.array(labels)
@@ -53,10 +53,10 @@ def test_match__by_name_whatever_the_order(run):
 
 def test_match__some_of_the_classes_is_noted(run):
     _, _, notes = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "b"], [0, 1]), "d")
-    assert notes == ("d has pictures of 2 of the 3 classes of run; all 3 compete; there are none of c",)
+    assert notes == ("d has images of 2 of the 3 classes of run; all 3 compete; there are none of c",)
 
 
-def test_match__a_class_without_pictures_may_be_unknown(run):
+def test_match__a_class_without_images_may_be_unknown(run):
     places, _, _ = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "z"], [0, 0]), "d")
     assert places.tolist() == [1, -1]
 
@@ -90,7 +90,7 @@ def test_match__in_order_where_nobody_names_them():
     ("classes", "labels", "message"),
     [
         (["a", "y", "z"], [0, 1, 2], "d has 2 of 3 classes that run was not trained on: y, z; it knows c, a, b"),
-        (["a"], [], "d has no pictures"),
+        (["a"], [], "d has no images"),
         (["a", "b"], [0, 2], "d has the label 2; expected 0 to 1, as it has that many classes"),
         (["a", "b"], [0, -1], "d has the label -1; expected 0 to 1"),
     ],
@@ -112,7 +112,7 @@ def test_match__of_a_timm_name_refused(classes, message):
     assert refusal(lambda: match_classes(random_of(4), Labelled(classes, [0, 1]), "d")).startswith(message)
 
 
-def test_tasks__labels_are_the_networks(run, tmp_path):
+def test_tasks__labels_are_the_models(run, tmp_path):
     data = fill(tmp_path / "data", 8, a=2, b=1, c=3)
     asked = Asked(str(run), str(data), device="cpu")
     found, ((task,),) = open_tasks(asked, open_classifiers(asked))
@@ -169,7 +169,7 @@ def test_suites__robustness_is_all_of_them():
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    """A folder with the validation set and ImageNet-A, one picture of each class, all of them empty."""
+    """A folder with the validation set and ImageNet-A, one image of each class, all of them empty."""
     root = tmp_path_factory.mktemp("imagenet")
     for number, synset in enumerate(synsets(), 1):
         (root / "val" / synset).mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_imagenet__every_set_of_a_folder(families, thousand):
     assert (val.title, hard.title) == ("ImageNet", "ImageNet-A")
     assert val.kept is None and len(hard.kept) == 200 and len(hard.source) == 200
     assert set(labels_of(hard.source)) == set(hard.kept.tolist())
-    # The same pictures serve ReaL: some have no label that people agree on
+    # The same images serve ReaL: some have no label that people agree on
     assert val.accepted is not None and 0 < len(val.accepted) <= 1000
     assert labels_of(val.source).tolist() == list(range(1000))
 
@@ -200,7 +200,7 @@ def test_imagenet__the_set_that_is_asked_for(families, thousand):
     assert "is ImageNet-A by its names, not ImageNet-R" in said
 
 
-def test_imagenet__sampled_pictures_keep_their_accepted_labels(families, thousand):
+def test_imagenet__sampled_images_keep_their_accepted_labels(families, thousand):
     whole = open_tasks(Asked("m", str(families / "val"), suites=("imagenet-real",)), [thousand])[1][0][0]
     some = open_tasks(Asked("m", str(families / "val"), suites=("imagenet-real",), samples=9), [thousand])[1][0][0]
     place = {whole.source.name(row): row for row in range(len(whole.source))}
@@ -226,7 +226,7 @@ def test_imagenet__needs_its_classes(families, run):
     assert said.startswith("--suite imagenet-a is about ImageNet's 1,000 classes, run has 3")
 
 
-def test_scenes__drawn_at_the_size_of_the_network(tmp_path):
+def test_scenes__drawn_at_the_size_of_the_model(tmp_path):
     folder, _ = leave_run(tmp_path / "run", num_classes=10)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "label_names": Scenes(1).classes}))

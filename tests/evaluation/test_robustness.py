@@ -1,4 +1,4 @@
-"""Suites of robustness, on classifiers and pictures whose answers can be worked out by hand."""
+"""Suites of robustness, on classifiers and images whose answers can be worked out by hand."""
 
 import itertools
 import pickle
@@ -13,7 +13,7 @@ from torch import nn
 
 from broadsight.data.corruptions import CORRUPTIONS, corrupt
 from broadsight.data.decoding import UnreadableImage
-from broadsight.data.loading import EvalOrder, Pictures, Transforms, load
+from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.normalising import Normalise
 from broadsight.data.seeds import mixed
 from broadsight.evaluation.corrupted import Corrupted, as_bytes
@@ -39,10 +39,10 @@ QUICK = Choices(
 
 
 class Arrays:
-    """Pictures (N, H, W, C) of bytes; those in `broken` cannot be read."""
+    """Images (N, H, W, C) of bytes; those in `broken` cannot be read."""
 
-    def __init__(self, pictures, labels, broken=()):
-        self.pictures, self.labels, self.broken = np.asarray(pictures, np.uint8), np.asarray(labels), broken
+    def __init__(self, images, labels, broken=()):
+        self.images, self.labels, self.broken = np.asarray(images, np.uint8), np.asarray(labels), broken
         self.classes = tuple(map(str, range(10)))
 
     def __len__(self):
@@ -57,8 +57,8 @@ class Arrays:
     def open(self, index):
         if index in self.broken:
             raise UnreadableImage(f"{index}.png: cut short")
-        picture = self.pictures[index]
-        return Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+        image = self.images[index]
+        return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
 class Linear:
@@ -80,10 +80,10 @@ def finds_bright(size):
 
 
 def bright(size, *places):
-    pictures = np.full((len(places), size, size, 1), 51, np.uint8)
-    for picture, (row, column) in zip(pictures, places, strict=True):
-        picture[row, column] = 255
-    return Arrays(pictures, [1] * len(places))
+    images = np.full((len(places), size, size, 1), 51, np.uint8)
+    for image, (row, column) in zip(images, places, strict=True):
+        image[row, column] = 255
+    return Arrays(images, [1] * len(places))
 
 
 def classifier_of(model, size=32):
@@ -130,7 +130,7 @@ def test_occlusion__counted_by_hand():
     suite = run_suite("occlusion", finds_bright(8), source, batch=3)
     assert rows_of(suite) == [("centre", 0, 100), ("centre", 0.25, 75), ("centre", 0.5, 50), ("centre", 0.75, 25)]
     assert suite.summary == {"clean": 100, "half the side": 50}
-    assert {row.pictures for row in suite.rows} == {8}
+    assert {row.images for row in suite.rows} == {8}
     assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=QUICK_SIDES).summary
 
 
@@ -145,21 +145,21 @@ def test_direction__is_that_of_the_closed_form():
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 3 * 4 * 4, generator=generator) / 10
     subject = Linear(weight, torch.tensor([0.3, -0.2, 0.1]), 4, mean, std)
-    pictures = torch.randint(0, 256, (5, 3, 4, 4), generator=generator, dtype=torch.uint8)
+    photos = torch.randint(0, 256, (5, 3, 4, 4), generator=generator, dtype=torch.uint8)
     labels = torch.tensor([0, 1, 2, 0, 1])
-    images = subject.normalise(pictures)
+    images = subject.normalise(photos)
     signs, logits = direction(subject.logits, images, labels)
     said = images.flatten(1).double() @ weight.double().T + subject.bias.double()
     gradient = (said.softmax(1) - torch.eye(3, dtype=torch.float64)[labels]) @ weight.double()
     assert torch.equal(signs, gradient.sign().float().view_as(images))
     assert torch.allclose(logits, said.float(), atol=1e-5) and not logits.requires_grad
 
-    found = stepped(subject.normalise, pictures, signs, 8.0)
-    moved = (pictures.double() / 255 + 8 / 255 * signs.double()).clamp(0, 1)
+    found = stepped(subject.normalise, photos, signs, 8.0)
+    moved = (photos.double() / 255 + 8 / 255 * signs.double()).clamp(0, 1)
     expected = (moved - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     assert torch.allclose(found.double(), expected, atol=1e-5)
     assert (moved == 0).any() and (moved == 1).any()  # some were clipped
-    inside = (pictures >= 8) & (pictures <= 247)
+    inside = (photos >= 8) & (photos <= 247)
     step = (found - images) * inside
     assert torch.allclose(step.abs().amax((0, 2, 3)), 8 / 255 / torch.tensor(std), rtol=1e-4)
 
@@ -185,9 +185,9 @@ def test_fgsm__counted_by_hand(kept):
     flat = np.ones(16) / 16 * 255 * 0.8
     subject = Linear(np.stack([-flat, flat, 0 * flat]), [127.5 - 51, 51 - 127.5, -500.0 if kept is None else 500.0], 4)
     values, labels = [120, 125, 126, 130, 135, 140, 0, 255], [0, 0, 0, 1, 1, 1, 0, 1]
-    pictures = np.broadcast_to(np.array(values)[:, None, None, None], (8, 4, 4, 1))
+    images = np.broadcast_to(np.array(values)[:, None, None, None], (8, 4, 4, 1))
     choices = Choices(epsilons=(8, 2, 4, 1))
-    suite = run_suite("fgsm", subject, Arrays(pictures, labels), choices=choices, batch=5, kept=kept)
+    suite = run_suite("fgsm", subject, Arrays(images, labels), choices=choices, batch=5, kept=kept)
     # Distances 7.5, 2.5, 1.5, 2.5, 7.5, 12.5, 127.5, 127.5
     assert rows_of(suite) == [("fgsm", at, 100 * right / 8) for at, right in ((0, 8), (1, 8), (2, 7), (4, 5), (8, 3))]
     assert suite.summary == {"clean": 100, "8/255": 37.5}
@@ -207,16 +207,16 @@ def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
         count = round(tenth / 10 * pixels)
         gone = without(images, ranks[order], tenth / 10) == 0
         assert (gone[:, 0] == gone[:, 1]).all() and (gone[:, 0].sum((1, 2)) == count).all()
-        for picture, mask in zip(saliency, gone[:, 0], strict=True):
+        for image, mask in zip(saliency, gone[:, 0], strict=True):
             if order == ORDERS[0] and 0 < count < pixels:
-                assert picture[mask].min() >= picture[~mask].max()
+                assert image[mask].min() >= image[~mask].max()
             if order == ORDERS[2] and 0 < count < pixels:
-                assert picture[mask].max() <= picture[~mask].min()
+                assert image[mask].max() <= image[~mask].min()
     for rank in ranks.values():
         assert (rank.flatten(1).sort(1).values == torch.arange(pixels)).all()
 
 
-def test_removal__chance_depends_on_the_picture_alone():
+def test_removal__chance_depends_on_the_image_alone():
     saliency = torch.rand(3, 4, 4).round()
     together = removal_ranks(saliency, [0, 1, 2])
     for order in ORDERS:
@@ -299,7 +299,7 @@ def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
         assert corrupted.label(index) == source.label(index) and corrupted.name(index) == f"{index}.png"
     again = pickle.loads(pickle.dumps(corrupted))  # as worker processes get it
     assert torch.equal(as_bytes(again.open(3)), found[3])
-    batch = next(iter(load(Pictures(corrupted, as_bytes), EvalOrder(corrupted, 5))))
+    batch = next(iter(load(SourceDataset(corrupted, as_bytes), EvalOrder(corrupted, 5))))
     assert torch.equal(batch.images, torch.stack([found[index] for index in range(5)]))
 
 
@@ -310,8 +310,7 @@ def test_corruptions__counted_by_hand():
     by_hand = {}
     for case, at in [("clean", 0), *itertools.product(("gaussian_noise", "contrast"), (1, 5))]:
         pixels = [
-            corrupt(picture, case, at, seed=mixed(3, index)) if at else picture
-            for index, picture in enumerate(source.pictures)
+            corrupt(image, case, at, seed=mixed(3, index)) if at else image for index, image in enumerate(source.images)
         ]
         images = subject.normalise(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2))
         by_hand[case, at] = 100 * float((subject.logits(images).argmax(1).numpy() == source.labels).mean())
@@ -323,7 +322,7 @@ def test_corruptions__counted_by_hand():
     assert suite.summary == pytest.approx(expected)
 
 
-def test_corruptions__of_a_network_that_is_never_right():
+def test_corruptions__of_a_model_that_is_never_right():
     assert summary_of("corruptions", [Row("clean", 0, 0.0, 3), Row("fog", 1, 0.0, 3)])["mean, of clean"] is None
 
 
@@ -338,14 +337,14 @@ def test_cases__all_of_them_without_choices():
 # ---- all of them
 
 
-def networks():
+def models():
     yield "cnn", lambda: timm.create_model("test_resnet", num_classes=10)
     yield "vit", lambda: timm.create_model("test_vit", num_classes=10)
     yield "pooled", lambda: swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, heads=4, num_classes=10)
 
 
-@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in networks()])
-def test_suites__leave_a_network_as_it_was(make):
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in models()])
+def test_suites__leave_a_model_as_it_was(make):
     torch.manual_seed(0)
     model = make().train()
     next(module for module in model.modules() if not list(module.children())).eval()  # somebody froze it
@@ -364,15 +363,15 @@ def test_suites__leave_a_network_as_it_was(make):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     model.eval()
-    pictures = Pictures(source, subject.transforms.build(False))
-    said = collect(subject, load(pictures, EvalOrder(source, 3)), pictures=5)
+    images = SourceDataset(source, subject.transforms.build(False))
+    said = collect(subject, load(images, EvalOrder(source, 3)), count=5)
     assert {suite.summary["clean"] for suite in suites.values()} == {100 * float((said.ranks == 0).mean())}
     for suite in suites.values():
-        assert all(row.pictures == 5 and 0 <= row.top1 <= 100 for row in suite.rows)
+        assert all(row.images == 5 and 0 <= row.top1 <= 100 for row in suite.rows)
 
 
 def test_suites__after_a_pass_in_inference_mode():
-    """A network may keep what it computed there; through that no gradient goes."""
+    """A model may keep what it computed there; through that no gradient goes."""
 
     class Keeps(nn.Module):
         num_classes = 2
@@ -396,16 +395,16 @@ def test_suites__after_a_pass_in_inference_mode():
     run_suite("fgsm", classifier_of(model), noise(3, 32, classes=2))
 
 
-def test_pictures_that_cannot_be_read():
+def test_images_that_cannot_be_read():
     source = bright(8, (0, 0), (3, 3), (4, 4))
     source.broken = (1,)
     suite = run_suite("occlusion", finds_bright(8), source, batch=1)
-    assert [(row.top1, row.pictures) for row in suite.rows] == [(100, 2), (50, 2), (50, 2), (50, 2)]
+    assert [(row.top1, row.images) for row in suite.rows] == [(100, 2), (50, 2), (50, 2), (50, 2)]
     assert suite.skipped == {"1.png": "cut short"}
     with pytest.raises(RuntimeError, match=r"1.png cannot be read"):
         run_suite("occlusion", finds_bright(8), source, strict=True)
     source.broken = (0, 1, 2)
-    with pytest.raises(RuntimeError, match="none of the 3 pictures can be read"):
+    with pytest.raises(RuntimeError, match="none of the 3 images can be read"):
         run_suite("fgsm", finds_bright(8), source)
 
 
@@ -431,9 +430,9 @@ def test_run_suite__refused():
     subject, source = finds_bright(8), bright(8, (0, 0))
     with pytest.raises(ValueError, match="unknown suite 'fog'; suites are occlusion, fgsm, salient, corruptions"):
         run_suite("fog", subject, source)
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="no images"):
         run_suite("fgsm", subject, Arrays(np.zeros((0, 8, 8, 1)), []))
-    with pytest.raises(ValueError, match="labels go from 2 to 2, but the network has 2 classes"):
+    with pytest.raises(ValueError, match="labels go from 2 to 2, but the model has 2 classes"):
         run_suite("fgsm", subject, Arrays(np.zeros((1, 8, 8, 1)), [2]))
     with pytest.raises(ValueError, match="classes that do not compete"):
         run_suite("fgsm", subject, source, kept=np.array([0]))

@@ -1,4 +1,4 @@
-"""Figures of classifiers on pictures, and what is written about them."""
+"""Figures of classifiers on images, and what is written about them."""
 
 import csv
 import json
@@ -27,10 +27,10 @@ CLASSES = ["red", "green", "blue"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Pictures that are mostly red, green or blue, one that is called blue and is red, and one that is none."""
+    """Images that are mostly red, green or blue, one that is called blue and is red, and one that is none."""
     folder = fill(tmp_path_factory.mktemp("data"), 32, red=4, green=3, blue=2)
     Image.open(folder / "red" / "000.png").save(folder / "blue" / "false.png")
-    (folder / "green" / "broken.png").write_bytes(b"no picture")
+    (folder / "green" / "broken.png").write_bytes(b"no image")
     os.rename(folder / "red" / "003.png", os.fsencode(folder / "red") + b"/caf\xe9.png")  # no Unicode
     return folder
 
@@ -50,7 +50,7 @@ class Brightest(torch.nn.Module):
 
 @pytest.fixture
 def brightest(tmp_path, monkeypatch):
-    """A run whose network names the brightest channel; how it is loaded is tested elsewhere."""
+    """A run whose model names the brightest channel; how it is loaded is tested elsewhere."""
     folder, _ = leave_run(tmp_path / "run", num_classes=3)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "label_names": CLASSES}))
@@ -85,7 +85,7 @@ def test_record__holds_what_was_found(brightest, data, tmp_path):
     assert record["confusion"] == [[4, 0, 0], [0, 3, 0], [1, 0, 2]]
     assert record["confused"] == [{"class": "blue", "as": "red", "count": 1, "share": pytest.approx(100 / 3)}]
     assert sum(row["count"] for row in record["calibration"]["bins"]) == 10
-    assert record["model"]["parameters"] == 1 and record["data"]["pictures"] == 11
+    assert record["model"]["parameters"] == 1 and record["data"]["images"] == 11
     assert record["command"] == "broadsight eval ..." and record["versions"]["torch"]
     assert record["skipped"].keys() == {"green/broken.png"}
     with (tmp_path / "out" / "predictions.csv").open(encoding="utf-8", errors="surrogateescape") as file:
@@ -118,7 +118,7 @@ def test_suites__beside_another(brightest, data, tmp_path):
     assert [suite.name for suite in first.suites] == ["occlusion", "fgsm", "salient", "corruptions"]
     assert first.suites == second.suites and len(first.predictions) <= 6
     clean = first.figures["top1"]
-    # Nothing is left of an occluded picture: all logits are equal, and the first class, red, is the answer
+    # Nothing is left of an occluded image: all logits are equal, and the first class, red, is the answer
     red = 100 * float((first.predictions.labels == 0).mean())
     assert [row.top1 for row in first.suites[0].rows] == [pytest.approx(clean), pytest.approx(red)]
     record = record_of(evaluation)
@@ -130,7 +130,7 @@ def test_suites__beside_another(brightest, data, tmp_path):
 def test_metrics__that_need_more_than_there_is(brightest, data):
     asked = Asked(str(brightest), str(data), metrics=("ece",), workers=0, threads=1)
     # Before any is asked, so the one that cannot be read counts
-    assert refusal(lambda: evaluate(asked)) == "ece needs at least as many pictures as bins, 15; 11 given"
+    assert refusal(lambda: evaluate(asked)) == "ece needs at least as many images as bins, 15; 11 given"
 
 
 def test_latencies__are_taken_in_turns(monkeypatch):
@@ -165,7 +165,7 @@ def run(capsys, monkeypatch, tmp_path):
 
 def test_command__tables_and_files(run, brightest, data, tmp_path):
     code, out, err = run(brightest, data)
-    assert code == 0 and "90.00" in out and "1 pictures could not be read" in err
+    assert code == 0 and "90.00" in out and "1 images could not be read" in err
     folder = tmp_path / "evaluations" / f"{data.name}-run-1"
     assert (
         out.splitlines()[-1]
@@ -201,7 +201,7 @@ def spoil(folder, what):
         (["RUN", "DATA", "--out", "LIST/out"], "list.csv is a file; choose another --out"),
         (["RUN", "none"], "no such data: none"),
         (["RUN", "OTHERS"], "has 2 of 2 classes that run was not trained on: cat, dog"),
-        (["RUN", "LIST", "--allow-outside"], "1 of 2 pictures in"),
+        (["RUN", "LIST", "--allow-outside"], "1 of 2 images in"),
         (["RUN", "NUMBERS", "--allow-outside"], "has the label 7, outside the range of run: 0 to 2"),
         (["RUN", "DATA", "--suite", "imagenet-a"], "--suite imagenet-a is about ImageNet's 1,000 classes"),
         (["EMPTY", "DATA"], "holds no weights (model.safetensors)"),
@@ -228,10 +228,10 @@ def test_command__one_line_and_exit_2(run, brightest, data, tmp_path, argv, mess
     assert not (tmp_path / "evaluations").exists()
 
 
-def test_command__a_network_that_has_diverged_is_exit_1(run, brightest, data, monkeypatch):
+def test_command__a_model_that_has_diverged_is_exit_1(run, brightest, data, monkeypatch):
     monkeypatch.setattr(Brightest, "forward", lambda self, x: x.mean((2, 3)) * np.nan)
     code, _, err = run(brightest, data)
-    assert code == 1 and err.startswith("broadsight: run answers 10 of 10 pictures with numbers that are not finite")
+    assert code == 1 and err.startswith("broadsight: run answers 10 of 10 images with numbers that are not finite")
 
 
 def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monkeypatch, tmp_path):
@@ -248,12 +248,12 @@ def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monke
     assert (tmp_path / "stopped" / "report.html").is_file()
 
 
-def test_macs__of_a_network_that_cannot_be_counted(brightest, monkeypatch):
+def test_macs__of_a_model_that_cannot_be_counted(brightest, monkeypatch):
     monkeypatch.setattr(evaluating, "executed_macs", lambda *_: 1 / 0)
     assert evaluating.macs_of(open_classifier(brightest, device="cpu")) is None
 
 
-def test_evaluate__classes_without_pictures_are_named_first_and_have_no_figures(brightest, tmp_path):
+def test_evaluate__classes_without_images_are_named_first_and_have_no_figures(brightest, tmp_path):
     told = []
     data = fill(tmp_path / "data", 32, red=3, green=2)
     evaluation = evaluate(Asked(str(brightest), str(data), workers=0, latency=False), tell=told.append)

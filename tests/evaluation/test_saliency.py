@@ -21,14 +21,14 @@ def classifier_of(model, size=32):
     return Classifier("it", "it", model, transforms, None, Normalise(transforms.mean, transforms.std), {})
 
 
-def batch_of(pictures, indices=None):
-    count = len(pictures)
+def batch_of(images, indices=None):
+    count = len(images)
     indices = range(count) if indices is None else indices
-    return Batch(pictures, torch.zeros(count, dtype=torch.int64), tuple((0, i, i) for i in indices), ())
+    return Batch(images, torch.zeros(count, dtype=torch.int64), tuple((0, i, i) for i in indices), ())
 
 
 def cam_by_hand(model, module, images, as_map, classes=None):
-    """One picture at a time, one channel at a time, with the gradient of the whole network."""
+    """One image at a time, one channel at a time, with the gradient of the whole model."""
     kept = []
     handle = module.register_forward_hook(lambda module, inputs, output: kept.append(output) or output.retain_grad())
     maps = []
@@ -115,7 +115,7 @@ def test_gradcam__of_the_classes_that_compete():
     assert close_to(found, cam_by_hand(model, place, images, as_map, kept))
 
 
-def test_gradcam__small_pictures_leave_one_place_so_an_earlier_map_counts():
+def test_gradcam__small_images_leave_one_place_so_an_earlier_map_counts():
     model, _, _, as_map = made("test_resnet")
     saliency = GradCam(classifier_of(model))
     for size, place in ((32, model.layer3), (64, model.layer4)):
@@ -180,37 +180,37 @@ def test_dino__by_hand(size, channels):
     for parameter in model.blocks[-1].attn.parameters():
         nn.init.normal_(parameter, std=0.3)  # or the attention would be nearly even
     model.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.1, 0.2, 0.3), "std": (0.3, 0.4, 0.5)}
-    pictures = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
+    photos = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
     mean, std = (torch.tensor(model.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
-    images = (pictures / 255 - mean) / std
+    images = (photos / 255 - mean) / std
     grid = [-(-side // 16) for side in size]
     images = F.interpolate(images, [16 * n for n in grid], mode="bicubic", antialias=True)
     weights = attention_by_hand(model, images).unflatten(1, grid)
     assert weights.std() > 1e-3
     expected = F.interpolate(weights[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-    others = torch.full((2, channels, *size), 5.0)  # as another network would have them normalised
-    found = Dino(model)(others, batch_of(pictures))
+    others = torch.full((2, channels, *size), 5.0)  # as another model would have them normalised
+    found = Dino(model)(others, batch_of(photos))
     assert found.shape == (2, *size)
     assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_dino__at_another_size():
     model = timm.create_model("test_vit", num_classes=0)
-    pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     saliency = Dino(model, size=80)
-    assert saliency.attention(pictures).shape == (2, 2, 5, 5)
-    assert saliency(pictures.float(), batch_of(pictures)).shape == (2, 32, 32)
+    assert saliency.attention(images).shape == (2, 2, 5, 5)
+    assert saliency(images.float(), batch_of(images)).shape == (2, 32, 32)
     assert saliency.about == "class-token attention of VisionTransformer at 80 pixels"
 
 
 def test_dino__weights(tmp_path, monkeypatch):
     trained = timm.create_model("test_vit", num_classes=0)
     torch.save(trained.state_dict(), tmp_path / "dino.pth")
-    pictures = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
+    images = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
     saliency = Dino("test_vit", checkpoint=tmp_path / "dino.pth")
-    assert torch.equal(saliency.attention(pictures), Dino(trained).attention(pictures))
+    assert torch.equal(saliency.attention(images), Dino(trained).attention(images))
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
-    with pytest.raises(ValueError, match="weights of another network"):
+    with pytest.raises(ValueError, match="weights of another model"):
         Dino("test_vit", checkpoint=tmp_path / "other.pth")
     with pytest.raises(FileNotFoundError, match="is not a file"):
         Dino("test_vit", checkpoint=tmp_path / "nowhere.pth")
@@ -218,7 +218,7 @@ def test_dino__weights(tmp_path, monkeypatch):
         Dino("test_resnet", checkpoint=tmp_path / "dino.pth")
     with pytest.raises(ValueError, match="no class token"):
         Dino(timm.create_model("test_vit2"))
-    with pytest.raises(ValueError, match="'vit_smal' is no network of timm's"):
+    with pytest.raises(ValueError, match="'vit_smal' is no model of timm's"):
         Dino("vit_smal")
     with pytest.raises(ValueError, match="size=0"):
         Dino(trained, size=0)
@@ -261,7 +261,7 @@ def test_scene_saliency__is_the_salient_part_then_the_object(scenes):
         assert (found[others & with_it.masks[0]] == 1).all()
 
 
-def test_scene_saliency__goes_the_way_of_the_picture(scenes):
+def test_scene_saliency__goes_the_way_of_the_image(scenes):
     images = torch.zeros(3, 3, 48, 48)
     cropped = SceneSaliency(scenes, Transforms(48, crop_pct=0.75))(images, batch_of(torch.zeros(3), [2, 0, 7]))
     halved = SceneSaliency(scenes, Transforms(32, crop_pct=1.0))(images, batch_of(torch.zeros(3), [2, 0, 7]))

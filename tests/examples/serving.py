@@ -1,4 +1,4 @@
-"""Stand-ins for the service's tests: a network whose answers can be computed by hand, and the service around it."""
+"""Stand-ins for the service's tests: a model whose answers can be computed by hand, and the service around it."""
 
 import asyncio
 import io
@@ -69,7 +69,7 @@ def expected(colour: tuple[int, ...]) -> dict[str, float]:
     return dict(zip(("red", "green", "blue"), raised / raised.sum(), strict=True))
 
 
-def picture(*colour: int, size: tuple[int, int] = (12, 9), form: str = "PNG") -> bytes:
+def image(*colour: int, size: tuple[int, int] = (12, 9), form: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.new("RGB", size, colour).save(file, form)
     return file.getvalue()
@@ -93,7 +93,7 @@ def check(response: httpx.Response, colour: tuple[int, ...]) -> None:
 
 @asynccontextmanager
 async def inside(run: Any, any_batch: bool = True, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    """The service without a network between: client and service in one process, ready."""
+    """The service without a socket between: client and service in one process, ready."""
     app = create_app(lambda: session_of(run, any_batch), Options("colours", **options))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)

@@ -29,9 +29,9 @@ from tests.examples.serving import (
     Colours,
     check,
     expected,
+    image,
     inside,
     listening,
-    picture,
     png_header,
     session_of,
     until,
@@ -50,20 +50,20 @@ async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
 def test_classify__body_form_and_pieces():
     async def ask():
         colour = (200, 120, 40)
-        data = picture(*colour)
+        data = image(*colour)
         async with inside(Colours()) as (client, service):
             check(await client.post("/classify", content=data), colour)
             check(await client.post("/classify", content=pieces(data, 7)), colour)
             check(await client.post("/classify", files={"file": ("x.png", data)}), colour)
             check(await client.post("/classify", files={"any": ("x.png", data)}, data={"note": "x"}), colour)
-            check(await client.post("/classify", content=picture(*colour, form="BMP")), colour)
+            check(await client.post("/classify", content=image(*colour, form="BMP")), colour)
             one = await client.post("/classify?top=1", content=data, headers={"X-Request-ID": "me-1"})
             counted = (await client.get("/metrics")).json()
         red = expected(colour)["red"]
         assert one.json()["top"] == [{"class": "red", "index": 0, "probability": pytest.approx(red, abs=1e-5)}]
         assert one.json()["id"] == one.headers["x-request-id"] == "me-1"
         assert one.json()["batch"] == 1 and one.json()["milliseconds"].keys() == {"waited", "ran"}
-        assert counted["answers"] == {"200": 6} and counted["pictures"] == 6 and counted["here"] == 0
+        assert counted["answers"] == {"200": 6} and counted["images"] == 6 and counted["here"] == 0
 
     asyncio.run(ask())
 
@@ -72,14 +72,14 @@ def test_classify__everybody_gets_his_own_answer_and_batches_form():
     async def ask():
         run = Colours()
         async with inside(run, max_batch=16) as (client, service):
-            run.gate.clear()  # a slow network: all of them are here before the first is answered
+            run.gate.clear()  # a slow model: all of them are here before the first is answered
             asked = [
                 asyncio.create_task(
-                    client.post("/classify", content=picture(*colour), headers={"X-Request-ID": f"id-{place}"})
+                    client.post("/classify", content=image(*colour), headers={"X-Request-ID": f"id-{place}"})
                 )
                 for place, colour in enumerate(COLOURS)
             ]
-            await until(lambda: 48 <= service.metrics()["waiting"] == 64 - service.metrics()["pictures"])
+            await until(lambda: 48 <= service.metrics()["waiting"] == 64 - service.metrics()["images"])
             run.gate.set()
             answers = await asyncio.gather(*asked)
             counted = (await client.get("/metrics")).json()
@@ -99,7 +99,7 @@ def test_classify__one_by_one_where_the_artefact_takes_no_more():
     async def ask():
         run = Colours()
         async with inside(run, any_batch=False) as (client, service):
-            answers = await asyncio.gather(*(client.post("/classify", content=picture(*c)) for c in COLOURS[:8]))
+            answers = await asyncio.gather(*(client.post("/classify", content=image(*c)) for c in COLOURS[:8]))
             limits = (await client.get("/model")).json()["limits"]
         for answer, colour in zip(answers, COLOURS, strict=False):
             check(answer, colour)
@@ -110,11 +110,11 @@ def test_classify__one_by_one_where_the_artefact_takes_no_more():
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest undoes what the service asks for
-def test_limits__bytes_pixels_and_what_is_no_picture():
+def test_limits__bytes_pixels_and_what_is_no_image():
     async def ask():
         most = 2000
-        large = picture(1, 2, 3) + bytes(most)
-        exact = picture(9, 8, 7).ljust(most, b"\0")  # what follows the end of a PNG is nobody's business
+        large = image(1, 2, 3) + bytes(most)
+        exact = image(9, 8, 7).ljust(most, b"\0")  # what follows the end of a PNG is nobody's business
         options = dict(max_megabytes=most / 2**20, max_megapixels=0.01)
         async with inside(Colours(), **options) as (client, service):
 
@@ -131,7 +131,7 @@ def test_limits__bytes_pixels_and_what_is_no_picture():
             await refused(413, "12,000 x 11,000 pixels", files={"file": ("x.png", png_header(12_000, 11_000))})
             await refused(413, "far too large", content=png_header(60_000, 60_000))
             await refused(400, "cannot be read", content=png_header(90, 100))
-            await refused(400, "cannot be read", content=picture(1, 2, 3, size=(90, 90))[:-30])
+            await refused(400, "cannot be read", content=image(1, 2, 3, size=(90, 90))[:-30])
             await refused(415, "not an image", content=b"GIF or not")
             await refused(415, "not an image", content=b"%!PS-Adobe-3.0 EPSF-3.0\n")
             await refused(415, "compressed", content=b"x", headers={"content-encoding": "gzip"})
@@ -157,11 +157,11 @@ def test_limits__of_requests_that_are_here():
         run = Colours()
         async with inside(run, max_waiting=4, max_batch=2) as (client, service):
             run.gate.clear()
-            asked = [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in COLOURS[:10]]
+            asked = [asyncio.create_task(client.post("/classify", content=image(*c))) for c in COLOURS[:10]]
             await until(lambda: service.metrics()["answers"] == {"503": 6})
             run.gate.set()
             answers = await asyncio.gather(*asked)
-            check(await client.post("/classify", content=picture(5, 6, 7)), (5, 6, 7))
+            check(await client.post("/classify", content=image(5, 6, 7)), (5, 6, 7))
         assert sum(answer.status_code == 200 for answer in answers) == 4
         for answer, colour in zip(answers, COLOURS, strict=False):
             if answer.status_code == 200:
@@ -175,7 +175,7 @@ def test_limits__of_requests_that_are_here():
 
 def test_limits__of_time():
     async def slowly():
-        yield picture(1, 2, 3)[:20]
+        yield image(1, 2, 3)[:20]
         await asyncio.sleep(9)
 
     async def ask():
@@ -183,11 +183,11 @@ def test_limits__of_time():
         async with inside(run, timeout=0.3) as (client, service):
             run.gate.clear()
             uploading, waiting = await asyncio.gather(
-                client.post("/classify", content=slowly()), client.post("/classify", content=picture(1, 2, 3))
+                client.post("/classify", content=slowly()), client.post("/classify", content=image(1, 2, 3))
             )
             run.gate.set()
             service.options = replace(service.options, timeout=30)
-            check(await client.post("/classify", content=picture(4, 5, 6)), (4, 5, 6))
+            check(await client.post("/classify", content=image(4, 5, 6)), (4, 5, 6))
         assert uploading.status_code == 408
         assert waiting.status_code == 503 and waiting.headers["retry-after"] == "1"
         assert waiting.json()["error"] == "there was no answer within 0.3 s"
@@ -241,15 +241,15 @@ def test_failing_batch__fails_alone():
         run = Colours()
         async with inside(run, max_batch=4, max_wait_ms=0) as (client, service):
             run.gate.clear()
-            asked = [asyncio.create_task(client.post("/classify", content=picture(9, 9, 9)))]
+            asked = [asyncio.create_task(client.post("/classify", content=image(9, 9, 9)))]
             await until(lambda: run.inside == 1)
             for number, colours in enumerate([COLOURS[:4], [POISON, *COLOURS[:3]], COLOURS[4:8]], 1):
-                asked += [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in colours]
+                asked += [asyncio.create_task(client.post("/classify", content=image(*c))) for c in colours]
                 await until(lambda number=number: service.metrics()["waiting"] == 4 * number)
             run.gate.set()
             first, *answers = await asyncio.gather(*asked)
-            black = await client.post("/classify", content=picture(0, 0, 0))
-            again = await client.post("/classify", content=picture(1, 2, 3))
+            black = await client.post("/classify", content=image(0, 0, 0))
+            again = await client.post("/classify", content=image(1, 2, 3))
             counted = service.metrics()
         check(first, (9, 9, 9))
         check(again, (1, 2, 3))
@@ -269,9 +269,9 @@ def test_wrong_number_of_answers__nobody_gets_another_ones():
         short = lambda images: [run(images)[0][: max(1, len(images) - 1)]]  # noqa: E731
         short.batches = run.batches
         async with inside(short, max_batch=4, max_wait_ms=50) as (client, service):
-            answers = await asyncio.gather(*(client.post("/classify", content=picture(*c)) for c in COLOURS[:4]))
+            answers = await asyncio.gather(*(client.post("/classify", content=image(*c)) for c in COLOURS[:4]))
             assert {answer.status_code for answer in answers} == {500}
-            check(await client.post("/classify", content=picture(3, 2, 1)), (3, 2, 1))
+            check(await client.post("/classify", content=image(3, 2, 1)), (3, 2, 1))
 
     asyncio.run(ask())
 
@@ -293,10 +293,10 @@ def test_disconnected_clients__disturb_nobody():
 
             run.gate.clear()
             async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
-                stay = [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in COLOURS[:12]]
-                await until(lambda: service.metrics()["waiting"] + service.metrics()["pictures"] == 12)
-                leave = [await send(picture(*colour), len(picture(*colour))) for colour in COLOURS[12:24]]
-                await until(lambda: service.metrics()["waiting"] + service.metrics()["pictures"] == 24)
+                stay = [asyncio.create_task(client.post("/classify", content=image(*c))) for c in COLOURS[:12]]
+                await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 12)
+                leave = [await send(image(*colour), len(image(*colour))) for colour in COLOURS[12:24]]
+                await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 24)
                 leave.append(await send(b"\x89PNG", 1000))
                 await until(lambda: service.metrics()["here"] == 25)
                 for writer in leave:
@@ -319,7 +319,7 @@ def test_shutdown__answers_all_that_wait():
         async with listening(run, max_batch=4) as (url, server, service):
             run.gate.clear()
             async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
-                asked = [asyncio.create_task(client.post("/classify", content=picture(*c))) for c in COLOURS[:24]]
+                asked = [asyncio.create_task(client.post("/classify", content=image(*c))) for c in COLOURS[:24]]
                 await until(lambda: service.metrics()["here"] == 24)
                 server.should_exit = True
                 await asyncio.sleep(0.2)  # it has noticed
@@ -340,7 +340,7 @@ def test_upload_too_long__is_told_so_over_the_wire():
         ):
             whole = await client.post("/classify", content=bytes(5 * 2**20))
             chunked = await client.post("/classify", content=pieces(bytes(5 * 2**20), 2**16))
-            check(await client.post("/classify", content=picture(1, 9, 3)), (1, 9, 3))
+            check(await client.post("/classify", content=image(1, 9, 3)), (1, 9, 3))
         assert whole.status_code == chunked.status_code == 413
 
     asyncio.run(ask())
@@ -348,7 +348,7 @@ def test_upload_too_long__is_told_so_over_the_wire():
 
 def test_others__names_sites_and_lengths_are_refused():
     async def ask():
-        data = picture(1, 2, 3)
+        data = image(1, 2, 3)
         async with inside(Colours(), allow_host="gpu.example, other:9000") as (client, service):
             for path, method in (
                 ("/classify", "POST"),
@@ -404,7 +404,7 @@ def test_limits__of_all_uploads_together():
 
     async def ask():
         going, options = asyncio.Event(), dict(max_megabytes=0.001, max_total_megabytes=0.002)
-        data = picture(7, 8, 9).ljust(1000, b"\0")
+        data = image(7, 8, 9).ljust(1000, b"\0")
         async with inside(Colours(), **options) as (client, service):
             held = [asyncio.create_task(client.post("/classify", content=slowly(data, going))) for _ in range(2)]
             await until(lambda: service.bodies.here == 2000)
@@ -424,22 +424,22 @@ def test_model__tells_no_path():
         session_of(Colours()).description,
         source="/home/me/runs/best",
         provenance={"command": "broadsight export /home/me/runs/best", "run": {"settings": {"model": "/home/me/net"}}},
-        quantised={"calibrated": "128 pictures of /home/me/photos"},
+        quantised={"calibrated": "128 images of /home/me/photos"},
     )
     told = public(about)
     assert "/home" not in json.dumps(told) and "command" not in told["provenance"]
-    assert told["source"] == "best" and told["quantised"]["calibrated"] == "128 pictures of photos"
+    assert told["source"] == "best" and told["quantised"]["calibrated"] == "128 images of photos"
     assert told["classes"] == ("red", "green", "blue")
 
 
 @pytest.mark.parametrize("fault", [None, "mixed", "wrong", "failed"])
 def test_load_test__sees_what_goes_wrong(fault):
     """The clients of the load test against a service that answers well, and against ones that do not."""
-    known = [Known(picture(*colour), np.array([*expected(colour).values()])) for colour in COLOURS[:16]]
+    known = [Known(image(*colour), np.array([*expected(colour).values()])) for colour in COLOURS[:16]]
     if fault == "wrong":
         known[3] = Known(known[3].data, known[3].probabilities + np.array([0.01, -0.005, -0.005]))
     if fault == "failed":
-        known[3] = Known(b"no picture", known[3].probabilities)
+        known[3] = Known(b"no image", known[3].probabilities)
 
     async def ask():
         tally = Tally()
@@ -529,14 +529,14 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
 
 @pytest.mark.slow
 def test_load_test__64_clients(tmp_path):
-    """Everything as in the README: an exported network, services in processes of their own, real sockets."""
+    """Everything as in the README: an exported model, services in processes of their own, real sockets."""
     pytest.importorskip("onnxruntime")
     from broadsight.deployment.capture import capture
     from broadsight.deployment.formats import onnx as onnx_format
 
     file, report = tmp_path / "net.onnx", tmp_path / "load.json"
-    _, network = leave_run(tmp_path / "run", num_classes=4)
-    onnx_format.write(capture(network, (3, 32, 32)), described(), file)
+    _, model = leave_run(tmp_path / "run", num_classes=4)
+    onnx_format.write(capture(model, (3, 32, 32)), described(), file)
     command = [sys.executable, str(SERVE / "load_test.py"), str(file)]
     options = ["--clients", "64", "--requests", "4", "--rounds", "1", "--json", str(report)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -550,7 +550,7 @@ def test_load_test__64_clients(tmp_path):
 @pytest.mark.slow
 def test_service__leaves_in_one_line(tmp_path):
     damaged = tmp_path / "x.onnx"
-    damaged.write_bytes(b"no network")
+    damaged.write_bytes(b"no model")
     for file, said in [(tmp_path / "y.onnx", "there is no"), (damaged, "cannot be opened"), (SERVE, "")]:
         command = [sys.executable, str(SERVE / "service.py"), str(file), "--port", "0"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""A gallery: a sheet for every network and picture, a page that shows them all, nothing lost when it fails."""
+"""A gallery: a sheet for every model and image, a page that shows them all, nothing lost when it fails."""
 
 import json
 import re
@@ -26,9 +26,9 @@ def photos(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_page__shows_a_sheet_of_every_network_and_picture(photos, capsys):
+def test_page__shows_a_sheet_of_every_model_and_image(photos, capsys):
     assert main(["gallery", TINY[0], *TINY, "--images", "photos", "--out", "docs/seen.md"]) == 0
-    assert "2 networks" in capsys.readouterr().out
+    assert "2 models" in capsys.readouterr().out
     page = (photos / "docs" / "seen.md").read_text("utf-8")
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
     names = ["test_resnet/blue.webp", "test_resnet/red.webp", "test_resnet-2/blue.webp", "test_resnet-2/red.webp"]
@@ -36,9 +36,9 @@ def test_page__shows_a_sheet_of_every_network_and_picture(photos, capsys):
     for path in shown:
         with Image.open(photos / "docs" / path) as sheet:
             assert sheet.width > 600 and len(sheet.convert("RGB").getcolors(1 << 20)) > 20
-    assert page.count("untrained: the weights are random") == 2  # a line for each network
+    assert page.count("untrained: the weights are random") == 2  # a line for each model
     record = json.loads((photos / "docs" / "seen" / "gallery.json").read_text("utf-8"))
-    assert [one["name"] for one in record["networks"]] == ["test_resnet", "test_resnet-2"]
+    assert [one["name"] for one in record["models"]] == ["test_resnet", "test_resnet-2"]
     assert f"broadsight gallery {TINY[0]}" in record["command"] and record["data"] == "photos"
 
 
@@ -57,11 +57,11 @@ def test_page__is_replaced_by_the_next_one(photos):
         (["test_resnet", "--no-pretrained", "--images", "nowhere"], "no such file or folder"),
         (["test_resnet", "--no-pretrained", "--kinds", "super-tokens"], "stvit_small"),
         (["test_resnet", "--no-pretrained", "--out", "photos.md"], "is no gallery's"),
-        (["test_resnet", "--no-pretrained", "--images", "bad.png"], "none of the pictures can be read"),
+        (["test_resnet", "--no-pretrained", "--images", "bad.png"], "none of the images can be read"),
     ],
 )
 def test_bad_input__one_line_and_nothing_changed(photos, capsys, argv, said):
-    (photos / "bad.png").write_bytes(b"no picture")
+    (photos / "bad.png").write_bytes(b"no image")
     before = sorted(photos.rglob("*"))
     assert main(["gallery", *argv]) == 2
     words = capsys.readouterr().err.strip().splitlines()[-1]
@@ -85,13 +85,13 @@ class Read(HTMLParser):
 
 
 def test_page__names_are_text(tmp_path):
-    """Whatever files, classes and networks are called: as Markdown is read, there are our links and images alone."""
+    """Whatever files, classes and models are called: as Markdown is read, there are our links and images alone."""
     reader = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False}).enable("table")
     for name in NASTY:
         entry = {"file": name, "sheet": f"{name}.webp", "predictions": [{"class": name, "probability": 0.5}]}
         model = {"parameters": 1e6, "weights": name}
-        one = dict(name=name, has=["gradcam"], model=model, untrained=False, pictures=[entry], failed={name: name})
-        page = _page({"networks": [one], "data": name, "command": name}, "seen")
+        one = dict(name=name, has=["gradcam"], model=model, untrained=False, images=[entry], failed={name: name})
+        page = _page({"models": [one], "data": name, "command": name}, "seen")
         found = Read(reader.render(page))
         count = Counter(tag for tag, _ in found.elements)
         assert [count[tag] for tag in ("a", "img", "h1", "h2", "tr", "td")] == [1, 1, 1, 1, 2, 4], name
@@ -113,4 +113,4 @@ def test_sheets__of_odd_names_stay_in_their_folder(photos):
     options = ["--size", "64", "--kinds", "gradcam", "--singles", "--out", str(inside)]
     assert main(["explain", "test_resnet", "photos", "photos/...png", "--no-pretrained", *options]) == 0
     assert [path.name for path in (photos / "deep").iterdir()] == ["out"]
-    assert {path.name for path in inside.glob("*.png")} == {"picture.png", "[red] _b_.png", "=1.png", "red.png"}
+    assert {path.name for path in inside.glob("*.png")} == {"image.png", "[red] _b_.png", "=1.png", "red.png"}

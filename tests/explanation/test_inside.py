@@ -23,7 +23,7 @@ OWN = {
 
 
 @functools.cache
-def network(name: str) -> nn.Module:
+def make_model(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name in ("map", "cap"):
         options = dict(dim=24, heads=2) if name == "map" else {}
@@ -41,7 +41,7 @@ def state_of(model: nn.Module) -> list:
 
 
 def answers(model: nn.Module, image: Tensor, **options) -> tuple[Tensor, list[Look]]:
-    """What the network gave while it was looked into, and the looks."""
+    """What the model gave while it was looked into, and the looks."""
     given: list[Tensor] = []
     handle = model.register_forward_hook(lambda module, inputs, output: given.append(output))
     try:
@@ -55,7 +55,7 @@ def answers(model: nn.Module, image: Tensor, **options) -> tuple[Tensor, list[Lo
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("form", ["plain", "half channels_last", "folded"])
 def test_look_inside__changes_nothing(name, form):
-    model = fuse(network(name)) if form == "folded" else network(name)
+    model = fuse(make_model(name)) if form == "folded" else make_model(name)
     image = torch.randn(1, 3, 68, 52)
     if form.startswith("half"):
         model, image = model.bfloat16(), image.bfloat16().contiguous(memory_format=torch.channels_last)
@@ -65,7 +65,7 @@ def test_look_inside__changes_nothing(name, form):
         before = state_of(model)
         given, looks = answers(model, image)
     finally:
-        network(name).float()
+        make_model(name).float()
     assert torch.equal(given, expected)
     assert state_of(model) == before
     assert {look.kind for look in looks} >= set(OWN[name])
@@ -81,9 +81,9 @@ def test_look_inside__changes_nothing(name, form):
 
 
 def test_look_inside__all_kinds_and_gradcam():
-    looks = look_inside(network("mat_1"), torch.randn(1, 3, 64, 64), target=3)
-    assert tuple(dict.fromkeys(look.kind for look in looks)) == kinds_of(network("mat_1"))
-    assert kinds_of(network("mat_1")) == ("gradcam", "attention", "abstract-tokens", "fusion")
+    looks = look_inside(make_model("mat_1"), torch.randn(1, 3, 64, 64), target=3)
+    assert tuple(dict.fromkeys(look.kind for look in looks)) == kinds_of(make_model("mat_1"))
+    assert kinds_of(make_model("mat_1")) == ("gradcam", "attention", "abstract-tokens", "fusion")
     assert {look.title for look in looks if look.kind == "gradcam"} == {"class 3"}
     assert kinds_of(nn.Sequential(nn.Conv2d(3, 8, 1))) == ("gradcam",)
     features = shallow("emsnet_xxtiny", num_classes=0, device="meta")
@@ -91,7 +91,7 @@ def test_look_inside__all_kinds_and_gradcam():
 
 
 def test_look_inside__modes_are_put_back_and_gradients_are_not_needed():
-    model = network("emsnet_xxtiny")
+    model = make_model("emsnet_xxtiny")
     image = torch.randn(1, 3, 64, 64)
     expected = look_inside(model, image, "c-mhsa")
     model.train()
@@ -108,7 +108,7 @@ def test_look_inside__modes_are_put_back_and_gradients_are_not_needed():
 
 @pytest.mark.parametrize("name", OWN)
 def test_look_inside__takes_everything_back_after_an_exception(name, monkeypatch):
-    model = network(name)
+    model = make_model(name)
     before = state_of(model)
     broken = {"map": "group_product", "cap": "group_product"}.get(name)
 
@@ -128,11 +128,11 @@ def test_look_inside__takes_everything_back_after_an_exception(name, monkeypatch
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_look_inside__compiled_networks_are_run_as_they_are():
+def test_look_inside__compiled_models_are_run_as_they_are():
     image = torch.randn(1, 3, 64, 64)
-    expected = look_inside(network("stvit_small"), image, "super-tokens")
-    compiled = torch.compile(network("stvit_small"), backend="eager")
-    assert kinds_of(compiled) == kinds_of(network("stvit_small"))
+    expected = look_inside(make_model("stvit_small"), image, "super-tokens")
+    compiled = torch.compile(make_model("stvit_small"), backend="eager")
+    assert kinds_of(compiled) == kinds_of(make_model("stvit_small"))
     for look, other in zip(look_inside(compiled, image, "super-tokens"), expected, strict=True):
         assert look.layer == other.layer and look.values.equal(other.values)
 
@@ -142,18 +142,18 @@ def test_look_inside__kinds_that_are_not_there():
     with pytest.raises(
         ValueError, match=r"^EMSNet has no super-tokens to look at; it has .*, c-mhsa; super-tokens: stvit_small.*$"
     ):
-        look_inside(network("emsnet_xxtiny"), image, ["c-mhsa", "super-tokens"])
+        look_inside(make_model("emsnet_xxtiny"), image, ["c-mhsa", "super-tokens"])
     with pytest.raises(ValueError, match="kind 'tokens' is not known; choose among gradcam, attention"):
-        look_inside(network("emsnet_xxtiny"), image, "tokens")
+        look_inside(make_model("emsnet_xxtiny"), image, "tokens")
     with pytest.raises(ValueError, match="no kind was asked for; EMSNet has gradcam"):
-        look_inside(network("emsnet_xxtiny"), image, [])
+        look_inside(make_model("emsnet_xxtiny"), image, [])
     assert inside.WHERE.keys() == set(inside.KINDS)
     for name, kinds in OWN.items():
-        assert set(kinds) <= set(kinds_of(network(name)))
+        assert set(kinds) <= set(kinds_of(make_model(name)))
 
 
 def test_look_inside__one_image_alone():
-    model = network("emsnet_xxtiny")
+    model = make_model("emsnet_xxtiny")
     for image, words in (
         (torch.randn(2, 3, 64, 64), "one at a time"),
         (torch.randn(3, 64, 64), r"pass image\[None\]"),
@@ -168,7 +168,7 @@ def test_look_inside__one_image_alone():
 
 
 def test_look_inside__kinds_that_show_nothing_after_all(monkeypatch):
-    model, image = network("emsnet_xxtiny"), torch.randn(1, 3, 64, 64)
+    model, image = make_model("emsnet_xxtiny"), torch.randn(1, 3, 64, 64)
     monkeypatch.setattr(inside.LocalAttentionLooks, "looks", lambda self: [])
     with pytest.raises(ValueError, match="EMSNet ran without c-mhsa to show; choose another kind"):
         look_inside(model, image, "c-mhsa")
@@ -177,7 +177,7 @@ def test_look_inside__kinds_that_show_nothing_after_all(monkeypatch):
         raise ValueError("gradcam finds no feature map")
 
     monkeypatch.setattr(inside, "gradcam_looks", finds_no_map)
-    assert {look.kind for look in look_inside(network("mat_1"), image)} == {"attention", "abstract-tokens", "fusion"}
+    assert {look.kind for look in look_inside(make_model("mat_1"), image)} == {"attention", "abstract-tokens", "fusion"}
     for options in (dict(kinds=["gradcam", "fusion"]), dict(target=1)):
         with pytest.raises(ValueError, match="gradcam finds no feature map"):
-            look_inside(network("mat_1"), image, **options)
+            look_inside(make_model("mat_1"), image, **options)

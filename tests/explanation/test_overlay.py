@@ -1,4 +1,4 @@
-"""Looks over pictures: colours, regions and shade, checked pixel by pixel."""
+"""Looks over images: colours, regions and shade, checked pixel by pixel."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def look(values, form="heat"):
     return Look("gradcam", "it", "layer", 0, form, torch.as_tensor(values))
 
 
-def picture(height=8, width=12):
+def image(height=8, width=12):
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
 
 
@@ -46,8 +46,8 @@ def test_scaled__noise_is_no_map():
     assert not is_flat(look([[3, 3]], "labels"))
 
 
-def test_heat__is_the_map_alone_or_the_picture_alone():
-    under = picture(2, 4)
+def test_heat__is_the_map_alone_or_the_image_alone():
+    under = image(2, 4)
     values = torch.tensor([[0.0, 1.0]])
     # halves of places lie on either side of a centre: 0, 1/4, 3/4, 1
     expected = np.rint(colours_of(np.array([[0, 0.25, 0.75, 1]] * 2)))
@@ -59,12 +59,12 @@ def test_heat__is_the_map_alone_or_the_picture_alone():
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (224, 224)])
 @pytest.mark.parametrize("values", [[[0.0]], [[float("nan")]], torch.rand(7, 7), torch.rand(300, 2)])
 def test_heat__any_size(size, values):
-    found = overlay(picture(*size), look(values))
+    found = overlay(image(*size), look(values))
     assert found.size == size[::-1] and found.mode == "RGB"
 
 
-def test_heat__on_grey_pictures():
-    assert overlay(picture().convert("L"), look(torch.rand(3, 3))).mode == "RGB"
+def test_heat__on_grey_images():
+    assert overlay(image().convert("L"), look(torch.rand(3, 3))).mode == "RGB"
 
 
 def test_nearest__every_pixel_that_of_its_place():
@@ -73,7 +73,7 @@ def test_nearest__every_pixel_that_of_its_place():
 
 
 def test_labels__few_have_colours_of_their_own():
-    found = pixels(overlay(picture(8, 12), look([[0, 1], [0, 2]], "labels"), 1.0))
+    found = pixels(overlay(image(8, 12), look([[0, 1], [0, 2]], "labels"), 1.0))
     assert found[0, 0].tolist() == list(colour(0)) and found[0, 11].tolist() == list(colour(1))
     assert found[7, 11].tolist() == list(colour(2))
     border = (found[..., None, :] == np.array([colour(n) for n in range(3)])).all(-1).any(-1)
@@ -84,7 +84,7 @@ def test_labels__few_have_colours_of_their_own():
 
 
 def test_labels__many_have_the_mean_of_their_pixels():
-    under, values = picture(8, 64), torch.arange(16)[None]
+    under, values = image(8, 64), torch.arange(16)[None]
     found = pixels(overlay(under, look(values, "labels"), 1.0))
     for number in range(16):
         inside = slice(4 * number + 1, 4 * number + 4)  # without the border
@@ -99,7 +99,7 @@ def test_labels__below_zero_are_no_region():
 
 
 def test_mask__what_is_not_in_it_lies_in_the_shade():
-    under = picture(8, 12)
+    under = image(8, 12)
     found = pixels(overlay(under, look([[True, False]], "mask")))
     assert np.array_equal(found[:, :6], pixels(under)[:, :6])
     assert (found[:, 6] == colour(1)).all()  # the border
@@ -119,7 +119,7 @@ def test_colour_bar():
 @pytest.mark.parametrize(
     ("values", "form", "alpha", "message"),
     [
-        (torch.rand(2, 2), "heat", 1.5, r"alpha=1.5; expected 0 \(the picture alone\) to 1"),
+        (torch.rand(2, 2), "heat", 1.5, r"alpha=1.5; expected 0 \(the image alone\) to 1"),
         (torch.rand(2, 2), "heat", float("nan"), "alpha=nan"),
         (torch.rand(1, 2, 2), "heat", None, r"values of a look have shape \(1, 2, 2\); expected \(h, w\)"),
         (torch.rand(0, 2), "heat", None, r"values of a look have shape \(0, 2\)"),
@@ -128,4 +128,4 @@ def test_colour_bar():
 )
 def test_refused(values, form, alpha, message):
     with pytest.raises(ValueError, match=message):
-        overlay(picture(), look(values, form), alpha)
+        overlay(image(), look(values, form), alpha)

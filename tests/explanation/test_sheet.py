@@ -16,7 +16,7 @@ def look(kind="attention", title="head mean", depth=0, form="heat", values=None,
     return Look(kind, title, f"blocks.{depth}", depth, form, values, note)
 
 
-def picture(width=64, height=64):
+def image(width=64, height=64):
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
 
 
@@ -25,7 +25,7 @@ def count(sheet, ink):
 
 
 def holds(sheet, part):
-    """Whether a picture is in the sheet, pixel for pixel; where its left edge is."""
+    """Whether an image is in the sheet, pixel for pixel; where its left edge is."""
     whole, wanted = np.asarray(sheet), np.asarray(part)
     rows = np.flatnonzero((whole[:, :, :] == wanted[0, 0]).all(-1).ravel())
     for at in rows:
@@ -73,10 +73,10 @@ def test_arranged__tokens_of_one_layer_by_group():
     assert {one.depth for one in row.looks} == {1}
 
 
-def test_sheet__holds_the_picture_and_the_maps():
-    under = picture()
+def test_sheet__holds_the_image_and_the_maps():
+    under = image()
     cams = [look("gradcam", "dog", depth) for depth in range(3)]
-    sheet = overview_sheet(under, cams, [("dog", 0.5)], "a network", explained="dog")
+    sheet = overview_sheet(under, cams, [("dog", 0.5)], "a model", explained="dog")
     big = under.resize((BIG, BIG), Image.Resampling.BICUBIC)
     small = under.resize((TILE, TILE), Image.Resampling.BICUBIC)
     assert sheet.width == WIDTH and sheet.mode == "RGB"
@@ -88,36 +88,36 @@ def test_sheet__holds_the_picture_and_the_maps():
 def test_sheet__bars_are_as_long_as_answers_are_probable():
     bars = {}
     for share in (0.2, 0.4):
-        sheet = overview_sheet(picture(), [], [("cat", 0.1), ("dog", share)], explained="dog")
+        sheet = overview_sheet(image(), [], [("cat", 0.1), ("dog", share)], explained="dog")
         bars[share] = count(sheet, colour(5)) - 150, count(sheet, colour(0))  # the mark in the legend is as large
     assert 1.9 < bars[0.4][0] / bars[0.2][0] < 2.1 and bars[0.4][1] == bars[0.2][1]
     assert 1.85 < bars[0.2][0] / bars[0.2][1] < 2.15
 
 
 def test_sheet__warns():
-    plain, warned = (overview_sheet(picture(), [], title="x", warning=text) for text in ("", "untrained"))
+    plain, warned = (overview_sheet(image(), [], title="x", warning=text) for text in ("", "untrained"))
     assert warned.height > plain.height and count(warned, (140, 58, 0)) > 20 and count(plain, (140, 58, 0)) == 0
 
 
 def test_sheet__grows_with_the_kinds():
     kinds = ["gradcam", "attention", "map-tokens", "my-own"]
-    heights = [overview_sheet(picture(), [look(kind) for kind in kinds[:n]]).height for n in range(5)]
+    heights = [overview_sheet(image(), [look(kind) for kind in kinds[:n]]).height for n in range(5)]
     assert heights == sorted(set(heights))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (500, 20), (20, 500)])
-def test_sheet__of_any_picture(size):
+def test_sheet__of_any_image(size):
     looks = [
         look("gradcam", "x", values=torch.full((1, 1), float("nan"))),
         look("super-tokens", "association", form="labels", values=torch.arange(16).view(4, 4)),
         look("foreground", "foreground", form="mask", values=torch.zeros(4, 4, dtype=torch.bool)),
     ]
     answers = [("狗 ñ ∑ " * 40, 0.7), ("\n\t", float("nan")), ("", 2.0)]
-    sheet = overview_sheet(picture(*size), looks, answers, "n" * 900, subtitle="s" * 900, explained="not there")
+    sheet = overview_sheet(image(*size), looks, answers, "n" * 900, subtitle="s" * 900, explained="not there")
     assert sheet.width == WIDTH and sheet.height < 3000
 
 
 def test_sheet__flat_maps_are_told():
-    flat, other = (overview_sheet(picture(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))
+    flat, other = (overview_sheet(image(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))
     words = slice(-60, None)
     assert (np.asarray(flat)[words] < 128).sum() > (np.asarray(other)[words] < 128).sum()

@@ -11,7 +11,7 @@ from timm.models.mvitv2 import MultiScaleVitCfg
 from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
-# Of timm, beside those of timm_networks, with the side of their images. Some entry points refuse other sizes: classes.
+# Of timm, beside those of timm_models, with the side of their images. Some entry points refuse other sizes: classes.
 MORE: dict[str, tuple[Callable[[], nn.Module], int]] = dict(
     eva02=(partial(create_model, "eva02_tiny_patch14_224", depth=2, embed_dim=48, num_heads=3, img_size=56), 56),
     beit=(partial(create_model, "beit_base_patch16_224", depth=2, embed_dim=48, num_heads=3, img_size=64), 64),
@@ -156,7 +156,7 @@ class LocalBlock(nn.Module):
         return torch.cat([first, grid], 1)
 
 
-class TokenNetwork(nn.Module):
+class TokenModel(nn.Module):
     """Patches, an optional class token, blocks, mean, classifier."""
 
     img_size = SIDE
@@ -187,7 +187,7 @@ class Residual(nn.Module):
 
 
 def local_vit() -> nn.Module:
-    return TokenNetwork(LocalBlock(16), LocalBlock(16))
+    return TokenModel(LocalBlock(16), LocalBlock(16))
 
 
 def torchvision_vit() -> nn.Module:

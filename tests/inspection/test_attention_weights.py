@@ -1,4 +1,4 @@
-"""The watcher: what it tells of a network's soft-maxes, and that the network does not notice."""
+"""The watcher: what it tells of a model's soft-maxes, and that the model does not notice."""
 
 from contextlib import nullcontext
 
@@ -76,10 +76,10 @@ def test_wanted__spares_the_others():
         assert len(told) == expected
 
 
-NETWORKS = ["test_vit", "swin_tiny_patch4_window7_224", "stvit_small", "mat_1", "partialformer_b0", "emsnet_xxtiny"]
+MODELS = ["test_vit", "swin_tiny_patch4_window7_224", "stvit_small", "mat_1", "partialformer_b0", "emsnet_xxtiny"]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @torch.no_grad()
 def test_outputs__are_the_same_to_the_bit(name, layout):

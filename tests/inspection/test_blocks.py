@@ -1,4 +1,4 @@
-"""Blocks of networks: their names and order, and the maps that are read from them."""
+"""Blocks of models: their names and order, and the maps that are read from them."""
 
 import copy
 
@@ -27,7 +27,7 @@ def maps(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat(parts) for name, parts in seen.items()}
 
 
-# Names of the blocks, and their form; sizes are those of 64x96 images unless the network takes but one size.
+# Names of the blocks, and their form; sizes are those of 64x96 images unless the model takes but one size.
 KNOWN = {
     "resnet10t": (["layer1.0", "layer2.0", "layer3.0", "layer4.0"], "NCHW"),
     "regnetx_002": (["s1.b1", "s2.b1", *(f"s3.b{i}" for i in range(1, 5)), *(f"s4.b{i}" for i in range(1, 8))], "NCHW"),
@@ -80,7 +80,7 @@ def test_blocks_of_timm(name):
 @pytest.mark.parametrize(
     "name", ["resnet10t", "convnext_atto", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224", "hiera_tiny_224"]
 )
-def test_maps_are_those_that_the_network_says_it_has(name):
+def test_maps_are_those_that_the_model_says_it_has(name):
     model, x = created(name), images(name)
     with torch.no_grad():
         said = model.forward_intermediates(x, intermediates_only=True)
@@ -142,7 +142,7 @@ def test_hooks_go_also_after_an_error():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_pooled_and_broadcasting_networks_have_the_blocks_of_their_backbone():
+def test_pooled_and_broadcasting_models_have_the_blocks_of_their_backbone():
     pooled = broadsight.swap_pool(created("resnet10t"), "map", num_classes=5)
     names = [block.name for block in find_blocks(pooled, torch.randn(1, 3, 64, 96))]
     assert names == [f"backbone.layer{i}.0" for i in (1, 2, 3, 4)]
@@ -202,7 +202,7 @@ def test_equal_sides_are_told_apart_by_others_of_the_class():
         def forward(self, x: Tensor) -> Tensor:
             return x + self.fc2(self.fc1(x))
 
-    class Network(nn.Module):
+    class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.second = nn.ModuleList([Mixer(8)]), nn.ModuleList([Mixer(5)])
@@ -212,7 +212,7 @@ def test_equal_sides_are_told_apart_by_others_of_the_class():
             x = self.first[0](x.permute(0, 2, 3, 1))
             return self.second[0](self.reduce(x)).mean((1, 2))
 
-    blocks = find_blocks(Network(), torch.randn(1, 8, 8, 8))
+    blocks = find_blocks(Model(), torch.randn(1, 8, 8, 8))
     assert [(block.name, block.form) for block in blocks] == [("first.0", "NHWC"), ("second.0", "NHWC")]
 
 
@@ -240,7 +240,7 @@ def test_peek_gives_all_back():
         peek(3)  # ty: ignore[invalid-argument-type]
 
 
-def test_compiled_and_copied_networks():
+def test_compiled_and_copied_models():
     model, x = created("resnet10t"), torch.randn(1, 3, 64, 64)
     plain = maps(copy.deepcopy(model), x)
     compiled = torch.compile(model, backend="eager")

@@ -1,4 +1,4 @@
-"""Which branches are found in a network, what their tokens look like, and that looking leaves no trace."""
+"""Which branches are found in a model, what their tokens look like, and that looking leaves no trace."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ import broadsight
 from broadsight.inspection.branches import Branch, Tokens, find_branches
 from broadsight.layers import ChannelMlp, PartialAttention
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
-from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Attention, Residual, TokenNetwork
+from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Attention, Residual, TokenModel
 from tests.inspection.timm_models import SHRUNK, created
 
 OWN = {
@@ -135,7 +135,7 @@ def test_counts__of_others(name, counts):
 
 
 def test_counts__none_without_running():
-    """A network without candidates is not even run: this one could not be."""
+    """A model without candidates is not even run: this one could not be."""
     assert find_branches(nn.Conv2d(3, 4, 3)) == [] and find_branches(resnet18()) == []
 
 
@@ -154,7 +154,7 @@ def test_counts__grow_with_the_depth(depth):
     [
         ("cait_xxs24_224", {}, "blocks_token_only"),
         ("xcit_nano_12_p16_224", {}, "cls_attn_blocks"),
-        ("volo", {}, "post_network"),
+        ("volo", {}, "post_model"),
         ("siglip", {}, "attn_pool"),
         ("vit_srelpos_small_patch16_224", dict(depth=1), "shared_rel_pos"),
         ("swinv2_cr_tiny_224", dict(depths=(1, 1, 1, 1)), "meta_mlp"),
@@ -311,7 +311,7 @@ def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
         ("hiera_tiny_224", {}, False),
     ],
 )
-def test_class_token__is_where_the_network_puts_one(name, options, expected):
+def test_class_token__is_where_the_model_puts_one(name, options, expected):
     branches = find_branches(without_content(name, **options)) if options else branches_of(name)
     assert branches and {tokens.class_token for branch in branches for tokens in places(branch)} == {expected}
 
@@ -393,10 +393,10 @@ def test_windows__none_where_the_batch_is_whole(name):
         assert not any(tokens.windowed for tokens in places(branch))
 
 
-# ---- whatever network
+# ---- whatever model
 
 
-def test_networks__features_only():
+def test_models__features_only():
     getter = timm.create_model("test_vit", features_only=True)
     assert [branch.name for branch in find_branches(getter)][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
     assert {branch.end.class_token for branch in find_branches(getter)} == {True}
@@ -405,12 +405,12 @@ def test_networks__features_only():
 
 
 @pytest.mark.parametrize("in_chans", [1, 4])
-def test_networks__other_channels(in_chans):
+def test_models__other_channels(in_chans):
     assert len(find_branches(created("test_vit", in_chans=in_chans))) == 12
 
 
-def test_networks__values_that_are_asked_for():
-    """A network that cannot run without arithmetic is run with it."""
+def test_models__values_that_are_asked_for():
+    """A model that cannot run without arithmetic is run with it."""
 
     class Asking(nn.Module):
         def __init__(self):
@@ -421,20 +421,20 @@ def test_networks__values_that_are_asked_for():
             return x + self.mlp(x) if x.abs().sum() >= 0 else x
 
     for dtype in (torch.float32, torch.float64):
-        (branch,) = find_branches(TokenNetwork(Asking(), dim=16).to(dtype))
+        (branch,) = find_branches(TokenModel(Asking(), dim=16).to(dtype))
         assert branch.end.count == 17 and branch.end.class_token
 
 
 @pytest.mark.parametrize("nested", ["first", "last", "both"])
-def test_networks__no_place_is_a_sequence(nested):
+def test_models__no_place_is_a_sequence(nested):
     """Which would run whatever is added to it."""
     first = [nn.Sequential(nn.Linear(16, 24), nn.GELU())] if nested != "last" else [nn.Linear(16, 24), nn.GELU()]
     last = [nn.Sequential(nn.Linear(24, 16), nn.Tanh())] if nested != "first" else [nn.Linear(24, 16)]
-    (branch,) = find_branches(TokenNetwork(Residual(nn.Sequential(*first, *last))))
+    (branch,) = find_branches(TokenModel(Residual(nn.Sequential(*first, *last))))
     assert [type(t.module) for t in places(branch) if isinstance(t.module, nn.Sequential)] == []
 
 
-def test_networks__convolutions_of_a_local_block():
+def test_models__convolutions_of_a_local_block():
     """The residual connection is inside: the branch is what is added to it."""
     model = FOREIGN["local_vit"]()
     first = next(branch for branch in find_branches(model) if branch.kind == "mlp")
@@ -443,7 +443,7 @@ def test_networks__convolutions_of_a_local_block():
     assert [tokens.module for tokens in places(first)] == [first.module[0], first.module[6], first.module[7]]
 
 
-def test_networks__given_by_keyword():
+def test_models__given_by_keyword():
     """Tokens that an attention gets by name are tokens as well."""
 
     class Named(nn.Module):
@@ -454,7 +454,7 @@ def test_networks__given_by_keyword():
         def forward(self, x: Tensor) -> Tensor:
             return x + self.attn(x=x)
 
-    assert [branch.name for branch in find_branches(TokenNetwork(Named()))] == ["blocks.0.attn"]
+    assert [branch.name for branch in find_branches(TokenModel(Named()))] == ["blocks.0.attn"]
 
 
 # ---- no trace
@@ -477,7 +477,7 @@ def test_trace__looking_leaves_none(name, training):
     ["convit", "eva02", "levit_128s", "twins", "volo", "dinov3"],
 )
 @torch.no_grad()
-def test_trace__the_network_runs_as_before(name):
+def test_trace__the_model_runs_as_before(name):
     torch.manual_seed(0)
     make, side = MORE.get(name) or (lambda: created(name), 224)
     model, fresh = make().eval(), make().eval()
@@ -517,7 +517,7 @@ class Broken(nn.Module):
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_refused__networks_that_do_not_run(fault, reason):
+def test_refused__models_that_do_not_run(fault, reason):
     words = rf"^Broken does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
     with pytest.raises(ValueError, match=words) as error:
         find_branches(Broken(fault))
@@ -525,7 +525,7 @@ def test_refused__networks_that_do_not_run(fault, reason):
 
 
 @pytest.mark.parametrize("size", [32, (32, 32), [32, 32]])
-def test_size__given_where_the_network_does_not_say(size):
+def test_size__given_where_the_model_does_not_say(size):
     assert len(find_branches(FOREIGN["torchvision_vit"](), image_size=size)) == 4
     with pytest.raises(ValueError, match=r"^VisionTransformer does not run on images of 224x224 \(.*\); pass the"):
         find_branches(FOREIGN["torchvision_vit"]())

@@ -85,7 +85,7 @@ def test_executed__attention(fused):
     assert executed_macs(Attention(dim, 4, fused), (5, 7), in_chans=dim) == by_hand
 
 
-def test_executed__known_network():
+def test_executed__known_model():
     assert executed_macs(timm.create_model("resnet18"), (224, 224)) / 1e9 == pytest.approx(1.814, abs=5e-4)
 
 
@@ -120,7 +120,7 @@ def test_published__adds_what_the_tool_counts(layer, convention, extra):
     assert published_macs(model, (4, 6), convention) == extra and executed_macs(model, (4, 6)) == 0
 
 
-def test_published__adds_up_over_a_network():
+def test_published__adds_up_over_a_model():
     pool = SelectAdaptivePool2d(pool_type="avg", flatten=True)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), LayerNorm2d(8), pool, nn.Linear(8, 2)
@@ -232,7 +232,7 @@ def test_published__every_block_of_the_pool_counts(convention):
 
 # Parameters in training, in inference (without the averaged tokens' classifiers) and of the light form; G MACs of
 # layers alone and of all products, at 224 pixels.
-NETWORKS = {
+MODELS = {
     "map_mobilenetv1": (4_879_612, None, None, 0.585, 0.587),
     "resnet50": (38_036_832, 37_265_296, 34_956_688, 4.516, 4.574),
     "map_resnet50": (42_708_288, 41_165_216, 36_548_000, 4.970, 5.089),
@@ -241,7 +241,7 @@ NETWORKS = {
     "map_convnext_small": (82_837_664, 81_294_592, 78_216_448, 9.190, 9.308),
     "map_maxvit_tiny": (49_958_408, 48_415_336, 46_876_264, 5.818, 6.119),
     "map_maxvit_small": (100_939_052, 99_395_980, 96_317_836, 11.817, 12.211),
-    # Two networks are without 768 parameters of a final norm that the pooling does not use, and DeiT without the class
+    # Two models are without 768 parameters of a final norm that the pooling does not use, and DeiT without the class
     # token, whose layers would take another 0.021 G.
     "map_resmlp_24": (43_254_400, 42_482_864, 40_174_256, 6.211, 6.270),
     "map_deit_small": (35_283_616, 34_512_080, 32_203_472, 4.470, None),
@@ -257,10 +257,10 @@ LARGEST = ("map_maxvit_small", "map_maxvit_tiny", "map_convnext_small", "map_res
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGEST else name for name in NETWORKS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGEST else name for name in MODELS]
 )
-def test_published__pooled_networks(name):
-    train, inference, light, layers, products = NETWORKS[name]
+def test_published__pooled_models(name):
+    train, inference, light, layers, products = MODELS[name]
     with torch.device("meta"):
         model = swap_pool("resnet50", "map") if name == "resnet50" else timm.create_model(name)
     assert parameters(model) == train
@@ -283,7 +283,7 @@ def test_published__other_pools(pool, layers):
     assert round(published_macs(model, (224, 224), LAYERS) / 1e9, 3) == layers
 
 
-def test_published__pooled_network_of_another_image_size():
+def test_published__pooled_model_of_another_image_size():
     with torch.device("meta"):
         model = swap_pool("resnet50", "map", groups=1)
     maps = model.pyramid(model.backbone.eval(), torch.zeros(1, 3, 200, 136, device="meta"))

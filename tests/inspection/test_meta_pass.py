@@ -1,4 +1,4 @@
-"""What a network says of itself, and that a pass leaves no trace in it."""
+"""What a model says of itself, and that a pass leaves no trace in it."""
 
 import pytest
 import timm

@@ -1,4 +1,4 @@
-"""timm's networks with few and narrow blocks: every code path of a family, in a fraction of a second."""
+"""timm's models with few and narrow blocks: every code path of a family, in a fraction of a second."""
 
 from copy import deepcopy
 from functools import cache
@@ -11,7 +11,7 @@ from tests.compare import randomize
 
 FOUR, HEADS = (1, 1, 1, 1), (1, 2, 4, 8)
 
-# What makes a network small. A name alone is small enough.
+# What makes a model small. A name alone is small enough.
 SHRUNK: dict[str, dict] = dict(
     resnet10t={},
     test_resnet={},
@@ -48,7 +48,7 @@ SHRUNK: dict[str, dict] = dict(
     mixer_s32_224={},
     resmlp_12_224={},
 )
-# Networks that take images of one size alone.
+# Models that take images of one size alone.
 FIXED = dict.fromkeys(("hiera_tiny_224", "coatnet_pico_rw_224", "maxvit_tiny_tf_224", "levit_128s"), (224, 224))
 FIXED |= dict(efficientformerv2_s0=(224, 224), cait_xxs24_224=(64, 64), resmlp_12_224=(224, 224))
 FIXED |= dict(pit_ti_224=(96, 96), mixer_s32_224=(224, 224))
@@ -78,12 +78,12 @@ def images(name: str, batch: int = 2, channels: int = 3) -> Tensor:
     return torch.randn(batch, channels, *FIXED.get(name, (64, 96)))
 
 
-def without_intermediates(network: nn.Module) -> nn.Module:
-    """The same network as if it offered no intermediate features, as some of timm's did not before 1.0.31."""
+def without_intermediates(model: nn.Module) -> nn.Module:
+    """The same model as if it offered no intermediate features, as some of timm's did not before 1.0.31."""
 
     def missing(self: nn.Module) -> None:
         raise AttributeError("forward_intermediates")
 
-    kind = type(network)
-    network.__class__ = type(kind.__name__, (kind,), {"forward_intermediates": property(missing)})
-    return network
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (kind,), {"forward_intermediates": property(missing)})
+    return model

@@ -43,17 +43,17 @@ class Listed(torch.nn.Module):
 def test_merge_maps__in_programs_for_any_size(resize):
     """Sizes that are no multiples of each other, unlike those of the example."""
     merge = Listed(MergeMaps((4, 6, 8), 16, level=1, resize=resize).eval())
-    network = in_onnx(merge, *(torch.randn(1, c, s, s) for c, s in ((4, 16), (6, 8), (8, 4))))
+    model = in_onnx(merge, *(torch.randn(1, c, s, s) for c, s in ((4, 16), (6, 8), (8, 4))))
     for sizes in (((16, 16), (8, 8), (4, 4)), ((17, 23), (9, 12), (5, 6)), ((13, 24), (7, 12), (4, 6))):
         maps = [torch.randn(1, c, *size) for c, size in zip((4, 6, 8), sizes, strict=True)]
         with torch.inference_mode():
-            np.testing.assert_allclose(network(*maps), merge(*maps), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(model(*maps), merge(*maps), rtol=1e-4, atol=1e-5)
 
 
 def test_flatten_pool__in_programs_for_any_size():
     pool = Listed(FlattenPool((8,), 5, grid=(7, 7)).eval())
-    network = in_onnx(pool, torch.randn(1, 8, 14, 14))
+    model = in_onnx(pool, torch.randn(1, 8, 14, 14))
     for size in ((14, 14), (9, 17), (5, 3)):
         x = torch.randn(1, 8, *size)
         with torch.inference_mode():
-            np.testing.assert_allclose(network(x), pool(x), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(model(x), pool(x), rtol=1e-4, atol=1e-5)

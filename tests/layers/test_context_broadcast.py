@@ -427,11 +427,11 @@ class Leaves(fx.Tracer):
         return type(m) in get_notrace_modules() or super().is_leaf_module(m, name)
 
 
-def test_fx__traced_by_a_network():
-    network = nn.Sequential(nn.Linear(DIM, DIM), layer("scaled").float())
-    graph = fx.GraphModule(network, Leaves().trace(network))
+def test_fx__traced_by_a_model():
+    model = nn.Sequential(nn.Linear(DIM, DIM), layer("scaled").float())
+    graph = fx.GraphModule(model, Leaves().trace(model))
     x = torch.randn(2, 5, DIM)
-    assert torch.equal(graph(x), network(x))
+    assert torch.equal(graph(x), model(x))
 
 
 @each_kind

@@ -1,4 +1,4 @@
-"""The networks of the context broadcasting paper: timm's, with context in their blocks and all else as timm has it."""
+"""The models of the context broadcasting paper: timm's, with context in their blocks and all else as timm has it."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import broadsight
 from broadsight.layers import ContextBroadcast
-from broadsight.models.context_broadcast import ALIASES, NETWORKS
+from broadsight.models.context_broadcast import ALIASES, MODELS
 from tests.compare import assert_close, randomize
 
 NAMES = timm.list_models(module="context_broadcast")
@@ -50,8 +50,8 @@ def test_names__of_the_design_and_of_timm():
             assert {f"vit_{size}_{kind}", f"vit_{size}_patch16_224_{kind}"} <= set(NAMES)
             assert {f"deit_{size}_distilled_{kind}", f"deit_{size}_distilled_patch16_224_{kind}"} <= set(NAMES)
     assert {"pvt_v2_b0_cb", "swin_tiny_cb"} <= set(NAMES)
-    assert set(NAMES) == {*NETWORKS, *ALIASES}
-    assert not set(NAMES) & {network.base for network in NETWORKS.values()}  # timm's own stay timm's
+    assert set(NAMES) == {*MODELS, *ALIASES}
+    assert not set(NAMES) & {model.base for model in MODELS.values()}  # timm's own stay timm's
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_descriptions__name_parts_that_exist(name):
     cfg = get_pretrained_cfg(name)
     assert cfg is not None
     assert (cfg.url, cfg.hf_hub_id, cfg.num_classes, cfg.input_size) == ("", None, 1000, (3, 224, 224))
-    network = NETWORKS[ALIASES.get(name, name)]
-    keys = _keys(network.base)
+    model = MODELS[ALIASES.get(name, name)]
+    keys = _keys(model.base)
     classifiers = (cfg.classifier,) if isinstance(cfg.classifier, str) else cfg.classifier
     assert f"{cfg.first_conv}.weight" in keys
     assert all(f"{classifier}.weight" in keys for classifier in classifiers)
@@ -100,10 +100,10 @@ def test_descriptions__name_parts_that_exist(name):
 
 @each
 def test_keys__are_those_of_the_base_and_the_scales(name):
-    network = NETWORKS[ALIASES.get(name, name)]
-    base = timm.create_model(network.base, num_classes=7, **SHRUNK[name]).eval()
+    inner = MODELS[ALIASES.get(name, name)]
+    base = timm.create_model(inner.base, num_classes=7, **SHRUNK[name]).eval()
     model = _template(name)
-    scales = {f"{place}.scale" for place in broadcasts(model)} if network.kind == "scaled" else set()
+    scales = {f"{place}.scale" for place in broadcasts(model)} if inner.kind == "scaled" else set()
     assert set(model.state_dict()) - set(base.state_dict()) == scales
     assert set(base.state_dict()) <= set(model.state_dict())
     torch.manual_seed(1)
@@ -114,7 +114,7 @@ def test_keys__are_those_of_the_base_and_the_scales(name):
     with torch.no_grad():
         x = images(2, 3, 224, 224)
         same = torch.equal(fresh(x), base(x))
-    assert same == (network.kind == "scaled")
+    assert same == (inner.kind == "scaled")
 
 
 @each
@@ -215,7 +215,7 @@ def test_distilled__both_classifiers_learn():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_add__equals_the_registered_network():
+def test_add__equals_the_registered_model():
     registered = timm.create_model("pvt_v2_b0_cb", depths=(1, 1, 1, 1)).eval()
     plain = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1)).eval()
     plain.load_state_dict(registered.state_dict())

@@ -1,4 +1,4 @@
-"""Edited networks: the same as surgery by hand, and back from a folder as they were."""
+"""Edited models: the same as surgery by hand, and back from a folder as they were."""
 
 import json
 
@@ -15,7 +15,7 @@ from broadsight.weights.writing import write_weights
 SMALL = dict(groups=2, tokens=1, dim=24)
 
 
-def test_edit__without_edits_is_timms_network():
+def test_edit__without_edits_is_timms_model():
     model = edit("test_resnet", num_classes=3)
     assert type(model) is type(timm.create_model("test_resnet"))
     assert model.num_classes == 3 and model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
@@ -48,7 +48,7 @@ def test_edit__takes_what_timm_passes_on():
         assert next(timm.create_model("edited", backbone="test_resnet").parameters()).is_meta
 
 
-def test_edit__keeps_how_its_backbone_wants_pictures():
+def test_edit__keeps_how_its_backbone_wants_images():
     own = timm.create_model("test_resnet").pretrained_cfg
     for model in (
         edit("test_resnet", pool="gap"),
@@ -63,7 +63,7 @@ def test_edit__keeps_how_its_backbone_wants_pictures():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(), "edited is no network by itself; give backbone=, a timm name"),
+        (dict(), "edited is no model by itself; give backbone=, a timm name"),
         (dict(backbone="test_resne"), "unknown model 'test_resne'; nearest: test_resnet"),
         (dict(backbone="test_resnet", bananas=3), "bananas"),
         (dict(backbone="test_resnet", pool="mapp"), "unknown pool 'mapp'; did you mean 'map'"),

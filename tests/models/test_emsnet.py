@@ -46,7 +46,7 @@ def assert_agrees(ours: EMSNet, slow: reference.EMSNet, x: Tensor) -> None:
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 50)])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
+def test_model__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
     ours, slow = pair(switch)
     x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
     assert_agrees(ours, slow, x)
@@ -54,13 +54,13 @@ def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, s
 
 
 @pytest.mark.parametrize("size", [(1, 1), (225, 301)])
-def test_network__extreme_sizes_agree_with_the_slow_reference(size):
+def test_model__extreme_sizes_agree_with_the_slow_reference(size):
     ours, slow = pair("full")
     assert_agrees(ours, slow, torch.randn(1, 3, *size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (37, 50), (225, 301)])
-def test_network__maps_are_rounded_up_and_finite(size):
+def test_model__maps_are_rounded_up_and_finite(size):
     model = timm.create_model("emsnet_xxtiny").eval()
     with torch.no_grad():
         maps = model.forward_intermediates(torch.randn(1, 3, *size), intermediates_only=True)
@@ -70,7 +70,7 @@ def test_network__maps_are_rounded_up_and_finite(size):
 
 
 @pytest.mark.parametrize("switch", ["full", "no_fusion"])
-def test_network__trains_as_the_slow_reference(switch):
+def test_model__trains_as_the_slow_reference(switch):
     ours, slow = (model.train() for model in pair(switch))
     assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
     statistics = dict(slow.named_buffers())
@@ -80,12 +80,12 @@ def test_network__trains_as_the_slow_reference(switch):
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     ours, _ = pair("full")
     assert_batch_equals_images(ours, sliced, monkeypatch)
 
 
-def test_network__bfloat16_stays_close():
+def test_model__bfloat16_stays_close():
     model = EMSNet(**SMALL).eval()
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_initial_weights__every_parameter_learns():
     assert largest["stages.0.blocks.0.mixer.static.pool2.expand.weight"] > 1e-6
 
 
-def test_network__shifts_with_the_image_by_whole_windows():
+def test_model__shifts_with_the_image_by_whole_windows():
     """Without the global path, 32 pixels are 8 cells of the first stage: pooling by 4 times windows at stride 2."""
     model = EMSNet(dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), num_classes=5).double().eval()
     paths = [m.dynamic.global_ for m in model.modules() if hasattr(m, "dynamic")]

@@ -35,13 +35,13 @@ REFUSED = r"names the model|expected a name, not a place"
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Everything that would go to the network, by name; nothing gets there."""
+    """Everything that would go to the model, by name; nothing gets there."""
     asked = []
 
     def ask(*arguments, **_):
         if "127.0.0.1" not in str(arguments):  # where `app` looks for a free port
             asked.append(arguments[:2])
-        raise OSError("no network in this test")
+        raise OSError("offline in this test")
 
     monkeypatch.setattr(socket.socket, "connect", ask)
     monkeypatch.setattr(socket, "getaddrinfo", ask)

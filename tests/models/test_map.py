@@ -1,4 +1,4 @@
-"""The networks of the MAP paper: the published sizes, what their descriptions name, weights as they were released."""
+"""The models of the MAP paper: the published sizes, what their descriptions name, weights as they were released."""
 
 import json
 from copy import deepcopy
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from broadsight import swap_pool
 from broadsight.surgery.pooling import PooledModel
-from broadsight.weights.released_map import NETWORKS, model_to_release
+from broadsight.weights.released_map import MODELS, model_to_release
 from tests.compare import assert_close, randomize
 
 NAMES = timm.list_models(module="map")
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
 
 # Parameters in training and in the light form. Two are 768 below the counts of the paper's tables, which hold the final
-# norm of the network; nothing pooled here sees it.
+# norm of the model; nothing pooled here sees it.
 UNUSED_NORM = 768
 SIZES = dict(
     map_mobilenetv1=(4_879_612, None),
@@ -78,9 +78,9 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_tables__name_every_network():
+def test_tables__name_every_model():
     assert set(NAMES) == set(SIZES) == set(PYRAMIDS)
-    assert set(RELEASED) == {name for name in NAMES if timm.get_pretrained_cfg(name).url} <= set(NETWORKS)
+    assert set(RELEASED) == {name for name in NAMES if timm.get_pretrained_cfg(name).url} <= set(MODELS)
 
 
 # ---- sizes
@@ -237,7 +237,7 @@ def test_create__mobilenet_at_its_size():
 
 
 def released_state(name: str) -> tuple[PooledModel, dict[str, Tensor]]:
-    """A network with weights of its own, and what the authors' file would hold of them."""
+    """A model with weights of its own, and what the authors' file would hold of them."""
     torch.manual_seed(5)
     model = randomize(timm.create_model(name)).eval()
     return model, model_to_release(name, model, model.state_dict())

@@ -56,19 +56,19 @@ def assert_agrees(ours: MAT, slow: reference.MAT, x: Tensor) -> None:
 
 @pytest.mark.parametrize("size", [(64, 64), (117, 58)])  # the third stage: one padded window, two padded windows
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
+def test_model__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
     ours, slow = pair(switch)
     x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
     assert_agrees(ours, slow, x)
     assert_close(ours(x), slow(x), "logits", 1e-9)
 
 
-def test_network__several_windows_in_the_last_stage():
+def test_model__several_windows_in_the_last_stage():
     ours, slow = pair("default")
     assert_agrees(ours, slow, torch.randn(1, 3, 230, 33, dtype=torch.float64))
 
 
-def test_network__trains_as_the_slow_reference():
+def test_model__trains_as_the_slow_reference():
     ours, slow = (model.train() for model in pair("default"))
     assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
     statistics = dict(slow.named_buffers())
@@ -83,7 +83,7 @@ def test_heads__of_early_stages_follow_from_late_ones():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (97, 131), (1, 1)])
-def test_network__any_size(size):
+def test_model__any_size(size):
     model = MAT(**SMALL).eval()
     with torch.no_grad():
         maps = model.forward_intermediates(torch.randn(1, 3, *size), intermediates_only=True)
@@ -93,12 +93,12 @@ def test_network__any_size(size):
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     ours, _ = pair("default")
     assert_batch_equals_images(ours, sliced, monkeypatch)
 
 
-def test_network__bfloat16_stays_close():
+def test_model__bfloat16_stays_close():
     model = MAT(**SMALL).eval()
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_network__bfloat16_stays_close():
 
 
 def gradients(size: int, dtype: torch.dtype) -> tuple[MAT, dict[str, Tensor]]:
-    """Of a narrow network whose offsets have left zero, by parameter; projections are cut into query, key and value."""
+    """Of a narrow model whose offsets have left zero, by parameter; projections are cut into query, key and value."""
     model = randomize(MAT(dim=4, depths=(1, 1, 1, 2), heads=(1, 2, 4, 8), num_classes=5)).to(dtype).train()
     model(torch.randn(2, 3, size, size, dtype=dtype)).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []

@@ -62,7 +62,7 @@ def logits_and_features(model: PartialFormer, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", [(64, 64), (43, 58)])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
+def test_model__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
     ours, slow = pair(switch)
     x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
     assert_same_function(
@@ -77,7 +77,7 @@ def test_network__agrees_with_the_slow_reference_in_value_and_gradient(switch, s
 
 
 @pytest.mark.parametrize("switch", ["default", "pool first"])
-def test_network__trains_as_the_slow_reference(switch):
+def test_model__trains_as_the_slow_reference(switch):
     ours, slow = (model.train() for model in pair(switch))
     assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
     statistics = dict(slow.named_buffers())
@@ -86,7 +86,7 @@ def test_network__trains_as_the_slow_reference(switch):
         torch.testing.assert_close(buffer, statistics[name], rtol=1e-11, atol=1e-12)
 
 
-def test_network__constant_image_follows_the_tie_rule():
+def test_model__constant_image_follows_the_tie_rule():
     """Equal scores wherever the image is flat: the lower raster index is foreground, in both."""
     ours, slow = pair("default")
     slow.load_state_dict(ours.state_dict())
@@ -105,18 +105,18 @@ def test_saliency__is_the_channel_mean_in_single_precision_without_gradient():
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     ours, _ = pair("default")
     assert_batch_equals_images(ours, sliced, monkeypatch)
 
 
-def test_network__every_parameter_receives_a_gradient():
+def test_model__every_parameter_receives_a_gradient():
     model = PartialFormer(**SMALL).train()
     model(torch.randn(2, 3, 64, 64)).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_network__bfloat16_stays_close():
+def test_model__bfloat16_stays_close():
     model = PartialFormer(**SMALL).eval()
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():

@@ -179,7 +179,7 @@ def test_sizes_and_macs__of_isotropic_variants(dims, depths, millions, giga, pos
 
 
 @pytest.mark.parametrize("size", [(64, 64), (50, 71), (16, 70)])
-def test_network__relative_positions_of_zero_are_none(size):
+def test_model__relative_positions_of_zero_are_none(size):
     dims, depths = (32, 32, 32, 64), (1, 1, 1, 1)
     none = isotropic(dims, depths, "none", num_classes=5).eval()
     relative = isotropic(dims, depths, "relative", num_classes=5).eval()
@@ -195,7 +195,7 @@ def test_network__relative_positions_of_zero_are_none(size):
         torch.testing.assert_close(relative(x), expected)
 
 
-def test_network__zero_convolutions_are_none():
+def test_model__zero_convolutions_are_none():
     """Position and MLP convolutions are residual: with zero kernels they leave their input alone."""
     conv = STViT(**SMALL).eval()
     plain = STViT(**SMALL, position="none", ffn="plain").eval()
@@ -224,7 +224,7 @@ def test_stem__patches_by_hand():
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_network__a_batch_of_8_equals_8_images(sliced, monkeypatch):
+def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
     model = STViT(**SMALL).double().eval()
     x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
     expected = torch.cat([model(image[None]) for image in x])

@@ -12,7 +12,7 @@ from broadsight.inspection.macs import LAYERS, OLD_PROFILER, PRODUCTS, count
 from broadsight.layers import AbstractTokenAttention, MultiTokenNeck
 from broadsight.papers import dense as dense_tables
 from broadsight.papers import verify as verification
-from broadsight.papers.dense import BASELINES, CONTRADICTIONS, PAPERS, DenseNetwork, convention, roundings, rows
+from broadsight.papers.dense import BASELINES, CONTRADICTIONS, PAPERS, DenseModel, convention, roundings, rows
 from broadsight.papers.verify import published, verify
 
 WIDTH = 256
@@ -23,7 +23,7 @@ GRIDS = [(200 * 320) // 4**i for i in range(4)]  # positions of an 800x1280 imag
 
 def measured(task: str, backbone: str) -> tuple[float, float]:
     """Parameters in M and operations in G, as the row's paper counts them."""
-    model, (_, size) = DenseNetwork(task, backbone), dense_tables.SETTINGS[task]
+    model, (_, size) = DenseModel(task, backbone), dense_tables.SETTINGS[task]
     macs = sum(count(model, (1, 3, *size), convention(f"{task} on {backbone}")))
     return sum(p.numel() for p in model.parameters()) / 1e6, macs / 1e9
 
@@ -40,7 +40,7 @@ def measured(task: str, backbone: str) -> tuple[float, float]:
         ("mask_rcnn", "map_resnet50", 60.689, 283.982),
     ],
 )
-def test_dense_network__params_and_macs(task, backbone, params, macs):
+def test_dense_model__params_and_macs(task, backbone, params, macs):
     assert measured(task, backbone) == pytest.approx((params, macs), abs=5e-4)
 
 
@@ -65,18 +65,18 @@ def resnet18() -> int:
 @pytest.mark.parametrize("how", [PRODUCTS, LAYERS])
 def test_mask_rcnn__by_hand(resnet18, how):
     boxes = 1000 * (49 * WIDTH * 1024 + 1024**2 + 1024 * 81 * 5)
-    ours = sum(count(DenseNetwork("mask_rcnn", "resnet18"), (1, 3, 800, 1280), how))
+    ours = sum(count(DenseModel("mask_rcnn", "resnet18"), (1, 3, 800, 1280), how))
     assert ours == resnet18 + pyramid_and_proposals() + boxes + mask_head()
 
 
 def test_cascade__three_box_heads_and_three_mask_heads_by_hand(resnet18):
     boxes = 1000 * (4 * 49 * 9 * WIDTH**2 + 49 * WIDTH * 1024 + 1024 * 81 * 5)
-    ours = sum(count(DenseNetwork("cascade_mask_rcnn", "resnet18"), (1, 3, 800, 1280), PRODUCTS))
+    ours = sum(count(DenseModel("cascade_mask_rcnn", "resnet18"), (1, 3, 800, 1280), PRODUCTS))
     assert ours == resnet18 + pyramid_and_proposals() + 3 * (boxes + mask_head())
 
 
 def test_regions__their_number_is_the_convention(monkeypatch):
-    model = DenseNetwork("mask_rcnn", "resnet18")
+    model = DenseModel("mask_rcnn", "resnet18")
     usual = sum(count(model, (1, 3, 64, 64), PRODUCTS))
     monkeypatch.setattr(dense_tables, "MASKS", 200)
     assert sum(count(model, (1, 3, 64, 64), PRODUCTS)) - usual == mask_head()
@@ -162,17 +162,17 @@ def test_conventions_and_roundings__by_paper():
 
 
 def test_verify__states_of_rows(monkeypatch):
-    """On the smallest of networks: a match, an unexplained miss, and a row without a model."""
-    model = partial(DenseNetwork, "semantic_fpn", "test_resnet")
+    """On the smallest of models: a match, an unexplained miss, and a row without a model."""
+    model = partial(DenseModel, "semantic_fpn", "test_resnet")
     params = sum(p.numel() for p in model().parameters()) / 1e6
     figures = {"params": f"{params:.2f}", "macs at 512x2048": "1"}
-    shown = [("Table 0: a", figures, model), ("Table 0: b", {"params": "3"}, "no such network")]
+    shown = [("Table 0: a", figures, model), ("Table 0: b", {"params": "3"}, "no such model")]
     monkeypatch.setattr(dense_tables, "rows", lambda tables: iter(shown))
     match, miss, not_run = verify(["dense"])
     assert (match.status, match.figure, match.family, match.convention) == ("match", "params", "dense", "")
     assert (miss.status, miss.note, miss.convention) == ("miss", "", "layers, batch norms")
     assert 88 < miss.executed <= miss.ours < 90  # nearly all of it in the decoder
-    assert (not_run.status, not_run.ours, not_run.note) == ("not run", None, "no such network")
+    assert (not_run.status, not_run.ours, not_run.note) == ("not run", None, "no such model")
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_verify__every_row():
 
 @pytest.mark.slow
 def test_convnext__fits_if_all_of_the_neck_ran_at_every_position():
-    """What the note of these rows says: the plain network, and all weights of the neck at stride 16."""
+    """What the note of these rows says: the plain model, and all weights of the neck at stride 16."""
     plain = {(task, backbone): macs for task, backbone, _, macs in BASELINES if "convnext" in backbone}
     for (task, backbone), printed in plain.items():
         (neck,) = [m for m in dense_tables._stages(f"map_{backbone}").modules() if isinstance(m, MultiTokenNeck)]
@@ -223,8 +223,8 @@ def test_emsnet_xtiny__with_wider_mlps(monkeypatch):
     assert measured("mask_rcnn", "emsnet_xtiny") == pytest.approx((23.16, 186.7), abs=0.05)
 
 
-def test_dense_network__takes_no_memory():
-    model = DenseNetwork("retinanet", "test_resnet")
+def test_dense_model__takes_no_memory():
+    model = DenseModel("retinanet", "test_resnet")
     assert all(x.is_meta for x in (*model.parameters(), *model.buffers()))
     assert verification.TABLES["dense"] is dense_tables
     with torch.no_grad():

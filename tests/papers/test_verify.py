@@ -29,7 +29,7 @@ EXPLAINED = {  # of EMSNet, the only one of the first four families, and of cont
     ("deit_base_distilled_cb_s", "macs"),
     ("vit_small_patch16_224", "macs"),
 }
-WITH_NETWORKS_OF_OTHERS = ("map", "context_broadcast")  # families in whose tables the published figures leave these out
+WITH_MODELS_OF_OTHERS = ("map", "context_broadcast")  # families in whose tables the published figures leave these out
 
 
 OTHERS = tuple(family for family in FAMILIES if family != "map")
@@ -42,7 +42,7 @@ def steps() -> list[tuple[int, int, str]]:
 
 @pytest.fixture(scope="module")
 def checks(steps) -> list[Check]:
-    """Of all but MAP's tables, whose networks of others take as long again, and the dense ones (test_dense_tables)."""
+    """Of all but MAP's tables, whose models of others take as long again, and the dense ones (test_dense_tables)."""
     return verify(OTHERS, progress=lambda done, total, row: steps.append((done, total, row)))
 
 
@@ -71,7 +71,7 @@ def printed_figures(family: str) -> list[str]:
     return [row[figure] for row in rows for figure in FIGURES if figure in row] + lists + list(added.values())
 
 
-def network(check: Check) -> str:
+def model(check: Check) -> str:
     """The row's name without the tables that print it."""
     return check.row.rpartition(": ")[2]
 
@@ -85,13 +85,13 @@ def test_verify__no_figure_is_missed(checks):
     context = Counter(check.status for check in checks if check.family == "context_broadcast")
     assert context == {"match": 30, "explained": 4}
     assert {check.status for check in checks} == {"match", "explained"}
-    assert {(network(c), c.figure) for c in checks if c.status == "explained"} == EXPLAINED
+    assert {(model(c), c.figure) for c in checks if c.status == "explained"} == EXPLAINED
 
 
 @of_both
 def test_verify__only_the_contradictory_rows_are_explained(some):
-    explained = {(c.family, network(c), c.figure): c for c in some if c.status == "explained"}
-    families = ("emsnet", *WITH_NETWORKS_OF_OTHERS)
+    explained = {(c.family, model(c), c.figure): c for c in some if c.status == "explained"}
+    families = ("emsnet", *WITH_MODELS_OF_OTHERS)
     assert all(family in families and check.note for (family, *_), check in explained.items())
     assert all(not check.note for check in some if check.status == "match")
     looked_at = {check.family for check in some}
@@ -103,7 +103,7 @@ def test_verify__only_the_contradictory_rows_are_explained(some):
 def test_verify__what_no_package_offers_is_not_run(map_checks):
     left_out = [check for check in map_checks if check.status == "not run"]
     assert all(check.ours is None and check.executed is None and check.note for check in left_out)
-    families = {network(check).split("-")[0].split("_")[0].lower() for check in left_out}
+    families = {model(check).split("-")[0].split("_")[0].lower() for check in left_out}
     assert families == {"fastervit", "faster", "biformer", "nat", "moganet", "internimage"}
     assert all(check.ours is not None for check in map_checks if check.status != "not run")
 
@@ -114,14 +114,14 @@ def test_verify__covers_every_printed_figure(request, family):
     mine = [check for check in checks if check.family == family]
     figures = printed_figures(family)
     covered = Counter(check.paper for check in mine)
-    exact = family not in WITH_NETWORKS_OF_OTHERS
+    exact = family not in WITH_MODELS_OF_OTHERS
     assert len(figures) > 6 and (Counter(figures) == covered if exact else Counter(figures) <= covered)
-    assert len({(network(check), check.figure) for check in mine}) == len(mine)
+    assert len({(model(check), check.figure) for check in mine}) == len(mine)
     if family != "context_broadcast":  # of which many are in no table
-        assert set(timm.list_models(module=family)) <= {network(check) for check in mine}
+        assert set(timm.list_models(module=family)) <= {model(check) for check in mine}
 
 
-# Table: how many rows of it are in the supplement's or the paper's text, networks of others included.
+# Table: how many rows of it are in the supplement's or the paper's text, models of others included.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "rows"),
@@ -137,7 +137,7 @@ def test_verify__covers_every_row_of_the_tables_of_map(map_checks, table, rows):
 
 def test_verify__covers_both_tables_of_added_operations(checks):
     """Three kinds in three branches, and in three places of the MLP, of which one is common to both tables."""
-    mine = {network(c): c for c in checks if c.family == "context_broadcast" and c.figure == "added operations"}
+    mine = {model(c): c for c in checks if c.family == "context_broadcast" and c.figure == "added operations"}
     kinds = ("vit_small_cb", "vit_small_cb_gate", "vit_small_cb_hybrid")
     assert set(mine) == {kind + place for kind in kinds for place in ("", "_attn", "_both", "_front", "_mid")}
     tokens, dim, depth = 197, 384, 12
@@ -161,7 +161,7 @@ def test_verify__a_match_is_within_one_unit_of_the_last_digit(some):
             continue
         unit = 10.0 ** Decimal(check.paper).as_tuple().exponent
         off = check.ours - float(check.paper)
-        above = unit / 2 if check.family in WITH_NETWORKS_OF_OTHERS else unit  # some of the others cut off
+        above = unit / 2 if check.family in WITH_MODELS_OF_OTHERS else unit  # some of the others cut off
         assert (-unit / 2 <= off < above) == (check.status == "match"), check
 
 
@@ -258,7 +258,7 @@ def test_catalogue__a_model_without_published_accuracy():
     assert row["paper_top1"] is None and row["paper_params_m"] == 25 and row["paper_macs_g"] == 4.4
 
 
-def test_catalogue__of_pooled_networks():
+def test_catalogue__of_pooled_models():
     released, light, scaled = (catalogue(name)[0] for name in ("map_resnet50", "map_mobilenetv1", "map_resnet75d"))
     assert released["params"] == 42_708_288 and "WACV" in released["source"]
     assert (released["paper_params_m"], released["paper_macs_g"], released["paper_top1"]) == (42.7, 5.4, 82.9)
@@ -266,6 +266,6 @@ def test_catalogue__of_pooled_networks():
     assert (scaled["paper_params_m"], scaled["paper_macs_g"], scaled["paper_top1"]) == (None, 10.3, 82.5)
 
 
-def test_rows__a_network_that_cannot_be_built_is_not_run():
+def test_rows__a_model_that_cannot_be_built_is_not_run():
     (check,) = verification._check("map", "Table 0: nothing", {"params": "1.0"}, "it does not exist")
     assert (check.status, check.note, check.ours, check.paper) == ("not run", "it does not exist", None, "1.0")

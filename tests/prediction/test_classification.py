@@ -1,4 +1,4 @@
-"""What pictures show: the numbers of a direct pass, the order, the files, and the command."""
+"""What images show: the numbers of a direct pass, the order, the files, and the command."""
 
 import csv
 import dataclasses
@@ -62,8 +62,8 @@ def classifier(run) -> Classifier:
 
 
 @pytest.fixture
-def pictures(tmp_path, monkeypatch) -> list[str]:
-    """Seven pictures that differ, the fourth and the last of them broken, in a working folder."""
+def images(tmp_path, monkeypatch) -> list[str]:
+    """Seven images that differ, the fourth and the last of them broken, in a working folder."""
     monkeypatch.chdir(tmp_path)
     names = [f"{number}.png" for number in range(7)]
     for number, name in enumerate(names):
@@ -79,7 +79,7 @@ def noise(seed: int, size: tuple[int, int] = (40, 48)) -> Image.Image:
 
 
 def by_hand(classifier: Classifier, image: Image.Image) -> torch.Tensor:
-    """Probabilities (C,) by a pass of one picture."""
+    """Probabilities (C,) by a pass of one image."""
     pixels = torch.as_tensor(classifier.transforms.build(training=False)(image)).double() / 255
     mean, std = (torch.tensor(getattr(classifier.transforms, key)).view(-1, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():
@@ -120,48 +120,48 @@ def test_predict__is_a_direct_pass(classifier, tmp_path):
     assert len({prediction.probabilities for prediction in found}) == 4
 
 
-def test_predict__broken_pictures_keep_their_place(classifier, pictures):
+def test_predict__broken_images_keep_their_place(classifier, images):
     for size in (1, 3, 64):
         told: list[int] = []
-        found = list(predict(classifier, Unlabelled(pictures), top=2, batch=size, seen=told.append))
-        assert [prediction.file for prediction in found] == pictures and sum(told) == 7
+        found = list(predict(classifier, Unlabelled(images), top=2, batch=size, seen=told.append))
+        assert [prediction.file for prediction in found] == images and sum(told) == 7
         for number, prediction in enumerate(found):
             if number in (3, 6):
-                assert prediction == Prediction(pictures[number], error=prediction.error)
+                assert prediction == Prediction(images[number], error=prediction.error)
             else:
                 compare(prediction, by_hand(classifier, noise(number)), top=2)
         assert "truncated" in found[3].error and found[6].error == "empty file"
 
 
-def test_predict__workers_change_nothing_and_leave_with_whoever_stops(classifier, pictures):
-    expected = list(predict(classifier, Unlabelled(pictures), batch=2))
-    assert list(predict(classifier, Unlabelled(pictures), batch=2, workers=2)) == expected
-    with closing(predict(classifier, Unlabelled(pictures), batch=2, workers=1)) as found:
+def test_predict__workers_change_nothing_and_leave_with_whoever_stops(classifier, images):
+    expected = list(predict(classifier, Unlabelled(images), batch=2))
+    assert list(predict(classifier, Unlabelled(images), batch=2, workers=2)) == expected
+    with closing(predict(classifier, Unlabelled(images), batch=2, workers=1)) as found:
         assert next(found) == expected[0]
     assert torch.multiprocessing.active_children() == []
 
 
-def test_predict__leaves_gradients_as_they_are_between_pictures(classifier, pictures):
-    for _ in predict(classifier, Unlabelled(pictures[:2])):
+def test_predict__leaves_gradients_as_they_are_between_images(classifier, images):
+    for _ in predict(classifier, Unlabelled(images[:2])):
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
-def test_predict__grey_networks_see_grey(pictures, tmp_path):
+def test_predict__grey_models_see_grey(images, tmp_path):
     grey = open_classifier(leave_run(tmp_path / "run", num_classes=4, model_args=dict(in_chans=1))[0], device="cpu")
     grey = dataclasses.replace(grey, labels=LABELS)
-    (found,) = predict(grey, Unlabelled(pictures[:1]))
+    (found,) = predict(grey, Unlabelled(images[:1]))
     compare(found, by_hand(grey, noise(0).convert("L")))
     four = dataclasses.replace(grey, transforms=dataclasses.replace(grey.transforms, channels=4))
-    assert "images of 4 channels" in refusal(lambda: predict(four, Unlabelled(pictures[:1])))
+    assert "images of 4 channels" in refusal(lambda: predict(four, Unlabelled(images[:1])))
 
 
-def test_predict__refuses_before_the_first_picture(classifier):
+def test_predict__refuses_before_the_first_image(classifier):
     for option, least in (("top", 1), ("batch", 1), ("workers", 0)):
         said = refusal(lambda option=option, least=least: predict(classifier, Unlabelled([]), **{option: least - 1}))
         assert said == f"--{option} {least - 1}; expected {least} or more"
 
 
-def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, pictures):
+def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, images):
     class Broken(torch.nn.Module):
         num_classes = 4
 
@@ -169,7 +169,7 @@ def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, pictures
             return torch.full((len(x), 4), torch.nan)
 
     broken = dataclasses.replace(classifier, model=Broken())
-    assert "not finite" in refusal(lambda: list(predict(broken, Unlabelled(pictures))), RuntimeError)
+    assert "not finite" in refusal(lambda: list(predict(broken, Unlabelled(images))), RuntimeError)
 
 
 def test_class_names__of_the_run_of_imagenet_or_numbers(classifier):
@@ -229,7 +229,7 @@ def test_json__of_nothing_is_an_empty_array(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == []
 
 
-def test_writers__hand_on_every_picture_at_once():
+def test_writers__hand_on_every_image_at_once():
     file = io.StringIO()
     for writer in (CsvWriter(file, 2), JsonWriter(file)):
         before = len(file.getvalue())
@@ -283,7 +283,7 @@ def test_summary__keeps_little_of_much():
     assert (len(summary.first), len(summary.failures), summary.failed, summary.read) == (20, 20, 100, 9900)
     assert summary.class_table().row_count == 21 and summary.table().row_count == 20
     lines = summary.complaints()
-    assert (lines[0], lines[1], lines[-1]) == ("100 of 10,000 pictures could not be read:", "  0: bad", "  and 80 more")
+    assert (lines[0], lines[1], lines[-1]) == ("100 of 10,000 images could not be read:", "  0: bad", "  and 80 more")
 
 
 # ---- the command
@@ -298,7 +298,7 @@ def ask(capsys, run):
     return call
 
 
-def test_command__table(ask, pictures):
+def test_command__table(ask, images):
     code, out, err = ask("1.png", "--top", "2", "3.png", "0.png", "1.png")
     assert code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
@@ -306,15 +306,15 @@ def test_command__table(ask, pictures):
     assert rows[0][1] in LABELS and rows[0][3].endswith(" %")
     assert err.splitlines()[:2] == [
         "note: 1 image named more than once, and predicted once: 1.png",
-        "1 of 3 pictures could not be read:",
+        "1 of 3 images could not be read:",
     ]
 
 
-def test_command__files_and_standard_output_agree(ask, pictures):
+def test_command__files_and_standard_output_agree(ask, images):
     assert ask(".", "--csv", "all.csv", "--json", "all.jsonl")[0] == 0
     rows = list(csv.DictReader(io.StringIO(Path("all.csv").read_text())))
     records = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
-    assert [row["file"] for row in rows] == [record["file"] for record in records] == [f"./{name}" for name in pictures]
+    assert [row["file"] for row in rows] == [record["file"] for record in records] == [f"./{name}" for name in images]
     for row, record in zip(rows, records, strict=True):
         assert row["error"] == record.get("error", "")
         for rank, found in enumerate(record["predictions"], 1):
@@ -325,32 +325,32 @@ def test_command__files_and_standard_output_agree(ask, pictures):
     assert code == 0 and out == Path("all.csv").read_text()
 
 
-def test_command__odd_names(ask, pictures):
+def test_command__odd_names(ask, images):
     for name in ODD:
         os.link("1.png", name)
     code, out, _ = ask(".", "--top", "1")
     assert code == 0 and "[red]x.png" in out and r"not \xff unicode.png" in out and r"line\nbreak.png" in out
 
 
-def test_command__many_pictures_in_short(ask, tmp_path, monkeypatch):
+def test_command__many_images_in_short(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").mkdir()
     for number in range(51):
         noise(number, (8, 8)).save(f"p/{number}.bmp")
     code, out, _ = ask("p", "--top", "1")
     assert code == 0 and "p/19.bmp" in out and "p/20.bmp" not in out
-    assert "the first 20 of 51 images; --csv FILE or --json FILE has all of them" in out and "pictures" in out
+    assert "the first 20 of 51 images; --csv FILE or --json FILE has all of them" in out and "images" in out
     code, out, _ = ask("p", "--csv", "all.csv")
-    assert code == 0 and "p/1.bmp" not in out and "pictures" in out and "written: all.csv" in out
+    assert code == 0 and "p/1.bmp" not in out and "images" in out and "written: all.csv" in out
 
 
-def test_command__none_can_be_read(ask, pictures):
+def test_command__none_can_be_read(ask, images):
     code, _, err = ask("3.png", "6.png", "--csv", "all.csv")
-    assert code == 1 and "2 of 2 pictures could not be read" in err and "6.png: empty file" in err
+    assert code == 1 and "2 of 2 images could not be read" in err and "6.png: empty file" in err
     assert len(Path("all.csv").read_text().splitlines()) == 3
 
 
-def test_command__refuses_before_the_network_is_opened(ask, pictures, monkeypatch):
+def test_command__refuses_before_the_model_is_opened(ask, images, monkeypatch):
     def never(*arguments, **options):
         raise AssertionError("this must not run")
 
@@ -371,16 +371,16 @@ def test_command__refuses_before_the_network_is_opened(ask, pictures, monkeypatc
     assert Path("1.png").read_bytes() == before
 
 
-def test_command__interrupted(ask, pictures, monkeypatch):
+def test_command__interrupted(ask, images, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(CsvWriter, "write", interrupted)
     assert ask("0.png", "1.png", "--csv", "all.csv") == (130, "", "broadsight: interrupted\n")
-    assert sorted(os.listdir()) == sorted(pictures)
+    assert sorted(os.listdir()) == sorted(images)
 
 
-def test_command__list(ask, pictures):
+def test_command__list(ask, images):
     Path("some.txt").write_text("1.png\n0.png\n")
     code, out, _ = ask("--list", "some.txt", "--json")
     assert code == 0 and [os.path.basename(record["file"]) for record in json.loads(out)] == ["1.png", "0.png"]

@@ -24,8 +24,8 @@ def test_bars__as_high_as_the_accuracy():
     aims = [aim.get("d") for aim in of_class(reliability, "aim")]
     assert aims[1] == f"M{(LEFT + RIGHT) // 2} {TOP + tall // 4}H{RIGHT}"
     assert [text(bar) for bar in spread.iter("rect")] == [
-        "25 to 50\u00a0%: 10 pictures",
-        "50 to 100\u00a0%: 30 pictures",
+        "25 to 50\u00a0%: 10 images",
+        "50 to 100\u00a0%: 30 images",
     ]
     assert [float(bar.get("height")) for bar in spread.iter("rect")] == pytest.approx(
         [tall * 25 / 80, tall * 75 / 80], abs=0.06

@@ -9,7 +9,7 @@ from .reading import of_class, read, tables, text
 
 
 def rows_of(count):
-    return [{"class": f"c{i}", "pictures": 10, "recall": float(i % 97), "precision": 50.0} for i in range(count)]
+    return [{"class": f"c{i}", "images": 10, "recall": float(i % 97), "precision": 50.0} for i in range(count)]
 
 
 def test_few_classes__one_table_in_their_order():
@@ -18,7 +18,7 @@ def test_few_classes__one_table_in_their_order():
 
 
 def test_many_classes__weakest_strongest_and_the_others_folded_away():
-    html = per_class(dict(per_class=[*rows_of(90), {"class": "empty", "pictures": 0, "recall": None}]))
+    html = per_class(dict(per_class=[*rows_of(90), {"class": "empty", "images": 0, "recall": None}]))
     worst, best, others = tables(html)
     assert [row[0] for row in worst[1:]] == [f"c{i}" for i in range(20)]
     assert [row[0] for row in best[1:]] == [f"c{i}" for i in (89, 88, 87, 86, 85)]
@@ -27,14 +27,14 @@ def test_many_classes__weakest_strongest_and_the_others_folded_away():
     assert "91 classes; recall from 0.0\u00a0% (c0) to 89.0\u00a0% (c89)" in text(read(html))
 
 
-def test_class_without_pictures():
-    row = {"class": "none", "pictures": 0, "recall": None, "precision": None, "f1": None, "most_confused_with": None}
+def test_class_without_images():
+    row = {"class": "none", "images": 0, "recall": None, "precision": None, "f1": None, "most_confused_with": None}
     html = per_class(dict(per_class=[row]))
     assert tables(html)[0][1] == ["none", "0", *"––––"] and of_class(read(html), "bar") == []  # noqa: RUF001
 
 
 def test_confused_class__is_named_with_its_count():
-    row = {"class": "cat", "pictures": 9, "recall": 25.0, "most_confused_with": "<dog>", "confused": 4}
+    row = {"class": "cat", "images": 9, "recall": 25.0, "most_confused_with": "<dog>", "confused": 4}
     html = per_class(dict(per_class=[row]))
     assert tables(html)[0][1][-1] == "<dog> 4"
     assert [cell.get("style") for cell in of_class(read(html), "bar")] == ["--v:25"]
@@ -51,7 +51,7 @@ def test_matrix__right_and_wrong_by_colour():
 
 def test_matrix__without_names_or_mistakes():
     html = confusions(dict(confusion=[[3, 0], [0, 4]]))
-    assert tables(html)[0][0][1:] == ["0", "1"] and "No picture was taken for another class." in text(read(html))
+    assert tables(html)[0][0][1:] == ["0", "1"] and "No image was taken for another class." in text(read(html))
 
 
 def test_matrix__too_large_to_read():

@@ -24,8 +24,8 @@ def test_figures__with_their_meaning_or_the_reason():
 def test_skipped__all_counted_the_first_named():
     html = skipped(dict(skipped={f"{i}.jpg": "cut short" for i in range(240)}))
     assert len(tables(html)[0]) == 101
-    assert "240 pictures could not be read and were left out. The first 100 are named." in text(read(html))
-    assert "1 picture could not be read and was left out." in skipped(dict(skipped={"a": "b"}))
+    assert "240 images could not be read and were left out. The first 100 are named." in text(read(html))
+    assert "1 image could not be read and was left out." in skipped(dict(skipped={"a": "b"}))
 
 
 def test_facts__and_what_it_was_made_with():

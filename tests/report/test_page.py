@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from PIL import Image
 
-from broadsight.report import Picture, render
+from broadsight.report import CaptionedImage, render
 from broadsight.report.page import SECTIONS
 from tests.data.nasty_names import NASTY as NASTY_NAMES
 
@@ -16,31 +16,31 @@ from .reading import of_class, read, text
 
 NASTY = '<b>&"x"</b><script>alert(1)</script>'
 BIN = dict(low=0.5, high=1.0, count=10, confidence=80.0, accuracy=70.0)
-PICTURE = Picture(Image.new("RGB", (8, 8), "teal"), "cat taken for dog\n97 % sure", "a cat")
+IMAGE = CaptionedImage(Image.new("RGB", (8, 8), "teal"), "cat taken for dog\n97 % sure", "a cat")
 # What makes each section appear: keys of the record, or arguments
 DATA = {
     "figures": dict(figures={"top1": 50.0}),
     "twins": dict(twins=[{"title": "twin", "top1": 50.0}]),
     "beside": dict(beside=[{"title": "resnet18", "figures": {"top1": 40.0}}]),
     "class_figures": dict(class_figures=[{"name": "cat", "objects": 2, "box_ap": 50.0}]),
-    "per_class": dict(per_class=[{"class": "cat", "pictures": 2, "recall": 50.0}]),
+    "per_class": dict(per_class=[{"class": "cat", "images": 2, "recall": 50.0}]),
     "confusion": dict(confusion=[[1, 1], [0, 2]], classes=["cat", "dog"]),
     "calibration": dict(calibration={"ece": 10.0, "bins": [BIN]}),
-    "suites": dict(suites=[{"name": "blur", "rows": [{"case": "blur", "at": 1, "top1": 40.0, "pictures": 3}]}]),
+    "suites": dict(suites=[{"name": "blur", "rows": [{"case": "blur", "at": 1, "top1": 40.0, "images": 3}]}]),
     "skipped": dict(skipped={"a.jpg": "cut short"}),
     "facts": dict(facts=[{"group": "Data", "rows": [["classes", "2"]]}]),
 }
 ARGUMENTS = {
     "curves": dict(curves=[{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, "val_loss": 1.0}]),
-    "mistakes": dict(mistakes=[PICTURE]),
-    "samples": dict(samples=[PICTURE]),
-    "findings": dict(findings=[PICTURE]),
+    "mistakes": dict(mistakes=[IMAGE]),
+    "samples": dict(samples=[IMAGE]),
+    "findings": dict(findings=[IMAGE]),
 }
 
 
 def whole_record(name: str = "cat") -> dict:
     """A record with everything, in which all texts are `name`."""
-    rows = [{"case": f"{name}{i}", "at": at, "top1": 50.0, "pictures": 3} for i in range(2) for at in (1, 2)]
+    rows = [{"case": f"{name}{i}", "at": at, "top1": 50.0, "images": 3} for i in range(2) for at in (1, 2)]
     words = [{"case": name, "at": word, "top1": 50.0} for word in (name, "b")]
     return dict(
         title=name,
@@ -53,7 +53,7 @@ def whole_record(name: str = "cat") -> dict:
         classes=[name, "dog"],
         class_figures=[{"name": name, "objects": 2, "box_ap": 50.0}],
         per_class=[
-            {"class": name, "pictures": 2, "recall": 50.0, "precision": 1.0, "most_confused_with": name, "confused": 1}
+            {"class": name, "images": 2, "recall": 50.0, "precision": 1.0, "most_confused_with": name, "confused": 1}
         ],
         confusion=[[1, 1], [0, 2]],
         confused=[{"class": name, "as": name, "count": 1, "share": 50.0}],
@@ -74,9 +74,9 @@ def whole_record(name: str = "cat") -> dict:
 
 
 def whole(name: str = "cat") -> str:
-    pictures = [Picture(Image.new("RGB", (8, 8)), f"{name}\n{name}", name)]
+    images = [CaptionedImage(Image.new("RGB", (8, 8)), f"{name}\n{name}", name)]
     lines = [{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, f"val_{name}": 1.0}]
-    return render(whole_record(name), curves=lines, mistakes=pictures, samples=pictures, findings=pictures)
+    return render(whole_record(name), curves=lines, mistakes=images, samples=images, findings=images)
 
 
 def sections(html: str) -> list[str]:
@@ -93,9 +93,9 @@ def test_section__is_there_if_its_data_are(key):
 
 @pytest.mark.parametrize("key", SECTIONS)
 def test_section__says_why_it_is_not_there(key):
-    page = read(render(dict(title="x", absent={key: "too few pictures"})))
+    page = read(render(dict(title="x", absent={key: "too few images"})))
     (section,) = (element for element in page.iter("section") if element.get("id"))
-    assert section.get("id") == key and "Not measured: too few pictures." in text(section)
+    assert section.get("id") == key and "Not measured: too few images." in text(section)
 
 
 def test_contents__lead_to_every_section_in_order():
@@ -205,7 +205,7 @@ def test_any_number__anywhere(value):
 def test_thousand_classes__small_and_quick():
     names = [f"class {i} of a thousand, with a name" for i in range(1000)]
     classes = [
-        {"class": name, "pictures": 50, "recall": i / 10, "precision": 50.0, "f1": 50.0, "most_confused_with": names[0]}
+        {"class": name, "images": 50, "recall": i / 10, "precision": 50.0, "f1": 50.0, "most_confused_with": names[0]}
         for i, name in enumerate(names)
     ]
     began = time.process_time()
@@ -213,7 +213,9 @@ def test_thousand_classes__small_and_quick():
     assert time.process_time() - began < 1.5 and len(html) < 1_000_000
 
 
-def test_pictures__fit():
+def test_images__fit():
     noise = Image.effect_noise((400, 300), 80).convert("RGB")  # the worst that a JPEG can meet
-    html = render(dict(title="x"), mistakes=[Picture(noise, "a", "b")] * 24, samples=[Picture(noise, "a", "b")] * 24)
+    html = render(
+        dict(title="x"), mistakes=[CaptionedImage(noise, "a", "b")] * 24, samples=[CaptionedImage(noise, "a", "b")] * 24
+    )
     assert len(html) < 2_500_000

@@ -23,10 +23,10 @@ from ..training.small_runs import ask, fill, without_drawing
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run with its report, and the pictures."""
+    """A run with its report, and the images."""
     folder = tmp_path_factory.mktemp("reported")
     data = fill(folder / "data", 40, red=12, green=12, blue=12)
-    (data / "red" / "broken.png").write_bytes(b"no picture")
+    (data / "red" / "broken.png").write_bytes(b"no image")
     with pytest.MonkeyPatch.context() as patch:
         without_drawing(patch)
         changes = dict(epochs=2, mixup=0.8, erasing=0.5, smoothing=0.1)
@@ -52,11 +52,11 @@ def test_report__top1_is_that_of_the_best_epoch(finished):
     assert evaluation.results[0].figures["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
 
 
-def test_samples__as_the_run_saw_its_first_pictures(finished):
+def test_samples__as_the_run_saw_its_first_images(finished):
     classifier = open_classifier(finished.folder, device="cpu")
     shown = samples(classifier, own_splits(classifier), 8)
-    assert len(shown) == 8 and all(picture.image.size == (32, 32) for picture in shown)
-    mixed = [picture.caption for picture in shown if "+" in picture.caption]
+    assert len(shown) == 8 and all(image.image.size == (32, 32) for image in shown)
+    mixed = [image.caption for image in shown if "+" in image.caption]
     assert mixed and all(re.fullmatch(r"(\w+ \d+ % \+ )+\w+ \d+ %", caption) for caption in mixed)
     again = samples(classifier, own_splits(classifier), 8)
     assert [np.array(a.image).tobytes() for a in shown] == [np.array(b.image).tobytes() for b in again]

@@ -7,7 +7,7 @@ from .reading import of_class, read, tables, text
 
 
 def suite(model="ours", cases=("a",), at=(0, 10), name="s", **others):
-    rows = [dict(case=case, at=a, top1=100.0 - 10 * i, pictures=5) for case in cases for i, a in enumerate(at)]
+    rows = [dict(case=case, at=a, top1=100.0 - 10 * i, images=5) for case in cases for i, a in enumerate(at)]
     return dict(name=name, title="Title", axis="side, %", model=model, rows=rows) | others
 
 
@@ -66,7 +66,7 @@ def test_names__keep_suites_apart():
 
 
 def test_nothing_measured():
-    assert "No picture could be used." in show(suite(rows=[]))
+    assert "No image could be used." in show(suite(rows=[]))
     unknown = [dict(case="a", at=a, top1=None) for a in (1, 2)]
     assert "No accuracy was measured." in show(suite(rows=unknown))
     assert show() == suites(dict(title="x")) == ""

@@ -71,4 +71,4 @@ def test_sentence():
 
 def test_plural():
     assert (plural(1, "class", "classes"), plural(1000, "class", "classes")) == ("1 class", "1,000 classes")
-    assert plural(0, "picture") == "0 pictures"
+    assert plural(0, "image") == "0 images"

@@ -9,7 +9,7 @@ import torch
 from broadsight.runs.classifier import open_classifier
 from broadsight.weights.writing import write_weights
 
-from ..training.small_runs import leave_run, refusal, without_network
+from ..training.small_runs import leave_run, offline_hub, refusal
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def named(folder, labels):
     return folder
 
 
-def test_run__answers_as_its_network(left):
+def test_run__answers_as_its_model(left):
     folder, model = left
     classifier = open_classifier(named(folder, ["a", "b", "c"]), device="cpu")
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
@@ -50,7 +50,7 @@ def test_timm__a_name_with_a_file_of_weights(left, tmp_path):
     assert classifier.labels is None and classifier.title == "test_resnet"
     torch.testing.assert_close(classifier.model.state_dict(), other.state_dict())
     said = refusal(lambda: open_classifier("test_resnet", **options | {"model_args": {"num_classes": 4}}))
-    assert "holds weights of another network: 0 missing, 0 unexpected, 2 of another shape, such as fc.bias" in said
+    assert "holds weights of another model: 0 missing, 0 unexpected, 2 of another shape, such as fc.bias" in said
 
 
 def test_timm__other_channels(left):
@@ -82,7 +82,7 @@ def test_size__another_one(left):
     assert "--size 0; expected pixels" in refusal(lambda: open_classifier(left[0], size=0))
 
 
-def test_size__that_the_network_cannot_take(tmp_path):
+def test_size__that_the_model_cannot_take(tmp_path):
     folder, _ = leave_run(tmp_path / "run", "test_vit", model_args={"img_size": 32})
     assert "--size 40 does not suit run: " in refusal(lambda: open_classifier(folder, size=40, device="cpu"))
 
@@ -91,7 +91,7 @@ def test_logits__that_are_not_finite_are_no_answers(left):
     classifier = open_classifier(left[0], device="cpu")
     classifier.model.get_classifier().weight.data[0] = torch.nan
     said = refusal(lambda: classifier.logits(torch.zeros(2, 3, 32, 32)), RuntimeError)
-    assert said.startswith("run answers 2 of 2 pictures with numbers that are not finite; its weights are damaged")
+    assert said.startswith("run answers 2 of 2 images with numbers that are not finite; its weights are damaged")
 
 
 def spoil_config(folder):
@@ -118,10 +118,10 @@ def cut_weights(folder):
             "holds no weights (model.safetensors), which come with its first evaluation; finish the run",
         ),
         (spoil_config, ValueError, "config.json is damaged ("),
-        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "describes no network"),
+        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "describes no model"),
         (cut_weights, RuntimeError, "is not a readable safetensors file"),
         (other_task, ValueError, "holds a run of --task detect; expected one that classifies"),
-        (lambda folder: named(folder, ["a"]), ValueError, "names 1 classes, the network has 3"),
+        (lambda folder: named(folder, ["a"]), ValueError, "names 1 classes, the model has 3"),
     ],
 )
 def test_run__that_cannot_be_used(left, spoil, kind, message):
@@ -144,7 +144,7 @@ def test_run__that_cannot_be_used(left, spoil, kind, message):
     ],
 )
 def test_name__that_cannot_be_used(monkeypatch, source, options, kind, message):
-    without_network(monkeypatch)
+    offline_hub(monkeypatch)
     if torch.cuda.is_available() and options.get("device") == "cuda":
         pytest.skip("there is a CUDA device")
     assert message in refusal(lambda: open_classifier(source, **options), kind)

@@ -186,7 +186,7 @@ def changed(saved, folder, **changes):
         (dict(architecture="hf-hub:somebody/model"), "names the model 'hf-hub:somebody/model'"),
         (dict(architecture="dense_model", model_args={}), "holds a dense model"),
         (dict(broadsight={"task": "detect"}), "holds a dense model"),
-        (dict(architecture="test_resnet", model_args={}), "another network|cannot be made"),
+        (dict(architecture="test_resnet", model_args={}), "another model|cannot be made"),
         (dict(num_classes=5), "1 of another shape|2 of another shape"),
         (dict(model_args={"backbone": "test_resnet", "pool": "nap"}), "unknown pool 'nap'"),
         (

@@ -22,7 +22,7 @@ from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import KINDS
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT, _backbone
 from tests.compare import assert_close, randomize
-from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenNetwork
+from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel
 from tests.inspection.test_branches import COUNTS
 from tests.inspection.timm_models import SHRUNK, created
 from tests.inspection.timm_models import images as timm_images
@@ -59,7 +59,7 @@ def _template(name: str) -> nn.Module:
     return randomize(make()).eval()
 
 
-def network(name: str) -> nn.Module:
+def make_model(name: str) -> nn.Module:
     """In eval mode, always the same weights, none of them at its initial value."""
     return copy.deepcopy(_template(name))
 
@@ -72,12 +72,12 @@ def images(name: str, batch: int = 2) -> Tensor:
 
 
 def options(name: str) -> dict:
-    """The size that the network was built for, where it does not say so."""
+    """The size that the model was built for, where it does not say so."""
     return dict(image_size=SIDE if name in FOREIGN else MORE[name][1]) if name in {**FOREIGN, **MORE} else {}
 
 
 def broadcast(name: str, kind: str = "cb", branch: str = "mlp", position: str = "end", **more) -> nn.Module:
-    return add_context_broadcast(network(name), kind, branch, position, **options(name), **more)
+    return add_context_broadcast(make_model(name), kind, branch, position, **options(name), **more)
 
 
 def where(name: str) -> str:
@@ -107,7 +107,7 @@ def hooks(model: nn.Module) -> dict[str, int]:
 
 def ways(name: str) -> dict[str, set[str]]:
     """Which positions the branches of each kind have in common."""
-    found = find_branches(network(name), **options(name))
+    found = find_branches(make_model(name), **options(name))
     kinds = {kind: [b for b in found if b.kind == kind] for kind in ("attn", "mlp")}
     return {
         kind: {position for position in POSITIONS if all(getattr(b, position) is not None for b in branches)}
@@ -140,8 +140,8 @@ def places(name) -> dict[str, set[str]]:
 
 
 @torch.no_grad()
-def test_networks__scaled_changes_nothing_and_keeps_every_key(name, places):
-    plain, x = network(name), images(name)
+def test_models__scaled_changes_nothing_and_keeps_every_key(name, places):
+    plain, x = make_model(name), images(name)
     before, expected = plain.state_dict(), plain(x)
     branch = "both" if len(places) == 2 else next(iter(places))
     position = next(p for p in ("front", "end") if all(p in possible for possible in places.values()))
@@ -156,9 +156,9 @@ def test_networks__scaled_changes_nothing_and_keeps_every_key(name, places):
 
 
 @torch.no_grad()
-def test_networks__each_image_sees_its_own_context(name, places):
+def test_models__each_image_sees_its_own_context(name, places):
     branch = "both" if len(places) == 2 else next(iter(places))
-    plain, model = network(name).double(), broadcast(name, "cb", branch).double()
+    plain, model = make_model(name).double(), broadcast(name, "cb", branch).double()
     assert model.state_dict().keys() == plain.state_dict().keys()
     x = images(name).double()
     got = model(x)
@@ -167,7 +167,7 @@ def test_networks__each_image_sees_its_own_context(name, places):
 
 
 @torch.no_grad()
-def test_networks__middle_and_end_are_the_same_for_cb(name, places):
+def test_models__middle_and_end_are_the_same_for_cb(name, places):
     """The mean passes a linear layer, and half of its bias twice is the bias."""
     x = images(name, 1).double()
     for branch, possible in places.items():
@@ -176,7 +176,7 @@ def test_networks__middle_and_end_are_the_same_for_cb(name, places):
             assert_close(middle(x), end(x), branch, 1e-10)
 
 
-def test_networks__every_parameter_receives_a_gradient(name, places):
+def test_models__every_parameter_receives_a_gradient(name, places):
     assert_learns(name, "scaled", "both" if len(places) == 2 else next(iter(places)))
 
 
@@ -188,7 +188,7 @@ def test_learning__with_the_other_kinds(name, kind):
 
 
 def assert_learns(name: str, kind: str, branch: str) -> None:
-    plain, model = network(name).train(), fill_scales(broadcast(name, kind, branch)).train()
+    plain, model = make_model(name).train(), fill_scales(broadcast(name, kind, branch)).train()
     x = images(name)
     unused = []
     for one in (plain, model):
@@ -201,7 +201,7 @@ def assert_learns(name: str, kind: str, branch: str) -> None:
     assert len(scales) == (len(layers(model)) if kind == "scaled" else 0) and len(layers(model)) > 0
 
 
-# ---- values: the equations by hooks of our own on a plain network
+# ---- values: the equations by hooks of our own on a plain model
 
 
 def equation(x: Tensor, kind: str, batch: int, axis: int, class_token: bool) -> Tensor:
@@ -273,7 +273,7 @@ CASES += [
 @torch.no_grad()
 def test_values__are_the_equations(name, kind, branch, position):
     x = images(name, 3).double()
-    by_hand = network(name).double()
+    by_hand = make_model(name).double()
     plain = by_hand(x)
     apply_by_hand(by_hand, kind, position, places_of(name, by_hand, branch), class_token=name == "vit")
     model = fill_scales(broadcast(name, kind, branch, position).double())
@@ -285,7 +285,7 @@ def test_values__are_the_equations(name, kind, branch, position):
 @pytest.mark.parametrize("kind", ["cb", "scaled", "gate"])
 def test_values__gradients_are_those_of_the_equations(kind):
     x = images("swin").double()
-    by_hand = network("swin").double()
+    by_hand = make_model("swin").double()
     apply_by_hand(by_hand, kind, "end", places_of("swin", by_hand, "both"), class_token=False)
     model = fill_scales(broadcast("swin", kind, "both").double())
     for one in (model, by_hand):
@@ -344,7 +344,7 @@ def test_values__our_windows_of_any_image_size(size):
 def test_class_token__of_a_distilled_vit(kind, class_token):
     name = "deit_tiny_distilled_patch16_224"
     x = images(name, 2).double()
-    by_hand = network(name).double()
+    by_hand = make_model(name).double()
     places = [(block.mlp, block.mlp.fc2, -1) for block in by_hand.blocks]
     apply_by_hand(by_hand, kind, "end", places, class_token=class_token is not False)
     model = broadcast(name, kind, class_token=class_token).double()
@@ -355,7 +355,7 @@ def test_class_token__of_a_distilled_vit(kind, class_token):
 @torch.no_grad()
 def test_class_token__of_a_distilled_pit():
     x = images("pit_distilled").double()
-    by_hand = network("pit_distilled").double()
+    by_hand = make_model("pit_distilled").double()
     places = [(stage.blocks[0].mlp, None, -1) for stage in by_hand.transformers]
     apply_by_hand(by_hand, "gate", "end", places, class_token=True)
     assert_close(broadcast("pit_distilled", "gate").double()(x), by_hand(x), tolerance=1e-10)
@@ -365,7 +365,7 @@ def test_class_token__none_of_a_swin():
     assert {module.class_token for module in layers(broadcast("swin", "gate", "both"))} == {False}
 
 
-# ---- networks of others
+# ---- models of others
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -450,7 +450,7 @@ class Encoder(nn.Module):
 
 
 def test_others__torchs_encoder_layer_in_inference():
-    plain = randomize(TokenNetwork(Encoder())).eval()
+    plain = randomize(TokenModel(Encoder())).eval()
     model = add_context_broadcast(copy.deepcopy(plain), "cb", "attn")
     x = torch.randn(2, 3, SIDE, SIDE)
     expected = model(x)
@@ -465,7 +465,7 @@ def test_others__torchs_encoder_layer_in_inference():
 def test_others__sequences_in_sequences(kind, position):
     """What is added to a sequence is not run as one more of its layers."""
     mlp = nn.Sequential(nn.Sequential(nn.Linear(16, 24), nn.GELU()), nn.Sequential(nn.Linear(24, 16), nn.Tanh()))
-    by_hand = randomize(TokenNetwork(Residual(mlp))).double().eval()
+    by_hand = randomize(TokenModel(Residual(mlp))).double().eval()
     model = fill_scales(add_context_broadcast(copy.deepcopy(by_hand), kind, "mlp", position).double())
     mlp = by_hand.blocks[0].mlp
     apply_by_hand(by_hand, kind, position, [(mlp, mlp[1][0], -1)], class_token=True)
@@ -480,29 +480,29 @@ def test_others__sequences_in_sequences(kind, position):
 @pytest.mark.parametrize("position", ["front", "end"])
 def test_weights__new_ones_are_like_those_of_their_place(name, position):
     for dtype in (torch.bfloat16, torch.float64):
-        model = network(name).to(dtype).requires_grad_(False)
+        model = make_model(name).to(dtype).requires_grad_(False)
         add_context_broadcast(model, "scaled", "both", position, **options(name))
         scales = [module.scale for module in layers(model)]
         assert scales and {scale.dtype for scale in scales} == {dtype} and all(s.requires_grad for s in scales)
         assert {p.requires_grad for key, p in model.named_parameters() if "context_broadcast" not in key} == {False}
         with torch.no_grad():
             assert model(images(name).to(dtype)).dtype == dtype
-    empty = add_context_broadcast(network(name).to("meta"), "scaled", "both", position, **options(name))
+    empty = add_context_broadcast(make_model(name).to("meta"), "scaled", "both", position, **options(name))
     assert {p.device.type for p in empty.parameters()} == {"meta"}
 
 
 def test_weights__new_ones_of_a_place_without_any():
     """Behind an activation there is no weight to be like; the branch's are."""
     mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16), nn.Tanh())
-    model = add_context_broadcast(TokenNetwork(Residual(copy.deepcopy(mlp))).double(), "scaled")
+    model = add_context_broadcast(TokenModel(Residual(copy.deepcopy(mlp))).double(), "scaled")
     assert {p.dtype for p in model.parameters()} == {torch.float64}
-    model = add_context_broadcast(TokenNetwork(Residual(mlp)).to("meta"), "scaled")
+    model = add_context_broadcast(TokenModel(Residual(mlp)).to("meta"), "scaled")
     assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_weights__modes_are_kept(training):
-    model = network("vit").train(training)
+    model = make_model("vit").train(training)
     model.blocks[1].train(not training)
     add_context_broadcast(model, "scaled", "both")
     for i, block in enumerate(model.blocks):
@@ -538,7 +538,7 @@ def test_copies__are_equal(name, kind, tmp_path):
         mine = {id(module) for module in model.modules()}
         assert not mine & {id(module) for module in other.modules()}
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    other = add_context_broadcast(randomize(network(name)), kind, "both", where(name))
+    other = add_context_broadcast(randomize(make_model(name)), kind, "both", where(name))
     other.load_state_dict(torch.load(tmp_path / "model.pt"))
     assert_equal_outputs(other, model, x)
     torch.save(model, tmp_path / "whole.pt")
@@ -547,7 +547,7 @@ def test_copies__are_equal(name, kind, tmp_path):
 
 @torch.no_grad()
 def test_copies__count_their_own_images():
-    """A copy of a windowed network, run between, has another batch."""
+    """A copy of a windowed model, run between, has another batch."""
     model = broadcast("swin", "cb", "attn", "mid")
     other = copy.deepcopy(model)
     x = images("swin", 3)
@@ -690,7 +690,7 @@ def test_distributed__steps_as_alone(name, one_process):
 def test_intermediates__have_context(name):
     model, x = broadcast(name, "gate", "both"), images(name)
     final, maps = model.forward_intermediates(x)
-    plain = network(name).forward_intermediates(x, intermediates_only=True)
+    plain = make_model(name).forward_intermediates(x, intermediates_only=True)
     assert not any(torch.allclose(one, other, rtol=1e-3) for one, other in zip(maps, plain, strict=True))
     assert_close(model.forward_head(final), model(x), tolerance=1e-5)
 
@@ -699,7 +699,7 @@ def test_intermediates__have_context(name):
     ("name", "branch"), [("test_vit", "both"), ("swin_tiny_patch4_window7_224", "both"), ("test_convnext", "mlp")]
 )
 @torch.no_grad()
-def test_features_only__are_those_of_the_whole_network(name, branch):
+def test_features_only__are_those_of_the_whole_model(name, branch):
     torch.manual_seed(0)
     features = timm.create_model(name, features_only=True, **SHRUNK[name]).eval()
     whole = timm.create_model(name, **SHRUNK[name]).eval()
@@ -713,7 +713,7 @@ def test_features_only__are_those_of_the_whole_network(name, branch):
 
 
 def renamed(features: nn.Module, whole: nn.Module) -> dict[str, Tensor]:
-    """The weights of timm's feature extractor under the names of the network."""
+    """The weights of timm's feature extractor under the names of the model."""
     state = features.state_dict()
     known = {key.removeprefix("model.").replace("_", ".", 1): key for key in state}
     known |= {key.removeprefix("model."): key for key in state}
@@ -814,7 +814,7 @@ def test_pooling__before_and_after_are_the_same(name):
 
 
 def untouched(model: nn.Module, call: Callable[[nn.Module], object], words: str) -> None:
-    """The call is refused in one line, and the network is as it was."""
+    """The call is refused in one line, and the model is as it was."""
     before, hooked = copy.deepcopy(model.state_dict()), hooks(model)
     modes = {key: module.training for key, module in model.named_modules()}
     with pytest.raises(ValueError, match=words) as error:
@@ -831,7 +831,7 @@ def untouched(model: nn.Module, call: Callable[[nn.Module], object], words: str)
 def test_refused__a_second_time(name, again):
     model, x = broadcast(name, "scaled", "both").train(), images(name)
     expected = model(x)
-    words = r"^\w+ broadcasts context already \(.*context_broadcast\); start from a fresh network$"
+    words = r"^\w+ broadcasts context already \(.*context_broadcast\); start from a fresh model$"
     untouched(model, lambda model: add_context_broadcast(model, **again), words)
     assert torch.equal(model(x), expected)
 
@@ -865,18 +865,18 @@ def test_refused__a_second_time(name, again):
     ],
 )
 def test_refused__and_left_as_it_was(name, arguments, words):
-    model = network(name)
+    model = make_model(name)
     next(model.children()).train()
     untouched(model, lambda model: add_context_broadcast(model, **{**options(name), **arguments}), words)
 
 
 @pytest.mark.parametrize("model", ["test_vit", None, nn.Linear])
-def test_refused__no_network(model):
-    with pytest.raises(ValueError, match=r"^model is a (str|NoneType|type); expected a network, as timm\.create_model"):
+def test_refused__no_model(model):
+    with pytest.raises(ValueError, match=r"^model is a (str|NoneType|type); expected a model, as timm\.create_model"):
         add_context_broadcast(model)
 
 
-def test_returns__the_network_itself():
-    model = network("vit")
+def test_returns__the_model_itself():
+    model = make_model("vit")
     assert add_context_broadcast(model) is model and len(layers(model)) == 2
     assert "ContextBroadcast('cb', dim=32)" in repr(model)

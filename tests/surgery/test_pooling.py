@@ -29,7 +29,7 @@ ODD += ["pvt_v2_b0", "poolformer_s12", "xcit_nano_12_p16_224"]
 
 
 def pooled(name: str, pool: str = "map", in_chans: int = 3, **options) -> PooledModel:
-    """In eval mode, no weight of the network or the pool at its initial value."""
+    """In eval mode, no weight of the model or the pool at its initial value."""
     return copy.deepcopy(_template(name, pool, in_chans)) if not options else _swapped(name, pool, in_chans, **options)
 
 
@@ -66,47 +66,47 @@ def name(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def network(name) -> PooledModel:
+def model(name) -> PooledModel:
     torch.manual_seed(0)
     return pooled(name, in_chans=1)
 
 
 @torch.no_grad()
-def test_networks__logits_in_train_and_eval(name, network):
+def test_models__logits_in_train_and_eval(name, model):
     x = images(name, channels=1)
-    logits = network.eval()(x)
-    training = network.train()(x)
+    logits = model.eval()(x)
+    training = model.train()(x)
     assert logits.shape == training.shape == (2, CLASSES) and logits.dtype == torch.float32
     assert logits.isfinite().all() and training.isfinite().all()
     assert not torch.allclose(logits[0], logits[1])  # the image is seen
-    groups = network.forward_groups(x, per_token=True)
+    groups = model.forward_groups(x, per_token=True)
     assert isinstance(groups, GroupLogits) and groups.distill is None
     assert groups.tokens.shape == groups.average.shape == (2, 2, CLASSES)
     assert groups.per_token.shape == (2, 2, 4, CLASSES)
-    assert network(x, groups=True).per_token is None
+    assert model(x, groups=True).per_token is None
 
 
 @pytest.mark.parametrize("loop", ["groups", "logits"])
-def test_networks__every_parameter_receives_a_gradient(name, network, loop):
+def test_models__every_parameter_receives_a_gradient(name, model, loop):
     """In a loop that knows of the groups, and in one that does not."""
-    network.train().zero_grad()
+    model.train().zero_grad()
     x = images(name, channels=1)
     if loop == "groups":
-        MultiTokenLoss("ce")(network(x, groups=True), torch.tensor([1, 2])).backward()
+        MultiTokenLoss("ce")(model(x, groups=True), torch.tensor([1, 2])).backward()
     else:
-        network(x).sum().backward()
-    assert without_gradient(network) == []
-    assert all(p.grad.isfinite().all() for p in network.parameters() if p.requires_grad)
-    assert sum(p.grad.any().item() for p in network.backbone.parameters() if p.requires_grad) > 3
+        model(x).sum().backward()
+    assert without_gradient(model) == []
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+    assert sum(p.grad.any().item() for p in model.backbone.parameters() if p.requires_grad) > 3
 
 
-def test_networks__parameters_are_grouped_as_timm_groups_them(name, network):
-    groups = group_parameters(network, network.group_matcher())
+def test_models__parameters_are_grouped_as_timm_groups_them(name, model):
+    groups = group_parameters(model, model.group_matcher())
     keys = [key for group in groups.values() for key in group]
-    assert sorted(keys) == sorted(key for key, _ in network.named_parameters())
+    assert sorted(keys) == sorted(key for key, _ in model.named_parameters())
     (head,) = [i for i, group in enumerate(groups.values()) if any(key.startswith("head.") for key in group)]
     assert head == len(groups) - 1  # nothing learns faster than what is new
-    if hasattr(network.backbone, "group_matcher"):
+    if hasattr(model.backbone, "group_matcher"):
         whole = created(name, 1)
         own = group_parameters(whole, whole.group_matcher())
         ours = [
@@ -115,15 +115,15 @@ def test_networks__parameters_are_grouped_as_timm_groups_them(name, network):
         kept = {key for group in ours for key in group}
         expected = [sorted(kept & set(group)) for group in own.values()]
         assert [sorted(group) for group in ours if group] == [group for group in expected if group]
-    coarse = group_parameters(network, network.group_matcher(coarse=True))
+    coarse = group_parameters(model, model.group_matcher(coarse=True))
     assert sorted(key for group in coarse.values() for key in group) == sorted(keys) and len(coarse) <= len(groups)
 
 
-def test_networks__no_weight_decay_names_parameters(name, network):
-    names = network.no_weight_decay()
+def test_models__no_weight_decay_names_parameters(name, model):
+    names = model.no_weight_decay()
     whole = created(name, 1)
     theirs = whole.no_weight_decay() if hasattr(whole, "no_weight_decay") else set()
-    own = {key for key, _ in network.named_parameters()}
+    own = {key for key, _ in model.named_parameters()}
     assert names & own == {f"backbone.{key}" for key in theirs} & own
 
 
@@ -148,7 +148,7 @@ def test_sizes__odd_images(name, size):
     ],
 )
 @torch.no_grad()
-def test_sizes__networks_by_name_take_any(name, sizes):
+def test_sizes__models_by_name_take_any(name, sizes):
     small = {key: value for key, value in SHRUNK[name].items() if key != "img_size"}
     model = swap_pool(name, "map", num_classes=CLASSES, in_chans=1, **TINY, **small).eval()
     assert model.in_chans == 1
@@ -161,7 +161,7 @@ def test_sizes__networks_by_name_take_any(name, sizes):
     [("vit_tiny_patch16_224", 96), ("maxvit_tiny_tf_224", 64), ("hiera_tiny_224", 64), ("levit_128s", 64)],
 )
 @torch.no_grad()
-def test_sizes__networks_by_name_are_built_for_the_given_one(name, size):
+def test_sizes__models_by_name_are_built_for_the_given_one(name, size):
     small = {key: value for key, value in SHRUNK[name].items() if key != "img_size"}
     model = swap_pool(name, "map", num_classes=CLASSES, img_size=size, **TINY, **small).eval()
     assert model.pyramid.image_size == (size, size)
@@ -210,7 +210,7 @@ def test_weights__precision_of_the_backbone_is_the_pools():
 
 
 @pytest.mark.parametrize(("given", "asked", "expected"), [(13, None, 13), (13, 5, 5), (0, None, 1000), (13, 0, 0)])
-def test_classes__as_the_network_had_or_as_asked(given, asked, expected):
+def test_classes__as_the_model_had_or_as_asked(given, asked, expected):
     model = swap_pool(timm.create_model("test_resnet", num_classes=given), "map", num_classes=asked, **TINY)
     assert model.num_classes == model.head.num_classes == expected
 
@@ -222,7 +222,7 @@ BY_HAND = ["test_resnet", "test_convnext", "test_vit", "swin_tiny_patch4_window7
 
 @pytest.mark.parametrize("name", BY_HAND)
 @torch.no_grad()
-def test_values__are_the_pools_on_the_networks_maps(name):
+def test_values__are_the_pools_on_the_models_maps(name):
     model, x = pooled(name), images(name)
     maps = model.pyramid(model.backbone, x)
     level = {"pit_ti_224": 2}.get(name, 3)
@@ -324,7 +324,7 @@ def test_intermediates__are_the_backbones(name):
     assert [entry["num_chs"] for entry in model.feature_info] == [entry["num_chs"] for entry in whole.feature_info]
 
 
-def test_intermediates__of_a_network_without():
+def test_intermediates__of_a_model_without():
     model = swap_pool(without_intermediates(created("dla46_c")), "gap")
     with pytest.raises(ValueError, match=r"^DLA gives no intermediate features; model.pyramid gives its maps$"):
         model.forward_intermediates(images("dla46_c"))
@@ -503,7 +503,7 @@ def test_light__other_pools_have_no_such_form(pool):
 
 
 @torch.no_grad()
-def test_gap__is_timms_own_network():
+def test_gap__is_timms_own_model():
     whole, x = created("resnet10t"), images("resnet10t")
     model = swap_pool(created("resnet10t"), "gap").eval()
     assert isinstance(model.head, AveragePool) and model.num_classes == 1000
@@ -512,7 +512,7 @@ def test_gap__is_timms_own_network():
 
 
 @torch.no_grad()
-def test_gap__norms_where_the_network_does():
+def test_gap__norms_where_the_model_does():
     whole, x = created("test_convnext"), images("test_convnext")
     model = swap_pool(created("test_convnext"), "gap").eval()
     model.head.fc.load_state_dict(whole.head.fc.state_dict())
@@ -656,7 +656,7 @@ def test_refused__in_one_line(model, arguments, words):
     ],
 )
 def test_refused__arguments_leave_the_object_as_it_was(wrong):
-    """So that the call can be repeated: a network that has lost its classifier would be taken to have 1000 classes."""
+    """So that the call can be repeated: a model that has lost its classifier would be taken to have 1000 classes."""
     model = timm.create_model("test_resnet", num_classes=10)
     keys = list(model.state_dict())
     with pytest.raises(ValueError):
@@ -688,7 +688,7 @@ def test_refused__input_size_that_cannot_be_set():
 
 
 def test_fixed_sizes__are_really_refused_elsewhere():
-    """So that the table of fixed sizes does not hide networks that take any."""
+    """So that the table of fixed sizes does not hide models that take any."""
     for name in FIXED:
         with pytest.raises((AssertionError, RuntimeError, ValueError)):
             created(name)(torch.randn(1, 3, 64, 160))
@@ -697,11 +697,11 @@ def test_fixed_sizes__are_really_refused_elsewhere():
 @pytest.mark.parametrize("frozen", ["", "layer1", "stem", "stages", "blocks"])
 @pytest.mark.parametrize("name", ["test_resnet", "convnext_atto", "test_vit"])
 def test_object__frozen_by_its_owner_is_whole(name, frozen):
-    network, untouched = created(name), created(name)
-    untouched.load_state_dict(network.state_dict())
-    for key, parameter in network.named_parameters():
+    inner, untouched = created(name), created(name)
+    untouched.load_state_dict(inner.state_dict())
+    for key, parameter in inner.named_parameters():
         parameter.requires_grad_(not key.startswith(frozen))
-    model = swap_pool(network, "map", **TINY).eval()
+    model = swap_pool(inner, "map", **TINY).eval()
     expected = swap_pool(untouched, "map", **TINY).eval()
     assert model.backbone.state_dict().keys() == expected.backbone.state_dict().keys()
     x = torch.randn(1, 3, 64, 64) if name != "test_vit" else torch.randn(1, 3, *model.pyramid.image_size)
@@ -718,9 +718,9 @@ def test_object__frozen_by_its_owner_is_whole(name, frozen):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_object__modes_of_its_modules_are_kept(training):
-    network = timm.create_model("test_resnet").train(training)
-    network.bn1.train(not training)
-    model = swap_pool(network, "map", **TINY)
+    inner = timm.create_model("test_resnet").train(training)
+    inner.bn1.train(not training)
+    model = swap_pool(inner, "map", **TINY)
     assert model.training == model.head.training == model.backbone.training == training
     assert model.backbone.bn1.training != training
 

@@ -36,25 +36,25 @@ def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
     ],
 )
 @torch.no_grad()
-def test_maps__are_the_networks_intermediates(name, taken):
+def test_maps__are_the_models_intermediates(name, taken):
     whole, x = created(name), images(name)
     expected = whole.forward_intermediates(x, indices=taken, intermediates_only=True)
-    network, pyramid = find_pyramid(created(name))
-    assert_equal(pyramid(network, x)[-len(taken) :], expected)
+    model, pyramid = find_pyramid(created(name))
+    assert_equal(pyramid(model, x)[-len(taken) :], expected)
     assert pyramid.indices == tuple(taken)
 
 
 STEMS = {
-    "test_convnext": lambda network, x: network.stem(x),
-    "efficientvit_b0": lambda network, x: network.stem(x),
-    "starnet_s050": lambda network, x: network.stem(x),
-    "fastvit_t8": lambda network, x: network.stem(x),
-    "mobilevit_xxs": lambda network, x: network.stem(x),
-    "swin_tiny_patch4_window7_224": lambda network, x: network.patch_embed(x).permute(0, 3, 1, 2),
-    "hiera_tiny_224": lambda network, x: network.patch_embed.proj(x),
-    "mvitv2_tiny": lambda network, x: network.patch_embed.proj(x),
-    "pvt_v2_b0": lambda network, x: network.patch_embed(x).permute(0, 3, 1, 2),
-    "pit_ti_224": lambda network, x: network.patch_embed(x),
+    "test_convnext": lambda model, x: model.stem(x),
+    "efficientvit_b0": lambda model, x: model.stem(x),
+    "starnet_s050": lambda model, x: model.stem(x),
+    "fastvit_t8": lambda model, x: model.stem(x),
+    "mobilevit_xxs": lambda model, x: model.stem(x),
+    "swin_tiny_patch4_window7_224": lambda model, x: model.patch_embed(x).permute(0, 3, 1, 2),
+    "hiera_tiny_224": lambda model, x: model.patch_embed.proj(x),
+    "mvitv2_tiny": lambda model, x: model.patch_embed.proj(x),
+    "pvt_v2_b0": lambda model, x: model.patch_embed(x).permute(0, 3, 1, 2),
+    "pit_ti_224": lambda model, x: model.patch_embed(x),
 }
 
 
@@ -63,8 +63,8 @@ STEMS = {
 def test_maps__the_lowest_is_the_stem(name):
     x = images(name)
     expected = STEMS[name](created(name), x)
-    network, pyramid = find_pyramid(created(name))
-    maps = pyramid(network, x)
+    model, pyramid = find_pyramid(created(name))
+    maps = pyramid(model, x)
     assert_equal(maps[:1], [expected])
     assert len(maps) == len(pyramid.indices) + 1 == len(pyramid.channels) and len(pyramid.taps) == 1
     assert [m.shape[1] for m in maps] == list(pyramid.channels)
@@ -78,15 +78,15 @@ def test_maps__no_stem_where_it_is_listed_or_of_the_same_size(name):
 
 @pytest.mark.parametrize("name", ["densenet121", "dla46_c", "test_nfnet"])
 @torch.no_grad()
-def test_maps__networks_without_intermediates_are_listened_to(name):
-    network, x = without_intermediates(created(name)), images(name)
-    assert not hasattr(network, "forward_intermediates")
-    every = tuple(range(len(network.feature_info)))
+def test_maps__models_without_intermediates_are_listened_to(name):
+    model, x = without_intermediates(created(name)), images(name)
+    assert not hasattr(model, "forward_intermediates")
+    every = tuple(range(len(model.feature_info)))
     features = timm.create_model(name, features_only=True, out_indices=every, **SHRUNK[name]).eval()
-    state = dict(zip(network.state_dict(), features.state_dict(), strict=False))
-    features.load_state_dict({state[key]: value for key, value in network.state_dict().items() if key in state})
-    network, pyramid = find_pyramid(network)
-    assert_equal(pyramid(network, x), features(x))
+    state = dict(zip(model.state_dict(), features.state_dict(), strict=False))
+    features.load_state_dict({state[key]: value for key, value in model.state_dict().items() if key in state})
+    model, pyramid = find_pyramid(model)
+    assert_equal(pyramid(model, x), features(x))
     assert len(pyramid.taps) == len(every) and pyramid.channels == tuple(features.feature_info.channels())
 
 
@@ -94,21 +94,21 @@ def test_maps__networks_without_intermediates_are_listened_to(name):
 @torch.no_grad()
 def test_maps__the_last_alone(name):
     x = images(name)
-    network, pyramid = find_pyramid(created(name))
-    every = pyramid(network, x)
-    network, single = find_pyramid(created(name), last_only=True)
-    assert_equal(single(network, x), every[-1:])
+    model, pyramid = find_pyramid(created(name))
+    every = pyramid(model, x)
+    model, single = find_pyramid(created(name), last_only=True)
+    assert_equal(single(model, x), every[-1:])
     assert single.taps == () and single.level == -1 and single.channels == pyramid.channels[-1:]
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "hiera_tiny_224"])
 def test_maps__gradients_reach_what_they_are_made_of(name):
-    network, pyramid = find_pyramid(created(name))
+    model, pyramid = find_pyramid(created(name))
     x = images(name).requires_grad_()
-    sum(m.square().mean() for m in pyramid(network.train(), x)).backward()
+    sum(m.square().mean() for m in pyramid(model.train(), x)).backward()
     assert x.grad.abs().max() > 0
-    assert all(p.requires_grad for p in network.parameters())
-    assert [key for key, p in network.named_parameters() if p.grad is None] == []
+    assert all(p.requires_grad for p in model.parameters())
+    assert [key for key, p in model.named_parameters() if p.grad is None] == []
 
 
 # ---- choices
@@ -119,21 +119,21 @@ def test_maps__gradients_reach_what_they_are_made_of(name):
 def test_indices__chosen_maps_and_nothing_after_them(indices):
     x = images("test_resnet")
     expected = created("test_resnet").forward_intermediates(x, indices=list(indices), intermediates_only=True)
-    network, pyramid = find_pyramid(created("test_resnet"), indices=indices)
-    assert_equal(pyramid(network, x), expected)
+    model, pyramid = find_pyramid(created("test_resnet"), indices=indices)
+    assert_equal(pyramid(model, x), expected)
     whole = sum(p.numel() for p in created("test_resnet").parameters())
-    assert sum(p.numel() for p in network.parameters()) < whole
-    assert any(True for _ in network.layer4.parameters()) == (max(indices) == 4)
+    assert sum(p.numel() for p in model.parameters()) < whole
+    assert any(True for _ in model.layer4.parameters()) == (max(indices) == 4)
 
 
 @torch.no_grad()
 def test_stem__another_module_or_none():
     x = images("test_convnext")
     whole = created("test_convnext")
-    network, pyramid = find_pyramid(created("test_convnext"), stem="stem.0")
-    assert_equal(pyramid(network, x)[:1], [whole.stem[0](x)])
-    network, pyramid = find_pyramid(created("test_convnext"), stem="")
-    assert_equal(pyramid(network, x), whole.forward_intermediates(x, intermediates_only=True))
+    model, pyramid = find_pyramid(created("test_convnext"), stem="stem.0")
+    assert_equal(pyramid(model, x)[:1], [whole.stem[0](x)])
+    model, pyramid = find_pyramid(created("test_convnext"), stem="")
+    assert_equal(pyramid(model, x), whole.forward_intermediates(x, intermediates_only=True))
     assert pyramid.taps == ()
 
 
@@ -156,7 +156,7 @@ def test_level__is_the_last_map_of_the_second_smallest_size(sides, level):
     assert Pyramid((224, 224), 3, sizes=tuple((side, 2 * side) for side in sides)).level == level
 
 
-# ---- what it says about the network
+# ---- what it says about the model
 
 
 @pytest.mark.parametrize(
@@ -171,22 +171,22 @@ def test_level__is_the_last_map_of_the_second_smallest_size(sides, level):
     ],
 )
 def test_shapes__are_the_papers(name, channels, sides):
-    """Without memory: the networks are on the meta device."""
+    """Without memory: the models are on the meta device."""
     with torch.device("meta"):
-        network, pyramid = find_pyramid(timm.create_model(name))
+        model, pyramid = find_pyramid(timm.create_model(name))
     assert pyramid.channels == channels and pyramid.sizes == tuple((side, side) for side in sides)
     assert pyramid.in_chans == 3 and pyramid.image_size == (224, 224)
-    assert {p.device.type for p in network.parameters()} == {"meta"}
+    assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize(
     ("name", "size"), [("vit_tiny_patch16_224", 96), ("swin_tiny_patch4_window7_224", 112), ("mixer_s32_224", 96)]
 )
 @torch.no_grad()
-def test_image_size__is_what_the_network_was_built_for(name, size):
-    network, pyramid = find_pyramid(timm.create_model(name, img_size=size).eval())
+def test_image_size__is_what_the_model_was_built_for(name, size):
+    model, pyramid = find_pyramid(timm.create_model(name, img_size=size).eval())
     assert pyramid.image_size == (size, size)
-    assert [m.shape[-2:] for m in pyramid(network, torch.randn(1, 3, size, size))] == list(pyramid.sizes)
+    assert [m.shape[-2:] for m in pyramid(model, torch.randn(1, 3, size, size))] == list(pyramid.sizes)
 
 
 @pytest.mark.parametrize("in_chans", [1, 4])
@@ -209,30 +209,30 @@ class Folded(nn.Module):
 
 @pytest.mark.parametrize("given", [None, 3])
 def test_in_chans__where_no_convolution_sees_the_image(given):
-    network, pyramid = find_pyramid(Folded(), in_chans=given)
+    model, pyramid = find_pyramid(Folded(), in_chans=given)
     assert pyramid.in_chans == 3 and pyramid.channels == (8,) and pyramid.sizes == ((8, 8),)
     x = torch.randn(2, 3, 16, 24)
-    assert_equal(pyramid(network, x), [network.forward_features(x)])
+    assert_equal(pyramid(model, x), [model.forward_features(x)])
 
 
-# ---- the network itself
+# ---- the model itself
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "pvt_v2_b0"])
-def test_network__looking_changes_neither_weights_nor_mode(name, training):
+def test_model__looking_changes_neither_weights_nor_mode(name, training):
     model = created(name).train(training)
     model.get_parameter(next(key for key, _ in model.named_parameters())).requires_grad_(False)
     frozen = {key for key, p in model.named_parameters() if not p.requires_grad}
     before = copy.deepcopy(model.state_dict())
-    network, _ = find_pyramid(model)
-    after = network.state_dict()
-    assert network is model and set(after) <= set(before) and len(after) > 0.8 * len(before)
+    inner, _ = find_pyramid(model)
+    after = inner.state_dict()
+    assert inner is model and set(after) <= set(before) and len(after) > 0.8 * len(before)
     assert all(torch.equal(value, before[key]) for key, value in after.items())
-    layers = [m for m in network.modules() if not isinstance(m, nn.Identity) and not any(True for _ in m.children())]
+    layers = [m for m in inner.modules() if not isinstance(m, nn.Identity) and not any(True for _ in m.children())]
     assert {layer.training for layer in layers} == {training}
-    assert {key for key, p in network.named_parameters() if not p.requires_grad} == frozen & set(after)
-    assert all(p.grad is None for p in network.parameters())
+    assert {key for key, p in inner.named_parameters() if not p.requires_grad} == frozen & set(after)
+    assert all(p.grad is None for p in inner.parameters())
 
 
 @pytest.mark.parametrize(
@@ -247,42 +247,42 @@ def test_network__looking_changes_neither_weights_nor_mode(name, training):
         ("cait_xxs24_224", "blocks_token_only"),
     ],
 )
-def test_network__parts_that_no_map_needs_are_cut_off(name, part):
+def test_model__parts_that_no_map_needs_are_cut_off(name, part):
     assert any(True for _ in created(name).get_submodule(part).parameters())
-    network, _ = find_pyramid(created(name))
-    assert not any(True for _ in network.get_submodule(part).parameters())
+    model, _ = find_pyramid(created(name))
+    assert not any(True for _ in model.get_submodule(part).parameters())
 
 
 @pytest.mark.parametrize(
     "name", ["levit_128s", "tiny_vit_5m_224", "efficientformerv2_s0", "cait_xxs24_224", "test_resnet"]
 )
-def test_network__nothing_that_the_maps_depend_on_is_frozen(name):
-    network, pyramid = find_pyramid(created(name))
-    frozen = {key for key, p in network.named_parameters() if not p.requires_grad}
+def test_model__nothing_that_the_maps_depend_on_is_frozen(name):
+    model, pyramid = find_pyramid(created(name))
+    frozen = {key for key, p in model.named_parameters() if not p.requires_grad}
     x = images(name)
-    sum(m.square().mean() for m in pyramid(network.requires_grad_().train(), x)).backward()
-    assert {key for key, p in network.named_parameters() if p.grad is None} == frozen
+    sum(m.square().mean() for m in pyramid(model.requires_grad_().train(), x)).backward()
+    assert {key for key, p in model.named_parameters() if p.grad is None} == frozen
 
 
 @pytest.mark.parametrize("name", ["test_convnext", "densenet121"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
 @torch.no_grad()
-def test_copies__listen_to_their_own_network(name, copied):
-    network, pyramid = find_pyramid(created(name))
-    other, its_pyramid = copied((network, pyramid))
+def test_copies__listen_to_their_own_model(name, copied):
+    model, pyramid = find_pyramid(created(name))
+    other, its_pyramid = copied((model, pyramid))
     x = images(name)
-    assert_equal(its_pyramid(other, x), pyramid(network, x))
+    assert_equal(its_pyramid(other, x), pyramid(model, x))
     randomize(other)
-    expected = pyramid(network, x)
+    expected = pyramid(model, x)
     changed = its_pyramid(other, x)
     assert not any(torch.equal(one, two) for one, two in zip(changed, expected, strict=True))
-    assert_equal(pyramid(network, x), expected)
+    assert_equal(pyramid(model, x), expected)
 
 
 @torch.no_grad()
 def test_passes__leave_nothing_behind():
-    network, pyramid = find_pyramid(created("test_convnext"))
-    pyramid(network, images("test_convnext"))
+    model, pyramid = find_pyramid(created("test_convnext"))
+    pyramid(model, images("test_convnext"))
     with pytest.raises(AttributeError):
         pyramid.taps[0].take()
 
@@ -291,7 +291,7 @@ def test_passes__leave_nothing_behind():
 
 
 class Plain(nn.Module):
-    """A network of which nothing but logits can be had."""
+    """A model of which nothing but logits can be had."""
 
     def __init__(self):
         super().__init__()
@@ -320,7 +320,7 @@ class Broken(Plain):
     ],
     ids=["plain", "tokens", "broken"],
 )
-def test_refused__networks_without_maps(make, words):
+def test_refused__models_without_maps(make, words):
     with pytest.raises(ValueError, match=words):
         find_pyramid(make())
 
@@ -337,7 +337,7 @@ def test_refused__index_that_is_not_there():
 
 @pytest.mark.parametrize("name, other", [("test_resnet", True), ("levit_128s", False), ("emsnet_xxtiny", True)])
 def test_takes__another_image_size_or_not(name, other):
-    network, pyramid = find_pyramid(timm.create_model(name))
+    model, pyramid = find_pyramid(timm.create_model(name))
     height, width = pyramid.image_size
-    assert takes(network, pyramid, (height, width))
-    assert takes(network, pyramid, (height + 32, width + 64)) == other
+    assert takes(model, pyramid, (height, width))
+    assert takes(model, pyramid, (height + 32, width + 64)) == other

@@ -1,15 +1,15 @@
-"""Pictures for small runs, and runs without what takes their time: drawing."""
+"""Images for small runs, and runs without what takes their time: drawing."""
 
 import pytest
 
 from broadsight.training import run_folder
 
-from .runs import draw_pictures
+from .runs import draw_images
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory):
-    return draw_pictures(tmp_path_factory.mktemp("data") / "pictures")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("data") / "images")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Runs of dense tasks that take a moment, and a COCO file with a few small pictures."""
+"""Runs of dense tasks that take a moment, and a COCO file with a few small images."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from PIL import Image
 
 from broadsight.training.request import Request
 
-# Heads in thousandths of their size, over a network that is made for tests.
+# Heads in thousandths of their size, over a model that is made for tests.
 SMALL_HEADS: dict[str, dict[str, Any]] = {
     "retinanet": dict(width=32),
     "mask_rcnn": dict(
@@ -36,7 +36,7 @@ def ask_dense(head: str, out: Path, data: str = "scenes:8", **options: Any) -> R
 
 
 def write_coco(folder: Path, count: int = 4, side: int = 64) -> Path:
-    """Pictures of one bright square each on a dark ground, of two classes by its colour; the JSON file."""
+    """Images of one bright square each on a dark ground, of two classes by its colour; the JSON file."""
     random = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
     images, annotations = [], []

@@ -1,4 +1,4 @@
-"""Small runs for the tests of training: pictures, requests, what a run leaves behind, and ways to kill one."""
+"""Small runs for the tests of training: images, requests, what a run leaves behind, and ways to kill one."""
 
 import hashlib
 import multiprocessing
@@ -37,7 +37,7 @@ class Killed(BaseException):
     """SIGKILL: no handler may stop it."""
 
 
-def draw_pictures(folder: Path, classes: str = "abcd", train: int = 6, val: int = 2) -> Path:
+def draw_images(folder: Path, classes: str = "abcd", train: int = 6, val: int = 2) -> Path:
     random = np.random.default_rng(0)
     for part, many in (("train", train), ("val", val)):
         for name in classes:

@@ -1,4 +1,4 @@
-"""Folders with a few small pictures, runs on them that take a moment, and what a finished run leaves behind."""
+"""Folders with a few small images, runs on them that take a moment, and what a finished run leaves behind."""
 
 import io
 import json
@@ -23,7 +23,7 @@ SMALL_POOL = dict(groups=2, tokens=1, dim=24)  # of the multi-token kind, in tho
 
 
 def fill(folder: Path, size: int = 40, **counts: int) -> Path:
-    """A folder for each class with so many pictures, which differ in colour and noise."""
+    """A folder for each class with so many images, which differ in colour and noise."""
     random = np.random.default_rng(0)
     for place, (name, count) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def png(*colour: int, size: int = 8) -> bytes:
 
 
 def ask(data: Path | str, **options: Any) -> Request:
-    """A request for one epoch of a tiny network; `changes` come on top of what makes it small."""
+    """A request for one epoch of a tiny model; `changes` come on top of what makes it small."""
     changes = dict(epochs=1, warmup_epochs=0, batch_size=4, image_size=SIZE) | options.pop("changes", {})
     small = dict(data=str(data), model="test_resnet", recipe="quick", workers=0, threads=1, device="cpu", report=False)
     return Request(**small | options, changes=changes)
@@ -68,10 +68,10 @@ def updates(prepared: Prepared, count: int) -> list[float]:
 def leave_run(
     folder: Path, name: str = "test_resnet", num_classes: int = 2, model_args: dict[str, Any] | None = None, **cfg: Any
 ) -> tuple[Path, nn.Module]:
-    """A folder as a run leaves it, and the network in it. `cfg` overrides what timm says of it."""
+    """A folder as a run leaves it, and the model in it. `cfg` overrides what timm says of it."""
     model_args = model_args or {}
     model = timm.create_model(name, num_classes=num_classes, **model_args)
-    with torch.no_grad():  # answers that differ from picture to picture
+    with torch.no_grad():  # answers that differ from image to image
         weight, bias = model.get_classifier().parameters()
         weight.normal_().sub_(weight.mean(1, keepdim=True)).mul_(10)
         bias.zero_()
@@ -93,7 +93,7 @@ def without_drawing(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
 
-def without_network(monkeypatch: Any) -> None:
+def offline_hub(monkeypatch: Any) -> None:
     """What HF_HUB_OFFLINE says, which is only read when the library is imported."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 

@@ -23,7 +23,7 @@ FILES += ["random_states_0.pkl"]
 
 
 class Run:
-    """A network in training, as an accelerator has it."""
+    """A model in training, as an accelerator has it."""
 
     def __init__(self, seed: int = 0, width: int = 3):
         torch.manual_seed(seed)
@@ -220,7 +220,7 @@ def test_manifest_of_something_else_is_noticed(text, checkpoint, tmp_path):
         state.read_progress(copy)
 
 
-def test_another_network_does_not_fit(checkpoint):
+def test_another_model_does_not_fit(checkpoint):
     other = Run(width=5)
     with pytest.raises(DamagedCheckpoint, match="does not fit this run") as error:
         state.restore(checkpoint, other.accelerator, other.average)

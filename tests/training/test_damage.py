@@ -24,10 +24,10 @@ KIND = dict(model="test_resnet", changes=dict(ema=0.5))
 
 
 @pytest.fixture(scope="module")
-def runs(pictures, tmp_path_factory):
-    """A finished run whose best epoch may be any, one that was killed, and another of the same network."""
+def runs(images, tmp_path_factory):
+    """A finished run whose best epoch may be any, one that was killed, and another of the same model."""
     folder = tmp_path_factory.mktemp("runs")
-    broken = shutil.copytree(pictures, folder / "data")
+    broken = shutil.copytree(images, folder / "data")
     (broken / "train" / "a" / "0.png").write_bytes(b"no image")
     train(small(broken, folder / "finished", **KIND))
     kill(small(broken, folder / "gone", **KIND), folder / "killed", Classification, "step", 5)
@@ -126,11 +126,11 @@ def test_any_file__all(runs, tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_opened__refused_by_name(name, runs, tmp_path, capsys):
     """By whoever opens the run; every flip that changes what it says."""
-    picture = str(next((runs["finished"].parent / "data" / "val").rglob("*.png")))
+    image = str(next((runs["finished"].parent / "data" / "val").rglob("*.png")))
     for mutation in ("cut", "flipped", "another run's"):
         folder = tmp_path / mutation
         mutate(runs, ("finished", Path(name), mutation, 0), folder)
-        commands = [["predict", str(folder), picture], ["eval", str(folder)], ["export", str(folder)]]
+        commands = [["predict", str(folder), image], ["eval", str(folder)], ["export", str(folder)]]
         commands += [["report", str(folder)], ["train", str(runs["finished"].parent / "data"), "--init", str(folder)]]
         for command in commands[: 4 if name == "config.json" or mutation == "another run's" else 5]:
             assert main([*command, *(["--device", "cpu"] if command[0] != "export" else [])]) in (1, 2), command
@@ -150,7 +150,7 @@ def test_report__refuses_metrics_that_are_not_the_run_s(runs, tmp_path, capsys):
     assert main(["report", str(folder)]) == 2 and "skipped.json is damaged" in capsys.readouterr().err
 
 
-def test_best_of_an_earlier_epoch__from_the_copy(pictures, tmp_path, monkeypatch):
+def test_best_of_an_earlier_epoch__from_the_copy(images, tmp_path, monkeypatch):
     """The checkpoint's own weights are not the best ones then."""
     goals = iter((90.0, 10.0))
     own = Classification.evaluate
@@ -160,7 +160,7 @@ def test_best_of_an_earlier_epoch__from_the_copy(pictures, tmp_path, monkeypatch
         return values | {"val_top1": next(goals)}, skipped
 
     monkeypatch.setattr(Classification, "evaluate", falling)
-    train(small(pictures, tmp_path / "run"))
+    train(small(images, tmp_path / "run"))
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()
     assert (tmp_path / "run" / "last" / "update-000000006-evaluated" / "best.safetensors").read_bytes() == weights
     (tmp_path / "run" / "model.safetensors").unlink()
@@ -169,7 +169,7 @@ def test_best_of_an_earlier_epoch__from_the_copy(pictures, tmp_path, monkeypatch
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
 
-def test_older_version__goes_on_and_says_what_it_cannot_mend(runs, pictures, tmp_path):
+def test_older_version__goes_on_and_says_what_it_cannot_mend(runs, images, tmp_path):
     """Its checkpoints have no copies, and nothing of it a digest."""
     for which in ("finished", "killed"):
         folder = shutil.copytree(runs[which], tmp_path / which)

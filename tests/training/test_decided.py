@@ -30,16 +30,16 @@ CLASSIFIERS = {
     ),
     # What no table names
     "--model-args gives the model 'scriptable', which a stored": dict(model_args=dict(scriptable=True)),
-    "the network does not take images of 32 pixels: .*; see --size": dict(
+    "the model does not take images of 32 pixels: .*; see --size": dict(
         model_args=dict(img_size=64, dynamic_img_size=False)
     ),
 }
 
 
 @pytest.mark.parametrize("message", CLASSIFIERS)
-def test_classifier__refused_and_nothing_left(message, pictures, tmp_path):
+def test_classifier__refused_and_nothing_left(message, images, tmp_path):
     with pytest.raises(ValueError, match=f"^{message}") as refused:
-        train(small(pictures, tmp_path / "run", **CLASSIFIERS[message]))
+        train(small(images, tmp_path / "run", **CLASSIFIERS[message]))
     assert not (tmp_path / "run").exists() and "\n" not in str(refused.value)
 
 
@@ -62,8 +62,8 @@ def test_dense__refused_and_nothing_left(place, given, reason, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_command_and_config(pictures, tmp_path, capsys):
-    common = ["train", str(pictures), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "run")]
+def test_command_and_config(images, tmp_path, capsys):
+    common = ["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "run")]
     (tmp_path / "options.yaml").write_text("model_args: [num_classes=7]\n")
     for options in (["--model-args", "num_classes=7"], ["--config", str(tmp_path / "options.yaml")]):
         assert main([*common, *options]) == 2
@@ -72,15 +72,15 @@ def test_command_and_config(pictures, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_recipe(pictures, tmp_path, monkeypatch):
+def test_recipe(images, tmp_path, monkeypatch):
     entry = find("scenes")
     monkeypatch.setattr("broadsight.training.recipes.find", lambda name: entry)
     monkeypatch.setitem(entry.model_args, "num_classes", 7)
     with pytest.raises(ValueError, match="--model-args num_classes=7"):
-        train(small(pictures, tmp_path / "run", model=None, recipe="scenes"))
+        train(small(images, tmp_path / "run", model=None, recipe="scenes"))
 
 
-def test_checks__leave_the_network_as_it_was():
+def test_checks__leave_the_model_as_it_was():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()

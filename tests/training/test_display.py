@@ -105,18 +105,18 @@ def test_terminal__live(monkeypatch):
     assert "epoch 2/2" in text and "100%" in text and "evaluating" in text and "ETA 0 s" in text
 
 
-def test_terminal__a_whole_run(pictures, tmp_path, monkeypatch, capfd):
+def test_terminal__a_whole_run(images, tmp_path, monkeypatch, capfd):
     """And one that is asked to stop, which says so at once."""
     written = io.StringIO()
     monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=written, force_terminal=True, width=200))
-    train(small(pictures, tmp_path / "run"))
+    train(small(images, tmp_path / "run"))
     text = written.getvalue()
-    assert "test_vit: 0.30 M parameters; 24 pictures of 4 classes, 8 to validate, at 32 px" in text
+    assert "test_vit: 0.30 M parameters; 24 images of 4 classes, 8 to validate, at 32 px" in text
     assert "epoch 1/2  train loss" in text and "epoch 2/2  train loss" in text and "ETA 0 s" in text
     step = Classification.step
     monkeypatch.setattr(Classification, "step", lambda *args: (os.kill(os.getpid(), signal.SIGINT), step(*args))[1])
     with pytest.raises(Interrupted):
-        train(small(pictures, tmp_path / "stopped"))
+        train(small(images, tmp_path / "stopped"))
     assert "stopping after this step" in capfd.readouterr().err
     assert written.getvalue().count("\x1b[?25l") == written.getvalue().count("\x1b[?25h") == 2
 

@@ -166,7 +166,7 @@ def train_alone(data: Path, out: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """24 pictures of 7 classes to train on, and 13 to validate, one of which cannot be read."""
+    """24 images of 7 classes to train on, and 13 to validate, one of which cannot be read."""
     folder = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
     for part, count in (("train", 24), ("val", 13)):
@@ -223,7 +223,7 @@ def test_batch_norm_that_is_not_shared_has_another_curve(two, alone):
     assert max(differences) > 100 * TOLERANCE["rtol"]
 
 
-def test_every_picture_is_validated_once(two, alone):
+def test_every_image_is_validated_once(two, alone):
     for name in CURVES:
         for line in lines_of(two / name, "epoch"):
             assert line["skipped"] == 1
@@ -405,7 +405,7 @@ DENSE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", DENSE)
 def test_dense__two_processes_have_the_curve_and_the_figures_of_one(task, tmp_path):
-    """Of pictures that are all of one size: where they differ, each process pads its own."""
+    """Of images that are all of one size: where they differ, each process pads its own."""
     asked = ("scenes:8", "--task", task, *DENSE[task], "--model", "test_vit", "--size", "64", "--batch", "4")
     asked += ("--epochs", "2", "--workers", "0", "--log-every", "1", "--no-report", "--no-strict", "--device", "cpu")
     asked += ("--set", "resize=1,1", "warmup_epochs=0", "sync_bn=true")

@@ -19,7 +19,7 @@ from broadsight.cli.main import main
 from broadsight.training import checkpoints as state
 from broadsight.training import processes, run_folder
 from broadsight.training.display import Display
-from broadsight.training.engine import Engine, Failed, total_pictures
+from broadsight.training.engine import Engine, Failed, total_images
 from broadsight.training.objectives.classification import Classification
 from broadsight.training.objectives.objective import Step
 from broadsight.training.optimisation import make_average, make_optimizer, make_scheduler
@@ -79,7 +79,7 @@ class Fitting:
     def evaluate(self, model, seen):
         self.evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
         seen(4, "evaluating")
-        return {"val_loss": 1.0, "val_top1": next(self.goals)}, {"picture": "torn"}
+        return {"val_loss": 1.0, "val_top1": next(self.goals)}, {"image": "torn"}
 
 
 def engine_for(folder, recipe=PLAIN, **options):
@@ -93,7 +93,7 @@ def engine_for(folder, recipe=PLAIN, **options):
     prepared, stepping = accelerator.prepare(model, optimizer)
     run = RunFolder(folder)
     run.create({})
-    display = Display(0, total_pictures(work, recipe.epochs), plain=True)
+    display = Display(0, total_images(work, recipe.epochs), plain=True)
     options = dict(log_every=2) | options
     return Engine(accelerator, work, prepared, model, stepping, scheduler, average, recipe, run, display, **options)
 
@@ -129,7 +129,7 @@ def test_metrics__means_of_the_losses(tmp_path):
     assert 0 <= first["train_top1"] <= 100 and first["val_loss"] == 1.0
     assert (second["val_top1"], second["best"], second["best_epoch"], second["updates"]) == (20.0, 20.0, 2, 6)
     assert progress.finished and (progress.epoch, progress.updates) == (2, 6)
-    assert progress.skipped == {"point 7": "blurred", "picture": "torn"} and second["skipped"] == 2
+    assert progress.skipped == {"point 7": "blurred", "image": "torn"} and second["skipped"] == 2
     assert json.loads((tmp_path / "skipped.json").read_text()) == progress.skipped
     assert engine.work.begun == [(0, 0), (1, 0)]
 
@@ -290,15 +290,15 @@ def test_frozen_stats__keeps_the_statistics(frozen, tmp_path):
     assert not torch.equal(engine.plain[0].weight, before)
 
 
-def test_frozen_stats__real_network(pictures, tmp_path):
-    train(small(pictures, tmp_path / "run", model="test_resnet", changes=dict(frozen_stats=True, epochs=1)))
+def test_frozen_stats__real_model(images, tmp_path):
+    train(small(images, tmp_path / "run", model="test_resnet", changes=dict(frozen_stats=True, epochs=1)))
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert all(not value.any() for name, value in weights.items() if name.endswith("running_mean"))
     assert any(name.endswith("running_mean") for name in weights)
 
 
-def test_interpolation__random_in_training_alone(pictures, tmp_path):
-    outcome = train(small(pictures, tmp_path / "run", changes=dict(interpolation="random", epochs=1)))
+def test_interpolation__random_in_training_alone(images, tmp_path):
+    outcome = train(small(images, tmp_path / "run", changes=dict(interpolation="random", epochs=1)))
     assert outcome.progress.finished
 
 
@@ -382,7 +382,7 @@ def test_weights_are_no_numbers__never_in_a_checkpoint(tmp_path):
     assert all(torch.isfinite(value).all() for value in load_file(checkpoint / "model.safetensors").values())
 
 
-def test_loss_is_no_number__command(pictures, tmp_path, monkeypatch, capsys):
+def test_loss_is_no_number__command(images, tmp_path, monkeypatch, capsys):
     step, calls = Classification.step, []
 
     def bad(self, batch):
@@ -392,7 +392,7 @@ def test_loss_is_no_number__command(pictures, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Classification, "step", bad)
     options = ["--size", "32", "--batch", "8", "--epochs", "2", "--workers", "0", "--threads", "1", "--log-every", "2"]
-    argv = ["train", str(pictures), "--model", "test_vit", "--out", str(tmp_path / "run"), *options]
+    argv = ["train", str(images), "--model", "test_vit", "--out", str(tmp_path / "run"), *options]
     assert main(argv) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("broadsight: the loss is nan in epoch 2, about update 6, for the batch ")
@@ -464,9 +464,9 @@ def largest_file(size):
 
 
 @pytest.mark.parametrize("size", [100_000, 1_500_000])
-def test_full_disk__real(size, pictures, tmp_path, capsys):
-    """Nothing of the network fits, and all of it but not the optimiser's moments. (`capsys` captures in no file.)"""
-    request = small(pictures, tmp_path / "run")
+def test_full_disk__real(size, images, tmp_path, capsys):
+    """Nothing of the model fits, and all of it but not the optimiser's moments. (`capsys` captures in no file.)"""
+    request = small(images, tmp_path / "run")
     with largest_file(size), pytest.raises(Failed, match="cannot write to") as end:
         train(request)
     assert "\n" not in str(end.value) and "no checkpoint had been written" in str(end.value)
@@ -495,19 +495,19 @@ def test_full_disk__events_too(begun, method, tmp_path, monkeypatch):
     assert not printed
 
 
-def test_folder_cannot_be_made(pictures, tmp_path, monkeypatch, capsys):
+def test_folder_cannot_be_made(images, tmp_path, monkeypatch, capsys):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run"))
 
     monkeypatch.setattr(state.Path, "mkdir", refuse)
     options = ["--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1"]
-    assert main(["train", str(pictures), "--out", str(tmp_path / "run"), *options]) == 2
+    assert main(["train", str(images), "--out", str(tmp_path / "run"), *options]) == 2
     said = capsys.readouterr().err
     assert said == f"broadsight: cannot write to {tmp_path / 'run'}: Permission denied; choose another --out\n"
 
 
-def test_folder_became_read_only__resume(pictures, tmp_path, monkeypatch, capsys):
-    left = kill(small(pictures, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
+def test_folder_became_read_only__resume(images, tmp_path, monkeypatch, capsys):
+    left = kill(small(images, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
     opened = state.Path.open
 
     def refuse(path, mode="r", *rest, **kwargs):
@@ -528,7 +528,7 @@ def test_memory__advice(error, tmp_path):
         raise error
 
     engine.work.step = fail
-    with pytest.raises(Failed, match="a batch of 4 pictures does not fit into the memory of cpu") as end:
+    with pytest.raises(Failed, match="a batch of 4 images does not fit into the memory of cpu") as end:
         engine.fit()
     assert "--set accumulate=2 " in str(end.value) and "no checkpoint had been written" in str(end.value)
 
@@ -551,15 +551,15 @@ def test_in_a_thread__no_signals(tmp_path):
 
 
 def test_batches_are_not_kept(tmp_path):
-    """Between lines of the metrics, pictures of many updates would fill the memory."""
+    """Between lines of the metrics, images of many updates would fill the memory."""
     engine = engine_for(tmp_path, replace(PLAIN, epochs=1), log_every=100)
     next_batch, alive = engine.work.next_batch, []
 
-    class Pictures(list):
+    class SourceDataset(list):
         pass
 
     def followed():
-        batch = Pictures(next_batch())
+        batch = SourceDataset(next_batch())
         alive.append(sum(reference() is not None for reference in followed.made))
         followed.made.append(weakref.ref(batch))
         return batch

@@ -88,7 +88,7 @@ def test_read_only_folder__not_locked(tmp_path, monkeypatch):
         pass
 
 
-def test_train__second_writer_is_refused(pictures, tmp_path, monkeypatch, capsys):
+def test_train__second_writer_is_refused(images, tmp_path, monkeypatch, capsys):
     """To continue the run, or to begin one in the same folder; the first goes on undisturbed."""
     monkeypatch.setattr(lock, "PATIENCE", 0)
     folder, step, said = tmp_path / "run", Classification.step, []
@@ -101,24 +101,24 @@ def test_train__second_writer_is_refused(pictures, tmp_path, monkeypatch, capsys
         if not said:
             said.append(capsys.readouterr().err)
             before = but_events(everything_in(folder))
-            for command in (["--resume"], [str(pictures), "--model", "test_vit"]):
+            for command in (["--resume"], [str(images), "--model", "test_vit"]):
                 assert main(["train", *command, *common]) == 2
                 said.append(capsys.readouterr().err)
             assert but_events(everything_in(folder)) == before
         return step(self, batch)
 
     monkeypatch.setattr(Classification, "step", meanwhile)
-    left = kill(small(pictures, folder), tmp_path / "left", Classification, "evaluate")
+    left = kill(small(images, folder), tmp_path / "left", Classification, "evaluate")
     assert len(said) == 3
     assert all(f"is being written by process {os.getpid()};" in text and text.count("\n") == 1 for text in said[1:])
     assert (tmp_path / "left" / "last" / "update-000000003").is_dir() and left.out == str(tmp_path / "left")
 
 
-def test_two_begin_at_once__one_does(pictures, tmp_path, monkeypatch, capsys):
+def test_two_begin_at_once__one_does(images, tmp_path, monkeypatch, capsys):
     """The folder was free when both looked."""
     monkeypatch.setattr(lock, "PATIENCE", 0)
     (tmp_path / "run").mkdir()
     with locked(tmp_path / "run"):
-        code = main(["train", str(pictures), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "run")])
+        code = main(["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "run")])
     assert code == 2 and f"process {os.getpid()};" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from PIL import Image
 
 from broadsight.cli.main import main
-from broadsight.data.loading import EvalOrder, Pictures, TrainOrder, Transforms, load
+from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transforms, load
 from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
 from broadsight.training import processes
@@ -35,7 +35,7 @@ def small(data: Path, **fields: Any) -> Request:
 
 
 class Numbers:
-    """A source of so many pictures, in a random order."""
+    """A source of so many images, in a random order."""
 
     classes = ("a",)
 
@@ -90,7 +90,7 @@ def together(parts: list[list[list]], passes: int = 1) -> list[set]:
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_every_update_has_the_same_pictures_over_any_number_of_processes(count, accumulate, repeats):
+def test_every_update_has_the_same_images_over_any_number_of_processes(count, accumulate, repeats):
     source, options = Numbers(100), dict(seed=5, accumulate=accumulate, repeats=repeats)
     for epoch in (0, 1):
         alone = shares(source, 24, 1, epoch, **options)
@@ -112,12 +112,12 @@ def test_an_epoch_continues_where_it_was_left__by_other_processes(count):
     assert together(shares(source, 8, count, 3, first=2)) == together(shares(source, 8, 1, 3))[2:]
 
 
-@pytest.mark.parametrize("pictures", [0, 1, 2, 12, 13])
+@pytest.mark.parametrize("images", [0, 1, 2, 12, 13])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_evaluation_sees_every_picture_once(pictures, count):
-    orders = [EvalOrder(Numbers(pictures), 4, rank=rank, processes=count) for rank in range(count)]
+def test_evaluation_sees_every_image_once(images, count):
+    orders = [EvalOrder(Numbers(images), 4, rank=rank, processes=count) for rank in range(count)]
     keys = Counter(key for order in orders for batch in order for key in batch)
-    assert keys == Counter((0, index, index) for index in range(pictures))
+    assert keys == Counter((0, index, index) for index in range(images))
     assert all(len(order) == len(list(order)) for order in orders)
 
 
@@ -134,17 +134,17 @@ def test_shards_are_shared_without_overlap(shard_source):
     assert sorted(index for _, _, index in validated) == list(range(count))
 
 
-def test_workers_of_two_processes_give_each_picture_once(shard_source):
-    pictures = Pictures(
+def test_workers_of_two_processes_give_each_image_once(shard_source):
+    images = SourceDataset(
         shard_source, Transforms(8, augmentation=dict(auto_augment="rand-m5-n2")).build(True), training=True
     )
     seen: dict[Any, torch.Tensor] = {}
     for rank in (0, 1):
         order = TrainOrder(shard_source, 6, rank=rank, processes=2)
-        for batch in load(pictures, order, workers=2):
+        for batch in load(images, order, workers=2):
             assert not seen.keys() & set(batch.keys)
             seen |= dict(zip(batch.keys, batch.images, strict=True))
-    for batch in load(pictures, TrainOrder(shard_source, 6)):  # the same pictures, augmented alike, in one process
+    for batch in load(images, TrainOrder(shard_source, 6)):  # the same images, augmented alike, in one process
         for key, image in zip(batch.keys, batch.images, strict=True):
             assert torch.equal(seen.pop(key), image)
     assert not seen
@@ -152,7 +152,7 @@ def test_workers_of_two_processes_give_each_picture_once(shard_source):
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m10-inc1"])
 def test_augmentation_survives_every_seed(policy):
-    # timm's posterize may keep no bit of a picture, which Pillow 13 refuses: 11 of 6000 pictures met that.
+    # timm's posterize may keep no bit of an image, which Pillow 13 refuses: 11 of 6000 images met that.
     transform = Transforms(8, augmentation=dict(auto_augment=policy)).build(True)
     image = Image.new("RGB", (8, 8), (200, 100, 50))
     for seed in range(1500):
@@ -165,9 +165,9 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
         TrainOrder(Numbers(50), 10, processes=2, accumulate=2)
 
 
-def test_processes_without_torchrun_are_refused_with_the_command_that_works(pictures, tmp_path, capsys):
+def test_processes_without_torchrun_are_refused_with_the_command_that_works(images, tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(["train", str(pictures), "--processes", "2", "--out", str(out)]) == 2
+    assert main(["train", str(images), "--processes", "2", "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert "2 processes asked for, 1 running" in error
     assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in error
@@ -211,32 +211,32 @@ def test_alone_everything_shared_is_one_s_own():
     assert processes.gather_objects("mine") == ["mine"] and processes.from_first("mine") == "mine"
 
 
-def test_a_restart_before_there_was_a_folder_does_not_continue_another_run(pictures, tmp_path, monkeypatch):
+def test_a_restart_before_there_was_a_folder_does_not_continue_another_run(images, tmp_path, monkeypatch):
     # A process dies before the run's folder exists; beside it lies a finished run of an earlier launch.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "earlier")
-    earlier = train(small(pictures, seed=1)).folder
+    earlier = train(small(images, seed=1)).folder
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "present")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    present = train(small(pictures, seed=2)).folder
+    present = train(small(images, seed=2)).folder
     assert present != earlier
     config = json.loads((present / "config.json").read_text())
     assert config["broadsight"]["settings"]["seed"] == 2
 
 
-def test_a_restart_continues_its_own_run(pictures, tmp_path, monkeypatch):
+def test_a_restart_continues_its_own_run(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "present")
-    begun = train(small(pictures)).folder
+    begun = train(small(images)).folder
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert train(small(pictures)).folder == begun
+    assert train(small(images)).folder == begun
     assert [path for path in Path("runs").iterdir() if is_run(path)] == [begun]
 
 
-def test_a_resumed_run_keeps_the_batch_that_was_asked_for(pictures, tmp_path):
-    # Without the option, which need not be given again, it was fitted to the few pictures.
+def test_a_resumed_run_keeps_the_batch_that_was_asked_for(images, tmp_path):
+    # Without the option, which need not be given again, it was fitted to the few images.
     changes = dict(epochs=1, batch_size=8, image_size=32)
-    run = fitting(small_run(pictures, tmp_path / "run", changes=changes))
+    run = fitting(small_run(images, tmp_path / "run", changes=changes))
     assert train(run).progress.updates == 3
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     stored = stored_in(tmp_path / "run")

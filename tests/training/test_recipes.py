@@ -219,7 +219,7 @@ def top1(name: str, metric: str = "top1") -> float:
 
 
 @pytest.mark.parametrize("family", ["emsnet", "mat", "partialformer"])
-def test_published__networks_of_one_table(tables, family):
+def test_published__models_of_one_table(tables, family):
     rows = {row["model"]: row for row in tables[family]["models"]}
     found = {entry.model: name for name, entry in ENTRIES.items() if entry.model in rows and entry.task == "classify"}
     assert found.keys() == rows.keys()
@@ -254,7 +254,7 @@ def test_published__drop_path_of_stvit(tables):
         assert ENTRIES[row["model"].replace("_", "-")].recipe.drop_path == row["drop_path"]
 
 
-# Names of the papers' tables for what is one of timm's networks with our neck here; None: timm does not have it.
+# Names of the papers' tables for what is one of timm's models with our neck here; None: timm does not have it.
 UNDER_NECK = {
     "map_resnet50": "resnet50",
     "map_convnext_tiny": "convnext_tiny",
@@ -283,7 +283,7 @@ def test_published__dense_tables(tables, family):
 # ---- dense tasks
 
 DENSE = {name: entry for name, entry in ENTRIES.items() if entry.task != "classify"}
-COCO, PERSONS = 117_266, 149_813  # pictures of train2017 with objects, persons with keypoints
+COCO, PERSONS = 117_266, 149_813  # images of train2017 with objects, persons with keypoints
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -299,12 +299,12 @@ def test_dense_entry__fits_its_head(name):
     assert (recipe.schedule == "poly") == (entry.task == "segment") == (recipe.epoch_updates is not None)
 
 
-def test_dense_entry__begins_from_a_recipe_of_its_network():
+def test_dense_entry__begins_from_a_recipe_of_its_model():
     for name, entry in DENSE.items():
         if entry.model:
             (start,) = re.findall(r"Begin from what (\S+) gives", entry.source)
-            network = ENTRIES[start].model or ""
-            assert ENTRIES[start].task == "classify" and network.removeprefix("map_") == entry.model, name
+            model = ENTRIES[start].model or ""
+            assert ENTRIES[start].task == "classify" and model.removeprefix("map_") == entry.model, name
 
 
 def test_quick_recipes__one_for_each_dense_task():
@@ -319,7 +319,7 @@ def rate(name: str, update: float, updates: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "pictures", "steps", "peak"),
+    ("name", "images", "steps", "peak"),
     [
         ("mat-4-retinanet-1x", COCO, (8, 11), 1e-4),  # thesis, Table 4.11
         ("emsnet-tiny-mask-rcnn-1x", COCO, (8, 11), 1e-4),
@@ -329,8 +329,8 @@ def rate(name: str, update: float, updates: int) -> float:
         ("partialformer-b1-simple-baseline", PERSONS, (170, 200), 5e-4),
     ],
 )
-def test_step_recipes__fall_where_they_should_after_500_updates_of_warm_up(name, pictures, steps, peak):
-    updates = pictures // ENTRIES[name].recipe.batch_size
+def test_step_recipes__fall_where_they_should_after_500_updates_of_warm_up(name, images, steps, peak):
+    updates = images // ENTRIES[name].recipe.batch_size
     assert rate(name, 0, updates) == pytest.approx(peak / 1000)  # printed: 500 (0.001)
     assert rate(name, 250, updates) == pytest.approx(peak / 2, rel=0.01)
     assert rate(name, 498, updates) < peak and rate(name, 502, updates) == pytest.approx(peak)
@@ -391,7 +391,7 @@ def teacher(tmp_path_factory) -> str:
 
 
 def pooled(name: str) -> str | None:
-    """The pooling that a recipe's network has: its own, or that of a network of this package."""
+    """The pooling that a recipe's model has: its own, or that of a model of this package."""
     entry = ENTRIES[name]
     own = (entry.model or "").partition("_")[0]
     return entry.pool or (own if own in ("map", "cap") else None)
@@ -432,8 +432,8 @@ for _name in (name for name in recipes.names() if ENTRIES[name].task == "classif
 
 
 @pytest.mark.parametrize("names", DIFFERENT.values(), ids=lambda names: f"{names[0]}+{len(names) - 1}")
-def test_every_recipe__trains_a_tiny_network(data, teacher, names):
-    """Recipes that differ in nothing but the network share a run."""
+def test_every_recipe__trains_a_tiny_model(data, teacher, names):
+    """Recipes that differ in nothing but the model share a run."""
     pool = pooled(names[0])
     small = SMALL_POOL if pool in ("map", "cap") else {}
     small = {"heads": 1} if pool == "cap" else small
@@ -441,7 +441,7 @@ def test_every_recipe__trains_a_tiny_network(data, teacher, names):
 
 
 @pytest.mark.parametrize("name", ["segment-80k", "detect-3x-ms", "pose-210"])
-def test_dense_recipe__trains_a_tiny_network(teacher, name):
+def test_dense_recipe__trains_a_tiny_model(teacher, name):
     trained(Path("scenes:24"), teacher, name, model="test_resnet")
 
 
@@ -458,7 +458,7 @@ def test_dense_recipe__trains_a_tiny_network(teacher, name):
         "map-mobilenetv1-release",
     ],
 )
-def test_recipe__trains_its_own_network(data, teacher, name):
+def test_recipe__trains_its_own_model(data, teacher, name):
     trained(data, teacher, name, model=None)
 
 

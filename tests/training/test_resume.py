@@ -39,14 +39,14 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def whole(pictures, tmp_path_factory):
+def whole(images, tmp_path_factory):
     """The folder of a run of some kind that nobody disturbed."""
     made = {}
 
     def run(kind):
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp("whole") / kind
-            train(small(pictures, made[kind], **KINDS[kind]))
+            train(small(images, made[kind], **KINDS[kind]))
         return made[kind]
 
     return run
@@ -57,9 +57,9 @@ REPEATED = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else []) f
 
 
 @pytest.mark.parametrize("kind", REPEATED)
-def test_killed_three_times__same_result(kind, pictures, whole, tmp_path):
+def test_killed_three_times__same_result(kind, images, whole, tmp_path):
     passes = KINDS[kind].get("changes", {}).get("accumulate", 1)
-    begun = small(pictures, tmp_path / "begun", checkpoint_minutes=0, **KINDS[kind])
+    begun = small(images, tmp_path / "begun", checkpoint_minutes=0, **KINDS[kind])
     # In the middle of the second update, when a line of the metrics is half due
     kill(begun, tmp_path / "first", Classification, "step", 2 * passes)
     assert [path.name for path in (tmp_path / "first" / "last").iterdir()] == ["update-000000001"]
@@ -93,25 +93,25 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_at_a_chosen_place(place, pictures, whole, tmp_path):
+def test_killed_at_a_chosen_place(place, images, whole, tmp_path):
     owner, name, call, after = PLACES[place]
-    request = small(pictures, tmp_path / "run", **KINDS["average"])
+    request = small(images, tmp_path / "run", **KINDS["average"])
     kill(request, tmp_path / "left", owner, name, call, after=after)
     train(again(tmp_path / "left"), resume=True)
     assert left_by(tmp_path / "left") == left_by(whole("average"))
 
 
 @pytest.fixture(scope="module")
-def moments(pictures, tmp_path_factory):
+def moments(images, tmp_path_factory):
     """What was on the disk before each change that a run made there."""
     folder = tmp_path_factory.mktemp("moments")
-    request = small(pictures, folder / "run", checkpoint_minutes=0, **KINDS["average"])
+    request = small(images, folder / "run", checkpoint_minutes=0, **KINDS["average"])
     with Moments(folder / "run", folder / "copies").watch() as found:
         train(request)
     return found
 
 
-def continue_each(moments, numbers, pictures, expected, tmp_path):
+def continue_each(moments, numbers, images, expected, tmp_path):
     for number in numbers:
         name = f"{number}-{moments.causes[number].replace('/', '_')}"
         cut = shutil.copytree(moments.copies[number], tmp_path / name)
@@ -123,57 +123,57 @@ def continue_each(moments, numbers, pictures, expected, tmp_path):
         if (cut / "metrics.jsonl").exists() and not done:
             with (cut / "metrics.jsonl").open("a") as metrics:
                 metrics.write('{"kind": "upda')
-        train(small(pictures, cut, checkpoint_minutes=0, **KINDS["average"]), resume=True)
+        train(small(images, cut, checkpoint_minutes=0, **KINDS["average"]), resume=True)
         assert left_by(cut) == expected, name
         shutil.rmtree(cut)
 
 
-def test_killed_before_any_change_on_the_disk__some(moments, pictures, whole, tmp_path):
+def test_killed_before_any_change_on_the_disk__some(moments, images, whole, tmp_path):
     assert len(moments.copies) > 40
     expected = left_by(whole("average"))
     late = len(moments.copies) * 2 // 3  # little is left to do there
     numbers = random.Random(0).sample(range(late, len(moments.copies)), 5)
-    continue_each(moments, numbers, pictures, expected, tmp_path)
+    continue_each(moments, numbers, images, expected, tmp_path)
 
 
 @pytest.mark.slow
-def test_killed_before_any_change_on_the_disk__all(moments, pictures, whole, tmp_path):
+def test_killed_before_any_change_on_the_disk__all(moments, images, whole, tmp_path):
     expected = left_by(whole("average"))
-    continue_each(moments, range(len(moments.copies)), pictures, expected, tmp_path)
+    continue_each(moments, range(len(moments.copies)), images, expected, tmp_path)
 
 
-def test_killed_while_the_folder_is_made(pictures, moments, tmp_path):
+def test_killed_while_the_folder_is_made(images, moments, tmp_path):
     """Before config.json is there, the folder holds nothing that could not be made again."""
     unmade = [copy for copy in moments.copies if not (copy / "config.json").exists()]
     assert unmade
     for number, copy in enumerate(unmade):
         folder = shutil.copytree(copy, tmp_path / str(number))
-        kill(small(pictures, folder), tmp_path / f"left-{number}", Engine, "fit", resume=True)
+        kill(small(images, folder), tmp_path / f"left-{number}", Engine, "fit", resume=True)
         assert (tmp_path / f"left-{number}" / "config.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["mixing", "augment"])
-def test_other_workers__same_result(kind, pictures, whole, tmp_path):
-    request = small(pictures, tmp_path / "run", **(KINDS[kind] | dict(workers=2, checkpoint_minutes=0)))
+def test_other_workers__same_result(kind, images, whole, tmp_path):
+    request = small(images, tmp_path / "run", **(KINDS[kind] | dict(workers=2, checkpoint_minutes=0)))
     kill(request, tmp_path / "left", Classification, "step", 5)
     train(again(tmp_path / "left", workers=0 if kind == "mixing" else 1), resume=True)
     assert left_by(tmp_path / "left") == left_by(whole(kind))
 
 
-def test_checkpoints_within_epochs_change_nothing(pictures, whole, tmp_path):
-    train(small(pictures, tmp_path / "run", checkpoint_minutes=0))
+def test_checkpoints_within_epochs_change_nothing(images, whole, tmp_path):
+    train(small(images, tmp_path / "run", checkpoint_minutes=0))
     assert left_by(tmp_path / "run") == left_by(whole("plain"))
 
 
-def test_resume_keeps_the_batch_that_was_asked_for(pictures, tmp_path):
+def test_resume_keeps_the_batch_that_was_asked_for(images, tmp_path):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
-    kill(fitting(small(pictures, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
-    train(fitting(small(pictures, tmp_path / "whole")))
+    kill(fitting(small(images, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
+    train(fitting(small(images, tmp_path / "whole")))
     train(again(tmp_path / "left"), resume=True)
     assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
 
 
-def test_resume_keeps_the_threads(pictures, whole, tmp_path, monkeypatch):
+def test_resume_keeps_the_threads(images, whole, tmp_path, monkeypatch):
     """Other threads add in another order, and the command that a stopped run names has none."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
@@ -182,30 +182,30 @@ def test_resume_keeps_the_threads(pictures, whole, tmp_path, monkeypatch):
     assert torch.get_num_threads() == 1
 
 
-def test_same_command_again__distillation_tokens(pictures, whole, tmp_path):
+def test_same_command_again__distillation_tokens(images, whole, tmp_path):
     """Learning from a teacher adds a token to the pooling's own arguments, which a user does not type."""
     options = dict(heads=2, gram=False)
     kind = MAP | dict(pool_args=dict(groups=2, dim=16, pool_options=options))
     kind["changes"] = dict(distill="hard", teacher=str(whole("map")))
-    kill(small(pictures, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
-    assert train(small(pictures, tmp_path / "left", **kind), resume=True).progress.finished
+    kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
+    assert train(small(images, tmp_path / "left", **kind), resume=True).progress.finished
 
 
-def test_weights_to_begin_from_are_gone__continues(pictures, whole, tmp_path):
+def test_weights_to_begin_from_are_gone__continues(images, whole, tmp_path):
     weights = shutil.copy(whole("plain") / "model.safetensors", tmp_path / "weights.safetensors")
-    kill(small(pictures, tmp_path / "run", init=str(weights)), tmp_path / "left", Classification, "step", 5)
+    kill(small(images, tmp_path / "run", init=str(weights)), tmp_path / "left", Classification, "step", 5)
     os.remove(weights)
     assert train(again(tmp_path / "left"), resume=True).progress.finished
 
 
-def test_same_command_again__continues(pictures, tmp_path):
+def test_same_command_again__continues(images, tmp_path):
     """Arguments that JSON writes otherwise are the same ones."""
     kind = MAP | dict(model_args=dict(layers=(1, 1, 1, 1)))
-    kill(small(pictures, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
-    assert train(small(pictures, tmp_path / "left", **kind), resume=True).progress.finished
+    kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
+    assert train(small(images, tmp_path / "left", **kind), resume=True).progress.finished
 
 
-def test_finished__nothing_happens(pictures, whole, tmp_path, capsys):
+def test_finished__nothing_happens(images, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
     command = ["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]
     before = everything_in(folder)
@@ -219,7 +219,7 @@ def test_finished__nothing_happens(pictures, whole, tmp_path, capsys):
     assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
 
 
-def test_no_checkpoint__from_the_beginning(pictures, whole, tmp_path, capsys):
+def test_no_checkpoint__from_the_beginning(images, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
     for name in ("last", "previous"):  # what the message of a damaged checkpoint says
         shutil.rmtree(folder / name)
@@ -228,13 +228,13 @@ def test_no_checkpoint__from_the_beginning(pictures, whole, tmp_path, capsys):
     assert "no checkpoint yet: from the beginning" in capsys.readouterr().err
 
 
-def test_failing_evaluation__nothing_that_was_trained_is_lost(pictures, whole, tmp_path, monkeypatch):
+def test_failing_evaluation__nothing_that_was_trained_is_lost(images, whole, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(Failed):
         patch.setattr(Classification, "evaluate", fail)
-        train(small(pictures, tmp_path / "run"))
+        train(small(images, tmp_path / "run"))
     assert [path.name for path in (tmp_path / "run" / "last").iterdir()] == ["update-000000003"]
     left = kill(again(tmp_path / "run"), tmp_path / "left", Classification, "step", resume=True)
     assert (tmp_path / "left" / "last" / "update-000000003-evaluated").is_dir()  # evaluated, before another step
@@ -276,7 +276,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_run__refused_and_untouched(other, pictures, whole):
+def test_another_run__refused_and_untouched(other, images, whole):
     fields, message = OTHERS[other]
     folder = whole("plain")
     before = everything_in(folder)
@@ -287,36 +287,36 @@ def test_another_run__refused_and_untouched(other, pictures, whole):
     assert "\n" not in str(refused.value)
 
 
-def test_run_is_there__refused_without_resume(pictures, whole, capsys):
+def test_run_is_there__refused_without_resume(images, whole, capsys):
     folder = whole("plain")
     before = everything_in(folder)
-    assert main(["train", str(pictures), "--out", str(folder)]) == 2
+    assert main(["train", str(images), "--out", str(folder)]) == 2
     assert everything_in(folder) == before
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "holds a run of test_vit already" in said
 
 
-@pytest.mark.parametrize("change", ["class", "picture", "fewer"])
-def test_other_pictures__refused_and_untouched(change, pictures, tmp_path):
-    data = shutil.copytree(pictures, tmp_path / "data")
+@pytest.mark.parametrize("change", ["class", "image", "fewer"])
+def test_other_images__refused_and_untouched(change, images, tmp_path):
+    data = shutil.copytree(images, tmp_path / "data")
     kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
-    picture = data / "train" / "a" / "0.png"
+    image = data / "train" / "a" / "0.png"
     if change == "class":
         shutil.copytree(data / "train" / "a", data / "train" / "e")
-    elif change == "picture":
-        shutil.copy(picture, picture.with_name("new.png"))
+    elif change == "image":
+        shutil.copy(image, image.with_name("new.png"))
     else:
-        picture.unlink()
+        image.unlink()
     before = everything_in(tmp_path / "left")
-    with pytest.raises(ValueError, match="num_classes=4, not 5" if change == "class" else "the pictures are not those"):
+    with pytest.raises(ValueError, match="num_classes=4, not 5" if change == "class" else "the images are not those"):
         train(again(tmp_path / "left"), resume=True)
     assert everything_in(tmp_path / "left") == before
 
 
 @pytest.mark.parametrize("change", ["replaced", "one replaced", "swapped", "validation", "moved", "older"])
-def test_pictures_of_the_same_names(change, pictures, whole, tmp_path, capsys):
+def test_images_of_the_same_names(change, images, whole, tmp_path, capsys):
     """Other content is refused, the same content elsewhere or written anew is not."""
-    data = shutil.copytree(pictures, tmp_path / "data", copy_function=shutil.copyfile)
+    data = shutil.copytree(images, tmp_path / "data", copy_function=shutil.copyfile)
     kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
     files, config = sorted(data.rglob("*.png")), tmp_path / "left" / "config.json"
     if change == "swapped":
@@ -336,9 +336,7 @@ def test_pictures_of_the_same_names(change, pictures, whole, tmp_path, capsys):
         files[-1].write_bytes(files[0].read_bytes())
     if change in ("moved", "older"):
         notes = train(again(tmp_path / "left"), resume=True).notes
-        assert any("only names and classes of its pictures are checked" in note for note in notes) == (
-            change == "older"
-        )
+        assert any("only names and classes of its images are checked" in note for note in notes) == (change == "older")
         one, other = (load_file(folder / "model.safetensors") for folder in (whole("plain"), tmp_path / "left"))
         assert all(torch.equal(value, other[name]) for name, value in one.items())
         return
@@ -349,10 +347,10 @@ def test_pictures_of_the_same_names(change, pictures, whole, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def begun(pictures, tmp_path_factory):
+def begun(images, tmp_path_factory):
     """A run with a checkpoint that has every file."""
     folder = tmp_path_factory.mktemp("begun")
-    kill(small(pictures, folder / "run", **KINDS["average"]), folder / "left", Classification, "step", 5)
+    kill(small(images, folder / "run", **KINDS["average"]), folder / "left", Classification, "step", 5)
     return folder / "left"
 
 
@@ -428,12 +426,12 @@ def refuses_untouched(folder, capsys, *texts):
     assert all(text in said for text in texts), said
 
 
-def test_foreign_folder__refused_and_untouched(pictures, tmp_path, capsys):
+def test_foreign_folder__refused_and_untouched(images, tmp_path, capsys):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter.txt").write_text("one")
     before = everything_in(folder)
-    common = ["train", str(pictures), "--model", "test_vit", "--size", "32", "--out", str(folder), "--workers", "0"]
+    common = ["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(folder), "--workers", "0"]
     for options in ([], ["--resume"]):
         assert main(common + options) == 2
         said = capsys.readouterr().err
@@ -446,10 +444,10 @@ def test_foreign_folder__refused_and_untouched(pictures, tmp_path, capsys):
     assert everything_in(folder) == before
 
 
-def test_out_is_a_file(pictures, tmp_path, capsys):
+def test_out_is_a_file(images, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("mine")
-    common = ["train", str(pictures), "--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1"]
+    common = ["train", str(images), "--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1"]
     for out in (file, file / "below"):
         assert main([*common, "--out", str(out)]) == 2
         said = capsys.readouterr().err
@@ -469,7 +467,7 @@ def test_out_is_a_file(pictures, tmp_path, capsys):
         (signal.SIGTERM, "_readable", 4, "epoch 1, update 3"),  # the first batch of an evaluation
     ],
 )
-def test_asked_to_stop__saves_and_continues(number, place, call, moment, pictures, whole, tmp_path):
+def test_asked_to_stop__saves_and_continues(number, place, call, moment, images, whole, tmp_path):
     folder = tmp_path / "my run"
     own, calls = getattr(Classification, place), []
 
@@ -482,7 +480,7 @@ def test_asked_to_stop__saves_and_continues(number, place, call, moment, picture
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) as stop:
         patch.setattr(Classification, place, asking)
-        train(small(pictures, folder, **KINDS["average"]))
+        train(small(images, folder, **KINDS["average"]))
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert stop.value.code == 128 + number
     assert moment in str(stop.value)
@@ -491,12 +489,12 @@ def test_asked_to_stop__saves_and_continues(number, place, call, moment, picture
     assert left_by(folder) == left_by(whole("average"))
 
 
-def test_stopped__names_a_command_that_can_be_typed(pictures, tmp_path, monkeypatch, capsys):
+def test_stopped__names_a_command_that_can_be_typed(images, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "my run"
     own = Classification.step
     monkeypatch.setattr(Classification, "step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), own(*args))[1])
     options = ["--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1", "--device", "cpu"]
-    assert main(["train", str(pictures), "--out", str(folder), *options]) == 143
+    assert main(["train", str(images), "--out", str(folder), *options]) == 143
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("broadsight: stopped in epoch 1, update 1 and saved; continue with: broadsight train ")
     typed = shlex.split(said.partition("continue with: ")[2])
@@ -504,7 +502,7 @@ def test_stopped__names_a_command_that_can_be_typed(pictures, tmp_path, monkeypa
     assert typed[typed.index("--out") + 1] == str(folder)
 
 
-def test_second_interrupt__stops_at_once(pictures, tmp_path, monkeypatch):
+def test_second_interrupt__stops_at_once(images, tmp_path, monkeypatch):
     def asking(self, batch):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -512,7 +510,7 @@ def test_second_interrupt__stops_at_once(pictures, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Classification, "step", asking)
     with pytest.raises(KeyboardInterrupt):
-        train(small(pictures, tmp_path / "run"))
+        train(small(images, tmp_path / "run"))
     assert list((tmp_path / "run" / "last").iterdir()) == []
 
 
@@ -558,24 +556,24 @@ def wait_for(moment, seconds=60.0):
         time.sleep(0.005)
 
 
-def options(pictures, folder, workers):
+def options(images, folder, workers):
     settings = [f"{key}={value}" for key, value in (dict(epochs=4, batch_size=8, fit_batch=False, ema=0.9)).items()]
     common = ["--model", "test_vit", "--size", "32", "--log-every", "2", "--checkpoint-minutes", "0", "--device", "cpu"]
     common += ["--workers", str(workers), "--threads", "1", "--set", "warmup_epochs=1", *settings]
-    return ["train", str(pictures), "--out", str(folder), *common]
+    return ["train", str(images), "--out", str(folder), *common]
 
 
 @pytest.fixture(scope="module")
-def four_epochs(pictures, tmp_path_factory):
+def four_epochs(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("four") / "run"
-    assert main(options(pictures, folder, 0)) == 0
+    assert main(options(images, folder, 0)) == 0
     return left_by(folder)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_process_killed__same_result(workers, nursery, four_epochs, pictures, tmp_path):
+def test_process_killed__same_result(workers, nursery, four_epochs, images, tmp_path):
     folder = tmp_path / "run"
-    argv, delay = options(pictures, folder, workers), random.uniform(0, 0.5)
+    argv, delay = options(images, folder, workers), random.uniform(0, 0.5)
     process, code = nursery(argv, tmp_path / "said")
     wait_for((folder / "metrics.jsonl").exists)
     time.sleep(delay)
@@ -586,9 +584,9 @@ def test_process_killed__same_result(workers, nursery, four_epochs, pictures, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_process_asked_to_stop__same_result(number, nursery, four_epochs, pictures, tmp_path):
+def test_process_asked_to_stop__same_result(number, nursery, four_epochs, images, tmp_path):
     folder = tmp_path / "run"
-    process, code = nursery(options(pictures, folder, 1), tmp_path / "said")
+    process, code = nursery(options(images, folder, 1), tmp_path / "said")
     wait_for((folder / "metrics.jsonl").exists)
     os.kill(process, number)
     assert code() == 128 + number
@@ -600,9 +598,9 @@ def test_process_asked_to_stop__same_result(number, nursery, four_epochs, pictur
 
 
 @pytest.mark.slow
-def test_command_asked_to_stop__same_result(four_epochs, pictures, tmp_path):
+def test_command_asked_to_stop__same_result(four_epochs, images, tmp_path):
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "broadsight", *options(pictures, folder, 2)]
+    command = [sys.executable, "-m", "broadsight", *options(images, folder, 2)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         wait_for((folder / "metrics.jsonl").exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the workers get it too

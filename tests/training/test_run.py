@@ -1,4 +1,4 @@
-"""Whole runs on a few small pictures: what they learn from, how, and what they leave behind."""
+"""Whole runs on a few small images: what they learn from, how, and what they leave behind."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from broadsight.training.run_folder import RunFolder
 from broadsight.weights.loading import load_given
 
 from .small_runs import SMALL_POOL, ask, files_in, fill, leave_run, ready, refusal, updates, without_drawing
-from .small_runs import without_network as offline
+from .small_runs import offline_hub as offline
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +82,8 @@ def test_train__run_answers_as_it_did(data, tmp_path, model, options):
     torch.testing.assert_close(open_classifier(out, device="cpu").model(x), engine.plain(x))
 
 
-def test_train__network_of_a_folder_is_refused_or_can_be_loaded(data, tmp_path):
-    """timm makes a network from local-dir:FOLDER, but not from a config.json that names one."""
+def test_train__model_of_a_folder_is_refused_or_can_be_loaded(data, tmp_path):
+    """timm makes a model from local-dir:FOLDER, but not from a config.json that names one."""
     request = ask(data, model=f"local-dir:{leave_run(tmp_path / 'earlier')[0]}", out=str(tmp_path / "run"))
     try:
         prepared = ready(request)
@@ -95,7 +95,7 @@ def test_train__network_of_a_folder_is_refused_or_can_be_loaded(data, tmp_path):
     timm.create_model(f"local-dir:{tmp_path / 'run'}", pretrained=True)
 
 
-def test_train__every_kind_of_picture(tmp_path):
+def test_train__every_kind_of_image(tmp_path):
     """Grey, palette, transparent, CMYK, 16 bits and turned photographs, and some that are broken."""
     rng = np.random.default_rng(0)
 
@@ -116,7 +116,7 @@ def test_train__every_kind_of_picture(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     save("turned.jpg", "RGB", colour, exif=exif)
-    (tmp_path / "data" / "a" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "data" / "a" / "broken.png").write_bytes(b"no image")
     (tmp_path / "data" / "a" / "broken2.jpg").write_bytes(b"")
     (tmp_path / "data" / "empty").mkdir()
     request = ask(tmp_path / "data", val=str(tmp_path / "data"), out=str(tmp_path / "run"), changes=dict(batch_size=2))
@@ -132,7 +132,7 @@ def test_train__every_kind_of_picture(tmp_path):
     assert said.count("a/broken") == 1
 
 
-def test_train__class_without_validation_pictures(tmp_path):
+def test_train__class_without_validation_images(tmp_path):
     fill(tmp_path / "data" / "train", a=4, b=4, c=4)
     fill(tmp_path / "data" / "val", a=2, b=2)
     outcome = train(ask(tmp_path / "data", out=str(tmp_path / "run")))
@@ -151,7 +151,7 @@ def weights_after(request, count: int = 2) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("pool", [None, "gap"])
 def test_accumulation__is_one_batch(data, pool):
-    """Of a network whose pictures do not see each other."""
+    """Of a model whose images do not see each other."""
     changes = dict(batch_size=8, optimizer="sgd", lr=0.1, clip_norm=None, drop_rate=0.0)
     whole = weights_after(ask(data, model="test_convnext", pool=pool, changes=changes))
     parts = weights_after(ask(data, model="test_convnext", pool=pool, changes={**changes, "accumulate": 2}))
@@ -212,7 +212,7 @@ def test_frozen_stats(data):
     assert not torch.equal(other.engine.plain.bn1.running_mean, before)
 
 
-# ---- pictures and sizes
+# ---- images and sizes
 
 
 def test_grey(data, tmp_path):
@@ -223,7 +223,7 @@ def test_grey(data, tmp_path):
     assert config(out)["pretrained_cfg"]["input_size"] == [1, 32, 32]
 
 
-def test_grey__teacher_of_grey_pictures(data, tmp_path):
+def test_grey__teacher_of_grey_images(data, tmp_path):
     train(ask(data, model_args=dict(in_chans=1), out=str(tmp_path / "teacher")))
     changes = dict(distill="hard", teacher=str(tmp_path / "teacher"))
     losses = updates(ready(ask(data, model_args=dict(in_chans=1), changes=changes)), 1)
@@ -231,7 +231,7 @@ def test_grey__teacher_of_grey_pictures(data, tmp_path):
 
 
 @pytest.mark.parametrize(("side", "expected"), [(20, 64), (64, 64), (65, 96), (150, 160), (300, 224)])
-def test_size__chosen_by_the_pictures(tmp_path, side, expected):
+def test_size__chosen_by_the_images(tmp_path, side, expected):
     fill(tmp_path, size=side, a=2, b=2)
     recipe = ready(ask(tmp_path, changes=dict(image_size=None, batch_size=2))).engine.recipe
     assert (recipe.image_size, recipe.eval_size) == (expected, expected)
@@ -244,7 +244,7 @@ def test_size__of_scenes_and_of_vits():
     assert model.pos_embed.shape[1] == 1 + 9
 
 
-def test_size__all_pictures_broken(tmp_path):
+def test_size__all_images_broken(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         for number in range(3):
@@ -260,12 +260,12 @@ def test_fit_batch(data):
     changes = dict(epochs=1, image_size=32)
     fitted = ready(replace(ask(data), changes=changes))
     assert fitted.engine.recipe.batch_size == 18 // 4
-    assert any("batch of 4 instead of 64, since there are 18 training pictures" in note for note in fitted.notes)
+    assert any("batch of 4 instead of 64, since there are 18 training images" in note for note in fitted.notes)
     assert ready(ask(data, changes=dict(batch_size=16))).engine.recipe.batch_size == 16
 
 
-def test_fit_batch__is_even_where_pictures_are_mixed(colours):
-    changes = dict(epochs=1, image_size=32, mixup=0.5)  # 15 pictures to train on, a quarter of which are 3
+def test_fit_batch__is_even_where_images_are_mixed(colours):
+    changes = dict(epochs=1, image_size=32, mixup=0.5)  # 15 images to train on, a quarter of which are 3
     work = ready(replace(ask(colours), changes=changes)).engine.work
     assert work.batch % 2 == 0
 
@@ -334,7 +334,7 @@ def test_init__refused(data, tmp_path):
     folder, _ = leave_run(tmp_path / "vit", "test_vit")
     before = files_in(tmp_path)
     said = refusal(lambda: ready(ask(data, init=str(folder), out=str(tmp_path / "run"))))
-    assert "holds weights of another network" in said and "missing" in said
+    assert "holds weights of another model" in said and "missing" in said
     (tmp_path / "empty").mkdir()
     said = refusal(lambda: ready(ask(data, init=str(tmp_path / "empty"))), FileNotFoundError)
     assert "holds no model.safetensors; give a run folder or a file of weights" in said
@@ -349,7 +349,7 @@ def test_init__refused(data, tmp_path):
     assert files_in(tmp_path) == before
 
 
-def test_pretrained__without_network(data, monkeypatch):
+def test_pretrained__without_model(data, monkeypatch):
     offline(monkeypatch)
     said = refusal(lambda: ready(ask(data, changes=dict(pretrained=True))), Exception)
     assert said.startswith("the pretrained weights of test_resnet cannot be had: ") and "\n" not in said
@@ -359,7 +359,7 @@ def test_pretrained__without_network(data, monkeypatch):
 
 
 def test_pool__light_is_refused_before_anything_is_written(data, tmp_path):
-    """A light network only infers: what to do is known before the first picture."""
+    """A light model only infers: what to do is known before the first image."""
     before = files_in(tmp_path)
     refusal(lambda: train(ask(data, pool="map-light", pool_args=SMALL_POOL, out=str(tmp_path / "run"))))
     assert files_in(tmp_path) == before

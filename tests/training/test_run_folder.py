@@ -24,7 +24,7 @@ from broadsight.training.run_folder import RunFolder, is_run
 from .runs import QUICK, again, kill, left_by, small
 
 POOL_ARGS = dict(groups=2, dim=16, pool_options=dict(heads=2))
-NETWORKS = {
+MODELS = {
     "plain": dict(model="test_vit"),
     "tagged": dict(model="test_resnet.r160_in1k"),
     "map": dict(model="test_resnet", pool="map", pool_args=POOL_ARGS),
@@ -38,24 +38,24 @@ NETWORKS = {
 
 
 @pytest.fixture(scope="module")
-def runs(pictures, tmp_path_factory):
-    """The folder of a run of some network."""
+def runs(images, tmp_path_factory):
+    """The folder of a run of some model."""
     made = {}
 
     def run(name):
         if name not in made:
             made[name] = tmp_path_factory.mktemp("runs") / name
-            fields = NETWORKS[name] | dict(changes=dict(epochs=1) | NETWORKS[name].get("changes", {}))
-            train(small(pictures, made[name], **fields), command=f"broadsight train {name}")
+            fields = MODELS[name] | dict(changes=dict(epochs=1) | MODELS[name].get("changes", {}))
+            train(small(images, made[name], **fields), command=f"broadsight train {name}")
         return made[name]
 
     return run
 
 
 @pytest.fixture(scope="module")
-def two_epochs(pictures, tmp_path_factory):
+def two_epochs(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two") / "run"
-    train(small(pictures, folder))
+    train(small(images, folder))
     return folder
 
 
@@ -74,7 +74,7 @@ def test_files(two_epochs):
     assert is_run(two_epochs) and not is_run(two_epochs / "last")
 
 
-def test_config(runs, pictures):
+def test_config(runs, images):
     config = json.loads((runs("map") / "config.json").read_text())
     assert (config["architecture"], config["num_classes"], config["label_names"]) == ("edited", 4, list("abcd"))
     assert config["model_args"] == dict(backbone="test_resnet", pool="map", pool_args=POOL_ARGS)
@@ -82,7 +82,7 @@ def test_config(runs, pictures):
     record = config["broadsight"]
     assert record["task"] == "classify"
     settings = record["settings"]
-    assert settings["data"] == str(pictures) and settings["model"] == "test_resnet" and settings["recipe"] == "quick"
+    assert settings["data"] == str(images) and settings["model"] == "test_resnet" and settings["recipe"] == "quick"
     assert settings["seed"] == record["seed"] == 0 and settings["log_every"] == 2
     expected = QUICK | dict(epochs=1, eval_size=32, optimizer="adamw", lr=1e-3, scale=[0.5, 1.0])
     assert {name: record["recipe"][name] for name in expected} == expected
@@ -98,8 +98,8 @@ def test_config(runs, pictures):
     assert record["parameters"] == sum(v.numel() for k, v in weights.items() if not k.endswith(buffers))
 
 
-def test_config__fitted_batch_and_other_seed(pictures, tmp_path):
-    request = small(pictures, tmp_path / "run", changes=dict(fit_batch=True, epochs=1), seed=7)
+def test_config__fitted_batch_and_other_seed(images, tmp_path):
+    request = small(images, tmp_path / "run", changes=dict(fit_batch=True, epochs=1), seed=7)
     request.changes.pop("batch_size")
     outcome = train(request)
     record = json.loads((tmp_path / "run" / "config.json").read_text())["broadsight"]
@@ -107,7 +107,7 @@ def test_config__fitted_batch_and_other_seed(pictures, tmp_path):
     assert any("batch of 6 instead of 64" in note for note in outcome.notes)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 def test_timm_loads_the_best_weights(name, runs):
     folder = runs(name)
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -119,7 +119,7 @@ def test_timm_loads_the_best_weights(name, runs):
     assert model.num_classes == 4 and model(torch.randn(2, *size)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 def test_timm_loads_the_best_weights__other_classes(name, runs):
     """All but the classifier's, which is new."""
     folder = runs(name)
@@ -134,14 +134,14 @@ def test_timm_loads_the_best_weights__other_classes(name, runs):
     assert model(torch.randn(2, *model.pretrained_cfg["input_size"])).shape == (2, 7)
 
 
-def test_timm_predicts_as_the_run_evaluated(runs, pictures):
+def test_timm_predicts_as_the_run_evaluated(runs, images):
     """The transforms that timm reads from the folder, and its weights: the accuracy that the run reports."""
     folder = runs("grey")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
     right = []
     for label, name in enumerate("abcd"):
-        for path in sorted((pictures / "val" / name).iterdir()):
+        for path in sorted((images / "val" / name).iterdir()):
             image = transform(Image.open(path).convert("L"))
             assert image.shape == (1, 48, 48)
             right.append(int(model(image[None]).argmax()) == label)
@@ -149,10 +149,10 @@ def test_timm_predicts_as_the_run_evaluated(runs, pictures):
     assert 100 * sum(right) / len(right) == line["val_top1"]
 
 
-def test_timm_loads__begin_another_run(runs, pictures, tmp_path):
+def test_timm_loads__begin_another_run(runs, images, tmp_path):
     """A run folder is something to begin from, and the first weights are its."""
     still = dict(lr=1e-30, min_lr=0, warmup_epochs=0, epochs=1)
-    train(small(pictures, tmp_path / "run", model="test_vit", init=str(runs("plain")), changes=still))
+    train(small(images, tmp_path / "run", model="test_vit", init=str(runs("plain")), changes=still))
     before, after = load_file(runs("plain") / "model.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(before[name], value) for name, value in after.items())
 
@@ -199,9 +199,9 @@ def test_events__the_values_of_the_metrics(two_epochs):
 
 
 @pytest.mark.parametrize(("call", "minutes"), [(3, 10), (3, 0), (5, 0), (6, 10)])
-def test_events__after_a_kill(call, minutes, pictures, two_epochs, tmp_path):
+def test_events__after_a_kill(call, minutes, images, two_epochs, tmp_path):
     """Neither lost nor twice: what comes after the checkpoint is purged, what comes before stays."""
-    request = small(pictures, tmp_path / "run", checkpoint_minutes=minutes)
+    request = small(images, tmp_path / "run", checkpoint_minutes=minutes)
     kill(request, tmp_path / "left", Classification, "step", call)
     for file in (tmp_path / "run" / "events").iterdir():  # as flushed as they could be
         shutil.copy(file, tmp_path / "left" / "events")
@@ -219,12 +219,12 @@ def test_events__finished_and_resumed(two_epochs, tmp_path):
     assert shown_events(folder) == shown_events(two_epochs)
 
 
-# --- Pictures that cannot be read ------------------------------------------------------------------------------------
+# --- Images that cannot be read ------------------------------------------------------------------------------------
 
 
-def test_skipped(pictures, tmp_path, capsys):
-    data = shutil.copytree(pictures, tmp_path / "data")
-    (data / "train" / "a" / "1.png").write_bytes(b"no picture")
+def test_skipped(images, tmp_path, capsys):
+    data = shutil.copytree(images, tmp_path / "data")
+    (data / "train" / "a" / "1.png").write_bytes(b"no image")
     (data / "val" / "b" / "0.png").write_bytes((data / "val" / "b" / "1.png").read_bytes()[:100])
     outcome = train(small(data, tmp_path / "run"))
     skipped = json.loads((tmp_path / "run" / "skipped.json").read_text())
@@ -232,7 +232,7 @@ def test_skipped(pictures, tmp_path, capsys):
     assert [any(name.endswith(end) for name in skipped) for end in ("a/1.png", "b/0.png")] == [True, True]
     assert skipped == outcome.progress.skipped
     assert [line["skipped"] for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "epoch"] == [2, 2]
-    assert "2 pictures skipped" in capsys.readouterr().err
+    assert "2 images skipped" in capsys.readouterr().err
     top1 = [line["val_top1"] for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "epoch"]
     assert all(value * 7 / 100 == pytest.approx(round(value * 7 / 100)) for value in top1)  # of seven that can be read
 
@@ -244,9 +244,9 @@ def test_skipped(pictures, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_skipped__strict(workers, pictures, tmp_path, capsys):
-    data = shutil.copytree(pictures, tmp_path / "data")
-    (data / "train" / "a" / "1.png").write_bytes(b"no picture")
+def test_skipped__strict(workers, images, tmp_path, capsys):
+    data = shutil.copytree(images, tmp_path / "data")
+    (data / "train" / "a" / "1.png").write_bytes(b"no image")
     options = ["--model", "test_vit", "--size", "32", "--batch", "8", "--workers", str(workers), "--threads", "1"]
     assert main(["train", str(data), "--out", str(tmp_path / "run"), "--strict", *options]) in (1, 2)
     said = capsys.readouterr().err.splitlines()
@@ -265,15 +265,15 @@ LINES = [
 ]
 
 
-def test_curves__a_picture(drawn, tmp_path):
+def test_curves__a_image(drawn, tmp_path):
     folder = RunFolder(tmp_path)
     folder.create({})
     for line in LINES:
         folder.record(line)
     folder.draw()
-    with Image.open(tmp_path / "curves.png") as picture:
-        picture.verify()
-        assert picture.format == "PNG" and picture.width > 2 * picture.height > 400
+    with Image.open(tmp_path / "curves.png") as image:
+        image.verify()
+        assert image.format == "PNG" and image.width > 2 * image.height > 400
     assert not list(tmp_path.glob(".*"))
 
 
@@ -360,7 +360,7 @@ def test_without_extras(drawn, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("goal", ["val_box_ap", "val_mask_ap", "val_keypoint_ap", "val_miou"])
 def test_draw_curves__of_dense_runs(goal, drawn, tmp_path):
-    """Without a loss on the validation pictures, and with what the task is after instead of accuracy."""
+    """Without a loss on the validation images, and with what the task is after instead of accuracy."""
     figures = {goal: 12.0, "val_box_ap": 10.0, "val_box_ap50": 30.0}
     lines = [dict(kind="updates", updates=1, epoch=1, loss=3.0, lr=0.1)]
     lines += [dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, **figures)]

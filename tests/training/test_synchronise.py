@@ -43,7 +43,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "frozen": (lambda: nn.BatchNorm2d(5).eval(), (6, 5, 4, 3), 3),
 }
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     **{name: lambda name=name: zoo.shallow(name, num_classes=3, drop_path_rate=0.0) for name in zoo.SMALLEST},
     "test_resnet": lambda: timm.create_model("test_resnet", num_classes=3),
     "test_resnet, map": lambda: edit("test_resnet", pool="map", pool_args=SMALL_MAP, num_classes=3),
@@ -54,7 +54,7 @@ Part = tuple[int, int]
 
 
 def norm_case(name: str) -> tuple[nn.Module, list[Tensor], Tensor, list[Part]]:
-    """The norm in its network, two batches, what the loss multiplies the result with, and each process's part."""
+    """The norm in its model, two batches, what the loss multiplies the result with, and each process's part."""
     torch.manual_seed(0)
     build, shape, border = NORMS[name]
     model = nn.Sequential(build()).double()
@@ -67,14 +67,14 @@ def norm_case(name: str) -> tuple[nn.Module, list[Tensor], Tensor, list[Part]]:
     return model, batches, torch.randn(shape, dtype=torch.float64), [(0, border), (border, shape[0])]
 
 
-def network_case(name: str) -> tuple[nn.Module, list[Tensor], Tensor, list[Part]]:
+def model_case(name: str) -> tuple[nn.Module, list[Tensor], Tensor, list[Part]]:
     torch.manual_seed(0)
-    model = NETWORKS[name]().double().train()
+    model = MODELS[name]().double().train()
     return model, [torch.randn(4, 3, 64, 64, dtype=torch.float64)], torch.randn(4, 3).double(), [(0, 2), (2, 4)]
 
 
 def learn(model: nn.Module, batches: list[Tensor], weight: Tensor, part: Part = (0, 10**9)) -> dict[str, Any]:
-    """What passes over a part of the batches give, and what they leave in the network."""
+    """What passes over a part of the batches give, and what they leave in the model."""
     rows, outputs, gradients = slice(*part), [], []
     for batch in batches:
         x = batch[rows].clone().requires_grad_()
@@ -114,7 +114,7 @@ def rank_main(rank: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     results: dict[str, Any] = {}
-    cases = [(name, norm_case) for name in NORMS] + [(name, network_case) for name in NETWORKS]
+    cases = [(name, norm_case) for name in NORMS] + [(name, model_case) for name in MODELS]
     for name, case in cases:
         results[name] = attempt(shared_part, case(name), rank)
     results["low precision"] = attempt(low_precision)
@@ -167,9 +167,9 @@ def test_norm_of_two_processes_is_that_of_the_whole_batch(name, ranks):
     check(learn(model, batches, weight), found_by(ranks, name), **tolerance)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_network_on_two_processes_is_that_on_the_whole_batch(name, ranks):
-    model, batches, weight, _ = network_case(name)
+@pytest.mark.parametrize("name", MODELS)
+def test_model_on_two_processes_is_that_on_the_whole_batch(name, ranks):
+    model, batches, weight, _ = model_case(name)
     check(learn(model, batches, weight), found_by(ranks, name), rtol=1e-6, atol=1e-8)
 
 
@@ -202,9 +202,9 @@ def test_norm_of_one_process_is_torch_s(name):
     check(expected, [learn(synchronise(model), batches, weight)], **EXACT)
 
 
-@pytest.mark.parametrize("name", [*zoo.KINDS, *(name for name in NETWORKS if name not in zoo.KINDS)])
-def test_every_norm_of_a_network_is_replaced(name):
-    model = NETWORKS[name]() if name in NETWORKS else zoo.shallow(name)
+@pytest.mark.parametrize("name", [*zoo.KINDS, *(name for name in MODELS if name not in zoo.KINDS)])
+def test_every_norm_of_a_model_is_replaced(name):
+    model = MODELS[name]() if name in MODELS else zoo.shallow(name)
     keys, norms = list(model.state_dict()), [m for m in model.modules() if isinstance(m, _BatchNorm)]
     pointers = {parameter.data_ptr() for parameter in model.parameters()}
     model = synchronise(model)

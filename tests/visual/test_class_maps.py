@@ -1,4 +1,4 @@
-"""Maps of classes over pictures, and as files."""
+"""Maps of classes over images, and as files."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NAMES = ["sky", "road", "tree"]
 
 
 @pytest.fixture
-def picture():
+def image():
     return Image.new("RGB", (400, 300), (100, 150, 200))
 
 
@@ -27,8 +27,8 @@ def halves():  # sky on the left, road on the right; the lowest rows belong to n
     return classes
 
 
-def test_draw_semantic__blends_and_leaves_what_is_ignored(picture, halves):
-    pixels = np.asarray(draw_semantic(picture, halves, NAMES, opacity=0.5, labels=False, legend=False))
+def test_draw_semantic__blends_and_leaves_what_is_ignored(image, halves):
+    pixels = np.asarray(draw_semantic(image, halves, NAMES, opacity=0.5, labels=False, legend=False))
     assert pixels[100, 100].tolist() == [50, 132, 189]  # halfway to (0, 114, 178)
     assert pixels[100, 300].tolist() == [165, 154, 100]  # halfway to (230, 159, 0), 154.5 rounded to even
     assert (pixels[280:] == (100, 150, 200)).all()
@@ -36,26 +36,26 @@ def test_draw_semantic__blends_and_leaves_what_is_ignored(picture, halves):
     assert (pixels[:279, :199] == (50, 132, 189)).all() and (pixels[:279, 200:] == (165, 154, 100)).all()
 
 
-def test_draw_semantic__opacity_from_nothing_to_all(picture, halves):
-    nothing = np.asarray(draw_semantic(picture, halves, NAMES, opacity=0, labels=False, legend=False))
-    everything = np.asarray(draw_semantic(picture, halves, NAMES, opacity=1, labels=False, legend=False))
+def test_draw_semantic__opacity_from_nothing_to_all(image, halves):
+    nothing = np.asarray(draw_semantic(image, halves, NAMES, opacity=0, labels=False, legend=False))
+    everything = np.asarray(draw_semantic(image, halves, NAMES, opacity=1, labels=False, legend=False))
     assert nothing[100, 100].tolist() == [100, 150, 200] and tuple(everything[100, 100]) == colour(0)
 
 
 @pytest.mark.parametrize("ignore", [-100, None])
-def test_draw_semantic__other_values_to_ignore(picture, halves, ignore):
+def test_draw_semantic__other_values_to_ignore(image, halves, ignore):
     classes = np.where(halves == 255, 2 if ignore is None else ignore, halves)
-    pixels = np.asarray(draw_semantic(picture, classes, NAMES, opacity=1, labels=False, legend=False, ignore=ignore))
+    pixels = np.asarray(draw_semantic(image, classes, NAMES, opacity=1, labels=False, legend=False, ignore=ignore))
     assert tuple(pixels[290, 100]) == ((100, 150, 200) if ignore else colour(2))
 
 
-def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(picture, monkeypatch):
+def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, monkeypatch):
     classes = np.full((300, 400), 2)
     classes[:30], classes[299, 0], classes[290:, 390:] = 0, 7, 255
     classes[290:, 300:303] = 1
     lines = []
     monkeypatch.setattr(class_maps, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
-    draw_semantic(picture, classes, NAMES)
+    draw_semantic(image, classes, NAMES)
     assert [(e.name, e.amount, e.colours) for e in lines] == [
         ("tree", "89.9 %", (colour(2),)),
         ("sky", "10.0 %", (colour(0),)),
@@ -64,25 +64,25 @@ def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(picture,
     ]
 
 
-def test_draw_semantic__legend_is_written(picture, halves):
-    one, other = (draw_semantic(picture, torch.from_numpy(halves), NAMES) for _ in range(2))
+def test_draw_semantic__legend_is_written(image, halves):
+    one, other = (draw_semantic(image, torch.from_numpy(halves), NAMES) for _ in range(2))
     assert one.size == (400, 332) and one.tobytes() == other.tobytes()
     strip = one.crop((0, 300, 400, 332))
     assert has_written(strip, "sky") and has_written(strip, "road") and not has_written(strip, "tree")
-    nothing = draw_semantic(picture, np.full((300, 400), 255), NAMES)
+    nothing = draw_semantic(image, np.full((300, 400), 255), NAMES)
     assert has_written(nothing, "nothing found")
-    assert nothing.crop((0, 0, 400, 300)).tobytes() == picture.tobytes()
+    assert nothing.crop((0, 0, 400, 300)).tobytes() == image.tobytes()
 
 
-def test_draw_semantic__names_stand_in_the_middle_of_large_regions(picture, halves):
+def test_draw_semantic__names_stand_in_the_middle_of_large_regions(image, halves):
     halves[10:15, 10:15] = 2  # too small for a name
-    pixels = np.asarray(draw_semantic(picture, halves, NAMES, opacity=0.5, legend=False))
+    pixels = np.asarray(draw_semantic(image, halves, NAMES, opacity=0.5, legend=False))
     solid = [np.argwhere((pixels == colour(i)).all(2)) for i in range(3)]
     assert abs(solid[0].mean(0)[1] - 100) < 40 and abs(solid[1].mean(0)[1] - 300) < 40 and not len(solid[2])
     assert (pixels[:, :199] == ink(colour(0))).all(2).any()
 
 
-def test_draw_semantic__small_grey_pictures_are_enlarged():
+def test_draw_semantic__small_grey_images_are_enlarged():
     classes = np.arange(2).repeat(16)[None].repeat(32, 0)
     result = draw_semantic(Image.new("L", (32, 32), 100), classes, NAMES, opacity=0.5, labels=False, legend=False)
     assert result.mode == "RGB" and result.size == (512, 512)
@@ -90,13 +90,13 @@ def test_draw_semantic__small_grey_pictures_are_enlarged():
     assert result.getpixel((255, 0)) == (255, 255, 255) and result.getpixel((256, 0)) == (165, 130, 50)
 
 
-def test_draw_semantic__refuses_what_does_not_fit(picture):
-    with pytest.raises(ValueError, match=r"^classes are 300 x 400, the picture is 400 x 300; expected a class"):
-        draw_semantic(picture, np.zeros((400, 300), int), NAMES)
+def test_draw_semantic__refuses_what_does_not_fit(image):
+    with pytest.raises(ValueError, match=r"^classes are 300 x 400, the image is 400 x 300; expected a class"):
+        draw_semantic(image, np.zeros((400, 300), int), NAMES)
     with pytest.raises(ValueError, match=r"^classes hold -1; expected whole numbers from 0, or ignore=255"):
-        draw_semantic(picture, np.full((300, 400), -1), NAMES)
+        draw_semantic(image, np.full((300, 400), -1), NAMES)
     with pytest.raises(ValueError, match=r"^classes have shape \(3, 300, 400\) and type float32; expected"):
-        draw_semantic(picture, torch.zeros(3, 300, 400), NAMES)
+        draw_semantic(image, torch.zeros(3, 300, 400), NAMES)
 
 
 @pytest.mark.parametrize("most", [2, 4, 16, 256])

@@ -1,4 +1,4 @@
-"""Labels and legends: inside of the picture, out of each other's way, in fonts that have the letters."""
+"""Labels and legends: inside of the image, out of each other's way, in fonts that have the letters."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def overlap(places, size):
 
 
 @pytest.mark.parametrize("x, y", [(0, 0), (370, 0), (0, 280), (370, 280), (150, 100), (-20, -20), (395, 295)])
-def test_place_chips__inside_of_the_picture_for_a_box_at_any_corner(x, y):
+def test_place_chips__inside_of_the_image_for_a_box_at_any_corner(x, y):
     left, top = place_chips([(x, y, x + 30, y + 20)], [(90, 17)], BOUNDS)[0]
     assert 0 <= left <= 400 - 90 and 0 <= top <= 300 - 17
 
@@ -34,7 +34,7 @@ def test_place_chips__above_the_box_or_else_inside_of_it_at_its_top():
 def test_place_chips__same_boxes_have_chips_side_by_side():
     places = place_chips([(100, 100, 180, 200)] * 8, [(90, 17)] * 8, BOUNDS).tolist()
     assert overlap(places, (90, 17)) == 0 and places[0] == [100, 83]
-    # No room for all: 2 chips fit into the picture, the third covers one of them wholly at worst.
+    # No room for all: 2 chips fit into the image, the third covers one of them wholly at worst.
     places = place_chips([(0, 0, 90, 34)] * 3, [(90, 17)] * 3, (90, 34)).tolist()
     assert overlap(places, (90, 17)) == 90 * 17
 
@@ -44,10 +44,10 @@ def test_place_chips__none():
 
 
 def test_draw_chip__has_the_size_that_is_told_and_leaves_the_rest():
-    picture = Image.new("RGB", (200, 60), (9, 9, 9))
+    image = Image.new("RGB", (200, 60), (9, 9, 9))
     text, font = fitting("gyroscope (Å) 0.87", 14, 150)
-    draw_chip(picture, (20, 10), text, font, 14, (0, 114, 178))
-    changed = np.argwhere((np.asarray(picture) != 9).any(2))
+    draw_chip(image, (20, 10), text, font, 14, (0, 114, 178))
+    changed = np.argwhere((np.asarray(image) != 9).any(2))
     width, height = chip_size(text, font, 14)
     assert changed.min(0).tolist() == [10, 20] and changed.max(0).tolist() == [10 + height - 1, 20 + width - 1]
 
@@ -72,24 +72,24 @@ def test_fitting__finds_letters_that_the_usual_font_lacks_or_leaves_out_accents(
 
 
 @pytest.mark.parametrize("size, grows", [((400, 300), 1), ((200, 500), 0)])
-def test_with_legend__below_the_picture_or_beside_a_tall_one(size, grows):
-    picture = Image.new("RGB", size, (1, 2, 3))
-    result = with_legend(picture, [Entry("zebra", "3", (colour(7),)), Entry("owl", "12", (colour(8),))], "")
-    assert result.size[1 - grows] == picture.size[1 - grows]
-    assert result.size[grows] > picture.size[grows]
-    assert result.crop((0, 0, *size)).tobytes() == picture.tobytes()
+def test_with_legend__below_the_image_or_beside_a_tall_one(size, grows):
+    image = Image.new("RGB", size, (1, 2, 3))
+    result = with_legend(image, [Entry("zebra", "3", (colour(7),)), Entry("owl", "12", (colour(8),))], "")
+    assert result.size[1 - grows] == image.size[1 - grows]
+    assert result.size[grows] > image.size[grows]
+    assert result.crop((0, 0, *size)).tobytes() == image.tobytes()
     assert has_written(result, "zebra") and has_written(result, "owl") and not has_written(result, "cat")
     colours = {tuple(c) for c in np.asarray(result).reshape(-1, 3).tolist()}
     assert {colour(7), colour(8)} <= colours and colour(9) not in colours
 
 
 def test_with_legend__twenty_and_how_many_more():
-    picture = Image.new("RGB", (600, 300))
+    image = Image.new("RGB", (600, 300))
     entries = [Entry(f"name{i}", "1", (colour(i),)) for i in range(1000)]
-    result = with_legend(picture, entries, "")
+    result = with_legend(image, entries, "")
     assert has_written(result, "name19", 12) and not has_written(result, "name20")
     assert has_written(result, "… 980 more")
-    assert not has_written(with_legend(picture, entries[:20], ""), "… 0 more")
+    assert not has_written(with_legend(image, entries[:20], ""), "… 0 more")
 
 
 def test_with_legend__long_names_stay_inside():
@@ -105,5 +105,5 @@ def test_side_by_side__titles_above_and_pixels_as_they_were():
     pixels = np.asarray(result)
     assert (pixels[24:224, :300] == (10, 20, 30)).all() and (pixels[24:, 312:] == 77).all()
     assert has_written(result, "truth", 14) and has_written(result, "prediction", 14)
-    with pytest.raises(ValueError, match=r"^no pictures to put side by side; expected"):
+    with pytest.raises(ValueError, match=r"^no images to put side by side; expected"):
         side_by_side({})

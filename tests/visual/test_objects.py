@@ -1,4 +1,4 @@
-"""Boxes, masks and skeletons on pictures, pixel by pixel."""
+"""Boxes, masks and skeletons on images, pixel by pixel."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from .written import has_written
 
 NAMES = ["cat", "dog", "Žába"]
 GREY = (100, 150, 200)
-CHIP = 17  # rows of a label on a picture of this size
+CHIP = 17  # rows of a label on an image of this size
 
 
 @pytest.fixture
-def picture():
+def image():
     return Image.new("RGB", (400, 300), GREY)
 
 
@@ -28,17 +28,17 @@ def found(*boxes, labels=None, scores=None, **others):
     return dict(boxes=boxes, labels=labels, scores=scores, **others)
 
 
-def drawn(picture, prediction, names=NAMES, legend=False, **options):
-    return np.asarray(draw_objects(picture, prediction, names, legend=legend, **options))
+def drawn(image, prediction, names=NAMES, legend=False, **options):
+    return np.asarray(draw_objects(image, prediction, names, legend=legend, **options))
 
 
 def letters(pixels, ground):
-    """Pixels that belong to a letter on a label of that colour: neither the label nor the picture."""
+    """Pixels that belong to a letter on a label of that colour: neither the label nor the image."""
     return int(((pixels != GREY).any(2) & (pixels != ground).any(2)).sum())
 
 
-def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(picture):
-    pixels = drawn(picture, found((50.2, 60.4, 149.6, 160.3), labels=[2]))
+def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(image):
+    pixels = drawn(image, found((50.2, 60.4, 149.6, 160.3), labels=[2]))
     edge = np.zeros((300, 400), bool)
     edge[60:160, 50:150], edge[62:158, 52:148] = True, False
     assert (pixels[edge] == colour(1)).all()
@@ -47,11 +47,11 @@ def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(picture):
     assert (pixels[60 - CHIP : 60] == ink(colour(1))).all(2).any()
 
 
-def test_draw_objects__a_mask_is_blended_and_the_rest_left(picture):
+def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     inside = np.zeros((300, 400), bool)
     inside[80:140, 70:130] = True
     probabilities = torch.from_numpy(np.where(inside, 0.6, 0.4)).float()[None, None]
-    pixels = drawn(picture, found((50, 60, 150, 160), masks=probabilities))
+    pixels = drawn(image, found((50, 60, 150, 160), masks=probabilities))
     # 0.55 * (100, 150, 200) + 0.45 * (0, 114, 178) = (55, 133.8, 190.1)
     assert (pixels[81:139, 71:129] == (55, 134, 190)).all()
     outline = inside.copy()
@@ -60,33 +60,33 @@ def test_draw_objects__a_mask_is_blended_and_the_rest_left(picture):
     within = np.zeros_like(inside)
     within[62:158, 52:148] = True
     assert (pixels[within & ~inside] == GREY).all()
-    assert np.array_equal(drawn(picture, found((50, 60, 150, 160), masks=torch.from_numpy(inside)[None])), pixels)
-    no_masks = drawn(picture, found((50, 60, 150, 160)))
-    assert np.array_equal(drawn(picture, found((50, 60, 150, 160), masks=probabilities), masks=False), no_masks)
+    assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=torch.from_numpy(inside)[None])), pixels)
+    no_masks = drawn(image, found((50, 60, 150, 160)))
+    assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=probabilities), masks=False), no_masks)
 
 
-def test_draw_objects__a_mask_that_leaves_the_picture_has_no_outline_at_the_frame(picture):
+def test_draw_objects__a_mask_that_leaves_the_image_has_no_outline_at_the_frame(image):
     masks = torch.zeros(1, 300, 400)
     masks[:, 200:, 300:] = 1
-    pixels = drawn(picture, found((100, 100, 120, 120), masks=masks))
+    pixels = drawn(image, found((100, 100, 120, 120), masks=masks))
     assert (pixels[201:, 301:] == (55, 134, 190)).all() and (pixels[200, 300:] == colour(0)).all()
 
 
-def test_draw_objects__low_scores_are_dropped(picture):
+def test_draw_objects__low_scores_are_dropped(image):
     boxes = (50, 60, 150, 160), (200, 60, 300, 160), (200, 200, 300, 290)
     some = found(*boxes, labels=[1, 2, 3], scores=[0.25, 0.75, 0.125])
-    pixels = drawn(picture, some, threshold=0.25)
+    pixels = drawn(image, some, threshold=0.25)
     assert tuple(pixels[100, 50]) == colour(0) and tuple(pixels[100, 200]) == colour(1)
     assert tuple(pixels[250, 200]) == GREY
-    pixels = drawn(picture, some)
+    pixels = drawn(image, some)
     assert tuple(pixels[100, 50]) == GREY and tuple(pixels[100, 200]) == colour(1)
 
 
-def test_draw_objects__what_is_more_certain_lies_on_top(picture):
+def test_draw_objects__what_is_more_certain_lies_on_top(image):
     same = (50, 60, 150, 160)
     for scores, top in (([0.6, 0.9], 1), ([0.9, 0.6], 0)):
         masks = torch.ones(2, 1, 300, 400)
-        pixels = drawn(picture, found(same, same, labels=[1, 2], scores=scores, masks=masks))
+        pixels = drawn(image, found(same, same, labels=[1, 2], scores=scores, masks=masks))
         assert tuple(pixels[159, 100]) == colour(top)
         # blended twice, the last with the colour on top
         once = [0.55 * a + 0.45 * b for a, b in zip(GREY, colour(1 - top), strict=True)]
@@ -95,25 +95,25 @@ def test_draw_objects__what_is_more_certain_lies_on_top(picture):
 
 
 @pytest.mark.parametrize("box", [(0, 0, 30, 20), (370, 0, 400, 20), (0, 280, 30, 300), (370, 280, 400, 300)])
-def test_draw_objects__labels_at_corners_are_whole(picture, box):
-    pixels = drawn(picture, found(box, labels=[2]))
-    middle = drawn(picture, found((180, 140, 210, 160), labels=[2]))
+def test_draw_objects__labels_at_corners_are_whole(image, box):
+    pixels = drawn(image, found(box, labels=[2]))
+    middle = drawn(image, found((180, 140, 210, 160), labels=[2]))
     assert letters(pixels, colour(1)) == letters(middle, colour(1)) > 100
 
 
-def test_draw_objects__nothing_found_leaves_the_picture_and_says_so(picture):
+def test_draw_objects__nothing_found_leaves_the_image_and_says_so(image):
     for prediction in (found(), found((1, 1, 9, 9), scores=[0.1]), found(masks=torch.zeros(0, 1, 300, 400))):
-        assert (drawn(picture, prediction) == GREY).all()
-        result = draw_objects(picture, prediction, NAMES)
-        assert result.crop((0, 0, 400, 300)).tobytes() == picture.tobytes() and result.height > 300
+        assert (drawn(image, prediction) == GREY).all()
+        result = draw_objects(image, prediction, NAMES)
+        assert result.crop((0, 0, 400, 300)).tobytes() == image.tobytes() and result.height > 300
         assert has_written(result, "nothing found with a score of 0.5 or more")
 
 
-def test_draw_objects__legend_counts_objects_by_class(picture, monkeypatch):
+def test_draw_objects__legend_counts_objects_by_class(image, monkeypatch):
     prediction = found(*[(10, 10, 50, 50)] * 5, labels=[3, 2, 3, 9, 1], scores=[0.9, 0.8, 0.7, 0.6, 0.1])
     lines = []
     monkeypatch.setattr(drawing, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
-    draw_objects(picture, prediction, NAMES, ground_truth=found((0, 0, 9, 9)))
+    draw_objects(image, prediction, NAMES, ground_truth=found((0, 0, 9, 9)))
     assert [(e.name, e.amount, e.colours) for e in lines] == [
         ("Žába", "2", (colour(2),)),
         ("dog", "1", (colour(1),)),
@@ -122,76 +122,76 @@ def test_draw_objects__legend_counts_objects_by_class(picture, monkeypatch):
     ]
 
 
-def test_draw_objects__same_twice_and_with_names_below(picture):
+def test_draw_objects__same_twice_and_with_names_below(image):
     prediction = found((50, 60, 150, 160), (60, 70, 160, 170), labels=[1, 2], scores=[0.87, 0.6])
-    one, other = (draw_objects(picture, prediction, NAMES) for _ in range(2))
+    one, other = (draw_objects(image, prediction, NAMES) for _ in range(2))
     assert one.tobytes() == other.tobytes()
     assert has_written(one, "cat") and has_written(one, "dog") and not has_written(one, "Žába")
 
 
-def test_draw_objects__targets_have_no_scores_and_are_drawn_whole(picture):
+def test_draw_objects__targets_have_no_scores_and_are_drawn_whole(image):
     target = found((50, 60, 150, 160), labels=[2])
     del target["scores"]
-    pixels = drawn(picture, target, threshold=1.0)
+    pixels = drawn(image, target, threshold=1.0)
     assert tuple(pixels[159, 100]) == colour(1)
 
 
-def test_draw_objects__ground_truth_is_dashed(picture):
-    pixels = drawn(picture, found(), ground_truth=found((100, 100, 200, 200)))
+def test_draw_objects__ground_truth_is_dashed(image):
+    pixels = drawn(image, found(), ground_truth=found((100, 100, 200, 200)))
     row = [tuple(c) for c in pixels[100, 100:200].tolist()]
     assert row[:8] == [(255, 255, 255)] * 4 + [(0, 0, 0)] * 4 and set(row) == {(255, 255, 255), (0, 0, 0)}
     assert (pixels[101:199, 101:199] == GREY).all() and (pixels[:, :100] == GREY).all()
-    assert has_written(draw_objects(picture, found(), NAMES, ground_truth=found((0, 0, 9, 9))), "ground truth")
+    assert has_written(draw_objects(image, found(), NAMES, ground_truth=found((0, 0, 9, 9))), "ground truth")
 
 
 def keypoints(*places):
     return torch.tensor(places, dtype=torch.float32)[None]
 
 
-def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(picture):
+def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
     points = keypoints((100, 150, 2), (200, 150, 1), (200, 250, 2), (300, 250, 0))
     limbs = ((0, 1), (1, 2), (2, 3))
     prediction = found((20, 60, 350, 290), keypoints=points)
-    pixels = drawn(picture, prediction, skeleton=limbs)
+    pixels = drawn(image, prediction, skeleton=limbs)
     for x, y in ((100, 150), (150, 150), (200, 150), (200, 200), (200, 250)):
         assert tuple(pixels[y, x]) == colour(0)
     assert (pixels[240:260, 220:320] == GREY).all()  # the last is not labelled
     assert ink(colour(0)) == (255, 255, 255) and pixels[140:160, 90:110].min(2).max() > 130  # the rim, smoothed
-    no_limbs = drawn(picture, prediction)
+    no_limbs = drawn(image, prediction)
     assert tuple(no_limbs[150, 150]) == GREY and tuple(no_limbs[150, 100]) == colour(0)
     prediction["keypoints_scores"] = torch.tensor([[0.9, 0.2, 0.9, 0.9]])
-    pixels = drawn(picture, prediction, skeleton=limbs)
+    pixels = drawn(image, prediction, skeleton=limbs)
     assert tuple(pixels[150, 200]) == GREY == tuple(pixels[150, 150])
-    assert tuple(drawn(picture, prediction, skeleton=limbs, keypoint_threshold=0.1)[150, 200]) == colour(0)
+    assert tuple(drawn(image, prediction, skeleton=limbs, keypoint_threshold=0.1)[150, 200]) == colour(0)
 
 
-def test_draw_objects__persons_alone_are_told_apart(picture):
+def test_draw_objects__persons_alone_are_told_apart(image):
     points = torch.cat([keypoints((100, 150, 2)), keypoints((300, 150, 2))])
     prediction = found((50, 60, 150, 290), (250, 60, 350, 290), scores=[0.6, 0.9], keypoints=points)
-    pixels = drawn(picture, prediction, names=["person"])
+    pixels = drawn(image, prediction, names=["person"])
     assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[200, 250])  # the more certain is the first
     assert tuple(pixels[150, 100]) == colour(1) == tuple(pixels[200, 50])
-    pixels = drawn(picture, prediction, names=["person", "horse"])
+    pixels = drawn(image, prediction, names=["person", "horse"])
     assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[150, 100])
 
 
-def test_draw_objects__keypoints_outside_of_the_picture_do_no_harm(picture):
+def test_draw_objects__keypoints_outside_of_the_image_do_no_harm(image):
     points = keypoints((-500, -500, 2), (900, 150, 2), (float("nan"), 3, 2))
-    pixels = drawn(picture, found((50, 60, 150, 290), keypoints=points), skeleton=((0, 1), (1, 2)))
+    pixels = drawn(image, found((50, 60, 150, 290), keypoints=points), skeleton=((0, 1), (1, 2)))
     assert pixels.shape == (300, 400, 3)
-    gone = drawn(picture, found((50, 60, 150, 290), keypoints=points[:, :1]))
-    assert np.array_equal(gone, drawn(picture, found((50, 60, 150, 290))))
+    gone = drawn(image, found((50, 60, 150, 290), keypoints=points[:, :1]))
+    assert np.array_equal(gone, drawn(image, found((50, 60, 150, 290))))
 
 
 @pytest.mark.parametrize("side, factor", [(32, 16), (100, 5), (200, 3), (255, 2), (256, 1)])
-def test_draw_objects__small_pictures_are_enlarged(side, factor):
+def test_draw_objects__small_images_are_enlarged(side, factor):
     pixels = drawn(Image.new("L", (side, side), 100), found((4, 20, 20, 30), masks=torch.ones(1, side, side)))
     assert pixels.shape == (side * factor, side * factor, 3)
     assert tuple(pixels[25 * factor, 4 * factor]) == colour(0) == tuple(pixels[30 * factor - 1, 10 * factor])
     assert tuple(pixels[25 * factor, 10 * factor]) == (55, 106, 135)  # 0.55 * 100 + 0.45 * (0, 114, 178)
 
 
-def test_draw_objects__tiny_pictures_keep_their_pixels():
+def test_draw_objects__tiny_images_keep_their_pixels():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
     assert np.array_equal(drawn(image, found()), np.asarray(image).repeat(16, 0).repeat(16, 1))
 
@@ -211,37 +211,37 @@ def test_draw_objects__any_shape_with_a_thousand_classes(size):
         boxes=corners.flatten(1), labels=torch.arange(30) * 33 + 1, scores=torch.rand(30, generator=generator)
     )
     names = [f"class number {i}" for i in range(1000)]
-    picture = Image.new("RGB", size)
-    assert drawn(picture, prediction, names).shape[0] * width == drawn(picture, prediction, names).shape[1] * height
-    assert draw_objects(picture, prediction, names, threshold=0).width >= width
+    image = Image.new("RGB", size)
+    assert drawn(image, prediction, names).shape[0] * width == drawn(image, prediction, names).shape[1] * height
+    assert draw_objects(image, prediction, names, threshold=0).width >= width
 
 
-def test_draw_objects__a_crowd_has_names_in_the_legend_alone(picture):
+def test_draw_objects__a_crowd_has_names_in_the_legend_alone(image):
     boxes = [(20 + 28 * i, 150, 40 + 28 * i, 170) for i in range(13)]
-    few, many = (drawn(picture, found(*some), legend=True)[:300] for some in (boxes[:12], boxes))
+    few, many = (drawn(image, found(*some), legend=True)[:300] for some in (boxes[:12], boxes))
     assert letters(many, colour(0)) < letters(few, colour(0))  # although there is one more
-    assert letters(drawn(picture, found(*boxes)), colour(0)) > letters(few, colour(0))  # no legend: each has its name
+    assert letters(drawn(image, found(*boxes)), colour(0)) > letters(few, colour(0))  # no legend: each has its name
 
 
-def test_draw_objects__values_that_are_no_numbers_are_left_out(picture):
+def test_draw_objects__values_that_are_no_numbers_are_left_out(image):
     nan = float("nan")
     prediction = found((50, 60, 150, 160), (nan, 0, 9, 9), (0, 0, 9, 9), scores=[0.9, 0.9, nan])
-    assert np.array_equal(drawn(picture, prediction), drawn(picture, found((50, 60, 150, 160))))
+    assert np.array_equal(drawn(image, prediction), drawn(image, found((50, 60, 150, 160))))
 
 
-def test_draw_objects__half_precision(picture):
+def test_draw_objects__half_precision(image):
     prediction = found((50, 60, 150, 160), masks=torch.ones(1, 1, 300, 400))
     half = {name: v.bfloat16() if v.is_floating_point() else v for name, v in prediction.items()}
-    assert tuple(drawn(picture, half)[159, 100]) == colour(0)
+    assert tuple(drawn(image, half)[159, 100]) == colour(0)
 
 
-def test_draw_objects__refuses_what_does_not_fit(picture):
+def test_draw_objects__refuses_what_does_not_fit(image):
     box = (50, 60, 150, 160)
-    with pytest.raises(ValueError, match=r"^masks are 300 x 400, the picture is 400 x 300; expected masks of its size"):
-        drawn(picture, found(box, masks=torch.zeros(1, 1, 400, 300)))
+    with pytest.raises(ValueError, match=r"^masks are 300 x 400, the image is 400 x 300; expected masks of its size"):
+        drawn(image, found(box, masks=torch.zeros(1, 1, 400, 300)))
     with pytest.raises(ValueError, match=r"^prediction has 1 boxes, 2 labels, 1 scores; expected as many of each"):
-        drawn(picture, found(box, labels=[1, 2]))
+        drawn(image, found(box, labels=[1, 2]))
     with pytest.raises(ValueError, match=r"^prediction has label 0; expected labels from 1"):
-        drawn(picture, found(box, labels=[0]))
+        drawn(image, found(box, labels=[0]))
     with pytest.raises(ValueError, match=r"^skeleton joins keypoint 4; there are 1, from 0"):
-        drawn(picture, found(box, keypoints=keypoints((1, 1, 1))), skeleton=((0, 4),))
+        drawn(image, found(box, keypoints=keypoints((1, 1, 1))), skeleton=((0, 4),))

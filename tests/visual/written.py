@@ -1,4 +1,4 @@
-"""Whether words stand in a picture."""
+"""Whether words stand in an image."""
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -6,9 +6,9 @@ from PIL import Image, ImageDraw
 from broadsight.visual.lettering import MUTED, PAPER, TEXT, fitting
 
 
-def has_written(picture, text, size=12):
-    """Whether a picture has the text in letters of that size, exactly, in one of the two inks of legends."""
-    pixels = np.asarray(picture)
+def has_written(image, text, size=12):
+    """Whether an image has the text in letters of that size, exactly, in one of the two inks of legends."""
+    pixels = np.asarray(image)
     for ink in (TEXT, MUTED):
         text, font = fitting(text, size, 10_000)
         sample = Image.new("RGB", (int(font.getlength(text)) + 20, 3 * size), PAPER)

@@ -1,4 +1,4 @@
-"""Weights that a user gives: of the same network, of other classes, or of what is under a swapped pooling."""
+"""Weights that a user gives: of the same model, of other classes, or of what is under a swapped pooling."""
 
 import pytest
 import timm
@@ -14,7 +14,7 @@ from ..training.small_runs import SMALL_POOL, refusal
 
 @pytest.fixture
 def file(tmp_path):
-    """Weights of a network with five classes."""
+    """Weights of a model with five classes."""
     torch.manual_seed(1)
     model = timm.create_model("test_resnet", num_classes=5)
     write_weights(model, tmp_path / "five.safetensors")
@@ -31,7 +31,7 @@ def test_other_classes__the_classifier_stays(file):
         {k: v for k, v in model.state_dict().items() if "fc" not in k},
         {k: v for k, v in weights.items() if "fc" not in k},
     )
-    assert "holds weights of another network" in refusal(lambda: load_given(model, path))
+    assert "holds weights of another model" in refusal(lambda: load_given(model, path))
 
 
 @pytest.mark.parametrize("pool", ["map", "gap"])
@@ -44,11 +44,11 @@ def test_swapped_pool__the_backbone_takes_its_own_weights(file, pool):
     for name, value in model.backbone.state_dict().items():
         assert torch.equal(value, weights[name]), name
     assert_close(model.head.state_dict(), pooling)
-    assert "holds weights of another network" in refusal(lambda: load_given(model, path))
+    assert "holds weights of another model" in refusal(lambda: load_given(model, path))
 
 
 def test_swapped_pool__another_backbone_is_refused(file):
     model = swap_pool("test_resnet", "gap", num_classes=3)
     write_weights(timm.create_model("test_vit"), file[0].with_name("vit.safetensors"))
     said = refusal(lambda: load_given(model, file[0].with_name("vit.safetensors"), other_classes=True))
-    assert "holds weights of another network" in said
+    assert "holds weights of another model" in said

@@ -1,4 +1,4 @@
-"""Weights out of installed packages, into timm's networks."""
+"""Weights out of installed packages, into timm's models."""
 
 from collections import OrderedDict
 
@@ -14,7 +14,7 @@ NAME = "tf_efficientnet_lite0"
 
 
 @pytest.fixture(scope="module")
-def network():
+def model():
     torch.manual_seed(0)
     return timm.create_model(NAME).eval()
 
@@ -34,49 +34,49 @@ def package(tmp_path, monkeypatch):
     return install
 
 
-def released(network):
+def released(model):
     """Its weights as the packages have them: in the same order, under other names, with other counters."""
-    names = network.state_dict().items()
+    names = model.state_dict().items()
     return OrderedDict((f"_part{row}.{key.rpartition('.')[2]}", value) for row, (key, value) in enumerate(names))
 
 
-def test_load_packaged__by_order(network, package):
-    package(released(network))
-    model = load_packaged(NAME).eval()
-    loaded = model.state_dict()
-    for key, value in network.state_dict().items():
+def test_load_packaged__by_order(model, package):
+    package(released(model))
+    ours = load_packaged(NAME).eval()
+    loaded = ours.state_dict()
+    for key, value in model.state_dict().items():
         assert torch.equal(loaded[key], value), key
-    config = model.pretrained_cfg
+    config = ours.pretrained_cfg
     assert config["mean"] == (127 / 255,) * 3 and config["std"] == (128 / 255,) * 3
     assert "state_dict" not in config and config["input_size"] == (3, 224, 224)
 
 
-def test_load_packaged__other_classes_and_grey(network, package):
-    package(released(network))
-    model = load_packaged(NAME, num_classes=3, in_chans=1).eval()
-    assert model.classifier.weight.shape == (3, 1280) and model.num_classes == 3
-    assert 0 < model.classifier.weight.std() < 0.02 and not model.classifier.bias.any()  # sure of nothing yet
+def test_load_packaged__other_classes_and_grey(model, package):
+    package(released(model))
+    ours = load_packaged(NAME, num_classes=3, in_chans=1).eval()
+    assert ours.classifier.weight.shape == (3, 1280) and ours.num_classes == 3
+    assert 0 < ours.classifier.weight.std() < 0.02 and not ours.classifier.bias.any()  # sure of nothing yet
     grey = torch.rand(2, 1, 40, 56)
-    with torch.inference_mode():  # a grey picture in three channels is the same to the whole network
+    with torch.inference_mode():  # a grey image in three channels is the same to the whole model
         torch.testing.assert_close(
-            model.forward_features(grey), network.forward_features(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5
+            ours.forward_features(grey), model.forward_features(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5
         )
 
 
-def test_write_packaged__what_timm_loads(network, package, tmp_path):
-    package(released(network))
+def test_write_packaged__what_timm_loads(model, package, tmp_path):
+    package(released(model))
     path = write_packaged(NAME, tmp_path / "lite0.safetensors")
     weights = load_file(path)
-    assert weights.keys() == network.state_dict().keys()
-    assert all(torch.equal(weights[key], value) for key, value in network.state_dict().items() if "num_" not in key)
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items() if "num_" not in key)
     with pytest.raises(ValueError, match=r"lite0\.pth; expected a name ending in \.safetensors"):
         write_packaged(NAME, tmp_path / "lite0.pth")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; create it first"):
         write_packaged(NAME, tmp_path / "nowhere" / "lite0.safetensors")
 
 
-def test_load_packaged__another_network(network, package):
-    weights = released(network)
+def test_load_packaged__another_model(model, package):
+    weights = released(model)
     first, second = list(weights)[:2]
     package({**weights, second: weights[second][:-1]})
     with pytest.raises(RuntimeError, match=r"is not of tf_efficientnet_lite0: _part1\.weight \(31,\) stands where bn1"):

@@ -1,4 +1,4 @@
-"""Released MAP checkpoints: every name has its place, and whole networks loaded so give the authors' outputs."""
+"""Released MAP checkpoints: every name has its place, and whole models loaded so give the authors' outputs."""
 
 import json
 import re
@@ -17,7 +17,7 @@ import broadsight
 from broadsight.layers import MultiTokenPool
 from broadsight.surgery.pooling import class_attention_pool
 from broadsight.weights.released_map import (
-    NETWORKS,
+    MODELS,
     model_from_release,
     model_to_release,
     pool_from_release,
@@ -184,37 +184,37 @@ def test_module_prefix__is_taken_off_if_all_have_it():
     assert without_module_prefix({}) == {}
 
 
-# ---- names of whole networks
+# ---- names of whole models
 
 
 def key_list(architecture: str) -> dict[str, dict]:
-    """Released names of a network: shape, dtype, whether parameter or buffer, and timm's name in the backbone."""
+    """Released names of a model: shape, dtype, whether parameter or buffer, and timm's name in the backbone."""
     path = SHARED / "specs" / f"{AUTHORS_NAMES.get(architecture, architecture)}_keys.json"
     if not path.exists():
         pytest.skip(f"{path.name} is not beside the repository")
     return json.loads(path.read_text())["keys"]
 
 
-@pytest.mark.parametrize("architecture", [name for name in NETWORKS if name != "map_faster_vit_3"])
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "map_faster_vit_3"])
 def test_names__backbone_exactly(architecture):
     names = {
         released: entry["timm"] for released, entry in key_list(architecture).items() if entry["part"] == "backbone"
     }
     assert len(names) > 100
-    assert {timm_name: NETWORKS[architecture].backbone(timm_name) for timm_name in names.values()} == {
+    assert {timm_name: MODELS[architecture].backbone(timm_name) for timm_name in names.values()} == {
         timm_name: released for released, timm_name in names.items()
     }
 
 
 def test_names__faster_vit_keeps_its_own():
-    network = NETWORKS["map_faster_vit_3"]
+    model = MODELS["map_faster_vit_3"]
     recomputed = set()
     for released, entry in key_list("map_faster_vit_3").items():
         if entry["part"] == "backbone":
-            assert network.backbone(released) == released
+            assert model.backbone(released) == released
             if entry["kind"] == "buffer" and not released.endswith(("running_mean", "running_var", "tracked")):
                 recomputed.add(released)
-            assert bool(re.match(network.recomputed, released)) == (released in recomputed)
+            assert bool(re.match(model.recomputed, released)) == (released in recomputed)
     assert recomputed
 
 
@@ -238,12 +238,12 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("architecture", NETWORKS)
+@pytest.mark.parametrize("architecture", MODELS)
 def test_names__head_exactly(architecture):
     channels, arguments = HEADS[architecture]
     with torch.device("meta"):
         pool = MultiTokenPool(channels, 1000, **arguments)
-    prefix = NETWORKS[architecture].head
+    prefix = MODELS[architecture].head
     expected = {
         name.removeprefix(prefix): tuple(entry["shape"])
         for name, entry in key_list(architecture).items()
@@ -254,8 +254,8 @@ def test_names__head_exactly(architecture):
     assert {name: tuple(value.shape) for name, value in got.items()} == expected
 
 
-@pytest.mark.parametrize("architecture", [name for name in NETWORKS if name != "map_faster_vit_3"])
-def test_names__registered_network_exactly(architecture):
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "map_faster_vit_3"])
+def test_names__registered_model_exactly(architecture):
     with torch.device("meta"):
         model = timm.create_model(architecture)
     got = released_tensors(model, model.state_dict())
@@ -268,11 +268,11 @@ def test_names__registered_network_exactly(architecture):
     }
 
 
-# ---- whole networks
+# ---- whole models
 
 
 def synthesized(name: str, shape: list[int]) -> Tensor:
-    """The weights of the golden whole-network files, which follow from the names."""
+    """The weights of the golden whole-model files, which follow from the names."""
     z = np.random.RandomState(crc32(name.encode()) & 0x7FFFFFFF).standard_normal(shape)
     last = name.rpartition(".")[2]
     if last == "running_mean":
@@ -323,7 +323,7 @@ WHOLE = ["map_mobilenetv1", "map_resnet50", "map_pit_s", *LARGE]
 
 
 @pytest.mark.parametrize("architecture", WHOLE)
-def test_network__gives_the_authors_outputs(architecture, monkeypatch):
+def test_model__gives_the_authors_outputs(architecture, monkeypatch):
     path = SHARED / "golden" / f"map_full_{AUTHORS_NAMES.get(architecture, architecture).removeprefix('map_')}"
     path = path.with_suffix(".safetensors")
     if not path.exists():
@@ -354,7 +354,7 @@ def test_network__gives_the_authors_outputs(architecture, monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", ["map_mobilenetv1", "map_pit_s"])
-def test_network__names_there_and_back(architecture):
+def test_model__names_there_and_back(architecture):
     checkpoint = synthesized_checkpoint(architecture)
     model = timm.create_model(architecture)
     broadsight.load_release(model, {f"module.{name}": value for name, value in checkpoint.items()})
@@ -362,7 +362,7 @@ def test_network__names_there_and_back(architecture):
     assert_same(released_tensors(model, model.state_dict()) | constants, checkpoint)
 
 
-def test_network__light_takes_the_full_checkpoint():
+def test_model__light_takes_the_full_checkpoint():
     checkpoint = synthesized_checkpoint("map_pit_s")
     light = broadsight.load_release(timm.create_model("map_pit_s").lighten(), checkpoint)
     full = broadsight.load_release(timm.create_model("map_pit_s"), checkpoint)
@@ -372,7 +372,7 @@ def test_network__light_takes_the_full_checkpoint():
         broadsight.load_release(light, checkpoint | {"headsmen": torch.zeros(1)})
 
 
-def test_network__without_a_release_is_refused():
+def test_model__without_a_release_is_refused():
     model = broadsight.swap_pool("test_resnet", "map", dim=24, heads=4, mlp_dim=48)
     expected = "^no released weights are known for 'test_resnet'; expected one of map_mobilenetv1, "
     with pytest.raises(ValueError, match=expected):
@@ -393,7 +393,7 @@ class OwnFasterViT(nn.Module):
         self.register_buffer("grid", torch.randn(3))
 
 
-class OwnNetwork(nn.Module):
+class OwnModel(nn.Module):
     def __init__(self, **changes):
         super().__init__()
         self.backbone, self.head = randomize(OwnFasterViT()), small_pool(**changes)
@@ -401,7 +401,7 @@ class OwnNetwork(nn.Module):
 
 
 def test_own_faster_vit__there_and_back():
-    model, other = OwnNetwork(), OwnNetwork()
+    model, other = OwnModel(), OwnModel()
     released = model_to_release("map_faster_vit_3", model, model.state_dict())
     assert "levels.0.pos_embed.weight" in released and "head.heads.0.norm.weight" in released
     assert not any("relative_bias" in name or "grid" in name for name in released)
@@ -428,7 +428,7 @@ def test_own_faster_vit__there_and_back():
     ],
 )
 def test_own_faster_vit__refuses(name, value, expected):
-    model = OwnNetwork()
+    model = OwnModel()
     released = model_to_release("map_faster_vit_3", model, model.state_dict())
     if value is None:
         del released[name]
@@ -441,14 +441,14 @@ def test_own_faster_vit__refuses(name, value, expected):
 
 
 def test_own_faster_vit__without_norm_counts():
-    model = OwnNetwork()
+    model = OwnModel()
     released = model_to_release("map_faster_vit_3", model, model.state_dict())
     del released["patch_embed.1.num_batches_tracked"]
     broadsight.load_release(model, released)
 
 
 def test_model__other_tensors_have_no_counterpart():
-    model = OwnNetwork()
+    model = OwnModel()
     model.neck = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match=r"^'neck\.weight' and 1 more has no counterpart in the release; "):
         model_from_release("map_faster_vit_3", model, {})

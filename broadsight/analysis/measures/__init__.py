@@ -1,4 +1,4 @@
-"""All measures by the names that users type: what each says, which networks have it, how it is run and shown."""
+"""All measures by the names that users type: what each says, which models have it, how it is run and shown."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", pap
     """Fronts over one cost, or over all that anything is known of.
 
     Args:
-        points: What is known of each network, by the cost that is asked for: one of AXES.
+        points: What is known of each model, by the cost that is asked for: one of AXES.
         x: One of AXES, or "all".
         paper: For whoever makes the points.
     """
@@ -95,7 +95,7 @@ _ALL = (
         result_rows.variance,
         options={
             "correction": "1 for the unbiased variance, 0 for that of the values as they are",
-            "relative": "draw it divided by the mean square, for networks of different backbones",
+            "relative": "draw it divided by the mean square, for models of different backbones",
         },
     ),
     Measure(
@@ -176,12 +176,12 @@ _ALL = (
         dense=False,
         options={
             "view": "classes, whose axes are two classes' logits, or pca",
-            "classes": "numbers of the two classes, such as 3,5; without them each picture has its own",
+            "classes": "numbers of the two classes, such as 3,5; without them each image has its own",
         },
     ),
     Measure(
         "interaction",
-        "how strongly pairs of patches act together, by how much of the picture is around them",
+        "how strongly pairs of patches act together, by how much of the image is around them",
         "EMSNet, Eq. 3.13-3.14 and Fig. 3.7",
         CLASSIFIER,
         ANY,
@@ -194,7 +194,7 @@ _ALL = (
         options={
             "grid": "patches down and across, such as 16,16",
             "orders": "how much is around a pair: parts of all patches, or numbers of them",
-            "pairs": "drawn of each picture",
+            "pairs": "drawn of each image",
             "contexts": "drawn of each pair and order",
             "target": "class whose score it is: a number, label, or without it the answer",
             "score": "log-odds or logit",
@@ -239,7 +239,7 @@ _ALL = (
     ),
     Measure(
         "front",
-        "which networks are worth their cost: accuracy over latency, MACs and parameters",
+        "which models are worth their cost: accuracy over latency, MACs and parameters",
         "MAP, Fig. 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1",
         CLASSIFIER,
         ANY,
@@ -268,17 +268,17 @@ def find_measure(name: str) -> Measure:
 
 
 def suiting(model: nn.Module, dense: bool = False) -> list[str]:
-    """Names of the measures that a network has what it takes for."""
+    """Names of the measures that a model has what it takes for."""
     return [name for name, measure in MEASURES.items() if (measure.dense or not dense) and measure.suits(model)]
 
 
 def unlabelled_measures() -> list[str]:
-    """Names of the measures that need not know what pictures show."""
+    """Names of the measures that need not know what images show."""
     return [name for name, measure in MEASURES.items() if measure.labels != "needed"]
 
 
 def refuse_unsuited(measure: Measure, model: nn.Module, name: str, *, dense: bool = False) -> None:
-    """Say that a network has not what a measure is of, what else can be measured of it, and which networks have it."""
+    """Say that a model has not what a measure is of, what else can be measured of it, and which models have it."""
     others = [other for other in suiting(model, dense) if other != measure.name]
     what = "is a dense run, of which the backbone alone is measured" if dense and not measure.dense else ""
     raise ValueError(

@@ -1,4 +1,4 @@
-"""How densely a network attends: the entropy of its attention weights, layer by layer.
+"""How densely a model attends: the entropy of its attention weights, layer by layer.
 
 The measure of the context broadcasting paper: a row of weights that reaches all tokens alike has the largest entropy, a
 row that picks one token has none.
@@ -68,9 +68,9 @@ class LayerEntropy(float):
 def attention_entropy(
     model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8, seen: Seen | None = None
 ) -> dict[str, LayerEntropy]:
-    """Entropy of the attention weights of every layer of a network, by the layer's name, in the order of execution.
+    """Entropy of the attention weights of every layer of a model, by the layer's name, in the order of execution.
 
-    The weights are those that the soft-max gives in eval mode: before dropout, and before what some networks do to them
+    The weights are those that the soft-max gives in eval mode: before dropout, and before what some models do to them
     afterwards (mixing of heads, differences). A layer with several soft-maxes has several entries, "name", "name#2" and
     so on. Only soft-maxes over the last axis count, and no row in which everything is masked. What a row is depends on
     the layer:
@@ -87,14 +87,14 @@ def attention_entropy(
     - multi-token pooling: a learned token's weights over its group's tokens and the image.
 
     Args:
-        model: Any network with attention that takes a batch of images: timm's, ours, yours.
+        model: Any model with attention that takes a batch of images: timm's, ours, yours.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is. All
             of one size. They are moved to the model's device and dtype.
-        batch_size: How many images pass the network at a time, at most.
+        batch_size: How many images pass the model at a time, at most.
         seen: Told after every pass how many images have passed; for a progress bar.
 
     Raises:
-        ValueError: The network has no attention, or there are no images, or their sizes differ.
+        ValueError: The model has no attention, or there are no images, or their sizes differ.
     """
     layers: dict[str, _Layer] = {}
 
@@ -111,7 +111,7 @@ def attention_entropy(
 def plot_attention_entropy(
     entropies: Mapping[str, Mapping[str, LayerEntropy]], path: str | Path | None = None
 ) -> "Figure":
-    """Draw one line for each network, entropy over layers, and a dashed one for uniform attention in the first.
+    """Draw one line for each model, entropy over layers, and a dashed one for uniform attention in the first.
 
     Args:
         entropies: What `attention_entropy` gave, by the name that the legend shows.
@@ -186,7 +186,7 @@ def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
     entropies = total.log() - terms.mul_(z).sum(-1) / total
     if not entropies.isnan().any():
         return entropies, None
-    # Zero times infinity where something is masked; or else the network computes nonsense, and should show it.
+    # Zero times infinity where something is masked; or else the model computes nonsense, and should show it.
     terms = z.clamp_(min=-800).exp()  # zero, also in float64
     total = terms.sum(-1)
     hidden = largest.squeeze(-1).isneginf()

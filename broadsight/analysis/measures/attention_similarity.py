@@ -1,4 +1,4 @@
-"""How much alike a network's attention rows are: between queries, and between heads, layer by layer.
+"""How much alike a model's attention rows are: between queries, and between heads, layer by layer.
 
 The measure of the PartialFormer chapter (Fig. 5.2): the mean cosine similarity of the attention weights of two queries.
 Near 1, all places ask for the same, and most of the attention is computed in vain. No matrix of pairs is needed for the
@@ -71,16 +71,16 @@ def attention_similarity(
     query of a layer of partial attention, for instance, has no other one to be compared with.
 
     Args:
-        model: Any network with attention that takes a batch of images: timm's, ours, yours.
+        model: Any model with attention that takes a batch of images: timm's, ours, yours.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is. All
             of one size. They are moved to the model's device and dtype.
         with_itself: Whether a row counts as a pair with itself too, as in the mean over the whole matrix of pairs. That
             adds one of N to the mean of N rows, so it is not done by default.
-        batch_size: How many images pass the network at a time, at most.
+        batch_size: How many images pass the model at a time, at most.
         seen: Told after every pass how many images have passed; for a progress bar.
 
     Raises:
-        ValueError: The network has no attention, or there are no images, or their sizes differ.
+        ValueError: The model has no attention, or there are no images, or their sizes differ.
     """
     layers: dict[str, _Layer] = {}
 
@@ -101,7 +101,7 @@ def attention_similarity(
 def plot_attention_similarity(
     similarities: Mapping[str, Mapping[str, LayerSimilarity]], path: str | Path | None = None
 ) -> "Figure":
-    """Draw two panels, similarity between queries and between heads over layers, with one line for each network.
+    """Draw two panels, similarity between queries and between heads over layers, with one line for each model.
 
     Args:
         similarities: What `attention_similarity` gave, by the name that the legend shows. Layers without a figure leave
@@ -165,7 +165,7 @@ class _Layer:
             unit = logits.softmax(-1) if weights is None else weights.clone()
             unit.div_(torch.linalg.vector_norm(unit, dim=-1, keepdim=True))
             counted = torch.ones(unit.shape[:-1], dtype=unit.dtype, device=unit.device)
-            if unit[..., 0].isnan().any():  # masked as a whole, or else the network computes nonsense: it should show
+            if unit[..., 0].isnan().any():  # masked as a whole, or else the model computes nonsense: it should show
                 hidden = logits.isneginf().all(-1)
                 unit.masked_fill_(hidden[..., None], 0)
                 counted.masked_fill_(hidden, 0)

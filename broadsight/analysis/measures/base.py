@@ -19,19 +19,19 @@ class Measure:
         name: What users type.
         about: What it says, in one line.
         source: The paper and figure that it is from.
-        thing: What a network must have for it.
-        examples: Names of networks that have.
+        thing: What a model must have for it.
+        examples: Names of models that have.
         run: (model, images, batch_size=, seen=, and options) -> result.
         plot: ({label: result}) -> figure.
         rows: Result -> what a table shows.
         record: Result -> plain types.
-        suits: Whether a network seems to have it.
-        samples: Pictures that it takes unless told otherwise.
-        least: Pictures without which it says nothing.
-        batch: Pictures that pass a network at once, unless told otherwise.
-        takes: What `run` takes: a model and its images; a Classifier and the source of its pictures; or
+        suits: Whether a model seems to have it.
+        samples: Images that it takes unless told otherwise.
+        least: Images without which it says nothing.
+        batch: Images that pass a model at once, unless told otherwise.
+        takes: What `run` takes: a model and its images; a Classifier and the source of its images; or
             points that others make.
-        labels: Whether it asks what the pictures show.
+        labels: Whether it asks what the images show.
         dense: Whether the backbone of a detector or segmenter can be measured too.
         options: Further arguments of `run` or `plot` that users may give, each with a line on what it is.
     """
@@ -76,7 +76,7 @@ class Measure:
         return _taken(self.plot, settings)
 
     def labels_for(self, settings: Mapping[str, Any]) -> str:
-        """Whether it asks what the pictures show, with these options."""
+        """Whether it asks what the images show, with these options."""
         return "needed" if settings.get("target") == "label" else self.labels
 
 

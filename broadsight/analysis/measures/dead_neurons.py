@@ -79,26 +79,26 @@ class DeadNeurons:
 def dead_neurons(
     model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8, seen: Seen | None = None
 ) -> DeadNeurons:
-    """The share of activations that do not fire after every ReLU or other activation of a network.
+    """The share of activations that do not fire after every ReLU or other activation of a model.
 
     What counts is every call of one of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu,
     selu, celu, leaky_relu and prelu (0 or less), whether by a module of torch or timm, by a norm that includes it, or
-    by the network itself, in gates and heads too; and timm's modules that write these out. What a network writes out
-    itself, such as clamp(min=0) for a ReLU, is not known. The network runs as it does without being watched.
+    by the model itself, in gates and heads too; and timm's modules that write these out. What a model writes out
+    itself, such as clamp(min=0) for a ReLU, is not known. The model runs as it does without being watched.
 
     Args:
-        model: Any network with such activations.
+        model: Any model with such activations.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
-        batch_size: How many images pass the network at a time, at most.
+        batch_size: How many images pass the model at a time, at most.
         seen: Told how many images have passed.
 
     Raises:
-        ValueError: The network calls none of these functions, or there are no images.
+        ValueError: The model calls none of these functions, or there are no images.
     """
     check_model(model)
-    network, compiled = uncompiled(model)
+    inner, compiled = uncompiled(model)
     image, images = peek(images)
-    watch = ActivationWatch(network, (image.shape[-2], image.shape[-1]))
+    watch = ActivationWatch(inner, (image.shape[-2], image.shape[-1]))
 
     def after(passed: int) -> None:
         watch.end_pass(passed)
@@ -106,11 +106,11 @@ def dead_neurons(
             seen(passed)
 
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watch:
-        passed = pass_images(network, images, batch_size=batch_size, seen=after)
+        passed = pass_images(inner, images, batch_size=batch_size, seen=after)
     if not watch.layers:
         raise ValueError(
-            f"{type(network).__name__} calls no activation that can be dead, such as relu or gelu; pass a network with "
-            "one, such as resnet50, or choose variance or spectrum, which any network has"
+            f"{type(inner).__name__} calls no activation that can be dead, such as relu or gelu; pass a model with "
+            "one, such as resnet50, or choose variance or spectrum, which any model has"
         )
     layers = (
         LayerDeath(x.name, x.function, x.exact, x.share / passed, int(x.silent.sum()), len(x.silent))
@@ -120,7 +120,7 @@ def dead_neurons(
 
 
 def plot_dead_neurons(dead: Mapping[str, DeadNeurons], path: str | Path | None = None) -> "Figure":
-    """Draw the share of activations over layers, one line for each network; and the share of dead channels.
+    """Draw the share of activations over layers, one line for each model; and the share of dead channels.
 
     Filled markers are exactly 0, after a ReLU; hollow ones 0 or less, after another activation.
 

@@ -1,7 +1,7 @@
 """How diverse the features of every layer are: among the channels of a place, and among the places of a channel.
 
 The measure of MAP's Sec. 3, on what each residual block gives. Both variances grow with the scale of the features, so
-that only networks of one backbone should be compared by them; divided by the mean of the squared features they do not.
+that only models of one backbone should be compared by them; divided by the mean of the squared features they do not.
 """
 
 import math
@@ -74,17 +74,17 @@ def feature_variance(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> FeatureVariance:
-    """Channel and spatial variance of what every block of a network gives; class and register tokens are left out.
+    """Channel and spatial variance of what every block of a model gives; class and register tokens are left out.
 
     Args:
-        model: Any vision network; which blocks it has, `find_blocks` says.
+        model: Any vision model; which blocks it has, `find_blocks` says.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
         correction: 1 for the unbiased variance, 0 for that of the values as they are.
-        batch_size: How many images pass the network at a time, at most.
+        batch_size: How many images pass the model at a time, at most.
         seen: Told how many images have passed.
 
     Raises:
-        ValueError: The network has no blocks, there are no images, or a layer has too few values for the correction.
+        ValueError: The model has no blocks, there are no images, or a layer has too few values for the correction.
     """
     if not isinstance(correction, int) or correction < 0:
         raise ValueError(f"correction={correction!r}; expected a whole number, 1 for the unbiased variance or 0")
@@ -109,12 +109,12 @@ def feature_variance(
 def plot_feature_variance(
     variances: Mapping[str, FeatureVariance], path: str | Path | None = None, *, relative: bool = False
 ) -> "Figure":
-    """Draw channel and spatial variance over layers side by side, one line for each network.
+    """Draw channel and spatial variance over layers side by side, one line for each model.
 
     Args:
         variances: What `feature_variance` gave, by the name that the legend shows.
         path: A png, svg or pdf file to write, which appears complete or not at all.
-        relative: Divided by the mean square, as suits networks of different backbones.
+        relative: Divided by the mean square, as suits models of different backbones.
     """
     check_results(path, variances, FeatureVariance, "feature_variance")
     figure = new_figure(10.5, 4.2)

@@ -1,6 +1,6 @@
-"""Which networks are worth their cost: fronts of accuracy over latency, MACs or parameters.
+"""Which models are worth their cost: fronts of accuracy over latency, MACs or parameters.
 
-Published accuracies and measured ones are of different trainings, mostly of different pictures too, so they never
+Published accuracies and measured ones are of different trainings, mostly of different images too, so they never
 share a front; neither do accuracies on different data.
 """
 
@@ -28,7 +28,7 @@ WIDE = 20.0  # largest over smallest cost beyond which the axis is logarithmic
 
 @dataclass(frozen=True)
 class Front:
-    """Networks that may be compared.
+    """Models that may be compared.
 
     Args:
         source: "ours" or "paper".
@@ -91,7 +91,7 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
 def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     """A front for each source and data.
 
-    A point without accuracy, as a benchmark gives, lends its cost to those of the same network that have none, as the
+    A point without accuracy, as a benchmark gives, lends its cost to those of the same model that have none, as the
     papers' have no latency.
 
     Args:
@@ -104,7 +104,7 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     check_axis(x)
     points, notes = _joined(list(points), UNITS[x][0])
     if not points:
-        raise ValueError("; ".join([f"no network has both accuracy and {UNITS[x][0]}", *notes]))
+        raise ValueError("; ".join([f"no model has both accuracy and {UNITS[x][0]}", *notes]))
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         groups.setdefault((point.source, point.data), []).append(point)
@@ -118,7 +118,7 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
 
 
 def plot_fronts(fronts: Fronts | Mapping[str, Fronts], path: str | Path | None = None) -> "Figure":
-    """Draw accuracy over cost: each front a line of steps, networks on it in full colour and others pale.
+    """Draw accuracy over cost: each front a line of steps, models on it in full colour and others pale.
 
     Published accuracies have hollow marks and broken lines. Bars show the quartiles of a latency where they are known.
 

@@ -1,7 +1,7 @@
-"""How much of a picture two patches need around them to act together: the multi-order interaction strength.
+"""How much of an image two patches need around them to act together: the multi-order interaction strength.
 
-The measure of the EMSNet chapter (Eq. 3.13 and 3.14), after Deng et al., ICLR 2022. A picture is cut into n patches;
-v(S) is what a network gives for its class when only the patches S are there and the rest shows a baseline. Two patches
+The measure of the EMSNet chapter (Eq. 3.13 and 3.14), after Deng et al., ICLR 2022. An image is cut into n patches;
+v(S) is what a model gives for its class when only the patches S are there and the rest shows a baseline. Two patches
 interact in the context S by v(S+i+j) - v(S+i) - v(S+j) + v(S); the mean of that over contexts of m patches is their
 interaction of order m. The strength of an order is the mean size of these interactions, as a multiple of what it is on
 average over all orders that were measured.
@@ -38,15 +38,15 @@ class InteractionStrength:
     Args:
         orders: m, the patches in a context, ascending.
         strength: J of each order; their mean is 1, or all are 0 where no two patches interact.
-        error: Its standard error. The units are the pictures: what one of them gives, with its own pairs and contexts,
-            is one draw. It is the jackknife's over pictures, so it covers pictures, pairs, contexts and denominator;
-            with fewer than some 20 pictures it is a little small. Of a single picture the units are its pairs, and it
-            says nothing about other pictures; nan of a single pair.
+        error: Its standard error. The units are the images: what one of them gives, with its own pairs and contexts,
+            is one draw. It is the jackknife's over images, so it covers images, pairs, contexts and denominator;
+            with fewer than some 20 images it is a little small. Of a single image the units are its pairs, and it
+            says nothing about other images; nan of a single pair.
         floor: The strength that pairs would show that do not interact on average, by the scatter of their few contexts
             alone, were that normal. A strength near it wants more contexts. 0 where all contexts were taken; nan if
             one context was drawn, which has no scatter.
         absolute: The mean size of the interactions themselves, in units of the score: the numerator of J.
-        images: How many pictures there were, and
+        images: How many images there were, and
         pairs: how many pairs of each, and
         contexts: how many contexts, at most, of each pair and order.
         grid: Patches from top to bottom, and from left to right.
@@ -106,11 +106,11 @@ def interaction_strength(
     batch_size: int = 32,
     seen: Seen | None = None,
 ) -> InteractionStrength:
-    """Strength of the interactions between patches of a picture, by how many patches are around them.
+    """Strength of the interactions between patches of an image, by how many patches are around them.
 
-    Every picture passes the network `passes_per_image` times, 1,441 by default: a few pictures are a large measurement.
-    Pairs and contexts depend on the seed and on the number of the picture, and not on the network: networks that are
-    measured on the same pictures with the same seed can be compared pair by pair. The mean size of an interaction that
+    Every image passes the model `passes_per_image` times, 1,441 by default: a few images are a large measurement.
+    Pairs and contexts depend on the seed and on the number of the image, and not on the model: models that are
+    measured on the same images with the same seed can be compared pair by pair. The mean size of an interaction that
     is itself a mean over few contexts comes out too large, at most by about `floor`.
 
     Args:
@@ -120,25 +120,25 @@ def interaction_strength(
             give unequal patches. The thesis has 16 x 16, of 14 pixels each.
         orders: Context sizes: shares of all patches if they are floats, 0 to 1, and numbers of patches if integers.
             They are rounded, n - 2 at most; those that fall together count once.
-        pairs: How many pairs of patches are drawn of each picture; all, if there are no more.
+        pairs: How many pairs of patches are drawn of each image; all, if there are no more.
         contexts: How many contexts are drawn of each pair and order; all, if there are no more.
-        target: The class whose score it is: what the network answers to the whole picture if None, "label" for the
-            second of the tuples that the images come in, one for all, or one for each picture in their order.
+        target: The class whose score it is: what the model answers to the whole image if None, "label" for the
+            second of the tuples that the images come in, one for all, or one for each image in their order.
         score: "log-odds" of the class's probability, log p / (1 - p), as in the paper; or its "logit".
-        baseline: What stands for an absent patch, one value or one for each channel. 0 is the mean colour of pictures
+        baseline: What stands for an absent patch, one value or one for each channel. 0 is the mean colour of images
             that were normalised.
         seed: Of the pairs and contexts.
-        batch_size: How many masked pictures pass the network at a time, at most.
-        seen: Told after every pass how many pictures are done.
+        batch_size: How many masked images pass the model at a time, at most.
+        seen: Told after every pass how many images are done.
 
     Raises:
-        ValueError: There are no images, or a picture has fewer pixels than patches, or the network is no classifier.
+        ValueError: There are no images, or an image has fewer pixels than patches, or the model is no classifier.
     """
     check_model(model)
     design = designed(grid, orders, pairs, contexts)
     if score not in SCORES:
         raise ValueError(f"score={score!r} is not known; choose {' or '.join(SCORES)}")
-    sizes: list[Tensor] = []  # of each picture: (pairs, orders), the mean over contexts
+    sizes: list[Tensor] = []  # of each image: (pairs, orders), the mean over contexts
     noise: list[Tensor] = []  # the variance of that mean
     for batch, rest in batches(images):
         labels = _labels(target, rest, len(sizes), len(batch))
@@ -178,15 +178,15 @@ def interaction_strength(
 def passes_per_image(
     *, grid: int | Sequence[int] = GRID, orders: float | Sequence[float] = ORDERS, pairs: int = 6, contexts: int = 6
 ) -> int:
-    """How often one picture passes the network: once as it is, and four times for each pair, order and context."""
+    """How often one image passes the model: once as it is, and four times for each pair, order and context."""
     design = designed(grid, orders, pairs, contexts)
     return 1 + 4 * design.pairs * sum(map(design.drawn, design.orders))
 
 
 def plot_interaction_strength(results: Mapping[str, InteractionStrength], path: str | Path | None = None) -> "Figure":
-    """Draw strength over order, one line for each network, in a band of two standard errors to either side.
+    """Draw strength over order, one line for each model, in a band of two standard errors to either side.
 
-    The dotted line in a network's colour is its floor: what the scatter of its contexts alone would show.
+    The dotted line in a model's colour is its floor: what the scatter of its contexts alone would show.
 
     Args:
         results: What `interaction_strength` gave, by the name that the legend shows.
@@ -216,12 +216,12 @@ def plot_interaction_strength(results: Mapping[str, InteractionStrength], path: 
 
 
 def _labels(target: Any, rest: tuple[Any, ...], done: int, count: int) -> list[int | None]:
-    """The class of each picture of a batch; None for what the network answers."""
+    """The class of each image of a batch; None for what the model answers."""
     if target is None:
         return [None] * count
     if isinstance(target, str):
         if target != "label":
-            raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each picture, or None')
+            raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
         if not rest:
             raise ValueError('target="label" needs labels; pass images as batches of (images, labels)')
         given = rest[0]
@@ -231,15 +231,15 @@ def _labels(target: Any, rest: tuple[Any, ...], done: int, count: int) -> list[i
         given = target[done : done + count]
     labels = [int(label) for label in given]
     if len(labels) != count:
-        raise ValueError(f"targets end with picture {done + len(labels)}, and there are more; pass one for each")
+        raise ValueError(f"targets end with image {done + len(labels)}, and there are more; pass one for each")
     return [*labels]
 
 
 class _Answers:
-    """Scores of one class in all that a network answers to one picture, the whole of which comes first.
+    """Scores of one class in all that a model answers to one image, the whole of which comes first.
 
     Args:
-        label: The class; what the network answers to the whole picture if None.
+        label: The class; what the model answers to the whole image if None.
         score: "log-odds" or "logit".
     """
 
@@ -250,23 +250,21 @@ class _Answers:
     def see(self, logits: Any, rest: Any) -> None:
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             what = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-            raise ValueError(f"the network gives {what}; interactions need a classifier that gives (B, classes)")
+            raise ValueError(f"the model gives {what}; interactions need a classifier that gives (B, classes)")
         classes = logits.shape[1]
         if classes < 2 and self.score == "log-odds":
-            raise ValueError(f"log-odds need two classes, and the network gives {classes}; pass score='logit'")
+            raise ValueError(f"log-odds need two classes, and the model gives {classes}; pass score='logit'")
         if self.label is None:
             self.label = int(logits[0].argmax())
         if not 0 <= self.label < classes:
-            raise ValueError(
-                f"the target is class {self.label}, and the network has {classes}; pass 0 to {classes - 1}"
-            )
+            raise ValueError(f"the target is class {self.label}, and the model has {classes}; pass 0 to {classes - 1}")
         logits = logits.cpu().double()
         scores = logits[:, self.label]
         if self.score == "log-odds":  # log p / (1 - p), without a p that rounds to 1
             others = torch.cat([logits[:, : self.label], logits[:, self.label + 1 :]], 1)
             scores = scores - others.logsumexp(1)
         if not scores.isfinite().all():
-            raise ValueError("the network gives scores that are not finite; look at its weights or use float32")
+            raise ValueError("the model gives scores that are not finite; look at its weights or use float32")
         self.scores.append(scores)
 
 

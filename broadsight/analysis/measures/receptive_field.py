@@ -1,7 +1,7 @@
-"""How far a network looks: the effective receptive field of the centre of a feature map (Luo et al., NeurIPS 2016).
+"""How far a model looks: the effective receptive field of the centre of a feature map (Luo et al., NeurIPS 2016).
 
-The gradient of the centre's features, summed over channels, with respect to the picture: its absolute value, summed
-over colours and averaged over pictures, says how much each pixel matters to that place.
+The gradient of the centre's features, summed over channels, with respect to the image: its absolute value, summed
+over colours and averaged over images, says how much each pixel matters to that place.
 """
 
 import math
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Of the total, for which the area is given that holds them.
 SHARES = (0.2, 0.3, 0.5, 0.99)
-# Below this share of the largest value, a logarithmic picture is dark.
+# Below this share of the largest value, a logarithmic image is dark.
 DARKEST = 1e-4
 # A sum over channels that changes by less than this share of what a sum with random signs does has cancelled out.
 CANCELLED = 1e-3
@@ -38,9 +38,9 @@ class Held:
 
     Args:
         share: Of the total.
-        side: In pixels, of the smallest square around the centre that holds it. It may reach beyond the picture.
-        area: What that square covers of the picture, 0 to 1.
-        densest: The smallest part of the picture's area that holds it, wherever it is.
+        side: In pixels, of the smallest square around the centre that holds it. It may reach beyond the image.
+        area: What that square covers of the image, 0 to 1.
+        densest: The smallest part of the image's area that holds it, wherever it is.
     """
 
     share: float
@@ -56,9 +56,9 @@ class ReceptiveField:
     Args:
         values: (H, W) on the CPU, 0 to 1, the largest of which is 1.
         layer: The module that gives the map.
-        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the picture, and of two the
+        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the image, and of two the
             later.
-        images: How many pictures it is the mean of.
+        images: How many images it is the mean of.
     """
 
     values: Tensor
@@ -103,7 +103,7 @@ class ReceptiveField:
         return (sums / counts)[nearest].tolist()
 
     def record(self) -> dict[str, Any]:
-        """All numbers but the picture itself."""
+        """All numbers but the image itself."""
         return {
             "layer": self.layer,
             "images": self.images,
@@ -131,22 +131,22 @@ def effective_receptive_field(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> ReceptiveField:
-    """The effective receptive field of the centre of a network's feature map.
+    """The effective receptive field of the centre of a model's feature map.
 
-    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The network is
+    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The model is
     in eval mode; frozen weights are fine, and callers without gradients too.
 
     Args:
-        model: Any network that takes a batch of images: timm's, ours, yours.
+        model: Any model that takes a batch of images: timm's, ours, yours.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one. All of one size. They
             are moved to the model's device and dtype.
         layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
-            "output" for the network itself; the last block if None.
-        batch_size: How many images pass the network at a time, at most; activations of that many are kept.
+            "output" for the model itself; the last block if None.
+        batch_size: How many images pass the model at a time, at most; activations of that many are kept.
         seen: Told after every pass how many images have passed.
 
     Raises:
-        ValueError: There is no such layer or it gives no map, or the map does not depend on the picture, or there are
+        ValueError: There is no such layer or it gives no map, or the map does not depend on the image, or there are
             no images, or their sizes differ.
     """
     check_model(model)
@@ -157,7 +157,7 @@ def effective_receptive_field(
     name, module = maps.layer(layer)
     total, done, grid = torch.zeros(maps.size, dtype=torch.float64), 0, (0, 0)
     gradients = torch.inference_mode(False), torch.enable_grad()  # whatever the caller has
-    with maps.eager(), in_eval_mode(maps.network), gradients[0], gradients[1], _centres(maps, name, module) as found:
+    with maps.eager(), in_eval_mode(maps.model), gradients[0], gradients[1], _centres(maps, name, module) as found:
         for batch, _ in batches(images):
             if batch.shape[-2:] != total.shape:
                 (height, width), (rows, columns) = maps.size, batch.shape[-2:]
@@ -165,9 +165,9 @@ def effective_receptive_field(
             for start in range(0, len(batch), batch_size):
                 part = batch[start : start + batch_size].to(maps.like.device, maps.like.dtype).clone().detach()
                 found.clear()
-                maps.network(part.requires_grad_())
+                maps.model(part.requires_grad_())
                 if not found:
-                    raise ValueError(f"{name!r} does not run when the network answers; {maps.known()}")
+                    raise ValueError(f"{name!r} does not run when the model answers; {maps.known()}")
                 centre = found[-1]
                 usual = 0 if done else _gradient(centre.signed, part, keep=True).sum()
                 gradient = _gradient(centre.plain, part)
@@ -182,14 +182,14 @@ def effective_receptive_field(
     if not largest.isfinite():
         raise ValueError(f"the gradient of {name!r} is not finite; look at the weights or use float32")
     if not largest:
-        raise ValueError(f"the centre of {name!r} does not depend on the pictures; pass others or name another layer")
+        raise ValueError(f"the centre of {name!r} does not depend on the images; pass others or name another layer")
     return ReceptiveField((total / largest).float(), name, grid, done)
 
 
 def plot_receptive_field(
     results: Mapping[str, ReceptiveField], path: str | Path | None = None, *, log: bool = True
 ) -> "Figure":
-    """Draw one picture for each network, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
+    """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
 
     Args:
         results: What `effective_receptive_field` gave, by the name that the titles show.
@@ -274,7 +274,7 @@ class _Centre:
 def _middle(pixels: int, places: int) -> tuple[int, float]:
     """Of a side, the central place and the middle of what it covers, in pixels from 0."""
     stride = 2 ** round(math.log2(pixels / places))
-    if places not in (pixels // stride, -(-pixels // stride)):  # else a picture was padded, or an edge of it left out
+    if places not in (pixels // stride, -(-pixels // stride)):  # else an image was padded, or an edge of it left out
         stride = pixels / places
     middles = [(place + 0.5) * stride - 0.5 for place in range(places)]
     place = min(range(places), key=lambda i: (abs(middles[i] - (pixels - 1) / 2), -i))

@@ -32,15 +32,15 @@ class RemovalCurves:
 
     Args:
         saliency: What says which pixels are salient, in words.
-        pictures: How many were asked about.
+        images: How many were asked about.
         fractions: Parts of 1, from 0 on.
         top1: By order of removal, one for each fraction.
         areas: The mean height of each curve, in per cent.
-        skipped: Pictures that could not be read, and why.
+        skipped: Images that could not be read, and why.
     """
 
     saliency: str
-    pictures: int
+    images: int
     fractions: tuple[float, ...]
     top1: dict[str, tuple[float, ...]]
     areas: dict[str, float]
@@ -53,14 +53,14 @@ class RemovalCurves:
         return {order: self.areas[order] - self.areas[salient] for order in others}
 
     def errors(self, order: str) -> tuple[float, ...]:
-        """Standard error of each top-1, in per cent: as if pictures were drawn by chance."""
-        return tuple((value * (100 - value) / self.pictures) ** 0.5 for value in self.top1[order])
+        """Standard error of each top-1, in per cent: as if images were drawn by chance."""
+        return tuple((value * (100 - value) / self.images) ** 0.5 for value in self.top1[order])
 
     def record(self) -> dict[str, Any]:
         """As plain numbers, for JSON."""
         return {
             "saliency": self.saliency,
-            "pictures": self.pictures,
+            "images": self.images,
             "fractions": list(self.fractions),
             "top1": {order: list(values) for order, values in self.top1.items()},
             "errors": {order: list(self.errors(order)) for order in self.top1},
@@ -87,22 +87,22 @@ def salient_removal(
     """Top-1 of a classifier while pixels are set to the mean colour: salient first, by chance, least salient first.
 
     Args:
-        classifier: As `open_classifier` gives: a network, how pictures reach it, its classes.
-        source: Pictures whose labels are numbers of the classifier's classes.
+        classifier: As `open_classifier` gives: a model, how images reach it, its classes.
+        source: Images whose labels are numbers of the classifier's classes.
         saliency: "scenes", "gradcam", "dino", "file.py:function", or a function from normalised images (B, C, H, W)
             and their batch to (B, H, W); by default the scenes' own where there are scenes, and else gradcam.
         fractions: Parts of the pixels that are removed; 0 is always measured too.
         dino_checkpoint: Weights of "dino"; timm's if None.
-        batch_size: Pictures that pass the network at a time.
-        workers: Processes that prepare pictures.
-        kept: The classes that compete; all of the network's if None.
+        batch_size: Images that pass the model at a time.
+        workers: Processes that prepare images.
+        kept: The classes that compete; all of the model's if None.
         seed: Of ties in saliency and of the order by chance.
-        strict: A picture that cannot be read is an error.
-        seen: Told how many pictures are done in all cases.
+        strict: An image that cannot be read is an error.
+        seen: Told how many images are done in all cases.
     """
     if isinstance(classifier, nn.Module):
         raise ValueError(
-            f"a {type(classifier).__name__} alone does not say how pictures reach it; pass what "
+            f"a {type(classifier).__name__} alone does not say how images reach it; pass what "
             "broadsight.runs.classifier.open_classifier gives"
         )
     choices = Choices(fractions=tuple(fractions))
@@ -112,9 +112,9 @@ def salient_removal(
         raise ValueError("dino_checkpoint is given with a saliency of your own; it is for the saliency 'dino'")
     passes, done = passes_of("salient", choices), 0
 
-    def count(pictures: int, doing: str) -> None:
+    def count(images: int, doing: str) -> None:
         nonlocal done
-        done += pictures
+        done += images
         if seen is not None:
             seen(done // passes)
 
@@ -145,7 +145,7 @@ def curves_of(suite: Suite, saliency: str = "") -> RemovalCurves:
     curves = {order: suite.curve(order) for order in ORDERS}
     return RemovalCurves(
         saliency,
-        suite.rows[0].pictures,
+        suite.rows[0].images,
         tuple(at for at, _ in curves[ORDERS[0]]),
         {order: tuple(top1 for _, top1 in curve) for order, curve in curves.items()},
         {order: suite.summary[f"area, {order}"] for order in ORDERS},

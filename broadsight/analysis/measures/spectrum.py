@@ -84,22 +84,22 @@ def log_amplitude(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> Spectra:
-    """Spectrum of what every block of a network gives; class and register tokens are left out.
+    """Spectrum of what every block of a model gives; class and register tokens are left out.
 
     The transform is not normalised: its value at frequency 0 is the sum of the map.
 
     Args:
-        model: Any vision network; which blocks it has, `find_blocks` says.
+        model: Any vision model; which blocks it has, `find_blocks` says.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is. All
             of one size.
         layers: Other modules instead, as `find_layers` has them: "*.mixer.static" are the static branches of an
             EMSNet, "*.dynamic.local" its C-MHSA with propagation, "*.dynamic.global_" its G-MHSA.
         floor: Added to every amplitude: the logarithm of 0 is none.
-        batch_size: How many images pass the network at a time, at most.
+        batch_size: How many images pass the model at a time, at most.
         seen: Told how many images have passed.
 
     Raises:
-        ValueError: The network has no blocks or no such modules, there are no images, or their sizes differ.
+        ValueError: The model has no blocks or no such modules, there are no images, or their sizes differ.
     """
     if not floor > 0:
         raise ValueError(f"floor={floor!r}; expected a small number above 0, such as {FLOOR}")

@@ -20,7 +20,7 @@ class Answers:
         tokens: (B, G, T, C), each token's share of its group's logits, without the bias. Where a group has one token,
             that token's logits are the group's.
         groups: (B, G, C)
-        aggregate: (B, C), what the network answers.
+        aggregate: (B, C), what the model answers.
         labels: (B,) on the same device, or None.
     """
 
@@ -38,19 +38,19 @@ def hear_tokens(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> int:
-    """Let a network answer all images and pass on what its tokens say, batch by batch; how many images there were.
+    """Let a model answer all images and pass on what its tokens say, batch by batch; how many images there were.
 
     Args:
         model: Any with `forward_groups`, as `broadsight.swap_pool` makes.
         images: As `pass_images` takes them; the second of a tuple is taken for labels.
 
     Raises:
-        ValueError: The network has no groups of tokens, or labels do not fit.
+        ValueError: The model has no groups of tokens, or labels do not fit.
     """
     check_model(model)
-    network, _ = uncompiled(model)
-    if not callable(getattr(network, "forward_groups", None)) or not getattr(network, "has_groups", True):
-        kind = type(getattr(network, "head", network) if hasattr(network, "forward_groups") else network).__name__
+    inner, _ = uncompiled(model)
+    if not callable(getattr(inner, "forward_groups", None)) or not getattr(inner, "has_groups", True):
+        kind = type(getattr(inner, "head", inner) if hasattr(inner, "forward_groups") else inner).__name__
         raise ValueError(f"{kind} has no groups of class tokens; {WHO_HAS}")
     labelled: set[bool] = set()
 
@@ -61,7 +61,7 @@ def hear_tokens(
             raise ValueError("some batches of images come with labels and others without; expected one or the other")
         hear(answers)
 
-    return pass_images(_AskTokens(network), images, batch_size=batch_size, seen=seen, see=see)
+    return pass_images(_AskTokens(inner), images, batch_size=batch_size, seen=seen, see=see)
 
 
 def with_labels(images: Tensor | Iterable[Any], labels: Tensor | None) -> Tensor | Iterable[Any]:
@@ -76,14 +76,14 @@ def with_labels(images: Tensor | Iterable[Any], labels: Tensor | None) -> Tensor
 
 
 class _AskTokens(nn.Module):
-    """`forward_groups` as a network's forward."""
+    """`forward_groups` as a model's forward."""
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.network: Any = network
+        self.model: Any = model
 
     def forward(self, x: Tensor) -> Any:
-        return self.network.forward_groups(x, per_token=True)
+        return self.model.forward_groups(x, per_token=True)
 
 
 def _answers(found: Any, labels: Any) -> Answers:
@@ -101,7 +101,7 @@ def _answers(found: Any, labels: Any) -> Answers:
     tokens, groups, aggregate = (x if x.dtype == torch.float64 else x.float() for x in (tokens, groups, aggregate))
     for x in (tokens, groups):
         if not bool(torch.isfinite(x).all()):
-            raise ValueError("the network answers with numbers that are not finite; its weights are damaged")
+            raise ValueError("the model answers with numbers that are not finite; its weights are damaged")
     return Answers(tokens, groups, aggregate, None if labels is None else _checked(labels, aggregate))
 
 
@@ -115,5 +115,5 @@ def _checked(labels: Any, logits: Tensor) -> Tensor:
         raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
     if images and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
-        raise ValueError(f"a label is {wrong}, but the network has {classes} classes; expected 0 to {classes - 1}")
+        raise ValueError(f"a label is {wrong}, but the model has {classes} classes; expected 0 to {classes - 1}")
     return labels.to(logits.device)

@@ -1,6 +1,6 @@
 """Where class tokens and their groups are in the space of logits, as points in a plane.
 
-The picture of MAP's Fig. 5: tokens scatter about the centre of their group, groups about the aggregate. The paper does
+The image of MAP's Fig. 5: tokens scatter about the centre of their group, groups about the aggregate. The paper does
 not say what its axes are. Here they are the logits of two classes, or the principal directions of all logits.
 """
 
@@ -38,7 +38,7 @@ class TokenLogits:
         aggregate: (N, 2)
         classes: (N, 2), which classes the axes are for each image; None in "pca".
         labels: (N,) or None.
-        answers: (N,), what the network answers.
+        answers: (N,), what the model answers.
         chosen: Whether the classes were asked for, the same for all images; else the first is the true one, or without
             labels the answer, and the second the strongest other.
         explained: In "pca" the part of the variance that each direction holds.
@@ -88,7 +88,7 @@ def token_logits(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> TokenLogits:
-    """Tokens, groups and aggregate of a network with multi-token pooling as points in a plane.
+    """Tokens, groups and aggregate of a model with multi-token pooling as points in a plane.
 
     Args:
         model: With `forward_groups`, as `broadsight.swap_pool(name, "map")`, map_resnet50 and runs of such have; in
@@ -99,11 +99,11 @@ def token_logits(
             class, or without labels the answer, and the strongest other.
         view: "classes", or "pca" for the two directions in which the tokens' logits differ most.
         limit: Images at most; no more are read.
-        batch_size: Images that pass the network at a time, at most.
+        batch_size: Images that pass the model at a time, at most.
         seen: Told how many images have passed.
 
     Raises:
-        ValueError: The network has no such tokens or has dropped their classifiers, there are no images, or labels or
+        ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels or
             classes do not fit.
     """
     if view not in VIEWS:
@@ -133,7 +133,7 @@ def token_logits(
 def plot_token_logits(
     points: Mapping[str, TokenLogits], path: str | Path | None = None, names: Sequence[str] | None = None
 ) -> "Figure":
-    """Draw a panel for each network: tokens, the centres of their groups, and the aggregates.
+    """Draw a panel for each model: tokens, the centres of their groups, and the aggregates.
 
     Tokens are drawn where `placed` puts them. With the logits of two classes, whatever lies below the diagonal is for
     the first of them.
@@ -230,10 +230,10 @@ def _axes(answers: Answers, pair: tuple[int, int] | None) -> Tensor:
     aggregate, count = answers.aggregate, answers.aggregate.shape[-1]
     if pair is not None:
         if not all(0 <= one < count for one in pair):
-            raise ValueError(f"classes are {list(pair)}, but the network has {count}: expected 0 to {count - 1}")
+            raise ValueError(f"classes are {list(pair)}, but the model has {count}: expected 0 to {count - 1}")
         return torch.tensor(pair, device=aggregate.device).expand(len(aggregate), 2)
     if count < 2:
-        raise ValueError("the network has one class; a plane takes the logits of two")
+        raise ValueError("the model has one class; a plane takes the logits of two")
     first = aggregate.argmax(-1) if answers.labels is None else answers.labels
     others = aggregate.scatter(1, first[:, None], float("-inf"))
     return torch.stack([first, others.argmax(-1)], 1)
@@ -261,7 +261,7 @@ def _principal(tokens: Tensor, groups: Tensor, aggregate: Tensor) -> dict[str, A
     vectors = rows.T @ vectors if few else vectors  # C 2
     lengths = vectors.norm(dim=0)
     directions = torch.where(values > 1e-12 * values[0], vectors / lengths, 0.0)
-    # An eigenvector may point either way: its largest part is positive, so that the same picture comes again
+    # An eigenvector may point either way: its largest part is positive, so that the same image comes again
     directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     total = float(values.sum()) and float(rows.square().sum())
     parts = (values / total).tolist() if total else [0.0, 0.0]

@@ -125,7 +125,7 @@ def token_votes(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> TokenVotes:
-    """Bias and variance of the class tokens of a network with multi-token pooling.
+    """Bias and variance of the class tokens of a model with multi-token pooling.
 
     A token's answer is the largest of its share of the logits, without the bias of the classifier; where groups have
     one token each, of the group's logits. Distillation tokens take part in the aggregate and do not vote.
@@ -135,11 +135,11 @@ def token_votes(
             any mode, which it keeps.
         images: Normalised (B, C, H, W), or an iterable of such batches, or of (images, labels), as a data loader is.
         labels: (B,) class numbers of images that come as one tensor. Without any there is no bias.
-        batch_size: Images that pass the network at a time, at most.
+        batch_size: Images that pass the model at a time, at most.
         seen: Told how many images have passed.
 
     Raises:
-        ValueError: The network has no such tokens or has dropped their classifiers, there are no images, or labels do
+        ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels do
             not fit.
     """
     count = _Count()
@@ -148,7 +148,7 @@ def token_votes(
 
 
 def plot_token_votes(votes: Mapping[str, TokenVotes], path: str | Path | None = None) -> "Figure":
-    """Draw bias and variance of each network, with standard errors, and beside them the variance group by group.
+    """Draw bias and variance of each model, with standard errors, and beside them the variance group by group.
 
     Args:
         votes: What `token_votes` gave, by the name that the axis shows.

@@ -1,4 +1,4 @@
-"""The fifteen common corruptions of ImageNet-C, seeded, for pictures of any size."""
+"""The fifteen common corruptions of ImageNet-C, seeded, for images of any size."""
 
 import io
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def elastic_transform(
     x: np.ndarray, rng: np.random.Generator, distance: float, sigma: float, corner: float
 ) -> np.ndarray:
     """Places are displaced, smoothly over `sigma` pixels, by `distance` pixels (one standard deviation) in each
-    direction; before that, three points of the picture go up to `corner` pixels elsewhere and it is sheared to fit."""
+    direction; before that, three points of the image go up to `corner` pixels elsewhere and it is sheared to fit."""
     height, width, _ = x.shape
     third = min(height, width) / 3
     points = np.array([[1.0, 1, 1], [1, -1, 1], [-1, -1, 1]])  # down and right of the centre, in thirds; one
@@ -90,7 +90,7 @@ def jpeg_compression(x: np.ndarray, rng: np.random.Generator, quality: int) -> n
     return as_array(open_image(file.getvalue()))
 
 
-# What each does to (H, W, C) floating-point pictures, 0 to 1, and its settings at the five severities: those published
+# What each does to (H, W, C) floating-point images, 0 to 1, and its settings at the five severities: those published
 # for ImageNet-C but for the departures that `corrupt` lists. Lengths are for a shorter side of 224 pixels.
 TABLE: dict[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
     "gaussian_noise": (gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
@@ -126,19 +126,19 @@ GROUPS = {"noise": CORRUPTIONS[:3], "blur": CORRUPTIONS[3:7], "weather": CORRUPT
 
 
 def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -> np.ndarray:
-    """A picture, corrupted: (H, W, C) uint8 to another array of that shape; C is 3 (RGB) or 1 (grey), H and W from 8.
+    """An image, corrupted: (H, W, C) uint8 to another array of that shape; C is 3 (RGB) or 1 (grey), H and W from 8.
 
-    The corruptions are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions
+    The corruptions are those of Hendrycks and Dietterich, "Benchmarking Neural Model Robustness to Common Corruptions
     and Perturbations" (ICLR 2019), written anew after their description, with their settings. What differs:
 
     - Lengths (blurs, trails, flakes, displacements) are theirs for a shorter side of 224 pixels and scale with it, so
-      that small pictures suffer alike. Snowflakes are never below a pixel, and what glass_blur and elastic_transform
+      that small images suffer alike. Snowflakes are never below a pixel, and what glass_blur and elastic_transform
       move pixel by pixel is scaled down to a third and no further. Noise, pixelate and jpeg_compression know no scale.
     - frost is a drawn texture of ice needles in place of their photographs, which we do not have.
     - fog is Fourier noise with the decay of their plasma fractal in place of midpoint displacement.
-    - Every severity changes more than the one before, on average over pictures. With their settings it need not, so
+    - Every severity changes more than the one before, on average over images. With their settings it need not, so
       the ice of frost 4 is 0.72 (theirs 0.7), the thickness of fog 4 is 2.75 (2.5), the threshold of snow 3 is 0.85
-      (0.9), and elastic_transform at 1 and 2 leads up to 3, where theirs shears the picture by far more than at 3 to 5.
+      (0.9), and elastic_transform at 1 and 2 leads up to 3, where theirs shears the image by far more than at 3 to 5.
     - glass_blur moves all pixels at once, where theirs goes from one to the next.
     - Numbers are rounded, not cut off, when they become bytes again.
 
@@ -147,7 +147,7 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
     Args:
         name: One of CORRUPTIONS.
         severity: 1 to 5.
-        seed: The result depends on the arguments only. Give every picture a seed of its own, as
+        seed: The result depends on the arguments only. Give every image a seed of its own, as
             `broadsight.data.seeds.mixed(seed, index)`. The severities of one seed share what is drawn: the
             direction of motion, the clouds, the needles of ice.
     """
@@ -173,6 +173,6 @@ def _check(image: np.ndarray) -> None:
     if image.ndim == 2:
         raise ValueError(f"{what}; pass image[..., None]")
     if image.ndim != 3 or image.shape[2] not in (1, 3):
-        raise ValueError(f"{what}; one picture at a time, channels last, without transparency")
+        raise ValueError(f"{what}; one image at a time, channels last, without transparency")
     if min(image.shape[:2]) < SMALLEST:
         raise ValueError(f"{what}; enlarge it first")

@@ -1,7 +1,7 @@
 """Four common corruptions that blur, and the two tools behind them: one kernel for all pixels, one source for each.
 
-Pictures are (H, W, C) floating-point here, 0 to 1. Lengths are given in pixels of a picture whose shorter side has 224
-and are scaled to the picture at hand.
+Images are (H, W, C) floating-point here, 0 to 1. Lengths are given in pixels of an image whose shorter side has 224
+and are scaled to the image at hand.
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 REFERENCE = 224  # pixels of the shorter side, for which all lengths are given
-FINEST = 1 / 3  # what moves single pixels about is not scaled down further, or small pictures would not notice it
+FINEST = 1 / 3  # what moves single pixels about is not scaled down further, or small images would not notice it
 
 
 def scale_of(x: np.ndarray) -> float:
@@ -27,7 +27,7 @@ def defocus_blur(x: np.ndarray, rng: np.random.Generator, radius: float) -> np.n
 
 
 def glass_blur(x: np.ndarray, rng: np.random.Generator, sigma: float, reach: float, rounds: int) -> np.ndarray:
-    """Frosted glass: every pixel shows a random place nearby, the picture being softened before and after.
+    """Frosted glass: every pixel shows a random place nearby, the image being softened before and after.
 
     The places are independent of one another: up to `reach` pixels away in each direction, `rounds` times over. The
     original swaps pixels one after the other, which takes a loop over all of them.
@@ -44,7 +44,7 @@ def motion_blur(x: np.ndarray, rng: np.random.Generator, radius: float, sigma: f
 
 
 def zoom_blur(x: np.ndarray, rng: np.random.Generator, count: int, step: float) -> np.ndarray:
-    """The mean of the picture and of `count` enlargements about its centre, from 1 in equal steps."""
+    """The mean of the image and of `count` enlargements about its centre, from 1 in equal steps."""
     image = as_image(x)
     total = x.copy()
     for zoom in 1 + step * np.arange(count):
@@ -83,7 +83,7 @@ def trail_kernel(radius: float, sigma: float, degrees: float) -> np.ndarray:
 
 
 def convolved(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """(H, W, C) with a square kernel of odd side; beyond its border the picture is mirrored."""
+    """(H, W, C) with a square kernel of odd side; beyond its border the image is mirrored."""
     height, width, _ = x.shape
     half = len(kernel) // 2
     x = np.pad(x, ((half, half), (half, half), (0, 0)), "symmetric")
@@ -95,7 +95,7 @@ def convolved(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 def moved(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Every pixel shows the place that lies (H, W) `rows` down and `columns` right of it, read between pixels; beyond
-    its border the picture is mirrored."""
+    its border the image is mirrored."""
     height, width, channels = x.shape
     top, down = _between(np.arange(height)[:, None] + rows, height)
     left, right = _between(np.arange(width) + columns, width)
@@ -114,12 +114,12 @@ def _between(places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_image(x: np.ndarray) -> Image.Image:
-    """(H, W, C), 0 to 1 -> a picture of mode RGB or L."""
+    """(H, W, C), 0 to 1 -> an image of mode RGB or L."""
     return Image.fromarray(as_bytes(x).squeeze(2) if x.shape[2] == 1 else as_bytes(x))
 
 
 def as_array(image: Image.Image) -> np.ndarray:
-    """A picture of mode RGB or L -> (H, W, C), 0 to 1."""
+    """An image of mode RGB or L -> (H, W, C), 0 to 1."""
     return np.asarray(image).reshape(image.height, image.width, -1) / 255
 
 

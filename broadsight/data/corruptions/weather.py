@@ -1,6 +1,6 @@
 """Three common corruptions that are weather: snow, frost and fog, drawn rather than photographed.
 
-Pictures are (H, W, C) floating-point here, 0 to 1.
+Images are (H, W, C) floating-point here, 0 to 1.
 """
 
 import math
@@ -10,7 +10,7 @@ from PIL import Image
 
 from .blur import convolved, scale_of, trail_kernel
 
-DIRECTIONS = 6  # in which frost grows on one picture
+DIRECTIONS = 6  # in which frost grows on one image
 ICE = np.array([0.86, 0.94, 1.0])  # white, and a little blue
 BETWEEN = 2 / 3  # the standard deviation of noise of 1 when read between its grains, on average over all places
 GREY = np.array([0.299, 0.587, 0.114])
@@ -27,7 +27,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> np.ndarray:
-    """Flakes that fall, on a picture that is bleached to the share 1 - keep.
+    """Flakes that fall, on an image that is bleached to the share 1 - keep.
 
     Flakes are what exceeds the threshold of a coarse noise (level, spread) and are no smaller than a pixel; each leaves
     a trail within 45 degrees of the vertical. The layer is added twice, the second time upside down.
@@ -47,7 +47,7 @@ def snow(
 
 
 def frost(x: np.ndarray, rng: np.random.Generator, keep: float, ice: float) -> np.ndarray:
-    """A darkened picture behind ice. The original lays photographs of frosted panes over it; this ice is drawn."""
+    """A darkened image behind ice. The original lays photographs of frosted panes over it; this ice is drawn."""
     layer = frost_layer(rng, *x.shape[:2])[..., None]  # H W 1
     return keep * x + ice * layer * (ICE if x.shape[2] == 3 else 1)
 

@@ -19,7 +19,7 @@ def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
 
     A COCO file; or a folder with one or with two that have train and val in their names, in it or in its
     `annotations` (of COCO's own, instances_* or for keypoints person_keypoints_*); for segmentation also a pair of
-    folders of pictures and masks, which may both be divided (images/train, masks/train); or a folder with any of
+    folders of images and masks, which may both be divided (images/train, masks/train); or a folder with any of
     these in its train/ and val/. Files that are not used come as "unused 1" and so on.
     """
     path = Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""From data for dense tasks to batches, exact and repeatable as those of `loading`; pictures may differ in size."""
+"""From data for dense tasks to batches, exact and repeatable as those of `loading`; images may differ in size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from ..decoding import UnreadableImage, within_memory
-from ..loading import Key, Pictures
+from ..loading import Key, SourceDataset
 
 ALIGNED = 16  # bytes; what numbers of any kind may begin at
 
 
 class DenseBatch(NamedTuple):
-    """Pictures and targets as they leave the workers.
+    """Images and targets as they leave the workers.
 
     Args:
         images: (C, H, W) of bytes each, which are normalised on the device.
         targets: One for each: classes of pixels (H, W), or a dict.
         keys: Which they are: epoch, place in it, index in the data.
-        skipped: Name and reason of each picture that could not be read.
+        skipped: Name and reason of each image that could not be read.
         failure: Why there is no batch. An error would leave a worker process with a page of its traceback.
     """
 
@@ -86,19 +86,19 @@ def _received(
     return DenseBatch(images, targets, keys, skipped, failure)
 
 
-class DensePictures(Pictures):
-    """Pictures with targets, transformed. Each is a function of its key alone, whoever asks for it and when.
+class DenseDataset(SourceDataset):
+    """Images with targets, transformed. Each is a function of its key alone, whoever asks for it and when.
 
-    A picture that cannot be read is skipped: in training the next that can be read takes its place, so that batches
+    An image that cannot be read is skipped: in training the next that can be read takes its place, so that batches
     keep their size; in evaluation the batch is so much smaller. Either way it is reported. Labels that cannot be meant
     are never skipped: they are why there is no batch.
 
     Args:
-        source: By index a picture with its target, and `name`.
+        source: By index an image with its target, and `name`.
         transform: (PIL image, target) -> bytes (C, H, W) and target; None if the source gives these.
         seed: Of what source and transform draw in training.
         training: Seed by the key, and replace what cannot be read.
-        strict: An unreadable picture is an error.
+        strict: An unreadable image is an error.
     """
 
     def __getitems__(self, keys: Sequence[Key]) -> DenseBatch:
@@ -118,7 +118,7 @@ class DensePictures(Pictures):
     def _item(self, index: int) -> tuple[Tensor, Any]:
         """Pixels and target."""
         try:
-            with within_memory():  # also what the labels need: a mask for each of many objects in a large picture
+            with within_memory():  # also what the labels need: a mask for each of many objects in a large image
                 image, target = self.source[index]
                 return (image, target) if self.transform is None else self.transform(image, target)
         except UnreadableImage:

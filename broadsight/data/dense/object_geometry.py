@@ -1,8 +1,8 @@
-"""Resizing, cropping and mirroring a picture together with the boxes, masks and keypoints of its objects.
+"""Resizing, cropping and mirroring an image together with the boxes, masks and keypoints of its objects.
 
-Pictures are bytes (C, H, W). Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
+Images are bytes (C, H, W). Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
 (N, H, W), keypoints (N, K, 3), area (N,), and anything else, which stays. Coordinates are those of edges: x = 0 is the
-left edge of the picture. Nothing is changed in place.
+left edge of the image. Nothing is changed in place.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-GROUND = (124, 116, 104)  # what surrounds pictures: the mean of photographs
+GROUND = (124, 116, 104)  # what surrounds images: the mean of photographs
 
 Target = dict[str, Any]
-Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of the picture
+Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of the image
 
 
 def plain(target: Target) -> Target:
@@ -29,7 +29,7 @@ def take(target: Target, rows: Tensor) -> Target:
     return {key: value[rows] if isinstance(value, Tensor) else value for key, value in target.items()}
 
 
-def resize_picture(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+def resize_image(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """To height and width, bilinear and without smoothing."""
     return F.resize(pixels, list(size), InterpolationMode.BILINEAR, antialias=False)
 
@@ -52,7 +52,7 @@ def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
     if "keypoints" in target:
         points = target["keypoints"]
         target["keypoints"] = torch.cat([points[..., :2] * by, points[..., 2:]], 2)
-    return resize_picture(pixels, size), target
+    return resize_image(pixels, size), target
 
 
 def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 0) -> Tensor:
@@ -69,7 +69,7 @@ def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 
 
 
 def ground_of(pixels: Tensor) -> tuple[int, ...]:
-    """What surrounds a picture, for each of its channels."""
+    """What surrounds an image, for each of its channels."""
     return GROUND if len(pixels) == len(GROUND) else (sum(GROUND) // len(GROUND),) * len(pixels)
 
 
@@ -100,7 +100,7 @@ def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Te
 
 
 def left_over(target: Target, height: int, width: int) -> Target:
-    """What of the objects is inside of the picture: clipped boxes, and none below a pixel or of which nothing is seen.
+    """What of the objects is inside of the image: clipped boxes, and none below a pixel or of which nothing is seen.
 
     The area shrinks with the box. Keypoints outside become unlabelled, and all unlabelled ones 0, 0, 0.
     """

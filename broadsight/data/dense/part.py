@@ -1,4 +1,4 @@
-"""From what a user calls DATA to the labelled pictures that a dense model is evaluated on."""
+"""From what a user calls DATA to the labelled images that a dense model is evaluated on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from .view import DenseView
 
 @dataclass(frozen=True)
 class DensePart:
-    """Labelled pictures to evaluate on, whose classes are numbered as the model's are.
+    """Labelled images to evaluate on, whose classes are numbered as the model's are.
 
     Args:
         notes: What the user should know.
         description: What was resolved, as plain types.
     """
 
-    pictures: DenseView
+    images: DenseView
     notes: tuple[str, ...]
     description: dict[str, Any]
 
@@ -53,7 +53,7 @@ def open_dense_part(
         part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
             scenes, "test" are those parts; "all" is for data without parts.
         classes, category_ids, keypoint_names: Of the model.
-        split: Where nothing is set apart, take the pictures that training with this split and seed would hold out (or,
+        split: Where nothing is set apart, take the images that training with this split and seed would hold out (or,
             as "train", the rest).
         method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
@@ -89,7 +89,7 @@ def open_dense_part(
     if task == "segment" and found.kind == "coco" and not any(map(any, labels_of_images(view))):
         raise ValueError(f"{found.labels} has no objects to evaluate on; expected annotations with masks in its images")
     notes = [f"{data} has a part to train on alone, so that one is evaluated"] * (part == "auto" and chosen == "train")
-    about = dict(kind=found.kind, data=data, part=chosen, place=str(found.labels), pictures=len(view), split=split)
+    about = dict(kind=found.kind, data=data, part=chosen, place=str(found.labels), images=len(view), split=split)
     return DensePart(view, (*notes, *getattr(dataset, "notes", ())), about)
 
 
@@ -101,7 +101,5 @@ def _scenes(data: str, task: DenseTask, part: str, seed: int, channels: int, siz
     scenes = Scenes(count if split == "train" else count // 4, size=size, seed=seed, split=split)
     objects = SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels)
     view = DenseView(SceneMasks(scenes, channels=channels) if task == "segment" else objects)
-    about = dict(
-        kind="scenes", data=data, part=split, place=f"scenes/{split}", pictures=len(view), size=size, seed=seed
-    )
+    about = dict(kind="scenes", data=data, part=split, place=f"scenes/{split}", images=len(view), size=size, seed=seed)
     return DensePart(view, (), about)

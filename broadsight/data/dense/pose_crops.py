@@ -1,4 +1,4 @@
-"""Persons, or other objects with keypoints, cut out of their pictures one by one: what a top-down pose model takes."""
+"""Persons, or other objects with keypoints, cut out of their images one by one: what a top-down pose model takes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,13 +22,13 @@ class PoseCrops(Dataset):
     Items are bytes (C, H, W) and a dict:
         heatmaps: (K, H / stride, W / stride).
         weights: (K,), 1 for keypoints to be learned.
-        meta: Where it is from: `picture` (index in the data) and `place` (among its objects), `image_id`, `label`,
-            `box` (4,) and `area` in the picture, `score` of the box, and `matrix` (2, 3) from crop to picture.
+        meta: Where it is from: `image` (index in the data) and `place` (among its objects), `image_id`, `label`,
+            `box` (4,) and `area` in the image, `score` of the box, and `matrix` (2, 3) from crop to image.
 
     In training crops are made larger and smaller, turned and mirrored, by numbers from torch's global generator.
 
     Args:
-        dataset: Pictures with boxes and keypoints. All targets are read once.
+        dataset: Images with boxes and keypoints. All targets are read once.
         training: Whether to augment.
         input_size: Height and width of a crop.
         pairs: Keypoints that change places when a crop is mirrored.
@@ -38,7 +38,7 @@ class PoseCrops(Dataset):
         hflip: How often crops are mirrored.
         padding: How much larger than the box the region is.
         stride, sigma: Pixels of the crop per cell of a heat map, and cells of a standard deviation.
-        detections: For each picture boxes (M, 4), scores (M,) and labels (M,), 1 if there are none, to be cropped
+        detections: For each image boxes (M, 4), scores (M,) and labels (M,), 1 if there are none, to be cropped
             instead of the labelled objects; nothing can be learned from these.
     """
 
@@ -58,7 +58,7 @@ class PoseCrops(Dataset):
         detections: Sequence[Mapping[str, Tensor]] | None = None,
     ):
         if detections is not None and len(detections) != len(dataset):
-            raise ValueError(f"detections are for {len(detections)} pictures; expected one of each of {len(dataset)}")
+            raise ValueError(f"detections are for {len(detections)} images; expected one of each of {len(dataset)}")
         if detections is not None and training:
             raise ValueError("detections have no keypoints to learn from; leave them out, or give training=False")
         self.dataset, self.training, self.input_size = dataset, training, input_size
@@ -70,32 +70,32 @@ class PoseCrops(Dataset):
         self._ids: list[Any] = []
         found = [self._objects(i, None if detections is None else detections[i]) for i in range(len(dataset))]
         counts = torch.tensor([len(one["boxes"]) for one in found], dtype=torch.int64)
-        self._pictures = torch.arange(len(dataset)).repeat_interleave(counts)
+        self._images = torch.arange(len(dataset)).repeat_interleave(counts)
         self._rows = {key: torch.cat([one[key] for one in found]) for key in found[0]} if found else {}
-        if not len(self._pictures) and detections is None:
+        if not len(self._images) and detections is None:
             raise ValueError("no object has a labelled keypoint; expected at least one to crop")
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def name(self, i: int) -> str:
-        """The picture's, and which of its objects."""
-        return f"{self.dataset.name(int(self._pictures[i]))}#{int(self._rows['place'][i])}"
+        """The image's, and which of its objects."""
+        return f"{self.dataset.name(int(self._images[i]))}#{int(self._rows['place'][i])}"
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
         index = range(len(self))[index]
         row = {key: value[index] for key, value in self._rows.items()}
-        picture = int(self._pictures[index])
+        image = int(self._images[index])
         there, mirrored = self._matrix(row["boxes"])
         back = invert_affine(there)
-        pixels = cut_out(self.dataset.open(picture), back[0], self.input_size)
+        pixels = cut_out(self.dataset.open(image), back[0], self.input_size)
         points = row["keypoints"][self._order] if mirrored else row["keypoints"]
         points = apply_affine(points[None].double(), there)
         heatmaps, weights = encode(points, self.input_size, stride=self.stride, sigma=self.sigma)
         meta = dict(
-            picture=picture,
+            image=image,
             place=int(row["place"]),
-            image_id=self._ids[picture],
+            image_id=self._ids[image],
             label=int(row["labels"]),
             box=row["boxes"],
             area=float(row["area"]),
@@ -105,7 +105,7 @@ class PoseCrops(Dataset):
         return pixels, dict(heatmaps=heatmaps[0].float(), weights=weights[0].float(), meta=meta)
 
     def _matrix(self, box: Tensor) -> tuple[Tensor, bool]:
-        """From the picture to the crop (1, 2, 3), and whether that mirrors it."""
+        """From the image to the crop (1, 2, 3), and whether that mirrors it."""
         factor = angle = 0.0
         mirrored = False
         if self.training:
@@ -122,7 +122,7 @@ class PoseCrops(Dataset):
         return matrix, mirrored
 
     def _objects(self, i: int, detections: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Rows of the objects of a picture that are cropped."""
+        """Rows of the objects of an image that are cropped."""
         target = self.dataset.target(i)
         self._ids.append(target["image_id"])
         if detections is not None:
@@ -144,7 +144,7 @@ class PoseCrops(Dataset):
 
 
 def cut_out(image: Image.Image, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bytes (C, H, W) of a crop, given the matrix (2, 3) from it to the picture; bilinear."""
+    """Bytes (C, H, W) of a crop, given the matrix (2, 3) from it to the image; bilinear."""
     ground = GROUND if image.mode == "RGB" else sum(GROUND) // len(GROUND)
     crop = image.transform(
         (size[1], size[0]),

@@ -1,7 +1,7 @@
 """From a person's box to an upright crop of one size, and from keypoints to the heat maps that a pose model learns.
 
-Coordinates are continuous everywhere: x = 0 is the left edge of the picture, the centre of its first pixel is at 0.5,
-a mirrored picture of width W has x at W - x. Cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop;
+Coordinates are continuous everywhere: x = 0 is the left edge of the image, the centre of its first pixel is at 0.5,
+a mirrored image of width W has x at W - x. Cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop;
 its centre is at (i + 0.5) * stride. COCO's boxes are such coordinates; its keypoints are indices of pixels, so whoever
 reads them adds 0.5, and takes that off again from what goes back into a COCO file.
 """
@@ -15,15 +15,15 @@ REACH = 3  # standard deviations; beyond these nothing is left of a Gaussian
 def person_crop(
     boxes: Tensor, input_size: tuple[int, int] = (256, 192), *, padding: float = 1.25
 ) -> tuple[Tensor, Tensor]:
-    """What of a picture to look at: the boxes with some margin, grown to the crop's aspect.
+    """What of an image to look at: the boxes with some margin, grown to the crop's aspect.
 
     Args:
-        boxes: (N, 4), x1 y1 x2 y2 in pixels of the picture. Sides below a pixel count as a pixel.
+        boxes: (N, 4), x1 y1 x2 y2 in pixels of the image. Sides below a pixel count as a pixel.
         input_size: (H, W) of a crop.
         padding: How much larger than the box the region is.
 
     Returns:
-        Centres (N, 2), x and y, and extents (N, 2), width and height, in pixels of the picture.
+        Centres (N, 2), x and y, and extents (N, 2), width and height, in pixels of the image.
     """
     boxes = boxes if boxes.is_floating_point() else boxes.float()
     low, high = boxes[:, :2], boxes[:, 2:]
@@ -41,14 +41,14 @@ def crop_affine(
     scale: float | Tensor = 1.0,
     rotation: float | Tensor = 0.0,
 ) -> Tensor:
-    """Matrices (N, 2, 3) from pixels of the picture to those of a crop around each box.
+    """Matrices (N, 2, 3) from pixels of the image to those of a crop around each box.
 
     Args:
         boxes: (N, 4), x1 y1 x2 y2.
         input_size: (H, W) of a crop.
         padding: How much larger than the box the region is that fills the crop.
         scale: Factor on that region, one or (N,); above 1 the person appears smaller.
-        rotation: Degrees by which the picture is turned counter-clockwise about the box's centre, one or (N,).
+        rotation: Degrees by which the image is turned counter-clockwise about the box's centre, one or (N,).
     """
     centres, extents = person_crop(boxes, input_size, padding=padding)
     zoom = input_size[1] / (extents[:, 0] * torch.as_tensor(scale).to(centres))  # N

@@ -56,7 +56,7 @@ def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, p
     if lost := [name for label, name in enumerate(view.classes, int(objects)) if label not in present]:
         notes.append(f"classes without {what} to {verb}: {some(lost, 20)} (of {len(view.classes)} classes)")
     if objects and (empty := sum(not labels for labels in shown)):
-        notes.append(f"pictures without objects to {verb}: {empty:,} of {len(shown):,}")
+        notes.append(f"images without objects to {verb}: {empty:,} of {len(shown):,}")
     if not objects and len(present) == 1 and verb != "train on":
         (only,) = (view.classes[label] for label in present)
         notes.append(f"the images to {verb} show {only} alone, so mIoU and mAcc have no value: they need two classes")

@@ -1,4 +1,4 @@
-"""From what a user calls DATA to two sets of pictures with boxes, masks, keypoints or classes of pixels."""
+"""From what a user calls DATA to two sets of images with boxes, masks, keypoints or classes of pixels."""
 
 import copy
 import hashlib
@@ -40,7 +40,7 @@ class DenseSplits:
         train, val: The two data sets; both number the classes alike.
         classes: Names. For objects without the background, the first having label 1; for pixels those that masks hold.
         keypoint_names: In the order of targets; none for other tasks.
-        flip_pairs: Keypoints that change places when a picture is mirrored.
+        flip_pairs: Keypoints that change places when an image is mirrored.
         skeleton: Keypoints, counted from 0, to be joined by lines.
         keypoint_offset: How much keypoints of targets are beyond those in the COCO file; to be taken off from what is
             written as COCO results.
@@ -78,8 +78,8 @@ def resolve_dense(
         data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
         task: "detect" (boxes), "instances" (boxes and masks), "keypoints" or "segment" (classes of pixels). A COCO
             file does for all of them; for segment, see `CocoPixels`.
-        val: A path with the pictures to validate on; without it, those that DATA sets apart or else a hold-out.
-        split: The fraction of the pictures to hold out where nothing is set apart for validation; 0.1 if None.
+        val: A path with the images to validate on; without it, those that DATA sets apart or else a hold-out.
+        split: The fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
         seed: Of the hold-out and of the scenes.
         channels: 3 for RGB, 1 for grey.
         scenes_size: Side of the scenes in pixels, or height and width.
@@ -89,7 +89,7 @@ def resolve_dense(
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}")
     if split is not None and not 0 < split < 1:
-        raise ValueError(f"split={split} is not between 0 and 1; 0.1 holds out a tenth of the pictures for validation")
+        raise ValueError(f"split={split} is not between 0 and 1; 0.1 holds out a tenth of the images for validation")
     if split is not None and val is not None:
         raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
     if channels not in (1, 3):
@@ -115,7 +115,7 @@ def _scenes(
         objects = SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels)
         views[key] = DenseView(SceneMasks(scenes, channels=channels) if task == "segment" else objects)
     lines = {key: [view.name(i) for i in range(len(view))] for key, view in views.items()}
-    notes = ("./scenes is a folder, but scenes are the built-in pictures",) if Path("scenes").is_dir() else ()
+    notes = ("./scenes is a folder, but scenes are the built-in images",) if Path("scenes").is_dir() else ()
     about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
     points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_KEYPOINTS
@@ -155,7 +155,7 @@ def _files(
             str(found.labels),
             shown if method > 1 else None,
         )
-        what = f"{held.sum():,} of {len(held):,} pictures of {found.labels} are held out to validate"
+        what = f"{held.sum():,} of {len(held):,} images of {found.labels} are held out to validate"
         notes += [f"{what} (split {fraction}, seed {seed})", *_kept(dataset, shown, held, method)]
         train, valid = (DenseView(dataset, whole[rows], points=offset) for rows in (~held, held))
     else:
@@ -189,7 +189,7 @@ def _splits(
     about: dict[str, Any],
     lines: dict[str, list[str]],
 ) -> DenseSplits:
-    """With counts, and a fingerprint of lines that name the pictures and what they hold, in any order."""
+    """With counts, and a fingerprint of lines that name the images and what they hold, in any order."""
     digest = hashlib.sha256()
     for key, names in lines.items():
         digest.update("\n".join([key, *sorted(names), ""]).encode("utf-8", "surrogateescape"))
@@ -229,15 +229,15 @@ def class_file_of(found: Dense, root: Path) -> Path | None:
 def held_out(
     names: Sequence[str], fraction: float, seed: int, place: str, classes: Sequence[Sequence[int]] | None = None
 ) -> np.ndarray:
-    """Which of some pictures (N,) validate: by what they show, see `stratified`, or by a hash of their names alone."""
+    """Which of some images (N,) validate: by what they show, see `stratified`, or by a hash of their names alone."""
     if len(names) < 2:
-        raise ValueError(f"{place} has one picture, which cannot be divided; give the pictures to validate on (val)")
+        raise ValueError(f"{place} has one image, which cannot be divided; give the images to validate on (val)")
     if classes is not None:
         held = stratified(names, classes, fraction, seed)
         if not held.any():
             raise ValueError(
-                f"{place} has no picture that can be held out without losing a class in training; "
-                "give the pictures to validate on (val)"
+                f"{place} has no image that can be held out without losing a class in training; "
+                "give the images to validate on (val)"
             )
         return held
     count = min(max(round(fraction * len(names)), 1), len(names) - 1)
@@ -252,7 +252,7 @@ def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: 
         return ["these are held out as when the run began, without a look at their classes"]
     first = int(bool(getattr(dataset, "category_ids", None)))  # 0 is the background
     single, others = ([dataset.classes[label - first] for label in labels] for labels in missed(shown, held))
-    notes = [f"classes in a single picture keep it for training: {some(single, 20)}"] * bool(single)
+    notes = [f"classes in a single image keep it for training: {some(single, 20)}"] * bool(single)
     what = "classes that cannot be held out without losing them or others in training"
     return notes + [f"{what}: {some(others, 20)}"] * bool(others)
 
@@ -270,7 +270,7 @@ def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -
 
 
 def _listed(view: DenseView) -> list[list[int]]:
-    """Labels of the objects of each picture, without drawing masks; none for classes of pixels."""
+    """Labels of the objects of each image, without drawing masks; none for classes of pixels."""
     inner: Any = view.dataset
     coco = inner.coco if isinstance(inner, CocoPixels) else inner
     if not isinstance(coco, CocoDataset):
@@ -296,8 +296,8 @@ def _missing(views: dict[str, DenseView], places: dict[str, Path], task: DenseTa
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):
             raise ValueError(
-                f"{place} has too few labelled pictures to hold some out, since training keeps one of each class; "
-                "give the pictures to validate on (val)"
+                f"{place} has too few labelled images to hold some out, since training keeps one of each class; "
+                "give the images to validate on (val)"
             )
         notes += without_labels(view, shown, verb, place)
     return notes

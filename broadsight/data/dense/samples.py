@@ -1,4 +1,4 @@
-"""Finds labelled pictures for dense tasks, and opens a picture the way round in which its labels were drawn."""
+"""Finds labelled images for dense tasks, and opens an image the way round in which its labels were drawn."""
 
 import json
 import mmap
@@ -18,7 +18,7 @@ MASKS = ("masks", "mask", "labels", "annotations", "SegmentationClass", "Segment
 
 
 class Dense(NamedTuple):
-    """Where the pictures are, and their labels: a COCO file for kind "coco", a folder of masks for kind "masks"."""
+    """Where the images are, and their labels: a COCO file for kind "coco", a folder of masks for kind "masks"."""
 
     kind: Literal["coco", "masks"]
     images: Path
@@ -101,37 +101,37 @@ def homes(annotations: Path) -> list[Path]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether a folder holds a picture, at any depth."""
+    """Whether a folder holds an image, at any depth."""
     return folder.is_dir() and next(images_below(folder, "", []), None) is not None
 
 
 def open_labelled(file: Path, size: tuple[int, int], channels: int, labels: str) -> Image.Image:
-    """A picture in mode RGB or L the way round in which its labels were drawn.
+    """An image in mode RGB or L the way round in which its labels were drawn.
 
-    Cameras store pictures lying on their side with a note (EXIF) to turn them. COCO's coordinates are those of the
-    pixels as stored, some labelling programs' those of the turned picture. The size that the labels were made for
+    Cameras store images lying on their side with a note (EXIF) to turn them. COCO's coordinates are those of the
+    pixels as stored, some labelling programs' those of the turned image. The size that the labels were made for
     tells: stored if that fits, which also settles squares and half turns, else turned.
 
     Args:
-        file: The picture.
+        file: The image.
         size: Width and height of what was labelled.
         channels: 3 or 1, as for `decode`.
-        labels: What has that size, for the error if the picture has another.
+        labels: What has that size, for the error if the image has another.
     """
     try:
         with open_image(file) as image:
             image.load()  # PNG may have the note behind the pixels
             if image.size == size and any(key in image.info for key in ORIENTED):
-                image = image.copy()  # PIL remembers the note with the file, so that others would turn the picture
+                image = image.copy()  # PIL remembers the note with the file, so that others would turn the image
                 for key in ORIENTED:
                     image.info.pop(key, None)
-            picture = decode(image, channels)
+            photo = decode(image, channels)
     except Exception:
         try:
-            picture = decode(file, channels)  # has the words for what is wrong
+            photo = decode(file, channels)  # has the words for what is wrong
         except UnreadableImage as error:
             raise UnreadableImage(f"{file}: {error}") from None
-    if picture.size != size:
-        has, wants = ("{}x{}".format(*pair) for pair in (picture.size, size))
+    if photo.size != size:
+        has, wants = ("{}x{}".format(*pair) for pair in (photo.size, size))
         raise ValueError(f"{file} has {has} pixels but {labels} {wants} (width x height); one of them was resized")
-    return picture
+    return photo

@@ -1,7 +1,7 @@
-"""Pictures for dense tasks made larger, smaller, cropped and mirrored, with boxes, masks and keypoints that follow.
+"""Images for dense tasks made larger, smaller, cropped and mirrored, with boxes, masks and keypoints that follow.
 
 All is drawn from torch's global generator, which `seed_transforms` seeds. Resizing does not smooth before it takes
-away pixels: that is what detectors do to pictures in evaluation, and training has to see the same.
+away pixels: that is what detectors do to images in evaluation, and training has to see the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ from .object_geometry import (
     left_over,
     plain,
     resize,
+    resize_image,
     resize_masks,
-    resize_picture,
     take,
 )
 from .view import IGNORE
@@ -36,14 +36,14 @@ LONGEST = {"segment": 4.0}  # times the shorter side, unless told; for all other
 TRIES = 10
 LARGEST_SHARE = 0.75  # of one class in a crop for segmentation
 ZOOM_OUT = 4  # SSD's
-MOST_GROUND = 1 << 28  # pixels, of what a picture may be put on: 800 MB
+MOST_GROUND = 1 << 28  # pixels, of what an image may be put on: 800 MB
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
 
 @dataclass(frozen=True)
 class DenseTransforms:
-    """How pictures and targets become what a dense model takes.
+    """How images and targets become what a dense model takes.
 
     In evaluation nothing is changed, since detectors resize by themselves and map results back, and masks are judged
     at the size at which they were drawn.
@@ -57,7 +57,7 @@ class DenseTransforms:
         crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's,
             zoomed out four-fold at most, then a window that overlaps an object by a drawn share. Segment always crops
             image_size x image_size after resizing, in which no class fills more than 75 % if ten tries find one.
-        hflip: How often pictures are mirrored.
+        hflip: How often images are mirrored.
         color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is SSD's
             and the usual one for segmentation. With crop "iou" channels are swapped too, as SSD does.
         fixed: Resize to image_size x image_size exactly; the aspect is lost. Segment does not crop then.
@@ -93,15 +93,15 @@ class DenseTransforms:
 
         Args:
             training: Whether to augment. Then crowds and objects that are cut away are left out too, and keypoints
-                outside of the picture are unlabelled.
-            flip_pairs: Keypoints that change places when a picture is mirrored.
+                outside of the image are unlabelled.
+            flip_pairs: Keypoints that change places when an image is mirrored.
         """
         if not training:
             return _as_it_is
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width to resize a picture to, by a factor that is drawn."""
+        """Height and width to resize an image to, by a factor that is drawn."""
         low, high = self.resize
         factor = low + (high - low) * float(torch.rand(()))
         short = self.image_size * factor
@@ -114,7 +114,7 @@ class DenseTransforms:
         return max(1, round(height * scale)), max(1, round(width * scale))
 
     def colours(self) -> Callable[[Tensor], Tensor]:
-        """What is done to the colours of a picture of bytes (C, H, W)."""
+        """What is done to the colours of an image of bytes (C, H, W)."""
         strength = self.color_jitter
         ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
         if not strength:
@@ -126,7 +126,7 @@ class DenseTransforms:
 
 
 class ObjectTraining:
-    """Augments a picture and the objects in it.
+    """Augments an image and the objects in it.
 
     The crop is drawn from boxes alone, so that pixels are moved twice at most: into the window, and to the new size.
     """
@@ -150,7 +150,7 @@ class ObjectTraining:
         return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])
 
     def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-        """What of a picture to show, and which objects (N,) may be part of it."""
+        """What of an image to show, and which objects (N,) may be part of it."""
         whole, everything = (0, 0, height, width), torch.ones(len(boxes), dtype=torch.bool)
         if self.settings.crop == "none" or min(height, width) < SMALLEST:
             return whole, everything
@@ -167,7 +167,7 @@ class ObjectTraining:
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-    """SSD's crop of a picture, half of the time put on a ground up to four times as large.
+    """SSD's crop of an image, half of the time put on a ground up to four times as large.
 
     A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. Windows
     have 0.3 to 1 of each side and an aspect of 0.5 to 2. Where none of 40 does, another share is drawn. The rules are
@@ -203,7 +203,7 @@ def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
 
 
 class SegmentTraining:
-    """Augments a picture and the classes of its pixels; what lies outside of it is ignored."""
+    """Augments an image and the classes of its pixels; what lies outside of it is ignored."""
 
     def __init__(self, settings: DenseTransforms):
         self.settings, self.colours = settings, settings.colours()
@@ -212,7 +212,7 @@ class SegmentTraining:
         pixels = F.pil_to_tensor(image)
         mask = target.as_subclass(Tensor)[None].to(torch.uint8)  # 255 classes at most, and fast to resize
         size = self.settings.size_of(*pixels.shape[1:])
-        pixels, mask = resize_picture(pixels, size), resize_masks(mask, size)
+        pixels, mask = resize_image(pixels, size), resize_masks(mask, size)
         if not self.settings.fixed:
             window = self.window(mask[0])
             pixels, mask = crop_planes(pixels, window, ground_of(pixels)), crop_planes(mask, window, IGNORE)
@@ -221,7 +221,7 @@ class SegmentTraining:
         return self.colours(pixels.contiguous()), mask[0].long()
 
     def window(self, mask: Tensor) -> Window:
-        """A square of the picture, or all of it and some ground where it is smaller."""
+        """A square of the image, or all of it and some ground where it is smaller."""
         side = self.settings.image_size
         room = [max(n - side, 0) + 1 for n in mask.shape]
         for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""Data for dense tasks seen in another way: some of the pictures, other numbers of the classes, objects as pixels."""
+"""Data for dense tasks seen in another way: some of the images, other numbers of the classes, objects as pixels."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ DRAWN = 2000  # images of a COCO file that are drawn to see which classes have p
 
 
 class DenseData(Protocol):
-    """Pictures with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them."""
+    """Images with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them."""
 
     @property
     def classes(self) -> Sequence[str]: ...
@@ -36,11 +36,11 @@ class DenseData(Protocol):
 
 
 class DenseView(Dataset):
-    """Some of a data set's pictures, with their classes as another numbers them.
+    """Some of a data set's images, with their classes as another numbers them.
 
     Args:
         dataset: Which.
-        indices: Of its pictures, in this order; all if None.
+        indices: Of its images, in this order; all if None.
         classes: The classes by the other's numbers, among which all of the data set's own are; None for its own.
         others_ids: The other's `category_ids`, for the classes that the data set does not have.
         points: Added to x and y of labelled keypoints: 0.5 turns indices of pixels, as COCO has them, into
@@ -101,7 +101,7 @@ class DenseView(Dataset):
 
     @property
     def vouch(self) -> Callable[[int, bool], bytes]:
-        """What stands for a picture and its labels; data that is drawn has none. See `contents`."""
+        """What stands for an image and its labels; data that is drawn has none. See `contents`."""
         inner: Any = self.dataset
         own = inner.vouch  # an AttributeError, so that there is none here either
         return lambda i, content: own(int(self.indices[i]), content)

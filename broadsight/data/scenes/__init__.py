@@ -1,4 +1,4 @@
-"""Pictures to learn from without a download: textured objects made of known parts, before clutter, drawn on the fly.
+"""Images to learn from without a download: textured objects made of known parts, before clutter, drawn on the fly.
 
 A scene is a function of its numbers alone: the same on every machine, in every process, at every size. The class is
 told by which parts an object has and how they are put together; colours, textures, places and sizes say nothing of it,
@@ -26,12 +26,12 @@ from .objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS
 __all__ = ["CLASSES", "KEYPOINTS", "KEYPOINT_PAIRS", "PARTS", "Scene", "Scenes", "draw_scene"]
 
 WITHOUT = (None, "salient", "other")
-MEMORY = 256 * 2**20  # bytes of pictures that a process may keep when there is no folder for them
+MEMORY = 256 * 2**20  # bytes of images that a process may keep when there is no folder for them
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One picture and all that is known about it; N objects, the main one first, K keypoints.
+    """One image and all that is known about it; N objects, the main one first, K keypoints.
 
     Args:
         image: (H, W, 3) uint8.
@@ -88,7 +88,7 @@ def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The picture (H, W, 3) and which patch is seen at each pixel (H, W), both uint8."""
+    """The image (H, W, 3) and which patch is seen at each pixel (H, W), both uint8."""
     if without not in WITHOUT:
         raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
     patches = plan.canvas.paint(height, width)
@@ -165,7 +165,7 @@ class Scenes:
         seed: Another seed, other scenes.
         split: "train", "val" or "test"; they share no scene.
         without: None, "salient" or "other": which parts of the main object are left out.
-        cache: A folder that keeps the pictures, shared by all processes and runs; without it, each process keeps them
+        cache: A folder that keeps the images, shared by all processes and runs; without it, each process keeps them
             in memory if all of them take less than 256 MB.
         classes: The objects that occur.
     """
@@ -212,11 +212,11 @@ class Scenes:
         return f"scenes/{self.split}/{self.checked(i):06d}"
 
     def open(self, i: int) -> Image.Image:
-        """The picture in RGB; the caller may change it."""
+        """The image in RGB; the caller may change it."""
         return Image.fromarray(self.pixels(self.checked(i)))
 
     def scene(self, i: int) -> Scene:
-        """The picture and all that is known about it, drawn anew."""
+        """The image and all that is known about it, drawn anew."""
         i = self.checked(i)
         return draw_scene(
             i, size=self.size, seed=self.seed, split=self.split, without=self.without, classes=self.classes
@@ -229,19 +229,19 @@ class Scenes:
 
     def pixels(self, i: int) -> np.ndarray:
         """(H, W, 3) uint8, from memory or the folder if it was drawn before."""
-        picture = self.kept.get(i) if self.store is None else self.store.read(i)
-        if picture is None:
-            picture, _ = render(compose(i, self.seed, self.split, self.classes), *self.size, self.without)
+        image = self.kept.get(i) if self.store is None else self.store.read(i)
+        if image is None:
+            image, _ = render(compose(i, self.seed, self.split, self.classes), *self.size, self.without)
             if self.store is not None:
-                self.store.write(i, picture)
+                self.store.write(i, image)
             elif self.keeps:
-                self.kept[i] = picture
-        return picture
+                self.kept[i] = image
+        return image
 
 
 @cache
 def drawing_version() -> str:
-    """Changes with the code that draws, so that no folder ever serves pictures of an older one."""
+    """Changes with the code that draws, so that no folder ever serves images of an older one."""
     modules = scene_composition, scene_drawing, scene_objects
     sources = [Path(__file__), *(Path(str(module.__file__)) for module in modules)]
     code = b"".join(source.read_bytes() for source in sources)

@@ -1,4 +1,4 @@
-"""What is where in a scene, in shares of the picture: nothing here depends on the size at which it will be drawn."""
+"""What is where in a scene, in shares of the image: nothing here depends on the size at which it will be drawn."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -150,7 +150,7 @@ def put(
 
 
 def region(canvas: Canvas, dice: Dice) -> None:
-    """One side of a line through the picture: a horizon, a wall."""
+    """One side of a line through the image: a horizon, a wall."""
     aim, far = dice(0, 2 * math.pi), dice(-0.35, 0.35)
     cos, sin = math.cos(aim), math.sin(aim)
     corners = [(far, -3.0), (3.0, -3.0), (3.0, 3.0), (far, 3.0)]
@@ -174,7 +174,7 @@ def clutter(canvas: Canvas, dice: Dice, scale: float, names: Sequence[str]) -> N
         canvas.add(patch, np.array((across + along, along - across, -across - along, across - along)), centre)
         return
     shape = template(names[dice.pick(len(names))])
-    # Half of them salient parts: those are what a network that looks at one thing alone would fall for.
+    # Half of them salient parts: those are what a model that looks at one thing alone would fall for.
     lost = 0 if dice() < 0.5 else dice.pick(len(shape.pivots))
     pose = np.array(((cos, sin), (-sin, cos))) * (0.5 * scale * dice(0.6, 1.1))
     points = shape.points @ pose

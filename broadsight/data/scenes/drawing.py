@@ -1,6 +1,6 @@
 """How scenes are painted: outlines become patches, patches get textures, light and noise.
 
-All lengths are shares of the picture's shorter side, so that a scene is composed once and painted at any size.
+All lengths are shares of the image's shorter side, so that a scene is composed once and painted at any size.
 """
 
 import math
@@ -109,7 +109,7 @@ def textures(vivid: bool) -> np.ndarray:
 
 @lru_cache(4)
 def cloud_bank(short: int, height: int, width: int) -> np.ndarray:
-    """(H + 2 * short, W + 2 * short) float32 in about -0.5..0.5: soft spots; each picture cuts a piece out."""
+    """(H + 2 * short, W + 2 * short) float32 in about -0.5..0.5: soft spots; each image cuts a piece out."""
     cells = np.random.default_rng(2).random((8 * height // short + 16, 8 * width // short + 16), dtype=np.float32)
     size = width + 2 * short, height + 2 * short
     return np.asarray(Image.fromarray(cells - 0.5).resize(size, Image.Resampling.BICUBIC))
@@ -151,7 +151,7 @@ def colour(patches: np.ndarray, rims: np.ndarray, count: int, grounds: int, rng:
     x = (np.arange(width, dtype=np.float32) + 0.5) / short
     y = (np.arange(height, dtype=np.float32)[:, None] + 0.5) / short
     bright = 190 + 90 * light[0] + (120 * light[1] - 60) / x[-1] * x + (120 * light[2] - 60) / y[-1] * y  # H W
-    picture = np.empty((height, width, 3), np.uint8)
+    image = np.empty((height, width, 3), np.uint8)
     rows = max(1, STRIP // width)
     for start in range(0, height, rows):
         strip = slice(start, min(start + rows, height))
@@ -163,5 +163,5 @@ def colour(patches: np.ndarray, rims: np.ndarray, count: int, grounds: int, rng:
         planes = at[11:14] + (at[14:] - at[11:14]) * mix
         planes *= bright[strip] * np.where(rims[strip], rim, np.float32(1))
         planes += noise[:, strip] * grain
-        picture[strip] = np.clip(planes, 0, 255, out=planes).transpose(1, 2, 0)
-    return picture
+        image[strip] = np.clip(planes, 0, 255, out=planes).transpose(1, 2, 0)
+    return image

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 KEYPOINTS = ("centre", "face", "top", "bottom", "left", "right")
-KEYPOINT_PAIRS = ((4, 5),)  # these change places when a picture is mirrored; the others keep theirs
+KEYPOINT_PAIRS = ((4, 5),)  # these change places when an image is mirrored; the others keep theirs
 
 Outline = list[tuple[float, float]]
 

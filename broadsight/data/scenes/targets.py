@@ -21,13 +21,13 @@ class SceneObjects(Dataset):
     Args:
         scenes: Which.
         masks, keypoints: Whether targets have them.
-        channels: 3 for RGB, 1 for grey pictures.
+        channels: 3 for RGB, 1 for grey images.
 
     Attributes:
         classes: Their names; the label of the first is 1, 0 being the background.
         category_ids: From a label to itself: scenes have no file with ids of its own.
         keypoint_names: In the order in which targets have them.
-        keypoint_pairs: Those that change places when a picture is mirrored.
+        keypoint_pairs: Those that change places when an image is mirrored.
         notes: None.
     """
 
@@ -47,7 +47,7 @@ class SceneObjects(Dataset):
         return self.scenes.name(i)
 
     def open(self, i: int) -> Image.Image:
-        """The picture in mode RGB or L."""
+        """The image in mode RGB or L."""
         return decode(self.scenes.open(i), self.channels)
 
     def target(self, i: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class SceneMasks(Dataset):
 
     Args:
         scenes: Which.
-        channels: 3 for RGB, 1 for grey pictures.
+        channels: 3 for RGB, 1 for grey images.
     """
 
     ignore = 255
@@ -98,7 +98,7 @@ class SceneMasks(Dataset):
         return self.scenes.name(i)
 
     def open(self, i: int) -> Image.Image:
-        """The picture in mode RGB or L."""
+        """The image in mode RGB or L."""
         return decode(self.scenes.open(i), self.channels)
 
     def target(self, i: int) -> tv_tensors.Mask:
@@ -111,7 +111,7 @@ class SceneMasks(Dataset):
 
 
 def _uncoloured(scenes: Scenes, i: int) -> Scene:
-    """A scene whose picture is empty: outlines take a third of the time that colours do."""
+    """A scene whose image is empty: outlines take a third of the time that colours do."""
     if scenes.without is not None:
         return scenes.scene(i)
     plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)

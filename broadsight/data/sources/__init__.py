@@ -1,4 +1,4 @@
-"""From what a user calls DATA to two sources of labelled pictures: one to train on, one to validate on."""
+"""From what a user calls DATA to two sources of labelled images: one to train on, one to validate on."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ KNOWN = ("scenes", "fashion-mnist", "elpv", "torch/cifar10", "torch/cifar100", "
 
 
 class Source(Protocol):
-    """Labelled pictures by index. Cheap to look into: only `open` decodes."""
+    """Labelled images by index. Cheap to look into: only `open` decodes."""
 
     @property
     def classes(self) -> Sequence[str]: ...
@@ -44,7 +44,7 @@ class Source(Protocol):
         ...
 
     def open(self, index: int, /) -> Image.Image:
-        """The picture as `decode` gives it. Raises UnreadableImage."""
+        """The image as `decode` gives it. Raises UnreadableImage."""
         ...
 
 
@@ -84,15 +84,15 @@ def resolve(
     """Opens what DATA names.
 
     What a path holds is told by its content, in this order: a .json file, or a folder with one COCO .json in it or in
-    each of its train/ and val/, gives the crops of its boxes; a tar in which pictures share their names with `.cls` or
+    each of its train/ and val/, gives the crops of its boxes; a tar in which images share their names with `.cls` or
     `.json` files is a WebDataset shard, any other a tar of class folders; a folder with .tar files in it, or in its
-    train/ and val/, and no pictures in its folders holds those; any other folder holds class folders.
+    train/ and val/, and no images in its folders holds those; any other folder holds class folders.
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), "fashion-mnist", "elpv", a timm dataset string such as
             torch/cifar10, or a path: a folder of class folders, a tar of them, WebDataset shards (a folder, a tar, a
             glob or brace pattern, or any of these behind wds/), a COCO .json or the folder that holds it, or a list
-            (.csv, .tsv, .txt) of pictures with their classes.
+            (.csv, .tsv, .txt) of images with their classes.
         val: A path with the images to validate on; without it, those that DATA sets apart or else a hold-out.
         split: The fraction of each class to hold out where nothing is set apart for validation; 0.1 if None. Refused
             where something is.
@@ -171,7 +171,7 @@ def _scenes(data: str, count: int | None, size: int, seed: int, channels: int, c
     }
     if channels == 1:
         sources = {key: Grey(source) for key, source in sources.items()}
-    notes = ("./scenes is a folder, but scenes are the built-in pictures",) if Path("scenes").is_dir() else ()
+    notes = ("./scenes is a folder, but scenes are the built-in images",) if Path("scenes").is_dir() else ()
     classes = tuple(sources["train"].classes)
     description = dict(kind="scenes", train="scenes", val="scenes", size=size, seed=seed)
     return Splits(**sources, classes=classes, notes=notes, description=description | _measured(sources))

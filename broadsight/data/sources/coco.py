@@ -30,19 +30,19 @@ MARKED = 'annotations marked "ignore", which COCO does not know, taken as any ot
 
 
 class CocoDataset(Dataset):
-    """Pictures and the objects in them, from a COCO file.
+    """Images and the objects in them, from a COCO file.
 
-    Masks are those of pycocotools, pixel by pixel. A picture comes the way round in which it was labelled, whatever
-    its EXIF note says (see `open_labelled`). All is checked on construction but the pictures' content: what cannot be
+    Masks are those of pycocotools, pixel by pixel. An image comes the way round in which it was labelled, whatever
+    its EXIF note says (see `open_labelled`). All is checked on construction but the images' content: what cannot be
     meant is an error that names the annotation, what occurs in every large data set is repaired and told in `notes`.
-    Crowds are kept (`iscrowd`), so are pictures without objects.
+    Crowds are kept (`iscrowd`), so are images without objects.
 
     Args:
         annotations: The JSON file.
         images: The folder that its file names start from; looked for around the file if not given.
         masks: Whether targets have masks. Annotations without one are dropped then.
         keypoints: Whether targets have keypoints.
-        channels: 3 for RGB, 1 for grey pictures.
+        channels: 3 for RGB, 1 for grey images.
 
     Attributes:
         classes: Names of the categories by category id. The label of the first is 1, 0 being the background.
@@ -70,21 +70,21 @@ class CocoDataset(Dataset):
         return len(self._names)
 
     def name(self, i: int) -> str:
-        """The picture's file name, as the COCO file has it."""
+        """The image's file name, as the COCO file has it."""
         return self._names[i]
 
     def open(self, i: int) -> Image.Image:
-        """The picture in mode RGB or L, the way round in which its boxes were drawn."""
+        """The image in mode RGB or L, the way round in which its boxes were drawn."""
         height, width = map(int, self._sizes[i])
         return open_labelled(
             self.images / self.name(i), (width, height), self.channels, self.annotations.name + " says"
         )
 
     def target(self, i: int) -> dict[str, Any]:
-        """The N objects of a picture, which is not read for it; N may be 0.
+        """The N objects of an image, which is not read for it; N may be 0.
 
         Returns:
-            boxes: `BoundingBoxes` (N, 4), x1 y1 x2 y2 in pixels inside of the picture.
+            boxes: `BoundingBoxes` (N, 4), x1 y1 x2 y2 in pixels inside of the image.
             labelled_boxes: (N, 4), the same as the file has them; COCO's tools score against these.
             labels: int64 (N,), from 1.
             iscrowd: int64 (N,), 1 for a crowd.
@@ -126,7 +126,7 @@ class CocoDataset(Dataset):
         return np.unique(self._labels[rows][counted]).tolist()
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a picture and its objects; see `contents`."""
+        """What stands for an image and its objects; see `contents`."""
         rows = self._order[self._ends[index] : self._ends[index + 1]]
         objects = [self._labelled[rows], self._labels[rows], self._crowds[rows], self._areas[rows], self._sizes[index]]
         if self.masks:
@@ -154,7 +154,7 @@ class CocoDataset(Dataset):
         self.keypoint_names = next(iter(lists)) if len(lists) == 1 else ()
 
     def _read_images(self, images: Any, folder: str | Path | None) -> dict[Any, int]:
-        """Fill names, ids and sizes (H, W), and return from a picture's id to its place."""
+        """Fill names, ids and sizes (H, W), and return from an image's id to its place."""
         names, sizes, places = [], [], {}
         for item in images:
             try:
@@ -182,7 +182,7 @@ class CocoDataset(Dataset):
         return places
 
     def _check_files(self, names: Sequence[str]) -> None:
-        """All are there: folders are listed, since asking for each of a million files takes minutes on a network."""
+        """All are there: folders are listed, since asking for each of a million files takes minutes on a model."""
         folders = {os.path.dirname(name) for name in names}
         there = {
             folder: set(os.listdir(self.images / folder)) if (self.images / folder).is_dir() else set()
@@ -286,7 +286,7 @@ def _clip(box: Any, height: int, width: int) -> tuple[list[float], list[float]]:
 
 
 def _size_of(file: Path) -> tuple[int, int]:
-    """Height and width of a picture as stored."""
+    """Height and width of an image as stored."""
     try:
         with open_image(file) as image:
             return image.height, image.width

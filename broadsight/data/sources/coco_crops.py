@@ -1,4 +1,4 @@
-"""Boxes of a COCO file as labelled pictures: the crops of its images, for classification."""
+"""Boxes of a COCO file as labelled images: the crops of its images, for classification."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class CocoSource(Listed):
         self.images = np.asarray(images, np.int32)
         self.boxes = np.asarray(boxes, np.int32).reshape(-1, 4)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         image = int(self.images[index])
         file = Path(self.root, self.files[image])
         width, height = (int(side) for side in self.image_sizes[image])

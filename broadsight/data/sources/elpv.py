@@ -1,7 +1,7 @@
-"""Solar cells from the package `elpv-dataset`: 2,624 grey pictures of 300x300 pixels, sound or defective.
+"""Solar cells from the package `elpv-dataset`: 2,624 grey images of 300x300 pixels, sound or defective.
 
 Experts gave every cell a probability of 0, 1/3, 2/3 or 1 that it is defective: 1,508, 295, 106 and 715 of them. Above
-one half counts as defective here, which are 821. The pictures are CC-BY-NC-SA-4.0: not for commercial use.
+one half counts as defective here, which are 821. The images are CC-BY-NC-SA-4.0: not for commercial use.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class CellSource(Listed):
         super().__init__(names, labels, CLASSES)
         self.folder, self.channels = folder, channels
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return decode(self.folder / self.names[index].partition("/")[2], self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a picture's file; see `contents`."""
+        """What stands for an image's file; see `contents`."""
         return of_file(self.folder / self.names[index].partition("/")[2], content)
 
 
@@ -50,7 +50,7 @@ def open_elpv(cache: Path, channels: int = 3) -> Parts:
         except ValueError:
             raise ValueError(f"{table}, line {number}: {line!r} is not a file, a probability and a crystal") from None
     if not names:
-        raise ValueError(f"{table} lists no pictures; install elpv-dataset anew")
+        raise ValueError(f"{table} lists no images; install elpv-dataset anew")
     source = CellSource(table.parent / "images", names, labels, channels)
     note = "elpv is CC-BY-NC-SA-4.0: not for commercial use; cells above a probability of 0.5 are defective"
     return {"all": Part(source, "elpv", [note])}
@@ -61,6 +61,6 @@ def package_folder() -> Path:
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
-            "elpv is not installed; pip install elpv-dataset (its pictures are CC-BY-NC-SA-4.0, non-commercial)"
+            "elpv is not installed; pip install elpv-dataset (its images are CC-BY-NC-SA-4.0, non-commercial)"
         )
     return Path(next(iter(spec.submodule_search_locations)))

@@ -1,4 +1,4 @@
-"""From what a user calls DATA to the pictures that a classifier is evaluated on."""
+"""From what a user calls DATA to the images that a classifier is evaluated on."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Which = Literal["auto", "train", "val", "test", "all"]
 
 @dataclass(frozen=True)
 class Found:
-    """Pictures to evaluate on.
+    """Images to evaluate on.
 
     Args:
         place: Where they are.
@@ -74,7 +74,7 @@ def open_part(
     if part == "auto" and chosen == "train":
         notes.append(f"{data} has a part to train on alone, so that one is evaluated")
     found = parts[chosen]
-    description = dict(kind=kind, data=data, part=chosen, place=found.place, pictures=len(found.source), split=split)
+    description = dict(kind=kind, data=data, part=chosen, place=found.place, images=len(found.source), split=split)
     return Found(found.source, found.place, (*notes, *found.notes), description)
 
 
@@ -88,7 +88,7 @@ def _scenes(data: str, part: Which, seed: int, channels: int, size: int, cache: 
     source: Source = Scenes(count if split == "train" else count // 4, size=size, seed=seed, split=split, cache=cache)
     source = Grey(source) if channels == 1 else source
     place = f"scenes/{split}"
-    description = dict(kind="scenes", data=data, part=split, place=place, pictures=len(source), size=size, seed=seed)
+    description = dict(kind="scenes", data=data, part=split, place=place, images=len(source), size=size, seed=seed)
     return Found(source, place, (), description)
 
 

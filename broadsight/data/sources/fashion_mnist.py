@@ -1,4 +1,4 @@
-"""Fashion-MNIST from the Debian package that carries it: 60,000 + 10,000 grey pictures of 28x28 pixels, 10 classes."""
+"""Fashion-MNIST from the Debian package that carries it: 60,000 + 10,000 grey images of 28x28 pixels, 10 classes."""
 
 import gzip
 import shutil
@@ -17,7 +17,7 @@ FILES = tuple(f"{part}-{what}" for part in ("train", "t10k") for what in ("image
 
 
 def open_fashion_mnist(cache: Path, channels: int = 3) -> Parts:
-    """Training and test pictures, the latter to validate on."""
+    """Training and test images, the latter to validate on."""
     unpack(cache / "FashionMNIST" / "raw")
     parts = {}
     for key in ("train", "val"):

@@ -1,4 +1,4 @@
-"""Pictures in class folders.
+"""Images in class folders.
 
 Not timm's reader: it takes the innermost folder for the class, keeps a list of tuples, and reads hidden files.
 """
@@ -26,11 +26,11 @@ class FolderSource(Listed):
         super().__init__(names, labels, classes)
         self.root, self.channels = os.path.abspath(root), channels
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return decode(os.path.join(self.root, self.names[index]), self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a picture's file; see `contents`."""
+        """What stands for an image's file; see `contents`."""
         return of_file(os.path.join(self.root, self.names[index]), content)
 
 
@@ -46,12 +46,12 @@ def open_folder(path: Path, channels: int = 3) -> Parts:
 
 
 def part_of(path: Path, channels: int) -> Part:
-    """The class folders of one part. Pictures count at any depth; classes without any are left out and noted.
+    """The class folders of one part. Images count at any depth; classes without any are left out and noted.
 
-    Links are followed, and every picture counts once: where it lies, and else where a link leads to it.
+    Links are followed, and every image counts once: where it lies, and else where a link leads to it.
 
     Raises:
-        ValueError: There are none, or links put the same pictures into two classes.
+        ValueError: There are none, or links put the same images into two classes.
     """
     names, labels, classes, empty, ignored, loose = [], [], [], [], [], []
     folders = []
@@ -85,7 +85,7 @@ def part_of(path: Path, channels: int) -> Part:
 
 
 def _of_classes(walk: Walk, path: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """The pictures of each class, sorted; what lies in one of the folders is that class's, whatever links say."""
+    """The images of each class, sorted; what lies in one of the folders is that class's, whatever links say."""
     for name in names:
         walk.claim(path / name, name)
     found = {name: list(walk.own(path / name, f"{name}/", name)) for name in names}
@@ -101,12 +101,12 @@ def holds_folders_alone(path: Path) -> bool:
 
 
 def holds_images(path: Path) -> bool:
-    """Whether there is a picture anywhere under a folder."""
+    """Whether there is an image anywhere under a folder."""
     return next(images_below(path, "", []), None) is not None
 
 
 def refuse_masks(path: Path, folders: Sequence[str]) -> None:
     called = {name.lower() for name in folders}
     if len(folders) == 2 and called & IMAGES and called & MASKS:
-        what = f"{path} pairs images with masks ({', '.join(sorted(folders))}), which gives pictures no class"
+        what = f"{path} pairs images with masks ({', '.join(sorted(folders))}), which gives images no class"
         raise ValueError(f"{what}; such data is for segmentation: use --task segment")

@@ -1,4 +1,4 @@
-"""Pictures that a text file lists: a path and a label on each line, with or without names for the columns."""
+"""Images that a text file lists: a path and a label on each line, with or without names for the columns."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from .walking import entries, is_there
 # What columns are called, by their letters alone; the first of them that is there counts.
 PATH = (
     *("path", "filepath", "imagepath", "imgpath", "file", "filename", "imagefile", "imagefilename", "imagename"),
-    *("image", "img", "picture", "photo", "paths", "files", "filenames", "images"),
+    *("image", "img", "image", "photo", "paths", "files", "filenames", "images"),
 )
 LABEL = (
     *("label", "class", "classname", "labelname", "category", "categoryname", "target", "species", "synset", "wnid"),
@@ -50,11 +50,11 @@ class Columns:
 
 
 def open_list(path: Path, channels: int = 3) -> Parts:
-    """The pictures of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
+    """The images of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
 
     Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
     tabs, or else by white space: the last word of a line is the label then. Lines of a .txt that begin with # are
-    comments. The first line may name the columns. One called `split` or `part` says which pictures are to train and
+    comments. The first line may name the columns. One called `split` or `part` says which images are to train and
     which to validate on; of several parts to validate on, the first in the order of `VAL` is taken.
 
     Labels are the names of classes. If all are whole numbers they are ordered by value, and only those that occur are
@@ -84,7 +84,7 @@ def open_list(path: Path, channels: int = 3) -> Parts:
     for key, words in (("all", ("all",)), ("train", TRAIN), ("val", VAL)):
         used, *others = [word for word in words if word in splits] or [None]
         rows = [row for row, word in enumerate(splits) if word == used]
-        unused += [f"{splits.count(word):,} pictures of {word}" for word in others]
+        unused += [f"{splits.count(word):,} images of {word}" for word in others]
         if rows:
             present = {labels[row] for row in rows}
             classes = sorted(present, key=int) if numbers else in_order(present)
@@ -98,14 +98,14 @@ def open_list(path: Path, channels: int = 3) -> Parts:
     if columns.unused:
         notes.append(f"columns not used in {path}: {some(columns.unused)}")
     if twice := len(names) - len(set(names)):
-        notes.append(f"{path} lists pictures that it has listed before: {twice:,} lines")
+        notes.append(f"{path} lists images that it has listed before: {twice:,} lines")
     return parts
 
 
 def read_paths(path: Path) -> list[str]:
-    """The pictures of a list that needs no labels, in its order, each by its absolute path.
+    """The images of a list that needs no labels, in its order, each by its absolute path.
 
-    A line is a path or, in a .csv or .tsv, has one: in the column of that name, or the first field that is a picture.
+    A line is a path or, in a .csv or .tsv, has one: in the column of that name, or the first field that is an image.
     """
     lines = list(_lines(path, whole=True))
     columns = _columns(path, lines, labelled=False)
@@ -157,7 +157,7 @@ def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of pictures") from None
+        raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of images") from None
     try:
         text = data.decode("utf-8-sig")
         bad = text.encode()[: text.index("\0")] if "\0" in text else None
@@ -180,15 +180,15 @@ def _separator(path: Path, text: str) -> str | None:
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if "\t" in first:
         return "\t"
-    return "," if "," in first and len(first.split()) == 1 and not _is_picture(first) else None
+    return "," if "," in first and len(first.split()) == 1 and not _is_image(first) else None
 
 
 def _words(line: str, whole: bool) -> list[str]:
     words = line.rsplit(None, 1)
-    return [line] if _is_picture(line) or (whole and not _is_picture(words[0])) else words
+    return [line] if _is_image(line) or (whole and not _is_image(words[0])) else words
 
 
-def _is_picture(field: str) -> bool:
+def _is_image(field: str) -> bool:
     return is_image(os.path.basename(field))
 
 
@@ -203,37 +203,35 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
     """What the first line says of all: the names of the columns, or by its own fields."""
     expected = "expected a path and a label on each line" if labelled else "expected a path on each line"
     if not lines:
-        raise ValueError(f"{path} lists no pictures; {expected}")
+        raise ValueError(f"{path} lists no images; {expected}")
     number, fields = lines[0]
     at = f"{path} line {number}"
-    pictures = [
-        place for place, field in enumerate(fields) if _is_picture(field) or os.path.isfile(_place(path, field))
-    ]
-    pictures = pictures or [place for place, field in enumerate(fields) if "/" in field]
-    if not pictures and (labelled or len(fields) > 1 or _letters(fields[0]) in PATH):
+    images = [place for place, field in enumerate(fields) if _is_image(field) or os.path.isfile(_place(path, field))]
+    images = images or [place for place, field in enumerate(fields) if "/" in field]
+    if not images and (labelled or len(fields) > 1 or _letters(fields[0]) in PATH):
         called = list(map(_letters, fields))
         name, label, split = (
             next((called.index(word) for word in words if word in called), None) for words in (PATH, LABEL, SPLIT)
         )
         if name is None:
             raise ValueError(
-                f"{at} has no picture and no column of paths: {some(fields)}; call one path" + ", one label" * labelled
+                f"{at} has no image and no column of paths: {some(fields)}; call one path" + ", one label" * labelled
             )
         if label is None and labelled:
             raise ValueError(f"{at} has no column of labels: {some(fields)}; call one label")
         if len(lines) == 1:
-            raise ValueError(f"{path} lists no pictures below the names of its columns; {expected}")
+            raise ValueError(f"{path} lists no images below the names of its columns; {expected}")
         unused = [field for place, field in enumerate(fields) if place not in (name, label, split)]
         return Columns(name, label, split, len(fields), tuple(unused) if labelled else (), header=True)
     if not labelled:
-        return Columns(pictures[0] if pictures else 0, None, None, len(fields))
+        return Columns(images[0] if images else 0, None, None, len(fields))
     if len(fields) == 1:
         raise ValueError(f"{at} has no label; {expected}")
     if len(fields) > 2:
         raise ValueError(f"{at} has {len(fields)} fields, and no line above says what they are; add one: path,label,…")
-    if len(pictures) == 2:
-        raise ValueError(f"{at} has two pictures; a list gives each picture a class")
-    return Columns(pictures[0], 1 - pictures[0], None, 2)
+    if len(images) == 2:
+        raise ValueError(f"{at} has two images; a list gives each image a class")
+    return Columns(images[0], 1 - images[0], None, 2)
 
 
 def _letters(field: str) -> str:
@@ -258,7 +256,7 @@ def _split(path: Path, number: int, word: str) -> str:
 
 
 def _refuse_missing(path: Path, names: Sequence[str]) -> None:
-    """One line about all pictures that are not there."""
+    """One line about all images that are not there."""
     folders: dict[str, list[str]] = {}
     for name in names:
         folder, base = os.path.split(name)
@@ -275,7 +273,7 @@ def _refuse_missing(path: Path, names: Sequence[str]) -> None:
     if not missing:
         return
     shown = list(dict.fromkeys(name for name in names if os.path.split(name) in missing))
-    what = f"{len(shown):,} of {len(set(names)):,} pictures in {path} do not exist: {some(shown, 3)}"
+    what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
     if os.path.isabs(shown[0]):
         raise ValueError(f"{what}; correct the paths")
     hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""

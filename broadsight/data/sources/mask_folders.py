@@ -1,4 +1,4 @@
-"""A folder of pictures and a folder of masks whose pixels are classes: semantic segmentation."""
+"""A folder of images and a folder of masks whose pixels are classes: semantic segmentation."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -26,22 +26,22 @@ LOSSY = (".jpg", ".jpeg")
 
 
 class MaskFolder(Dataset):
-    """Pictures and the class of each of their pixels. A mask has its picture's name, but for the extension.
+    """Images and the class of each of their pixels. A mask has its image's name, but for the extension.
 
-    Masks are files of one channel, grey or with a palette, of up to 16 bits, whose values are the classes. A picture
+    Masks are files of one channel, grey or with a palette, of up to 16 bits, whose values are the classes. An image
     comes the way round in which its mask was drawn, whatever its EXIF note says (see `open_labelled`). Sub-folders
-    are searched too and must be the same on both sides. Pictures without a mask and masks without a picture are left
+    are searched too and must be the same on both sides. Images without a mask and masks without an image are left
     out and told in `notes`.
 
     Args:
-        images: The folder of pictures.
+        images: The folder of images.
         masks: The folder of masks.
         classes: Names of the classes from 0 up, or a file with them: YAML, a list or a mapping from index to name,
             under `classes`, `names` or nothing; or text, a name a line. If not given, classes.yaml or classes.txt in
             one of the folders or beside them.
         ignore: The value of pixels that belong to no class, which masks keep; None if there is none.
-        suffix: What masks have at the end of their names, before the extension, that pictures do not: "_mask".
-        channels: 3 for RGB, 1 for grey pictures.
+        suffix: What masks have at the end of their names, before the extension, that images do not: "_mask".
+        channels: 3 for RGB, 1 for grey images.
 
     Attributes:
         classes: Names from class 0 up. An index that the file leaves out is called "unused" and may not occur.
@@ -64,32 +64,32 @@ class MaskFolder(Dataset):
         listed = {*names, *([ignore] if ignore is not None and ignore >= 0 else [])}
         self._listed = np.isin(np.arange(max(listed) + 1), list(listed))
 
-        pictures, drawn = _list(self.images, ""), _list(self.masks, suffix)
-        both = in_order(pictures.keys() & drawn.keys())
+        photos, drawn = _list(self.images, ""), _list(self.masks, suffix)
+        both = in_order(photos.keys() & drawn.keys())
         if not both:
-            one, other = min(pictures.values(), default="no picture"), min(drawn.values(), default=f"no *{suffix}.png")
+            one, other = min(photos.values(), default="no image"), min(drawn.values(), default=f"no *{suffix}.png")
             raise ValueError(
-                f"no mask in {masks} has the name of a picture in {images} (there: {other}, {one}); see suffix="
+                f"no mask in {masks} has the name of an image in {images} (there: {other}, {one}); see suffix="
             )
         lossy = next((drawn[key] for key in both if drawn[key].lower().endswith(LOSSY)), None)
         if lossy:
             raise ValueError(f"{self.masks / lossy} is a JPEG, which alters values; save masks as PNG")
-        lost = [(pictures, drawn, "pictures without a mask"), (drawn, pictures, "masks without a picture")]
+        lost = [(photos, drawn, "images without a mask"), (drawn, photos, "masks without an image")]
         alone = [(sorted(mine[key] for key in mine.keys() - theirs.keys()), what) for mine, theirs, what in lost]
         self.notes = tuple(f"{what} left out: {len(files)} (first: {files[0]})" for files, what in alone if files)
-        self._pictures, self._masks = Names(pictures[key] for key in both), Names(drawn[key] for key in both)
+        self._images, self._masks = Names(photos[key] for key in both), Names(drawn[key] for key in both)
         if len(self.classes) == 2 and ignore == 255:
             self._refuse_black_and_white()
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def name(self, i: int) -> str:
-        """The picture's path from the folder of pictures."""
-        return self._pictures[i]
+        """The image's path from the folder of images."""
+        return self._images[i]
 
     def open(self, i: int) -> Image.Image:
-        """The picture in mode RGB or L."""
+        """The image in mode RGB or L."""
         return self[i][0]
 
     def target(self, i: int) -> tv_tensors.Mask:
@@ -108,7 +108,7 @@ class MaskFolder(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
         mask = self.target(index)
-        file, labels = self.images / self._pictures[index], f"its mask {self._masks[index]}"
+        file, labels = self.images / self._images[index], f"its mask {self._masks[index]}"
         return open_labelled(file, (mask.shape[1], mask.shape[0]), self.channels, labels), mask
 
     def shown(self, i: int) -> list[int]:
@@ -122,8 +122,8 @@ class MaskFolder(Dataset):
         return [value for value in values if 0 <= value < len(self.classes) and value != self.ignore]
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a picture and its mask; see `contents`."""
-        files = self.images / self._pictures[index], self.masks / self._masks[index]
+        """What stands for an image and its mask; see `contents`."""
+        files = self.images / self._images[index], self.masks / self._masks[index]
         return b"".join(of_file(file, content) for file in files)
 
     def _refuse_black_and_white(self) -> None:
@@ -165,9 +165,9 @@ def read_indices(file: Path) -> np.ndarray:
 
 
 def _list(folder: Path, suffix: str) -> dict[str, str]:
-    """Files of pictures in a folder, from their path without suffix and extension to that with."""
+    """Files of images in a folder, from their path without suffix and extension to that with."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; expected one of pictures or of masks")
+        raise FileNotFoundError(f"{folder} is not a folder; expected one of images or of masks")
     found: dict[str, str] = {}
     for name in images_below(folder, "", [], files_once=False):
         file = Path(name)

@@ -34,7 +34,7 @@ def is_hidden(name: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is taken for a picture: by its extension."""
+    """Whether a file is taken for an image: by its extension."""
     return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
@@ -108,7 +108,7 @@ class Names(Sequence[str]):
 
 
 class Listed:
-    """Base of the sources whose samples are rows of arrays. A sub-class says how the picture of a row is read.
+    """Base of the sources whose samples are rows of arrays. A sub-class says how the image of a row is read.
 
     Args:
         names: One per sample, as reports show it.
@@ -134,11 +134,11 @@ class Listed:
 
     def open(self, index: int) -> Image.Image:
         try:
-            return self.picture(index)
+            return self.image(index)
         except UnreadableImage as error:
             raise UnreadableImage(f"{self.name(index)}: {error}") from None
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         raise NotImplementedError
 
     def take(self: Rows, rows: np.ndarray) -> Rows:

@@ -1,4 +1,4 @@
-"""Pictures in tar files, read by index: tars of class folders, and WebDataset shards.
+"""Images in tar files, read by index: tars of class folders, and WebDataset shards.
 
 A tar is indexed once (`tar_index`): where each member lies and, in a shard, its label. Members are then read in place,
 so nothing is ever written to a path that a tar names.
@@ -35,7 +35,7 @@ class TarSource(Listed):
         tars: Paths of the uncompressed files.
         shown: What reports call each of them.
         shards: For each sample, which of the tars it is in.
-        offsets, sizes: For each sample, where its picture lies, in bytes.
+        offsets, sizes: For each sample, where its image lies, in bytes.
     """
 
     rows = ("labels", "shards", "offsets", "sizes")
@@ -65,7 +65,7 @@ class TarSource(Listed):
     def name(self, index: int) -> str:
         return f"{self.shown[self.shards[index]]}:{self.names[index]}"
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         size = int(self.sizes[index])
         if size > MOST_BYTES:
             raise UnreadableImage(f"a file of {size / 2**30:,.1f} GB; up to {MOST_BYTES / 2**30:g} GB are read")
@@ -81,7 +81,7 @@ class TarSource(Listed):
         return decode(data, self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a picture's bytes; see `contents`."""
+        """What stands for an image's bytes; see `contents`."""
         start, shard = int(self.offsets[index]), int(self.shards[index])
         try:
             handle = self.file(shard).fileno() if content else -1
@@ -168,7 +168,7 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> tuple[str, P
         shards = [index for index in indices if index.is_shard]
         odd = [index.shown for index in indices if len(index.names) and not index.is_shard]
         if shards and odd:
-            what = f"{odd[0]} has no labels beside its pictures as the other shards have"
+            what = f"{odd[0]} has no labels beside its images as the other shards have"
             raise ValueError(f"{what}; remove or repair it")
         kinds.add("shards" if shards else "tar")
         if shards:
@@ -257,7 +257,7 @@ def gathered(arrays: Sequence[np.ndarray], which: np.ndarray, place: np.ndarray)
 
 
 def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: int) -> Part:
-    """Shards as WebDataset writes them: KEY.jpg (or another picture) beside KEY.cls or KEY.json with a label."""
+    """Shards as WebDataset writes them: KEY.jpg (or another image) beside KEY.cls or KEY.json with a label."""
     names, labels, shards, offsets, sizes, skipped = [], [], [], [], [], []
     for shard, index in enumerate(indices):
         for name, members in index.samples():

@@ -60,16 +60,16 @@ class Index:
 
     @cached_property
     def is_shard(self) -> bool:
-        """Whether pictures in it have labels beside them."""
+        """Whether images in it have labels beside them."""
         labelled = len(self.labels) and self.labels.max() >= 0
         return bool(labelled) and any(None not in row_and_label(self, rows) for _, rows in self.samples())
 
 
 def row_and_label(index: Index, rows: dict[str, int]) -> tuple[int | None, int | None]:
-    """Of a sample's members, the row of its picture and its label."""
-    picture = next((row for extension, row in rows.items() if extension in EXTENSIONS), None)
+    """Of a sample's members, the row of its image and its label."""
+    image = next((row for extension, row in rows.items() if extension in EXTENSIONS), None)
     labels = [int(index.labels[rows[extension]]) for extension in (".cls", ".json") if extension in rows]
-    return picture, next((label for label in labels if label >= 0), None)
+    return image, next((label for label in labels if label >= 0), None)
 
 
 def index_of(path: Path, cache: Path, notes: list[str]) -> Index:

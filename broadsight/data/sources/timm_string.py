@@ -24,7 +24,7 @@ class DatasetSource(Listed):
     """A data set of another library. Labels come from its own list, so that only `open` decodes.
 
     Args:
-        dataset: Gives (picture, label) by index; the picture is PIL's, or a file that `decode` reads.
+        dataset: Gives (image, label) by index; the image is PIL's, or a file that `decode` reads.
         title: What reports call it: a sample is title/index.
     """
 
@@ -43,30 +43,30 @@ class DatasetSource(Listed):
         part.labels, part.numbers = self.labels[rows], self.numbers[rows]
         return part
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         row = int(self.numbers[index])
         try:
-            picture = stored(self.dataset, row) if hasattr(self.dataset, "image_key") else self.dataset[row][0]
+            image = stored(self.dataset, row) if hasattr(self.dataset, "image_key") else self.dataset[row][0]
         except (OSError, ValueError, SyntaxError, MemoryError) as error:
             raise UnreadableImage((str(error).splitlines() or [type(error).__name__])[0]) from None
-        return decode(picture, self.channels)
+        return decode(image, self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a picture, as far as its data set can say; see `contents`."""
+        """What stands for an image, as far as its data set can say; see `contents`."""
         number, known = int(self.numbers[index]), getattr(self.dataset, "samples", None)
         if isinstance(known, list) and isinstance(known[number][0], (str, Path)):  # files
             return of_file(known[number][0], content)
         if not content:
             return b""
         try:
-            picture = stored(self.dataset, number) if hasattr(self.dataset, "image_key") else self.dataset[number][0]
+            image = stored(self.dataset, number) if hasattr(self.dataset, "image_key") else self.dataset[number][0]
         except (OSError, ValueError, SyntaxError, MemoryError):
             return b"unreadable"
-        if isinstance(picture, bytes | str):
-            return of_file(picture, content) if isinstance(picture, str) else picture
-        if isinstance(picture, Image.Image):
-            return f"{picture.mode} {picture.size}".encode() + picture.tobytes()
-        return picture.read() if hasattr(picture, "read") else repr(type(picture)).encode()
+        if isinstance(image, bytes | str):
+            return of_file(image, content) if isinstance(image, str) else image
+        if isinstance(image, Image.Image):
+            return f"{image.mode} {image.size}".encode() + image.tobytes()
+        return image.read() if hasattr(image, "read") else repr(type(image)).encode()
 
 
 def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Parts:

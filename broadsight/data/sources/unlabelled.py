@@ -1,4 +1,4 @@
-"""Pictures that nobody has labelled: files, folders, patterns and lists of them."""
+"""Images that nobody has labelled: files, folders, patterns and lists of them."""
 
 import copy
 import glob
@@ -23,24 +23,24 @@ class Unlabelled(FolderSource):
         super().__init__(Path.cwd(), names, np.zeros(len(names), np.int32).tolist(), (), channels)
 
     def in_channels(self, channels: int) -> "Unlabelled":
-        """The same pictures in grey (1) or in RGB (3)."""
+        """The same images in grey (1) or in RGB (3)."""
         if channels not in (1, 3):
-            raise ValueError(f"a network for images of {channels} channels; expected 1 (grey) or 3 (RGB)")
+            raise ValueError(f"a model for images of {channels} channels; expected 1 (grey) or 3 (RGB)")
         same = copy.copy(self)
         same.channels = channels
         return same
 
 
 def find_images(arguments: Iterable[str | Path], listing: str | Path | None = None) -> tuple[Unlabelled, list[str]]:
-    """The pictures that somebody names, in the order of the names, and what he should know about them.
+    """The images that somebody names, in the order of the names, and what he should know about them.
 
     Args:
-        arguments: Files, which count whatever they are called; folders, of which all pictures count at any depth, in
+        arguments: Files, which count whatever they are called; folders, of which all images count at any depth, in
             natural order; or patterns such as photos/**/*.jpg. What exists is no pattern, whatever its characters.
         listing: Text file with a path on every line, relative to its own folder; they become absolute.
 
     Raises:
-        FileNotFoundError: Arguments are not there or hold no picture; the message has all of them.
+        FileNotFoundError: Arguments are not there or hold no image; the message has all of them.
         ValueError: Nothing is given, or the list names what is not there.
     """
     given = [os.fspath(argument) for argument in arguments]

@@ -15,20 +15,20 @@ class Place:
     """Where the pixels of an image are from.
 
     Args:
-        picture: (height, width) of the picture.
+        image: (height, width) of the image.
         seen: What it was resized to; it lies in the image's upper left corner.
         canvas: (height, width) of the image.
-        matrix: (2, 3), of a crop: from its pixels to those of the picture.
+        matrix: (2, 3), of a crop: from its pixels to those of the image.
     """
 
-    picture: tuple[int, int]
+    image: tuple[int, int]
     seen: tuple[int, int]
     canvas: tuple[int, int]
     matrix: np.ndarray | None = None
 
 
 def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], places: Sequence[Place]) -> list[Found]:
-    """What was found in each image, in pixels of its picture.
+    """What was found in each image, in pixels of its image.
 
     Args:
         decoding: What the artefact says of it.
@@ -72,7 +72,7 @@ def _from_anchors(decoding: Mapping[str, Any], outputs: Found, place: Place) -> 
     rows, labels = np.divmod(chosen, scores.shape[1])
     boxes, scores = boxes[rows], scores.ravel()[chosen]
     kept = suppress(boxes, scores, labels, decoding["overlap"], decoding["detections"])
-    stretch = np.array(place.picture, np.float32) / np.array(place.seen, np.float32)
+    stretch = np.array(place.image, np.float32) / np.array(place.seen, np.float32)
     return {"boxes": boxes[kept] * np.tile(stretch[::-1], 2), "labels": labels[kept] + 1, "scores": scores[kept]}
 
 
@@ -125,13 +125,13 @@ def _from_queries(decoding: Mapping[str, Any], outputs: Found, place: Place) -> 
     rows, labels = np.divmod(best, decoding["classes"])
     centres, half = outputs["boxes"][rows, :2], outputs["boxes"][rows, 2:] / 2
     shares = np.concatenate([centres - half, centres + half], 1).clip(0, 1)
-    return {"boxes": shares * np.array(place.picture[::-1] * 2, np.float32), "labels": labels + 1, "scores": scores}
+    return {"boxes": shares * np.array(place.image[::-1] * 2, np.float32), "labels": labels + 1, "scores": scores}
 
 
 def _from_pixels(decoding: Mapping[str, Any], outputs: Found, place: Place) -> Found:
     rows, columns = (
         resizing(side, whole) @ resizing(cells, cells * decoding["stride"])[:side]
-        for side, whole, cells in zip(place.seen, place.picture, outputs["logits"].shape[-2:], strict=True)
+        for side, whole, cells in zip(place.seen, place.image, outputs["logits"].shape[-2:], strict=True)
     )
     probabilities = softmax(rows.astype(np.float32) @ outputs["logits"] @ columns.T.astype(np.float32), 0)
     return {"probabilities": probabilities, "classes": probabilities.argmax(0)}

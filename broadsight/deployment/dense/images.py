@@ -1,4 +1,4 @@
-"""Pictures as an exported dense model sees them: what its network was shown in training, from the description alone."""
+"""Images as an exported dense model sees them: what its model was shown in training, from the description alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +17,14 @@ from ..description import Description
 from .decoding import Place
 
 
-def whole_picture(description: Description, picture: Image.Image) -> tuple[np.ndarray, Place]:
-    """A picture as an image (C, H, W), float32 and normalised, and where its pixels are from.
+def whole_image(description: Description, photo: Image.Image) -> tuple[np.ndarray, Place]:
+    """An image as an image (C, H, W), float32 and normalised, and where its pixels are from.
 
-    Resized to the network's one size, or with its aspect and padded by zeros below and at the right: to the canvas that
-    was exported, or where sizes are open to a multiple that the network is used to.
+    Resized to the model's one size, or with its aspect and padded by zeros below and at the right: to the canvas that
+    was exported, or where sizes are open to a multiple that the model is used to.
     """
     said, image = description.preprocessing, description.image
-    pixels = torch.from_numpy(np.array(decode(picture, image["channels"])))
+    pixels = torch.from_numpy(np.array(decode(photo, image["channels"])))
     pixels = pixels.reshape(*pixels.shape[:2], -1).permute(2, 0, 1).float() / 255
     size, canvas = (pixels.shape[-2], pixels.shape[-1]), (image["height"], image["width"])
     seen = canvas
@@ -40,22 +40,22 @@ def whole_picture(description: Description, picture: Image.Image) -> tuple[np.nd
     return found.numpy(), Place(size, seen, canvas)
 
 
-def crops(description: Description, picture: Image.Image, boxes: Any) -> tuple[np.ndarray, list[Place]]:
-    """Each box (N, 4) of a picture as an image, (N, C, H, W), with some of what is around it."""
+def crops(description: Description, photo: Image.Image, boxes: Any) -> tuple[np.ndarray, list[Place]]:
+    """Each box (N, 4) of an image as an image, (N, C, H, W), with some of what is around it."""
     said, image = description.preprocessing, description.image
     if said["way"] != "crops":
-        raise ValueError(f"{description.title} finds boxes by itself; give it pictures alone")
+        raise ValueError(f"{description.title} finds boxes by itself; give it images alone")
     boxes = torch.as_tensor(boxes, dtype=torch.float64).reshape(-1, 4)
-    picture, size = decode(picture, image["channels"]), (image["height"], image["width"])
+    photo, size = decode(photo, image["channels"]), (image["height"], image["width"])
     back = invert_affine(crop_affine(boxes, size, padding=said["padding"]))
-    cut = [_normalised(cut_out(picture, matrix, size).float() / 255, said) for matrix in back]
+    cut = [_normalised(cut_out(photo, matrix, size).float() / 255, said) for matrix in back]
     images = torch.stack(cut) if cut else torch.zeros(0, image["channels"], *size)
-    places = [Place((picture.height, picture.width), size, size, matrix.numpy()) for matrix in back]
+    places = [Place((photo.height, photo.width), size, size, matrix.numpy()) for matrix in back]
     return images.numpy(), places
 
 
 def fitted_size(size: tuple[int, int], said: dict[str, Any], canvas: Sequence[int] | None) -> tuple[int, int]:
-    """(H, W) that a picture of another size is resized to with its aspect: by its sides, and into the canvas."""
+    """(H, W) that an image of another size is resized to with its aspect: by its sides, and into the canvas."""
     factor = said["short_side"] / min(size) if said["short_side"] else 1.0
     if said["long_side"]:
         factor = min(factor, said["long_side"] / max(size))

@@ -157,7 +157,7 @@ class RawSegmenter(nn.Module):
     """(B, C, H, W), normalised, -> logits (B, K, ceil(H / 4), ceil(W / 4)) of the classes.
 
     At the size in which they are computed: enlarged to pixels they are sixteen times as many numbers and no more
-    knowledge. Enlarging, cropping and resizing to the picture are together one matrix for the rows and one for the
+    knowledge. Enlarging, cropping and resizing to the image are together one matrix for the rows and one for the
     columns, which decoding multiplies by.
     """
 

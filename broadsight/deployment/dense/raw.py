@@ -1,4 +1,4 @@
-"""A dense run as a network that runtimes take, and in words what stands before and behind it."""
+"""A dense run as a model that runtimes take, and in words what stands before and behind it."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -22,7 +22,7 @@ class NotExportable(ValueError):
 
 
 @dataclass(frozen=True)
-class RawNetwork:
+class RawModel:
     """A dense model up to its heads.
 
     Args:
@@ -30,7 +30,7 @@ class RawNetwork:
         outputs: Their names.
         size: (height, width) of the images that it is exported for if these are fixed.
         any_size: Whether height and width can be left open.
-        preprocessing: How a picture becomes an image; see `dense_pictures`.
+        preprocessing: How an image becomes an image; see `dense_images`.
         decoding: What turns outputs into findings; see `dense_decoding`.
     """
 
@@ -67,15 +67,15 @@ def check_exportable(head: str, task: str) -> None:
         raise NotExportable(f"{head} has no export; heads that export are {', '.join(HEADS)}")
 
 
-def raw_network(run: DenseRun, *, canvas: tuple[int, int] | None = None) -> RawNetwork:
+def raw_model(run: DenseRun, *, canvas: tuple[int, int] | None = None) -> RawModel:
     """The part of a dense model that runtimes execute.
 
     Decoding and suppression of boxes are left out: they depend on what was found, which no graph of a fixed shape
-    can. Another size of pictures is that of the run: `open_dense(path, size=...)`.
+    can. Another size of images is that of the run: `open_dense(path, size=...)`.
 
     Args:
-        canvas: (height, width) that every picture is fitted into if sizes are not left open; by default a square. For
-            models that resize pictures to one size whatever their aspect, there is nothing to choose.
+        canvas: (height, width) that every image is fitted into if sizes are not left open; by default a square. For
+            models that resize images to one size whatever their aspect, there is nothing to choose.
 
     Raises:
         NotExportable: The model looks into regions of its own choice.
@@ -89,7 +89,7 @@ def raw_network(run: DenseRun, *, canvas: tuple[int, int] | None = None) -> RawN
         found = _on_canvas(found, canvas, run.head)
     said = {"mean": [float(x) for x in model.stages.mean], "std": [float(x) for x in model.stages.std]}
     ids = [run.category_ids[label] for label in sorted(run.category_ids)]  # of COCO, in the order of the labels
-    return RawNetwork(
+    return RawModel(
         found.model.eval(),
         found.outputs,
         found.size,
@@ -99,7 +99,7 @@ def raw_network(run: DenseRun, *, canvas: tuple[int, int] | None = None) -> RawN
     )
 
 
-def _on_canvas(found: RawNetwork, canvas: tuple[int, int], head: str) -> RawNetwork:
+def _on_canvas(found: RawModel, canvas: tuple[int, int], head: str) -> RawModel:
     if found.preprocessing["way"] != "fit":
         if canvas == found.size:
             return found
@@ -109,11 +109,11 @@ def _on_canvas(found: RawNetwork, canvas: tuple[int, int], head: str) -> RawNetw
         raise ValueError(
             f"canvas={canvas[0]}x{canvas[1]}; expected multiples of {CELL}, for instance {near[0]}x{near[1]}"
         )
-    return RawNetwork(found.model, found.outputs, canvas, found.any_size, found.preprocessing, found.decoding)
+    return RawModel(found.model, found.outputs, canvas, found.any_size, found.preprocessing, found.decoding)
 
 
-def _dense_anchors(run: DenseRun, model: Any) -> RawNetwork:
-    """RetinaNet and FCOS: pictures keep their aspect and are padded; anchors are of known strides."""
+def _dense_anchors(run: DenseRun, model: Any) -> RawModel:
+    """RetinaNet and FCOS: images keep their aspect and are padded; anchors are of known strides."""
     generator = model.anchor_generator
     generator.set_cell_anchors(torch.float32, torch.device("cpu"))
     levels = [
@@ -139,8 +139,8 @@ def _dense_anchors(run: DenseRun, model: Any) -> RawNetwork:
     return _open(model, RawDetector(model, tuple(outputs)), tuple(outputs), preprocessing, decoding, long)
 
 
-def _default_boxes(run: DenseRun, model: Any) -> RawNetwork:
-    """SSDLite: every picture is resized to one size, and boxes are shares of it."""
+def _default_boxes(run: DenseRun, model: Any) -> RawModel:
+    """SSDLite: every image is resized to one size, and boxes are shares of it."""
     height, width = model.transform.image_size
     levels = []
     strides = [model.stages.strides[-2] * 2**level for level in range(len(model.anchor_generator._wh_pairs))]
@@ -160,10 +160,10 @@ def _default_boxes(run: DenseRun, model: Any) -> RawNetwork:
         "levels": levels,
     }
     preprocessing = {"way": "exact", "antialias": False}
-    return RawNetwork(RawDetector(model, outputs), outputs, (height, width), False, preprocessing, decoding)
+    return RawModel(RawDetector(model, outputs), outputs, (height, width), False, preprocessing, decoding)
 
 
-def _queries(run: DenseRun, model: Any) -> RawNetwork:
+def _queries(run: DenseRun, model: Any) -> RawModel:
     """RT-DETR, which suppresses nothing."""
     decoding = {
         "kind": "queries",
@@ -172,18 +172,18 @@ def _queries(run: DenseRun, model: Any) -> RawNetwork:
         "score_threshold": model.score_thresh,
     }
     size, outputs = model.image_size, ("logits", "boxes", "chosen")
-    return RawNetwork(RawQueries(model), outputs, size, False, {"way": "exact", "antialias": True}, decoding)
+    return RawModel(RawQueries(model), outputs, size, False, {"way": "exact", "antialias": True}, decoding)
 
 
-def _pixels(run: DenseRun, model: Any) -> RawNetwork:
-    """Segmenters: pictures keep their aspect."""
+def _pixels(run: DenseRun, model: Any) -> RawModel:
+    """Segmenters: images keep their aspect."""
     views = run.views()
     decoding = {"kind": "pixels", "classes": model.num_classes, "stride": model.stages.strides[0]}
     preprocessing = _fitting(views.short_side, views.long_side, rounding="nearest", antialias=True)
     return _open(model, RawSegmenter(model), ("logits",), preprocessing, decoding, views.short_side)
 
 
-def _heat_maps(run: DenseRun, model: Any) -> RawNetwork:
+def _heat_maps(run: DenseRun, model: Any) -> RawModel:
     """Pose models: crops around boxes that something else has found."""
     model.normalise = nn.Identity()
     decoding = {
@@ -194,10 +194,10 @@ def _heat_maps(run: DenseRun, model: Any) -> RawNetwork:
         "keypoint_offset": run.keypoint_offset,  # what COCO's result files have less of x and y
     }
     preprocessing = {"way": "crops", "padding": PADDING}
-    return RawNetwork(AsTuple(model), ("heatmaps",), crop_size(run.recipe), False, preprocessing, decoding)
+    return RawModel(AsTuple(model), ("heatmaps",), crop_size(run.recipe), False, preprocessing, decoding)
 
 
-HEADS: dict[str, Callable[[DenseRun, Any], RawNetwork]] = {
+HEADS: dict[str, Callable[[DenseRun, Any], RawModel]] = {
     "retinanet": _dense_anchors,
     "fcos": _dense_anchors,
     "ssdlite": _default_boxes,
@@ -232,7 +232,7 @@ def _suppression(model: Any) -> dict[str, Any]:
 def _fitting(
     short: int | None, long: int | None, *, rounding: str = "down", antialias: bool = False, multiple: int = 1
 ) -> dict[str, Any]:
-    """Pictures keep their aspect: the shorter side is to have so many pixels unless the longer would exceed its own."""
+    """Images keep their aspect: the shorter side is to have so many pixels unless the longer would exceed its own."""
     return {
         "way": "fit",
         "short_side": short,
@@ -245,13 +245,13 @@ def _fitting(
 
 def _open(
     model: Any,
-    network: nn.Module,
+    inner: nn.Module,
     outputs: tuple[str, ...],
     preprocessing: dict[str, Any],
     decoding: dict[str, Any],
     canvas: int | None,
-) -> RawNetwork:
-    """For pictures that keep their aspect; where sizes are fixed, on a square of at least this side."""
+) -> RawModel:
+    """For images that keep their aspect; where sizes are fixed, on a square of at least this side."""
     side = -(-(canvas or 640) // CELL) * CELL
     # A backbone of one size alone has every image resized inside, which is no graph for all sizes
-    return RawNetwork(network, outputs, (side, side), model.stages.fixed_size is None, preprocessing, decoding)
+    return RawModel(inner, outputs, (side, side), model.stages.fixed_size is None, preprocessing, decoding)

@@ -1,4 +1,4 @@
-"""What an exported dense model finds in pictures: from PIL to boxes, classes of pixels or keypoints."""
+"""What an exported dense model finds in images: from PIL to boxes, classes of pixels or keypoints."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,53 +9,51 @@ from PIL import Image
 from ..description import Description
 from ..session import Session
 from .decoding import Found, decode
-from .images import crops, whole_picture
+from .images import crops, whole_image
 
-Network = Callable[[np.ndarray], dict[str, np.ndarray]]
+Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
-def predict_pictures(
-    session: Session, pictures: Iterable[Image.Image], boxes: Sequence[Any] | None = None
-) -> list[Found]:
-    """What is in each picture, in its own pixels, one picture at a time.
+def predict_images(session: Session, images: Iterable[Image.Image], boxes: Sequence[Any] | None = None) -> list[Found]:
+    """What is in each image, in its own pixels, one image at a time.
 
     Args:
         session: An opened artefact.
-        pictures: Of any size and mode.
-        boxes: Of pose models, (N, 4) for each picture; without them one that is all of the picture.
+        images: Of any size and mode.
+        boxes: Of pose models, (N, 4) for each image; without them one that is all of the image.
 
     Returns:
         Of detectors "boxes" (N, 4), "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
         "probabilities" (K, H, W) and "classes" (H, W); of pose models the boxes that were given with "keypoints"
         (N, K, 3), x, y and how sure, and their mean as "scores".
     """
-    pictures = list(pictures)
-    if boxes is not None and len(boxes) != len(pictures):
-        raise ValueError(f"boxes of {len(boxes)} pictures for {len(pictures)}; expected one (N, 4) for each")
-    given = [None] * len(pictures) if boxes is None else boxes
-    return [find(session, session.description, picture, one) for picture, one in zip(pictures, given, strict=True)]
+    images = list(images)
+    if boxes is not None and len(boxes) != len(images):
+        raise ValueError(f"boxes of {len(boxes)} images for {len(images)}; expected one (N, 4) for each")
+    given = [None] * len(images) if boxes is None else boxes
+    return [find(session, session.description, image, one) for image, one in zip(images, given, strict=True)]
 
 
-def find(network: Network, description: Description, picture: Image.Image, boxes: Any = None) -> Found:
-    """What a network of this description finds in one picture; the network may be torch's, to compare with."""
+def find(model: Model, description: Description, photo: Image.Image, boxes: Any = None) -> Found:
+    """What a model of this description finds in one image; the model may be torch's, to compare with."""
     if description.decoding is None:
         raise ValueError(f"{description.title} says nothing of its decoding; expected an exported dense model")
     if description.preprocessing["way"] == "crops":
-        return _keypoints(network, description, picture, boxes)
+        return _keypoints(model, description, photo, boxes)
     if boxes is not None:
         raise ValueError(f"boxes were given to {description.title}, which finds them by itself; leave them out")
-    image, place = whole_picture(description, picture)
-    return decode(description.decoding, network(image[None]), [place])[0]
+    image, place = whole_image(description, photo)
+    return decode(description.decoding, model(image[None]), [place])[0]
 
 
-def _keypoints(network: Network, description: Description, picture: Image.Image, boxes: Any) -> Found:
+def _keypoints(model: Model, description: Description, image: Image.Image, boxes: Any) -> Found:
     assert description.decoding is not None
-    whole = [[0, 0, picture.width, picture.height]]
+    whole = [[0, 0, image.width, image.height]]
     boxes = np.asarray(whole if boxes is None else boxes, np.float32).reshape(-1, 4)
-    images, places = crops(description, picture, boxes)
+    images, places = crops(description, image, boxes)
     points = np.zeros((0, len(description.decoding["names"]), 3), np.float32)
     if len(boxes):
-        found = decode(description.decoding, network(images), places)
+        found = decode(description.decoding, model(images), places)
         points = np.stack([one["keypoints"] for one in found])
     scores = points[..., 2].mean(1).clip(0, 1)
     labels = np.ones(len(boxes), np.int64)
@@ -63,7 +61,7 @@ def _keypoints(network: Network, description: Description, picture: Image.Image,
 
 
 def apart(found: Found, expected: Found) -> dict[str, float]:
-    """How far two answers about one picture are from each other, in what matters to whoever asked.
+    """How far two answers about one image are from each other, in what matters to whoever asked.
 
     Returns:
         "differing": which part of the objects, keypoints or pixels is not the same: an object is if the other answer

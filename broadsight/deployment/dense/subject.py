@@ -17,18 +17,18 @@ from ...runs.dense_model import DenseRun, open_dense
 from ...training.run_folder import RunFolder
 from .. import Description, Session
 from ..subject import Subject, provenance
-from .images import crops, whole_picture
-from .raw import CELL, RawNetwork, check_exportable, raw_network
+from .images import crops, whole_image
+from .raw import CELL, RawModel, check_exportable, raw_model
 from .session import apart, find
 
-NO_SIZE = 224  # pixels of scenes for a network that takes pictures as they come
+NO_SIZE = 224  # pixels of scenes for a model that takes images as they come
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture to compare on; for pose models with the boxes (N, 4) of its objects, or None for all of it."""
+    """An image to compare on; for pose models with the boxes (N, 4) of its objects, or None for all of it."""
 
-    picture: Image.Image
+    image: Image.Image
     boxes: np.ndarray | None = None
 
 
@@ -47,10 +47,10 @@ def of_dense(
     Args:
         command: That asked for it, for the provenance.
         images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
-        count: Of pictures to try; of pose models, of crops.
-        size: Pixels of the shorter side to look at pictures in, instead of those it was trained in.
+        count: Of images to try; of pose models, of crops.
+        size: Pixels of the shorter side to look at images in, instead of those it was trained in.
         any_size: Whether sizes will be left open; it changes what the user is told.
-        canvas: (height, width) that pictures are fitted into where sizes are fixed, multiples of 32; a square if None.
+        canvas: (height, width) that images are fitted into where sizes are fixed, multiples of 32; a square if None.
 
     Raises:
         NotExportable: The head looks into regions of its own choice; said before any weights are read.
@@ -77,7 +77,7 @@ def of_opened(
     Args:
         config: What the run's folder says of it.
     """
-    raw = raw_network(run, canvas=canvas)
+    raw = raw_model(run, canvas=canvas)
     height, width = raw.size
     description = Description(
         task=run.task,
@@ -93,14 +93,14 @@ def of_opened(
     shown, words, notes = _shown(run, raw, images, count)
     if raw.decoding["kind"] == "pixels" and not any_size:
         other = "" if not raw.any_size else "; --any-size sees them as the run does"
-        notes = (*notes, f"pictures that are not square are made to fit {height}x{width} pixels{other}")
+        notes = (*notes, f"images that are not square are made to fit {height}x{width} pixels{other}")
 
     chooses = any(isinstance(module, PartialAttention) for module in raw.model.modules())
     if chooses:
         # Rounding decides which of equals are foreground, and all positions of a padding are equal
         words = f"{words}, stretched to leave no padding"
 
-    def network(batch: np.ndarray) -> dict[str, np.ndarray]:
+    def model(batch: np.ndarray) -> dict[str, np.ndarray]:
         with torch.inference_mode():
             found = raw.model(torch.from_numpy(batch))
         return {name: one.numpy() for name, one in zip(raw.outputs, found, strict=True)}
@@ -108,38 +108,38 @@ def of_opened(
     return Subject(
         model=raw.model,
         description=description,
-        pictures=lambda side: _images(description, shown, count, free=side is not None, filled=chooses),
+        images=lambda side: _images(description, shown, count, free=side is not None, filled=chooses),
         shown=words,
         notes=notes,
         obstacle=_why_one_size(raw),
         example_size=raw.example_size if raw.any_size else None,
         follow=_follow(raw) if "chosen" in raw.outputs else None,
-        findings=lambda session: _findings(session, network, shown),
+        findings=lambda session: _findings(session, model, shown),
     )
 
 
 def _images(
     description: Description, shown: Sequence[Shown], count: int, *, free: bool, filled: bool
 ) -> list[np.ndarray]:
-    """The pictures as images (1, C, H, W).
+    """The images as images (1, C, H, W).
 
     Args:
         free: Where sizes are open, the first in one that is a multiple of nothing, the others each in its own.
-        filled: Stretch pictures to where they would be padded; then the first is in multiples of cells.
+        filled: Stretch images to where they would be padded; then the first is in multiples of cells.
     """
     if description.preprocessing["way"] == "crops" and not filled:
         found: list[np.ndarray] = []
         for one in shown:
-            whole = [[0, 0, one.picture.width, one.picture.height]]
-            cut = crops(description, one.picture, whole if one.boxes is None else one.boxes)[0]
+            whole = [[0, 0, one.image.width, one.image.height]]
+            cut = crops(description, one.image, whole if one.boxes is None else one.boxes)[0]
             found += [image[None] for image in cut]
         return found[:count]
     if not free:
-        return [_image(description, one.picture, filled) for one in shown]
+        return [_image(description, one.image, filled) for one in shown]
     said, image = description.preprocessing, description.image
     side = said["short_side"] or min(image["height"], image["width"]) // 2
     height, width = side // 2 * 2 + 3, side * 4 // 3 // 2 * 2 + 5
-    if filled:  # else the network pads
+    if filled:  # else the model pads
         height, width = (-(-side // CELL) * CELL for side in (height, width))
     odd = replace(
         description,
@@ -147,33 +147,31 @@ def _images(
         image={**image, "height": height, "width": width},
     )
     own = replace(description, image={**image, "any_size": True})
-    return [_image(odd if not place else own, one.picture, filled) for place, one in enumerate(shown)]
+    return [_image(odd if not place else own, one.image, filled) for place, one in enumerate(shown)]
 
 
-def _image(description: Description, picture: Image.Image, filled: bool) -> np.ndarray:
+def _image(description: Description, photo: Image.Image, filled: bool) -> np.ndarray:
     if not filled:
-        return whole_picture(description, picture)[0][None]
+        return whole_image(description, photo)[0][None]
     image, said = description.image, description.preprocessing
     if image["any_size"]:
-        height, width = whole_picture(description, picture)[1].canvas
+        height, width = whole_image(description, photo)[1].canvas
         image = {**image, "height": height, "width": width, "any_size": False}
     exact = {"antialias": True, **said, "way": "exact"}
-    return whole_picture(replace(description, image=image, preprocessing=exact), picture)[0][None]
+    return whole_image(replace(description, image=image, preprocessing=exact), photo)[0][None]
 
 
-def _findings(session: Session, network: Any, shown: Sequence[Shown]) -> dict[str, float]:
-    """How far what an artefact finds in pictures is from what the network in torch does, decoded alike."""
+def _findings(session: Session, model: Any, shown: Sequence[Shown]) -> dict[str, float]:
+    """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
     said = session.description
-    each = [
-        apart(find(session, said, one.picture, one.boxes), find(network, said, one.picture, one.boxes)) for one in shown
-    ]
+    each = [apart(find(session, said, one.image, one.boxes), find(model, said, one.image, one.boxes)) for one in shown]
     return {
         "differing": float(np.mean([one["differing"] for one in each])),
         "pixels": float(np.max([one["pixels"] for one in each])),
     }
 
 
-def _follow(raw: RawNetwork) -> Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]]:
+def _follow(raw: RawModel) -> Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]]:
     model: Any = raw.model
 
     def follow(images: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -184,29 +182,27 @@ def _follow(raw: RawNetwork) -> Callable[[np.ndarray, dict[str, np.ndarray]], li
     return follow
 
 
-def _why_one_size(raw: RawNetwork) -> str:
+def _why_one_size(raw: RawModel) -> str:
     if raw.any_size:
         return ""
     sides = f"{raw.size[0]}x{raw.size[1]}"
     why = {
-        "exact": f"its head is made for {sides}, to which every picture is resized",
+        "exact": f"its head is made for {sides}, to which every image is resized",
         "crops": f"it looks at crops of {sides}",
         "fit": "its backbone brings all images to one",
     }
     return f"{why[raw.preprocessing['way']]}; leave the option out"
 
 
-def _shown(
-    run: DenseRun, raw: RawNetwork, images: Sequence[str], count: int
-) -> tuple[list[Shown], str, tuple[str, ...]]:
-    """Pictures, what they are, and notes."""
+def _shown(run: DenseRun, raw: RawModel, images: Sequence[str], count: int) -> tuple[list[Shown], str, tuple[str, ...]]:
+    """Images, what they are, and notes."""
     if images:
         found, notes = find_images(images)
-        return _read(found.in_channels(run.channels), count), f"pictures of {' '.join(images)}", tuple(notes)
+        return _read(found.in_channels(run.channels), count), f"images of {' '.join(images)}", tuple(notes)
     try:
         val = run.own_data().val
         if len(val):
-            words = f"pictures that the run validated on ({run.settings['data']})"
+            words = f"images that the run validated on ({run.settings['data']})"
             return _read(val, count, boxes=run.top_down), words, ()
     except (OSError, ValueError, KeyError, RuntimeError):
         pass  # its data may be elsewhere by now: scenes do
@@ -221,17 +217,17 @@ def _shown(
 
 
 def _read(source: Any, count: int, *, boxes: bool = False) -> list[Shown]:
-    """So many pictures from all over a source, without those that cannot be read."""
+    """So many images from all over a source, without those that cannot be read."""
     found, wrong = [], []
     for place in np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int).tolist():
         try:
-            picture = source.open(place)
+            image = source.open(place)
         except UnreadableImage as error:
             wrong.append(str(error))
             continue
         objects = np.asarray(source.target(place)["boxes"], np.float32).reshape(-1, 4) if boxes else np.zeros((0, 4))
         wide = (objects[:, 2:] > objects[:, :2]).all(1)
-        found.append(Shown(picture, objects[wide] if wide.any() else None))
+        found.append(Shown(image, objects[wide] if wide.any() else None))
     if not found:
-        raise ValueError(f"none of the {len(wrong)} pictures to compare on can be read; {wrong[0]}")
+        raise ValueError(f"none of the {len(wrong)} images to compare on can be read; {wrong[0]}")
     return found

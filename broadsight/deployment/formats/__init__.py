@@ -13,7 +13,7 @@ from ..session import Session
 
 @dataclass(frozen=True)
 class Format:
-    """A way to keep a network.
+    """A way to keep a model.
 
     Args:
         suffix: Of its file; a folder has none.

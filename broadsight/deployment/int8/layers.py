@@ -23,7 +23,7 @@ class Images(Protocol):
 
 
 class Calibrated(Protocol):
-    """A network in float whose ranges of values are known, ready to be written in int8 as often as wanted.
+    """A model in float whose ranges of values are known, ready to be written in int8 as often as wanted.
 
     Args:
         layers: Names of those that can be int8, in the order of the graph.
@@ -34,11 +34,11 @@ class Calibrated(Protocol):
     passed_over: Mapping[str, str]
 
     def write(self, target: Path, keep_float: Sequence[str] = ()) -> None:
-        """The network in int8, but for some of the layers, by their names."""
+        """The model in int8, but for some of the layers, by their names."""
         ...
 
     def alone(self, layer: str) -> Callable[[np.ndarray], np.ndarray]:
-        """Images (B, C, H, W) -> the first output of the network with this one layer in int8."""
+        """Images (B, C, H, W) -> the first output of the model with this one layer in int8."""
         ...
 
 

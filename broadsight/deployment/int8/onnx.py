@@ -25,7 +25,7 @@ def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequen
     """Write a float ONNX file of ours in int8; it keeps its description.
 
     Args:
-        calibration: Normalised images (N, C, H, W) of the kind that the network will see.
+        calibration: Normalised images (N, C, H, W) of the kind that the model will see.
         keep_float: Names of layers that stay as they are; see `CalibratedONNX.layers`.
     """
     CalibratedONNX(source, calibration).write(target, keep_float)
@@ -36,7 +36,7 @@ class CalibratedONNX:
 
     Weights become signed, with a scale for each output channel; activations unsigned, with one scale and a zero point,
     from the smallest to the largest value seen. Products of matrices give float results, since what follows them is
-    float anyway; convolutions give int8, or ONNX Runtime would run them in float. Measured on trained networks, this
+    float anyway; convolutions give int8, or ONNX Runtime would run them in float. Measured on trained models, this
     was the most accurate and the fastest of what ONNX Runtime offers.
 
     Args:
@@ -127,7 +127,7 @@ class CalibratedONNX:
         return ""
 
     def _quantised(self, layers: Sequence[str]) -> Any:
-        """The network as an `onnx.ModelProto` with these layers in int8."""
+        """The model as an `onnx.ModelProto` with these layers in int8."""
         import onnx
         from onnxruntime.quantization import QDQQuantizer, QuantType
 
@@ -166,7 +166,7 @@ class CalibratedONNX:
         names = {node.name: name for name, node in self._nodes.items()}
         for node in model.graph.node:
             node.name = names.get(node.name, node.name)
-            del node.metadata_props[:]  # where torch noted it line by line: as large as the weights of a small network
+            del node.metadata_props[:]  # where torch noted it line by line: as large as the weights of a small model
         return model
 
     def _within(self, node: Any) -> Any | None:

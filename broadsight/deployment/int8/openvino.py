@@ -31,7 +31,7 @@ def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequen
     """Write a float .xml of ours (and the .bin beside it) in int8, with its description, for one image at a time.
 
     Args:
-        calibration: Normalised images (N, C, H, W) of the kind that the network will see.
+        calibration: Normalised images (N, C, H, W) of the kind that the model will see.
         keep_float: Names of layers that stay as they are; see `CalibratedOpenVINO.layers`.
     """
     CalibratedOpenVINO(source, calibration).write(target, keep_float)
@@ -40,7 +40,7 @@ def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequen
 class CalibratedOpenVINO:
     """A float .xml of ours with images to calibrate it: `int8_layers.Calibrated`.
 
-    NNCF would quantise whatever can be, and correct biases. Measured on trained networks, answers stay several times
+    NNCF would quantise whatever can be, and correct biases. Measured on trained models, answers stay several times
     as close, in the same time, if nothing but convolutions and products with weights is quantised, from the smallest to
     the largest value seen, and biases are left alone.
 
@@ -97,7 +97,7 @@ class CalibratedOpenVINO:
         return lambda images: np.concatenate([np.array(request.infer({0: image[None]})[0]) for image in images])
 
     def _quantised(self, layers: Sequence[str]) -> Any:
-        """The network as an `openvino.Model` with these layers in int8."""
+        """The model as an `openvino.Model` with these layers in int8."""
         if not layers:
             raise ValueError("no layer is left to be int8; keep fewer in float")
         with _quietly(), signal_stack.kept():
@@ -169,7 +169,7 @@ def narrow(model: Any) -> Description:
 
 
 def name_layers(path: Path, program: ExportedProgram) -> None:
-    """Give the convolutions and products in an .xml file the names that they have in the network.
+    """Give the convolutions and products in an .xml file the names that they have in the model.
 
     Args:
         program: What the file was made of.

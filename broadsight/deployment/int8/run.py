@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...benchmark.runtimes import file_bytes
-from ...data.loading import Batch, EvalOrder, Pictures, load
+from ...data.loading import Batch, EvalOrder, SourceDataset, load
 from ...data.sources import Source
 from ...data.sources.evaluation import Found, open_part, same_data
 from ...data.sources.sample_table import some
@@ -28,16 +28,16 @@ from ..run import Progress, Quantise
 from ..subject import Subject
 from .layers import Calibrated, matching, moved
 
-RANKED = 32  # pictures by which layers are put in order
+RANKED = 32  # images by which layers are put in order
 BATCH = 16
-KEPT_IN_MEMORY = 2**29  # bytes of decoded pictures; more are decoded again each time
+KEPT_IN_MEMORY = 2**29  # bytes of decoded images; more are decoded again each time
 SHOWN = 20  # layers that the terminal names
 ASKED_FOR = "asked for"
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a session says of the pictures.
+    """What a session says of the images.
 
     Args:
         predicted: (N,) the first class of each.
@@ -54,7 +54,7 @@ class Attempt:
 
     Args:
         kept: Names of the layers in float.
-        lost: Points of accuracy; where nobody knows what is right, per cent of pictures with another first class.
+        lost: Points of accuracy; where nobody knows what is right, per cent of images with another first class.
     """
 
     path: Path
@@ -75,11 +75,11 @@ def quantiser(
     threads: int = 1,
     progress: Progress = lambda *_: None,
 ) -> Quantise:
-    """What `exporting.export` quantises with. Pictures are found and read here, before anything slow begins.
+    """What `exporting.export` quantises with. Images are found and read here, before anything slow begins.
 
     Args:
-        data: Labelled pictures to measure accuracy on; without them what the run validated on.
-        calibrate: Pictures to calibrate on; without them the training part of the data, or else some of the data that
+        data: Labelled images to measure accuracy on; without them what the run validated on.
+        calibrate: Images to calibrate on; without them the training part of the data, or else some of the data that
             accuracy is then not measured on.
         images: How many of those.
         max_drop: Points of top-1 that may be lost. As long as more are, the layers that move the logits most stay in
@@ -87,14 +87,14 @@ def quantiser(
         kept: Patterns of layers that stay in float in any case.
 
     Raises:
-        ValueError: There are no such pictures, or none can be read.
+        ValueError: There are no such images, or none can be read.
     """
     if images < 1:
         raise ValueError(f"--calibration-images {images}; expected 1 or more")
     if not max_drop >= 0:
         raise ValueError(f"--max-drop {max_drop}; expected 0 or more points of accuracy")
     sources = _sources(classifier, data, calibrate, images)
-    progress(0, None, "reading pictures to calibrate on")
+    progress(0, None, "reading images to calibrate on")
     calibration, unread = _read(classifier, sources, images)
     sources = replace(sources, notes=(*sources.notes, *unread))
     measure = _Labelled(sources.task, progress) if sources.task else _Unlabelled(calibration)
@@ -130,7 +130,7 @@ def quantiser(
                 f"{title} in int8 loses {best.lost:.1f} points of accuracy "
                 f"({before.top1:.1f} to {best.answers.top1:.1f} %) at best, with up to half of its "
                 f"{len(calibrated.layers)} layers in float; --max-drop allows {max_drop:g}: nothing was written; "
-                "allow more, calibrate on more pictures, or leave --int8 out"
+                "allow more, calibrate on more images, or leave --int8 out"
             )
         for suffix in FORMATS["onnx" if target.suffix == ".onnx" else "openvino"].files:
             best.path.with_suffix(suffix).replace(target.with_suffix(suffix))
@@ -186,7 +186,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Sources:
-    """Where pictures come from.
+    """Where images come from.
 
     Args:
         calibration: To calibrate on.
@@ -204,7 +204,7 @@ class _Sources:
 
 
 class _Normalised:
-    """Decoded pictures, normalised where they are looked at: a quarter of the memory."""
+    """Decoded images, normalised where they are looked at: a quarter of the memory."""
 
     def __init__(self, pixels: Tensor, normalise: Callable[[Tensor], Tensor]):
         self.pixels, self.normalise = pixels, normalise
@@ -217,7 +217,7 @@ class _Normalised:
 
 
 class _Labelled:
-    """Asks sessions about labelled pictures."""
+    """Asks sessions about labelled images."""
 
     def __init__(self, task: Task, progress: Progress):
         self.task, self.progress = task, progress
@@ -232,14 +232,14 @@ class _Labelled:
             done += more
             self.progress(done, count, f"accuracy {what}")
 
-        said = collect(_Asked(classifier, session), self._batches(), pictures=count, kept=self.task.kept, seen=seen)
+        said = collect(_Asked(classifier, session), self._batches(), count=count, kept=self.task.kept, seen=seen)
         return Answers(said.predicted, 100 * float((said.ranks == 0).mean()))
 
     def _batches(self) -> Any:
         transforms = self.task.classifier.transforms
         if self._kept is None:
-            pictures = Pictures(self.task.source, transforms.build(training=False))
-            loader = load(pictures, EvalOrder(self.task.source, BATCH))
+            images = SourceDataset(self.task.source, transforms.build(training=False))
+            loader = load(images, EvalOrder(self.task.source, BATCH))
             if len(self.task.source) * transforms.channels * transforms.size**2 > KEPT_IN_MEMORY:
                 return loader
             self._kept = list(loader)
@@ -258,7 +258,7 @@ class _Asked:
 
 
 class _Unlabelled:
-    """Asks sessions about the pictures that they were calibrated on."""
+    """Asks sessions about the images that they were calibrated on."""
 
     def __init__(self, images: _Normalised):
         self.images = images
@@ -320,19 +320,19 @@ def _ranked(
 
 
 def _sources(classifier: Classifier, data: str | None, calibrate: str | None, images: int) -> _Sources:
-    """Pictures to calibrate on, and to measure accuracy on where some are labelled."""
+    """Images to calibrate on, and to measure accuracy on where some are labelled."""
     given, notes = None, ()
     if calibrate is not None:
         try:
             found, told = find_images([calibrate])
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"--calibrate {calibrate}: {error}; give a folder of pictures") from None
+            raise ValueError(f"--calibrate {calibrate}: {error}; give a folder of images") from None
         given = _Sources(found.in_channels(classifier.transforms.channels), calibrate, notes=tuple(told))
     own = classifier.run.get("broadsight", {}).get("settings", {}).get("data")
     if data is None and own is None:
         if given is None:
             raise ValueError(
-                f"--int8 needs pictures to calibrate on, and {classifier.title} has none of its own; "
+                f"--int8 needs images to calibrate on, and {classifier.title} has none of its own; "
                 "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
             )
         return given
@@ -344,7 +344,7 @@ def _sources(classifier: Classifier, data: str | None, calibrate: str | None, im
             raise
         reason = f"the data that {classifier.title} was trained on ({own}) cannot be had: {first_line(error)}"
         if given is None:
-            raise ValueError(f"{reason}; give labelled pictures by --data, or any by --calibrate") from None
+            raise ValueError(f"{reason}; give labelled images by --data, or any by --calibrate") from None
         return replace(given, notes=(*given.notes, reason))
     notes = tuple(labelled.notes)
     if given is not None:
@@ -355,7 +355,7 @@ def _sources(classifier: Classifier, data: str | None, calibrate: str | None, im
 
 
 def _training_part(classifier: Classifier, data: str | None, own: str | None, labelled: Found) -> Found | None:
-    """What belongs to labelled pictures to train on; None if nothing is set apart."""
+    """What belongs to labelled images to train on; None if nothing is set apart."""
     if own is not None and (data is None or same_data(data, own)):
         splits = own_splits(classifier)
         return Found(splits.train, f"the training part of {own}", (), {})
@@ -377,10 +377,10 @@ def _training_part(classifier: Classifier, data: str | None, own: str | None, la
 
 
 def _apart(task: Task, place: str, images: int, notes: tuple[str, ...]) -> _Sources:
-    """Some pictures to calibrate on, the others to measure on."""
+    """Some images to calibrate on, the others to measure on."""
     count = len(task.source)
     if count < 2:
-        raise ValueError(f"{place} has one picture; expected two, one of them to calibrate on; or give --calibrate")
+        raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
     order = np.random.default_rng(0).permutation(count)
     few = min(images, max(1, count // 4))
     rest = View(task.source, np.sort(order[few:]))
@@ -390,14 +390,14 @@ def _apart(task: Task, place: str, images: int, notes: tuple[str, ...]) -> _Sour
 
 
 def _read(classifier: Classifier, sources: _Sources, images: int) -> tuple[_Normalised, tuple[str, ...]]:
-    """So many pictures, drawn by chance, and a note of those that cannot be read."""
+    """So many images, drawn by chance, and a note of those that cannot be read."""
     source = sources.calibration
-    pictures = Pictures(source, classifier.transforms.build(training=False))
+    photos = SourceDataset(source, classifier.transforms.build(training=False))
     order = np.random.default_rng(0).permutation(len(source)).tolist()
     found: list[Tensor] = []
     skipped: list[tuple[str, str]] = []
     for place in order:
-        batch: Batch = pictures.__getitems__([(0, place, place)])
+        batch: Batch = photos.__getitems__([(0, place, place)])
         skipped += batch.skipped
         if len(batch.images):
             found.append(batch.images[0])
@@ -405,12 +405,10 @@ def _read(classifier: Classifier, sources: _Sources, images: int) -> tuple[_Norm
             break
     if not found:
         why = f"; {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
-        raise ValueError(f"none of the {len(order)} pictures in {sources.said} can be read to calibrate on{why}")
+        raise ValueError(f"none of the {len(order)} images in {sources.said} can be read to calibrate on{why}")
     notes = []
     if skipped:
-        notes.append(
-            f"{len(skipped)} pictures to calibrate on cannot be read, such as {skipped[0][0]}: {skipped[0][1]}"
-        )
+        notes.append(f"{len(skipped)} images to calibrate on cannot be read, such as {skipped[0][0]}: {skipped[0][1]}")
     return _Normalised(torch.stack(found), classifier.normalise), tuple(notes)
 
 
@@ -432,7 +430,7 @@ def _findings(
         for name in best.kept
     ]
     return {
-        "calibration": {"pictures": images, "from": sources.said},
+        "calibration": {"images": images, "from": sources.said},
         "layers": len(calibrated.layers),
         "in_int8": len(calibrated.layers) - len(kept),
         "kept_in_float": kept,
@@ -440,7 +438,7 @@ def _findings(
         "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
         "max_drop": max_drop,
         "same_class": same,
-        "measured_on": {"pictures": len(before.predicted), "from": sources.place or sources.said},
+        "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
     }
 
 
@@ -449,12 +447,12 @@ def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -
     calibration, measured, top1 = found["calibration"], found["measured_on"], found["top1"]
     lines = [
         f"int8: {found['in_int8']} of {found['layers']} layers, {sizes['float'] / 1e6:.1f} MB to "
-        f"{sizes['int8'] / 1e6:.1f} MB, calibrated on {calibration['pictures']:,} pictures of {calibration['from']}"
+        f"{sizes['int8'] / 1e6:.1f} MB, calibrated on {calibration['images']:,} images of {calibration['from']}"
     ]
-    where = f"on {measured['pictures']:,} pictures of {measured['from']}"
+    where = f"on {measured['images']:,} images of {measured['from']}"
     same, limit = f"{found['same_class']:.1%}", found["max_drop"]
     if top1 is None:
-        lines.append(f"accuracy was not measured: no labelled pictures (--data); {where} the same class for {same}")
+        lines.append(f"accuracy was not measured: no labelled images (--data); {where} the same class for {same}")
         if 100 * (1 - found["same_class"]) > limit:
             lines[-1] += f", though --max-drop {limit:g} asks for {1 - limit / 100:.1%}"
     else:

@@ -144,7 +144,7 @@ def _outside_pools(model: nn.Module, names: Mapping[nn.Module, str]) -> set[str]
 
 
 def _reordered(model: Any) -> bool:
-    """Whether the network sorts its tokens other than by their places, as Hiera does."""
+    """Whether the model sorts its tokens other than by their places, as Hiera does."""
     return isinstance(getattr(model, "reroll", None), nn.Module)
 
 

@@ -16,12 +16,12 @@ from .map import Look
 KIND = "gradcam"
 NOTE = "features of bright places raise the score of the class; those of dark ones do not, or lower it"
 
-# Of every network the places of its maps, by its modules and the images' size: the search takes two passes of its own.
+# Of every model the places of its maps, by its modules and the images' size: the search takes two passes of its own.
 _found: WeakKeyDictionary[nn.Module, dict[tuple, list[Place]]] = WeakKeyDictionary()
 
 
 def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, layer: str | None = None) -> list[Look]:
-    """Grad-CAM of one class on each of the network's feature maps, the last of which is the usual one.
+    """Grad-CAM of one class on each of the model's feature maps, the last of which is the usual one.
 
     Maps that the answer does not depend on are left out, such as the patches that leave the last block of a ViT which
     answers by its class token. All maps take one pass and one way back.
@@ -33,30 +33,30 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
         layer: Path of a module whose map alone is looked at.
 
     Raises:
-        ValueError: The network has no such class or layer, or no map that its answer depends on.
+        ValueError: The model has no such class or layer, or no map that its answer depends on.
     """
     check_model(model)
     if image.ndim != 4 or len(image) != 1:
         raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W)")
-    network, compiled = uncompiled(model)
-    like = next((x for x in network.parameters() if x.is_floating_point()), image)
+    inner, compiled = uncompiled(model)
+    like = next((x for x in inner.parameters() if x.is_floating_point()), image)
     classes: list[int] = []
 
     def run(images: Tensor) -> Tensor:
-        logits = network(images).float()
+        logits = inner(images).float()
         classes[:] = [int(logits[0].argmax())]
         return logits
 
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    with torch.inference_mode(False), eager, in_eval_mode(network):
+    with torch.inference_mode(False), eager, in_eval_mode(inner):
         image = image.clone().to(like.device, like.dtype)
-        places = _places(network, run, image) if layer is None else [place_named(network, run, image, layer)]
+        places = _places(inner, run, image) if layer is None else [place_named(inner, run, image, layer)]
         if not places:
-            raise ValueError(f"gradcam finds no feature map in {type(network).__name__}; look at another kind")
+            raise ValueError(f"gradcam finds no feature map in {type(inner).__name__}; look at another kind")
         pairs = list(zip(places, maps_and_gradients(run, image, places, target), strict=True))
-        # With weights of zeros before the answer, as some untrained networks have, it depends on none: a flat map
+        # With weights of zeros before the answer, as some untrained models have, it depends on none: a flat map
         kept = [(place, pair) for place, pair in pairs if layer or bool(pair[1].any())] or pairs[-1:]
-        # Of a network that names no maps, the last one of each size
+        # Of a model that names no maps, the last one of each size
         kept = list({place.name if place.said else place.grid: (place, cam(*pair)) for place, pair in kept}.values())
     title = f"class {classes[0] if target is None else target}"
     return [
@@ -65,11 +65,11 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
     ]
 
 
-def _places(network: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> list[Place]:
-    """Where the network's maps are, the first first; of one that was looked at before, as they were found then."""
-    known = _found.setdefault(network, {})
-    key = (tuple(image.shape[1:]), *map(id, network.modules()))
+def _places(model: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> list[Place]:
+    """Where the model's maps are, the first first; of one that was looked at before, as they were found then."""
+    known = _found.setdefault(model, {})
+    key = (tuple(image.shape[1:]), *map(id, model.modules()))
     if key not in known:
         known.clear()  # one size at a time: places hold on to modules that may have been replaced
-        known[key] = places_of(network, run, image)[::-1]
+        known[key] = places_of(model, run, image)[::-1]
     return known[key]

@@ -1,4 +1,4 @@
-"""What there is to see inside a network while one image passes: maps, and who collects them."""
+"""What there is to see inside a model while one image passes: maps, and who collects them."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,9 +32,9 @@ class Look:
 
 
 class Collector(Protocol):
-    """Collects the looks of one kind while one image (1, C, H, W) passes a network.
+    """Collects the looks of one kind while one image (1, C, H, W) passes a model.
 
-    It is a context manager: hooks are on the network inside the `with`, and gone after it, however that ends.
+    It is a context manager: hooks are on the model inside the `with`, and gone after it, however that ends.
     What it sees of a pass it must not change. `looks` is valid after the pass, inside the `with` or after it.
     """
 
@@ -42,7 +42,7 @@ class Collector(Protocol):
 
     @staticmethod
     def suits(model: nn.Module) -> bool:
-        """Whether the network has what this collects; without running it."""
+        """Whether the model has what this collects; without running it."""
         ...
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None: ...

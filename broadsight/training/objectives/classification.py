@@ -28,7 +28,7 @@ class Classification:
         val: Batches of evaluation.
         mean, std: Normalise images whose values are between 0 and 1.
         classes: How many.
-        comparable: Whether top-1 tells epochs apart; not where all validation pictures are of one class, since whoever
+        comparable: Whether top-1 tells epochs apart; not where all validation images are of one class, since whoever
             always says that is right.
     """
 
@@ -92,7 +92,7 @@ class Classification:
         return batch.keys
 
     def names(self, keys: Sequence[Key]) -> list[str]:
-        """What the pictures are called."""
+        """What the images are called."""
         return [self.order.source.name(index) for _, _, index in keys]
 
     def skipped(self, batch: Batch) -> Mapping[str, str]:
@@ -101,10 +101,10 @@ class Classification:
     def evaluate(
         self, model: nn.Module, seen: Callable[[int, str], None]
     ) -> tuple[dict[str, float | None], Mapping[str, str]]:
-        """Loss, top-1 and top-5 over all validation pictures of all processes, none counted twice.
+        """Loss, top-1 and top-5 over all validation images of all processes, none counted twice.
 
         Returns:
-            The figures, None if some answers are no numbers, and which pictures could not be read.
+            The figures, None if some answers are no numbers, and which images could not be read.
         """
         from torchmetrics import MeanMetric
         from torchmetrics.classification import MulticlassAccuracy
@@ -136,7 +136,7 @@ class Classification:
         count, broken = sum_over_processes(torch.tensor([count, broken], device=self.device)).tolist()
         if not count:
             raise Failed(
-                f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
+                f"none of the {self.evaluations} images to validate on can be read; see what is wrong with them"
             )
         if broken:  # torchmetrics would leave losses that are no numbers out, and count the argmax of such answers
             return dict.fromkeys(metrics), skipped

@@ -21,7 +21,7 @@ class DenseWork:
     """The work of an engine that trains a dense model.
 
     Args:
-        model: The network as it is trained: images and targets -> losses.
+        model: The model as it is trained: images and targets -> losses.
         train, order: Training batches, and what decides on their order.
         val: Batches of evaluation.
         scorer: Scores them.
@@ -82,7 +82,7 @@ class DenseWork:
         return batch.keys
 
     def names(self, keys: Sequence[Key]) -> list[str]:
-        """What the pictures are called."""
+        """What the images are called."""
         return [self.order.source.name(index) for _, _, index in keys]
 
     def skipped(self, batch: DenseBatch) -> Mapping[str, str]:
@@ -91,10 +91,10 @@ class DenseWork:
     def evaluate(
         self, model: nn.Module, seen: Callable[[int, str], None]
     ) -> tuple[dict[str, float | None], Mapping[str, str]]:
-        """Scores over all validation pictures of all processes, none counted twice.
+        """Scores over all validation images of all processes, none counted twice.
 
         Returns:
-            The figures, None where nothing is there to be found, and which pictures could not be read.
+            The figures, None where nothing is there to be found, and which images could not be read.
         """
         self.scorer.reset()
         skipped: dict[str, str] = {}
@@ -109,7 +109,7 @@ class DenseWork:
                 seen(len(batch.images) * self.order.processes, "evaluating")
         if not sum(gather_objects(count)):
             raise Failed(
-                f"none of the {self.evaluations} pictures to validate on can be read; see what is wrong with them"
+                f"none of the {self.evaluations} images to validate on can be read; see what is wrong with them"
             )
         self.scorer.merge(gather_objects(self.scorer.state()))
         figures = known_or_none(self.scorer.compute())

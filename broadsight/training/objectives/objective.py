@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Step(NamedTuple):
-    """What a pass over a batch gives: the loss to minimise, over how many pictures, and how many it got right."""
+    """What a pass over a batch gives: the loss to minimise, over how many images, and how many it got right."""
 
     loss: Tensor
     count: int
@@ -16,10 +16,10 @@ class Step(NamedTuple):
 
 
 class Work(Protocol):
-    """What is learned: batches in their order, what a pass over one computes, and how good the network is.
+    """What is learned: batches in their order, what a pass over one computes, and how good the model is.
 
     `updates` are those of an epoch, `goal` the metric that the best weights have most of, None where it has no value;
-    `counts_correct` says whether steps count right answers, `stays_in_eval` whether the network learns in eval mode.
+    `counts_correct` says whether steps count right answers, `stays_in_eval` whether the model learns in eval mode.
     """
 
     updates: int
@@ -59,12 +59,12 @@ class Progress:
     Args:
         epoch, update, updates: Epochs finished, updates of the present one, updates in all.
         evaluated: Nothing was learned since the last evaluation.
-        interval: Sum of losses and number of pictures since the last line of the metrics.
-        total: Sum of losses, right answers and number of pictures of the present epoch.
+        interval: Sum of losses and number of images since the last line of the metrics.
+        total: Sum of losses, right answers and number of images of the present epoch.
         best, best_epoch, stale: The best of the goal, when it was reached, and for how many epochs it was not; None and
             0 as long as no epoch has a value of it, of which the last one's weights are kept.
         best_weights: The digest of the file of weights that are kept.
-        skipped: Pictures that could not be read, and why.
+        skipped: Images that could not be read, and why.
         metrics_size: Bytes of the metrics that belong to this.
         finished: There is nothing left to do.
         run: Which run it is, as `identity` has it.

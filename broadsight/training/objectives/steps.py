@@ -19,11 +19,11 @@ from ..recipes import Recipe
 
 
 def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.device) -> TrainingTask:
-    """The task that a recipe means for a network.
+    """The task that a recipe means for a model.
 
     Args:
-        model: The network as it is called in training, perhaps wrapped for several processes.
-        plain: The same network unwrapped, to look at.
+        model: The model as it is called in training, perhaps wrapped for several processes.
+        plain: The same model unwrapped, to look at.
     """
     groups = bool(getattr(plain, "has_groups", False))
     criterion = LabelLoss(recipe.loss, recipe.smoothing)
@@ -62,7 +62,7 @@ class LabelLoss(nn.Module):
 
 
 class MultiTokenTask(TrainingTask):
-    """A network with groups of tokens and its loss; with a teacher, one that has distillation tokens."""
+    """A model with groups of tokens and its loss; with a teacher, one that has distillation tokens."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class MultiTokenTask(TrainingTask):
 
 
 class HardDistillationTask(LogitDistillationTask):
-    """A network without distillation tokens learns the label, and the class that its teacher names."""
+    """A model without distillation tokens learns the label, and the class that its teacher names."""
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         logits = self.trainable_module(input)

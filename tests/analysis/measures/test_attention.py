@@ -1,4 +1,4 @@
-"""Attention entropy against weights that are known: by hand, from torch, or from the network's own projections."""
+"""Attention entropy against weights that are known: by hand, from torch, or from the model's own projections."""
 
 import copy
 import json
@@ -347,7 +347,7 @@ def test_multi_head__in_torchs_encoder_with_its_fast_path():
     assert all(0 < x < math.log(9) and len(x.heads) == 2 for x in found.values())
 
 
-# ---- networks
+# ---- models
 
 
 def test_vit__is_what_its_projections_give():
@@ -497,7 +497,7 @@ def test_background__is_apart_from_the_foreground():
 
 
 @pytest.mark.parametrize("kind", ["cb", "scaled", "gate"])
-def test_context_broadcast__is_measured_like_any_network(kind):
+def test_context_broadcast__is_measured_like_any_model(kind):
     plain, x = created("test_vit"), images("test_vit")
     mixed = broadsight.add_context_broadcast(copy.deepcopy(plain), kind)
     before, after = attention_entropy(plain, x), attention_entropy(mixed, x)
@@ -575,21 +575,21 @@ def test_refused__images_of_several_sizes():
         attention_entropy(model, [torch.randn(1, 3, 64, 64), torch.randn(1, 3, 96, 64)])
 
 
-def test_refused__no_batch_size_and_no_network():
+def test_refused__no_batch_size_and_no_model():
     with pytest.raises(ValueError, match="batch_size=0 lets no image pass"):
         attention_entropy(created("test_vit"), images("test_vit"), batch_size=0)
-    with pytest.raises(ValueError, match="model is a str; expected a network"):
+    with pytest.raises(ValueError, match="model is a str; expected a model"):
         attention_entropy("test_vit", images("test_vit"))  # ty: ignore
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "mixer_s32_224", "efficientvit_b0"])
-def test_refused__networks_without_attention(name):
+def test_refused__models_without_attention(name):
     kind = type(created(name)).__name__
     with pytest.raises(ValueError, match=f"^{kind} has no attention weights; looked for .*pass a vision transformer"):
         attention_entropy(created(name), images(name))
 
 
-# ---- the network is left as it was
+# ---- the model is left as it was
 
 
 def hooks(model: nn.Module) -> int:
@@ -632,7 +632,7 @@ def test_watching__leaves_no_trace_of_a_failure():
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_watching__goes_on_after_a_failure_that_the_network_expects():
+def test_watching__goes_on_after_a_failure_that_the_model_expects():
     class Tries(Attends):
         def forward(self, x: Tensor) -> Tensor:
             try:
@@ -701,7 +701,7 @@ SERIES = {
 }
 
 
-def test_plot__draws_a_line_for_each_network_and_the_uniform_one():
+def test_plot__draws_a_line_for_each_model_and_the_uniform_one():
     pytest.importorskip("matplotlib")
     (panel,) = plot_attention_entropy(SERIES).axes
     lines = {line.get_label(): line for line in panel.lines}

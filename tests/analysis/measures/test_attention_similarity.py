@@ -19,7 +19,7 @@ from tests.zoo import shallow
 
 
 def measured(weights: Tensor, heads: int | None = None, **options) -> LayerSimilarity:
-    """Of a network with these attention weights."""
+    """Of a model with these attention weights."""
     model = Attends(lambda x: weights.log().softmax(-1), heads)
     (found,) = attention_similarity(model, torch.zeros(1, 1, 1, 1), **options).values()
     return found
@@ -153,7 +153,7 @@ def test_refused():
         attention_similarity(model, sizes)
 
 
-def test_plot__two_panels_with_a_line_for_each_network(tmp_path):
+def test_plot__two_panels_with_a_line_for_each_model(tmp_path):
     layers = {"a": LayerSimilarity(0.5, 0.25, (0.5,), 4), "b": LayerSimilarity(0.75, None, (0.75,), 4, "single")}
     figure = plot_attention_similarity({"one": layers, "two": layers}, tmp_path / "similarity.png")
     first, second = figure.axes

@@ -53,7 +53,7 @@ def test_by_hand(function):
 
 def test_zeros_after_a_negative_slope_are_not_those_of_a_relu():
     assert dead_neurons(Called(F.leaky_relu), IMAGES).layers[0].record() == {
-        "name": "network",
+        "name": "model",
         "function": "leaky_relu",
         "counted": "0 or less",
         "share": pytest.approx(7 / 12),
@@ -92,7 +92,7 @@ def test_an_activation_that_is_called_again_is_another_layer():
     assert [(layer.name, layer.function) for layer in found.layers] == [
         ("act", "relu"),
         ("act#2", "relu"),
-        ("network", "silu"),
+        ("model", "silu"),
     ]
     assert [layer.share for layer in found.layers] == pytest.approx([7 / 12, 10 / 12, 10 / 12])
     assert counts == [1, 2]

@@ -14,7 +14,7 @@ from tests.zoo import shallow
 
 
 class Doubling(nn.Module):
-    """A network of two blocks, each of which adds its input to itself."""
+    """A model of two blocks, each of which adds its input to itself."""
 
     class Block(nn.Module):
         def __init__(self):

@@ -121,8 +121,8 @@ def test_what_is_not_known_is_left_out_with_a_note():
         "left out, accuracy unknown (not run): net1, net5",
     )
     said = refusal(lambda: fronts(points((2, None), (None, 3)), "macs"))
-    assert said.startswith("no network has both accuracy and MACs; left out, MACs unknown: net1; left out")
-    assert "no network" in refusal(lambda: fronts([]))
+    assert said.startswith("no model has both accuracy and MACs; left out, MACs unknown: net1; left out")
+    assert "no model" in refusal(lambda: fronts([]))
     assert "choose latency_ms, macs, parameters" in refusal(lambda: fronts(points((1, 60)), "flops"))
 
 
@@ -155,7 +155,7 @@ def test_an_evaluation(tmp_path):
     assert [point.x for point in read_points(path, "parameters")] == [510230, 3]
     unasked = {**EVALUATION, "figures": {"loss": 1.0}, "asked": {"data": "flowers", "samples": 100}}
     found = read_points(written(tmp_path / "evaluation.json", unasked))[0]
-    assert found.accuracy is None and found.data == "flowers, val, 100 pictures"
+    assert found.accuracy is None and found.data == "flowers, val, 100 images"
 
 
 def test_a_benchmark(tmp_path):
@@ -295,12 +295,12 @@ def test_plot(tmp_path):
 
 
 def test_names_do_not_cover_each_other():
-    crowd = [Point(f"network {i}", 10 + 0.01 * i, 50 - 0.01 * i) for i in range(40)]
+    crowd = [Point(f"model {i}", 10 + 0.01 * i, 50 - 0.01 * i) for i in range(40)]
     apart = [Point("cheap", 1, 40), Point("dear", 20, 90)]
     figure = plot_fronts(fronts([*crowd, *apart]))
     figure.draw_without_rendering()
     texts = figure.axes[0].texts
     names = [text.get_text() for text in texts]
-    assert {"cheap", "dear", "network 0"} <= set(names) and len(names) < 20
+    assert {"cheap", "dear", "model 0"} <= set(names) and len(names) < 20
     boxes = [Text.get_window_extent(text) for text in texts]  # without the lines to their points
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))

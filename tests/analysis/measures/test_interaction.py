@@ -33,14 +33,14 @@ class OfPatches(nn.Module):
         return torch.stack([score, torch.zeros_like(score)], 1)
 
 
-def pictures(values: Tensor, grid: tuple[int, int] = GRID, side: int = 2) -> Tensor:
+def make_images(values: Tensor, grid: tuple[int, int] = GRID, side: int = 2) -> Tensor:
     """(B, n) -> (B, 3, H, W) whose patches show these values."""
     maps = values.view(-1, 1, *grid).repeat_interleave(side, 2).repeat_interleave(side, 3)
     return maps.expand(-1, 3, -1, -1).contiguous()
 
 
 def enumerated(function: Callable[[Tensor], Tensor], values: Tensor, orders: range) -> list[float]:
-    """E_ij |I(i, j)| of one picture (n,) by its definition, all pairs and all contexts."""
+    """E_ij |I(i, j)| of one image (n,) by its definition, all pairs and all contexts."""
 
     def v(subset: set[int]) -> float:
         there = torch.tensor([float(k in subset) for k in range(len(values))], dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_pairs__interact_alike_in_every_order():
     weights = torch.randn(6, 6, dtype=torch.float64).triu(1)
     x = torch.rand(1, 6, dtype=torch.float64) + 0.5
     found = interaction_strength(
-        OfPatches(lambda x: torch.einsum("bi,ij,bj->b", x, weights, x)), pictures(x), **EVERYTHING, target=0
+        OfPatches(lambda x: torch.einsum("bi,ij,bj->b", x, weights, x)), make_images(x), **EVERYTHING, target=0
     )
     size = (weights * x.T * x).abs().sum().item() / 15
     assert found.absolute == pytest.approx([size] * 5) and found.strength == pytest.approx([1] * 5)
@@ -80,26 +80,26 @@ def test_pairs__interact_alike_in_every_order():
 
 
 def test_product_of_all__needs_all_others():
-    found = interaction_strength(OfPatches(lambda x: x.prod(1)), pictures(torch.full((3, 6), 2.0)), **EVERYTHING)
+    found = interaction_strength(OfPatches(lambda x: x.prod(1)), make_images(torch.full((3, 6), 2.0)), **EVERYTHING)
     assert found.absolute == pytest.approx([0, 0, 0, 0, 64]) and found.strength == pytest.approx([0, 0, 0, 0, 5])
-    assert found.error == (0,) * 5  # all pictures are the same
+    assert found.error == (0,) * 5  # all images are the same
 
 
 def test_product_of_three__grows_with_the_order():
     """x1 x2 x3 of n patches: the third is in a context of m with the chance m / (n - 2), and 3 of 15 pairs see it."""
-    found = interaction_strength(OfPatches(lambda x: x[:, :3].prod(1)), pictures(torch.ones(1, 6)), **EVERYTHING)
+    found = interaction_strength(OfPatches(lambda x: x[:, :3].prod(1)), make_images(torch.ones(1, 6)), **EVERYTHING)
     assert found.absolute == pytest.approx([3 / 15 * m / 4 for m in range(5)])
     assert found.strength == pytest.approx([m / 2 for m in range(5)])
 
 
 def test_sum__has_none():
-    found = interaction_strength(OfPatches(lambda x: x.sum(1)), pictures(torch.ones(2, 6)), **EVERYTHING)
+    found = interaction_strength(OfPatches(lambda x: x.sum(1)), make_images(torch.ones(2, 6)), **EVERYTHING)
     assert found.strength == found.error == found.floor == found.absolute == (0,) * 5
 
 
 def test_all_taken__is_the_definition():
     x = torch.randn(2, 6, dtype=torch.float64)
-    found = interaction_strength(OfPatches(curved), pictures(x), **EVERYTHING, target=0)
+    found = interaction_strength(OfPatches(curved), make_images(x), **EVERYTHING, target=0)
     expected = torch.tensor([enumerated(curved, one, range(5)) for one in x])  # images, orders
     assert found.absolute == pytest.approx(expected.mean(0).tolist(), rel=1e-6)
     assert found.strength == pytest.approx((expected.mean(0) / expected.mean()).tolist(), rel=1e-6)
@@ -112,7 +112,7 @@ def test_log_odds__of_a_class_among_several():
     answers.see(logits, ())
     p = logits[0].double().softmax(0)[2]
     assert answers.scores[0].tolist() == pytest.approx([(p / (1 - p)).log().item(), -799], rel=1e-9)
-    answers = interaction._Answers(None, "log-odds")  # the first, which is the whole picture, says which class
+    answers = interaction._Answers(None, "log-odds")  # the first, which is the whole image, says which class
     answers.see(logits.flip(0), ())
     assert answers.label == 0 and answers.scores[0][0] == pytest.approx(800 - math.log(1 + math.e))
 
@@ -121,11 +121,11 @@ def test_log_odds__of_a_class_among_several():
 def test_masked__shows_the_patches_of_a_subset_alone(size):
     image = torch.rand(3, *size) + 1
     (shown,) = masked(image, iter([(), (0, 5), (1,)]), GRID, [-1.0, -2.0, -3.0], 8)
-    for picture, subset in zip(shown, [(), (0, 5), (1,)], strict=True):
+    for photo, subset in zip(shown, [(), (0, 5), (1,)], strict=True):
         for row, column in itertools.product(range(size[0]), range(size[1])):
             patch = (row * 2 // size[0]) * 3 + column * 3 // size[1]
             expected = image[:, row, column] if patch in subset else torch.tensor([-1.0, -2.0, -3.0])
-            assert picture[:, row, column].equal(expected)
+            assert photo[:, row, column].equal(expected)
 
 
 def test_orders__are_shares_or_numbers():
@@ -139,9 +139,9 @@ def test_orders__are_shares_or_numbers():
 
 @pytest.fixture(scope="module")
 def population() -> tuple[Tensor, Tensor]:
-    """Pictures (B, n), and the true strength of each order over all of them."""
+    """Images (B, n), and the true strength of each order over all of them."""
     x = 0.5 + torch.rand(60, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    found = interaction_strength(OfPatches(curved), pictures(x), **EVERYTHING, target=0, batch_size=4096)
+    found = interaction_strength(OfPatches(curved), make_images(x), **EVERYTHING, target=0, batch_size=4096)
     return x, torch.tensor(found.strength)
 
 
@@ -152,7 +152,7 @@ def test_sample__is_within_its_error(population):
     for seed in range(20):
         chosen = torch.randint(60, (30,), generator=torch.Generator().manual_seed(seed))
         options = dict(grid=GRID, orders=range(5), pairs=2, contexts=6, seed=seed, batch_size=512)
-        found = interaction_strength(OfPatches(curved), pictures(x[chosen]), target=0, **options)
+        found = interaction_strength(OfPatches(curved), make_images(x[chosen]), target=0, **options)
         deviations.append((torch.tensor(found.strength) - truth) / torch.tensor(found.error))
     found = torch.stack(deviations)
     assert 0.75 < found.square().mean().sqrt() < 1.3
@@ -175,11 +175,11 @@ def test_contexts__are_different_and_of_their_size():
     assert len(pairs) == 15 and all(len(pair) == 2 for pair in pairs)
 
 
-def test_error__shrinks_with_the_root_of_the_pictures(population):
+def test_error__shrinks_with_the_root_of_the_images(population):
     def error(count: int) -> float:
         found = interaction_strength(
             OfPatches(curved),
-            pictures(population[0][:count]),
+            make_images(population[0][:count]),
             grid=GRID,
             orders=range(5),
             pairs=2,
@@ -191,12 +191,12 @@ def test_error__shrinks_with_the_root_of_the_pictures(population):
     assert error(4) / error(60) == pytest.approx(15**0.5, rel=0.4)
 
 
-def test_error__of_one_picture_is_that_of_its_pairs(population):
-    picture = pictures(population[0][:1])
+def test_error__of_one_image_is_that_of_its_pairs(population):
+    image = make_images(population[0][:1])
     options = dict(grid=GRID, orders=range(5), contexts=99, target=0)
-    found = interaction_strength(OfPatches(curved), picture, pairs=8, **options)
+    found = interaction_strength(OfPatches(curved), image, pairs=8, **options)
     assert found.record()["error_over"] == "pairs" and all(e > 0 for e in found.error)
-    single = interaction_strength(OfPatches(curved), picture, pairs=1, **options)
+    single = interaction_strength(OfPatches(curved), image, pairs=1, **options)
     assert all(math.isnan(e) for e in single.error)
     assert [order["error"] for order in single.record()["orders"]] == [None] * 5
 
@@ -213,7 +213,7 @@ def test_floor__is_what_noise_shows():
 
 
 def test_seed__decides_and_nothing_else(population):
-    images = pictures(population[0][:5]).float()
+    images = make_images(population[0][:5]).float()
     options = dict(grid=GRID, orders=(0.3, 0.6), pairs=3, contexts=3)
     first = interaction_strength(OfPatches(curved), images, **options)
     torch.manual_seed(5)
@@ -227,16 +227,16 @@ def test_seed__decides_and_nothing_else(population):
 def test_passes__are_counted_bounded_and_told(population):
     model, told = OfPatches(curved), []
     options = dict(grid=GRID, orders=(0, 2, 4), pairs=3, contexts=5)
-    interaction_strength(model, pictures(population[0][:3]), batch_size=8, seen=told.append, **options)
+    interaction_strength(model, make_images(population[0][:3]), batch_size=8, seen=told.append, **options)
     assert sum(model.passed) == 3 * passes_per_image(**options) == 3 * (1 + 4 * 3 * (1 + 5 + 1))
     assert max(model.passed) == 8 and told == sorted(told) and told[-1] == 3
     assert passes_per_image() == 1441
 
 
-# ---- networks
+# ---- models
 
 
-def test_network__is_measured_and_left_as_it_was(tmp_path):
+def test_model__is_measured_and_left_as_it_was(tmp_path):
     model = shallow("emsnet_xtiny", num_classes=5).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     options = dict(grid=(3, 4), orders=(0.1, 0.5, 0.9), pairs=1, contexts=2)
@@ -255,15 +255,15 @@ def test_network__is_measured_and_left_as_it_was(tmp_path):
     ("options", "words"),
     [
         (dict(grid=(1, 1)), "grid=.1, 1. has no two patches"),
-        (dict(grid=(9, 3)), "a picture of 4x6 has no 9x3 patches"),
+        (dict(grid=(9, 3)), "an image of 4x6 has no 9x3 patches"),
         (dict(pairs=0), "pairs=0 measures nothing"),
         (dict(batch_size=0), "batch_size=0"),
         (dict(orders=(1.5,)), "orders hold 1.5; expected a share"),
         (dict(orders=(5,)), "orders hold 5; expected a number of patches, 0 to 4"),
         (dict(orders=("x",)), "orders hold x; expected a share"),
         (dict(orders=()), "orders are empty"),
-        (dict(target=2), "class 2, and the network has 2"),
-        (dict(target=[0]), "targets end with picture 1"),
+        (dict(target=2), "class 2, and the model has 2"),
+        (dict(target=[0]), "targets end with image 1"),
         (dict(target="label"), "needs labels"),
         (dict(target="right"), "target='right' is not known"),
         (dict(score="p"), "score='p' is not known"),
@@ -276,7 +276,7 @@ def test_bad_input__says_what_to_do(options, words):
     assert "\n" not in str(caught.value)
 
 
-def test_bad_network__says_what_to_do():
+def test_bad_model__says_what_to_do():
     with pytest.raises(ValueError, match="need a classifier"):
         interaction_strength(nn.Identity(), torch.ones(1, 3, 4, 6), **EVERYTHING)
     with pytest.raises(ValueError, match="not finite"):

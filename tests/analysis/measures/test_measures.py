@@ -17,7 +17,7 @@ NAMES = [*FEATURES, *ATTENTION, *TOKENS, "interaction", "receptive-field", "remo
 
 
 @pytest.fixture(scope="module")
-def networks():
+def models():
     pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, num_classes=3)
     return {"resnet": timm.create_model("test_resnet"), "vit": timm.create_model("test_vit"), "pooled": pooled}
 
@@ -52,25 +52,25 @@ def test_public_functions_are_exported():
         assert callable(getattr(analysis, name))
 
 
-def test_suiting(networks):
+def test_suiting(models):
     anything = ["variance", "dead", "spectrum", "interaction", "receptive-field", "removal", "front"]
-    assert suiting(networks["resnet"]) == anything
-    assert set(suiting(networks["vit"])) == {*anything, "entropy", "similarity"}
+    assert suiting(models["resnet"]) == anything
+    assert set(suiting(models["vit"])) == {*anything, "entropy", "similarity"}
     # the pooling has attention of its own: that of its learned tokens
-    assert set(suiting(networks["pooled"])) == set(NAMES)
-    assert suiting(networks["resnet"], dense=True) == ["variance", "dead", "spectrum", "receptive-field"]
+    assert set(suiting(models["pooled"])) == set(NAMES)
+    assert suiting(models["resnet"], dense=True) == ["variance", "dead", "spectrum", "receptive-field"]
 
 
-def test_refusal_names_what_would_work(networks):
+def test_refusal_names_what_would_work(models):
     with pytest.raises(ValueError) as error:
-        refuse_unsuited(MEASURES["entropy"], networks["resnet"], "mine")
+        refuse_unsuited(MEASURES["entropy"], models["resnet"], "mine")
     said = str(error.value)
     assert said.startswith("mine has no attention; entropy needs attention, as in vit_small_patch16_224")
     assert said.endswith("of mine there are variance, dead, spectrum, interaction, receptive-field, removal, front")
     with pytest.raises(
         ValueError, match=r"^mine is a dense run.* there are variance, dead, spectrum, receptive-field$"
     ):
-        refuse_unsuited(MEASURES["removal"], networks["resnet"], "mine", dense=True)
+        refuse_unsuited(MEASURES["removal"], models["resnet"], "mine", dense=True)
 
 
 def test_unknown_names():
@@ -141,5 +141,5 @@ def test_fronts_over_all_that_is_known():
     _, rows = result_rows.front(found["macs"])
     assert [row[:4] for row in rows] == [("a", 2.0, 70.0, "yes"), ("b", 4.0, 60.0, "no")]
     nothing = [analysis.Point("a", None, 70.0)]
-    with pytest.raises(ValueError, match="no network has both"):
+    with pytest.raises(ValueError, match="no model has both"):
         measures.fronts_over(lambda axis: nothing)

@@ -1,4 +1,4 @@
-"""Effective receptive fields of layers whose reach is known, and of networks of every kind against plain autograd."""
+"""Effective receptive fields of layers whose reach is known, and of models of every kind against plain autograd."""
 
 import json
 
@@ -29,7 +29,7 @@ def ones(layers: int, stride: int = 1) -> nn.Sequential:
 
 
 class Does(nn.Module):
-    """A function as a network."""
+    """A function as a model."""
 
     def __init__(self, function):
         super().__init__()
@@ -123,7 +123,7 @@ def test_centre__is_the_place_nearest_to_the_middle(pixels, places, expected):
 
 
 def test_absolute_values__are_added_over_colours_and_images():
-    """x**2 / 2 has the gradient x: |x| of each picture, and nothing cancels."""
+    """x**2 / 2 has the gradient x: |x| of each image, and nothing cancels."""
     images = torch.randn(5, 3, 3, 3)
     images[:, :, 1, 1] = torch.tensor([3.0, -4.0, 5.0])
 
@@ -135,11 +135,11 @@ def test_absolute_values__are_added_over_colours_and_images():
     torch.testing.assert_close(found.values, expected / expected.max())
 
 
-# ---- networks
+# ---- models
 
 
 @pytest.mark.parametrize("name", ["stvit_small", "mat_1", "partialformer_b0"])
-def test_own_networks__as_plain_autograd_has_it(name):
+def test_own_models__as_plain_autograd_has_it(name):
     model = shallow(name).train().requires_grad_(False)
     images = torch.randn(3, 3, 64, 96)
     with torch.inference_mode():
@@ -246,8 +246,8 @@ def test_record_and_plot(tmp_path):
         (ones(2), dict(layer="2"), "no layer '2'; .*blocks are 0, 1"),
         (ones(2), dict(batch_size=0), "batch_size=0 lets no image pass"),
         (nn.Sequential(*ones(2), nn.Flatten()), dict(layer="2"), "'2' gives shape .1, 81., which is no map"),
-        (Does(lambda x: 0 * x), {}, "does not depend on the pictures"),
-        (Does(lambda x: torch.zeros(1, 2, 9, 9)), {}, "does not depend on the pictures"),
+        (Does(lambda x: 0 * x), {}, "does not depend on the images"),
+        (Does(lambda x: torch.zeros(1, 2, 9, 9)), {}, "does not depend on the images"),
         (Does(lambda x: x * float("inf")), {}, "not finite"),
         (Does(lambda x: x - x.mean(1, keepdim=True)), {}, "add up to a constant, as behind a norm"),
         (nn.Linear(3, 4), {}, "Linear does not take an image of 3x9x9"),

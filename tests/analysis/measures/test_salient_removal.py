@@ -22,7 +22,7 @@ def brightness(images, batch):
 def test_by_hand():
     # The bright pixel of 16 is the first to go: at 0.1, round(1.6) = 2 are gone. The other way it is the last.
     found = salient_removal(finds_bright(4), bright(4, (0, 0), (2, 3)), saliency=brightness, fractions=(0.1, 0.5, 1.0))
-    assert found.fractions == (0.0, 0.1, 0.5, 1.0) and found.pictures == 2 and found.saliency == "brightness"
+    assert found.fractions == (0.0, 0.1, 0.5, 1.0) and found.images == 2 and found.saliency == "brightness"
     assert found.top1["salient first"] == (100, 0, 0, 0)
     assert found.top1["least salient first"] == (100, 100, 100, 0)
     assert found.areas["salient first"] == pytest.approx(100 * 0.05)  # a triangle 0.1 wide
@@ -58,11 +58,11 @@ def test_it_is_the_suite_of_eval():
     assert "expected 'salient'" in refusal(lambda: curves_of(occlusion))
 
 
-def test_a_picture_that_cannot_be_read_is_told_of():
+def test_a_image_that_cannot_be_read_is_told_of():
     source = bright(4, (0, 0), (2, 3), (1, 1))
     source.broken = (1,)
     found = salient_removal(finds_bright(4), source, saliency=brightness, fractions=(0.5,))
-    assert found.pictures == 2 and list(found.skipped) == ["1.png"]
+    assert found.images == 2 and list(found.skipped) == ["1.png"]
     with pytest.raises(RuntimeError, match="cut short"):
         salient_removal(finds_bright(4), source, saliency=brightness, strict=True)
 
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused():
     assert "between 0 and 1" in refusal(lambda: salient_removal(classifier, source, fractions=(1.5,)))
     assert "dino" in refusal(lambda: salient_removal(classifier, source, saliency=brightness, dino_checkpoint="x"))
     assert "(B, H, W)" in refusal(lambda: salient_removal(classifier, source, saliency=lambda x, b: torch.zeros(3)))
-    assert "no pictures" in refusal(lambda: salient_removal(classifier, bright(4), saliency=brightness))
+    assert "no images" in refusal(lambda: salient_removal(classifier, bright(4), saliency=brightness))
 
 
 def test_plot(tmp_path):

@@ -18,7 +18,7 @@ NONE = math.log(FLOOR)
 
 
 class Showing(nn.Module):
-    """A network whose only block gives the image itself."""
+    """A model whose only block gives the image itself."""
 
     class Block(nn.Module):
         def __init__(self):

@@ -91,7 +91,7 @@ def test_principal_directions_of_next_to_nothing():
     assert found.tokens.flatten(0, 2).tolist() == [[3, 0], [-3, 0]] and found.explained == (1.0, 0.0)
 
 
-def test_a_real_network():
+def test_a_real_model():
     model = broadsight.swap_pool("test_resnet", "map", **TINY).eval()
     x = torch.randn(3, 3, 64, 64)
     found = token_logits(model, x, torch.tensor([0, 1, 2]), batch_size=2)

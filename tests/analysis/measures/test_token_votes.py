@@ -113,7 +113,7 @@ def test_batches_add_up():
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
-def test_a_real_network(tokens):
+def test_a_real_model(tokens):
     torch.manual_seed(0)
     model = broadsight.swap_pool("test_resnet", "map", **TINY | dict(tokens=tokens)).train()
     model.backbone.eval()
@@ -138,7 +138,7 @@ def test_a_real_network(tokens):
         assert 0 < found.variance < 1
 
 
-def test_other_sizes_types_and_compiled_networks():
+def test_other_sizes_types_and_compiled_models():
     model = broadsight.swap_pool("test_resnet", "map", **TINY).to(torch.bfloat16)
     compiled = nn.Module()  # as torch.compile wraps it, without the seconds that its import takes
     compiled._orig_mod = model
@@ -158,7 +158,7 @@ def test_record_is_json():
     assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "apart": 0.25} and record["variance"] == 0.25
 
 
-def test_networks_without_tokens_are_refused():
+def test_models_without_tokens_are_refused():
     x = torch.zeros(1, 3, 64, 64)
     for model, kind in (
         (broadsight.swap_pool("test_resnet", "gap", num_classes=5), "AveragePool"),
@@ -168,14 +168,14 @@ def test_networks_without_tokens_are_refused():
         assert said.startswith(f"{kind} has no groups of class tokens") and "swap_pool" in said and "\n" not in said
     light = broadsight.swap_pool("test_resnet", "map", **TINY, light=True)
     assert "light" in refusal(lambda: token_votes(light, x))
-    assert "network" in refusal(lambda: token_votes("map_resnet50", x))
+    assert "model" in refusal(lambda: token_votes("map_resnet50", x))
 
 
 def test_images_and_labels_that_do_not_fit_are_refused():
     model, x = Says(BY_HAND), numbered(2)
     assert "empty" in refusal(lambda: token_votes(model, []))
     assert "3 labels for 2 images" in refusal(lambda: token_votes(model, x, torch.zeros(3).long()))
-    assert "a label is 3, but the network has 3" in refusal(lambda: token_votes(model, x, torch.tensor([0, 3])))
+    assert "a label is 3, but the model has 3" in refusal(lambda: token_votes(model, x, torch.tensor([0, 3])))
     assert "a label is -1" in refusal(lambda: token_votes(model, x, torch.tensor([0, -1])))
     assert "class numbers" in refusal(lambda: token_votes(model, x, torch.zeros(2, 3)))
     assert "class numbers" in refusal(lambda: token_votes(model, [(x, ["a", "b"])]))

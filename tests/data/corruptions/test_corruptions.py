@@ -102,14 +102,14 @@ def test_corrupt__grey_suffers_as_colours_do():
         assert 0.8 < ratio < 1.25, (name, ratio)
 
 
-def test_corrupt__blurs_and_moves_leave_a_plain_picture_alone():
+def test_corrupt__blurs_and_moves_leave_a_plain_image_alone():
     for value in (0, 77, 255):
         for name in (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate"):
             for severity in SEVERITIES:
                 np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
 
 
-def test_corrupt__lengths_scale_with_the_picture():
+def test_corrupt__lengths_scale_with_the_image():
     """To corrupt and to shrink is to shrink and to corrupt."""
     large = natural(1, 224)
     small = np.asarray(Image.fromarray(large).reduce(4))
@@ -149,7 +149,7 @@ def test_impulse_noise__share_of_values():
 # -- Blur --------------------------------------------------------------------------------------------------------------
 
 
-def test_convolved__is_the_sum_over_a_mirrored_picture():
+def test_convolved__is_the_sum_over_a_mirrored_image():
     x, kernel = generator().random((9, 12, 2)), generator().random((5, 5))
     padded = np.pad(x, ((2, 2), (2, 2), (0, 0)), "symmetric")
     expected = np.zeros_like(x)
@@ -252,7 +252,7 @@ def test_frost_layer__at_every_size():
         assert 0.25 < layer.mean() < 0.55 and layer.std() > 0.15
 
 
-def test_fog__lies_between_the_picture_and_white():
+def test_fog__lies_between_the_image_and_white():
     for severity, thickness in enumerate((1.5, 2, 2.5, 2.75, 3), 1):
         result = corrupt(flat(255, 96), "fog", severity) / 255
         assert result.min() >= 1 / (1 + thickness) - 0.002
@@ -342,7 +342,7 @@ def test_jpeg_compression__is_what_pil_writes():
         (flat(0) / 255, "fog", 1, "image is float64 (64, 64, 3), not uint8 (H, W, 3) or (H, W, 1), H and W from 8; "),
         (flat(0)[..., 0], "fog", 1, "H and W from 8; pass image[..., None]"),
         (flat(0)[None], "fog", 1, "image is uint8 (1, 64, 64, 3), not "),
-        (flat(0, 64, 4), "fog", 1, "; one picture at a time, channels last, without transparency"),
+        (flat(0, 64, 4), "fog", 1, "; one image at a time, channels last, without transparency"),
         (flat(0)[:7], "fog", 1, "image is uint8 (7, 64, 3), not uint8 (H, W, 3) or (H, W, 1), H and W from 8; enlarge"),
         (Image.new("RGB", (9, 9)), "fog", 1, "image is a Image, not an array of uint8 (H, W, 3) or "),
     ],

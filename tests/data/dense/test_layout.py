@@ -13,13 +13,13 @@ def coco(file: Path, *images: Path) -> Path:
     """A COCO file that lists images by their names, which are made."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for image in images:
-        picture(image)
+        make_image(image)
     listed = [dict(id=n, file_name=image.name) for n, image in enumerate(images)]
     file.write_text(json.dumps(dict(images=listed, annotations=[], categories=[])))
     return file
 
 
-def picture(*files: Path) -> None:
+def make_image(*files: Path) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4)).save(file)
@@ -81,7 +81,7 @@ def test_coco__others_beside_train_and_val_are_told(tmp_path):
 
 @pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("JPEGImages", "SegmentationClass")])
 def test_masks__a_pair_of_folders(tmp_path, images, masks):
-    picture(tmp_path / images / "a.png", tmp_path / masks / "a.png")
+    make_image(tmp_path / images / "a.png", tmp_path / masks / "a.png")
     assert found(tmp_path, "segment") == {"all": ("masks", images, masks)}
     with pytest.raises(ValueError, match="holds masks of pixels, which are for segment; detect needs a COCO file"):
         find_parts(tmp_path, "detect")
@@ -90,33 +90,33 @@ def test_masks__a_pair_of_folders(tmp_path, images, masks):
 def test_masks__divided_inside_or_outside(tmp_path):
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for name in ("training", "validation"):  # as ADE20K is
-        picture(inside / "images" / name / "a.png", inside / "annotations" / name / "a.png")
-    picture(inside / "images" / "test" / "a.png")
+        make_image(inside / "images" / name / "a.png", inside / "annotations" / name / "a.png")
+    make_image(inside / "images" / "test" / "a.png")
     assert found(inside, "segment") == {
         "train": ("masks", "images/training", "annotations/training"),
         "val": ("masks", "images/validation", "annotations/validation"),
     }
     for name in ("train", "val"):
-        picture(outside / name / "images" / "a.png", outside / name / "masks" / "a.png")
+        make_image(outside / name / "images" / "a.png", outside / name / "masks" / "a.png")
     assert found(outside, "segment") == {key: ("masks", f"{key}/images", f"{key}/masks") for key in ("train", "val")}
 
 
 def test_masks__a_part_without_them_is_no_part(tmp_path):
-    picture(tmp_path / "images/train/a.png", tmp_path / "images/val/b.png", tmp_path / "masks/train/a.png")
+    make_image(tmp_path / "images/train/a.png", tmp_path / "images/val/b.png", tmp_path / "masks/train/a.png")
     assert found(tmp_path, "segment") == {"train": ("masks", "images/train", "masks/train")}
 
 
 def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
-    picture(tmp_path / "images" / "a.png", tmp_path / "masks" / "a.png")
+    make_image(tmp_path / "images" / "a.png", tmp_path / "masks" / "a.png")
     coco(tmp_path / "objects.json", tmp_path / "images" / "a.png")
     assert found(tmp_path, "segment")["all"][0] == "masks" and found(tmp_path, "instances")["all"][0] == "coco"
-    picture(tmp_path / "labels" / "a.png")
+    make_image(tmp_path / "labels" / "a.png")
     with pytest.raises(ValueError, match="more than one pair of images and masks: images, masks, labels"):
         find_parts(tmp_path, "segment")
 
 
 def test_nothing__is_said_in_one_line(tmp_path):
-    picture(tmp_path / "photos" / "a.png")
+    make_image(tmp_path / "photos" / "a.png")
     with pytest.raises(ValueError, match="holds no labelled images; expected a COCO JSON file"):
         find_parts(tmp_path, "detect")
     with pytest.raises(FileNotFoundError, match=r"no such data: .*photo; did you mean .*photos\?"):

@@ -8,7 +8,7 @@ from PIL import Image
 
 from broadsight.data import loading
 from broadsight.data.decoding import UnreadableImage
-from broadsight.data.dense.loading import DenseBatch, DensePictures
+from broadsight.data.dense.loading import DenseBatch, DenseDataset
 from broadsight.data.dense.transforms import DenseTransforms
 from broadsight.data.loading import EvalOrder, TrainOrder, close, load
 from broadsight.data.scenes import Scenes
@@ -16,7 +16,7 @@ from broadsight.data.scenes.targets import SceneMasks, SceneObjects
 
 
 class Numbered:
-    """Pictures of one colour and of their own size; some cannot be read, the labels of some are wrong."""
+    """Images of one colour and of their own size; some cannot be read, the labels of some are wrong."""
 
     classes = ("thing",)
 
@@ -39,7 +39,7 @@ class Numbered:
 
 @pytest.mark.parametrize("where", ["source", "transform"])
 def test_too_large__is_skipped_and_named(where, monkeypatch):
-    """A mask for each of many objects in a large picture, or what becomes of it."""
+    """A mask for each of many objects in a large image, or what becomes of it."""
 
     def fail(*_):
         raise MemoryError
@@ -47,8 +47,8 @@ def test_too_large__is_skipped_and_named(where, monkeypatch):
     source = Numbered(4)
     if where == "source":
         monkeypatch.setattr(Numbered, "__getitem__", lambda self, i: fail() if i == 1 else (Image.new("L", (4, 4)), i))
-    pictures = DensePictures(source, lambda image, target: fail() if image.width == 5 else (image, target))
-    batch = pictures.__getitems__([(0, i, i) for i in range(4)])
+    images = DenseDataset(source, lambda image, target: fail() if image.width == 5 else (image, target))
+    batch = images.__getitems__([(0, i, i) for i in range(4)])
     assert batch.failure == "" and [key[2] for key in batch.keys] == [0, 2, 3]
     assert batch.skipped == (("1.png", "out of memory while it is prepared; make the image smaller"),)
 
@@ -57,50 +57,50 @@ def numbers(pixels, target):
     return torch.full((1, 1, 1), pixels.getpixel((0, 0)), dtype=torch.uint8), target
 
 
-def test_batch__pictures_keep_their_sizes():
-    pictures = DensePictures(Numbered(5), DenseTransforms("segment", 8).build(False))
-    batch = pictures.__getitems__([(0, 0, 3), (0, 1, 1)])
+def test_batch__images_keep_their_sizes():
+    images = DenseDataset(Numbered(5), DenseTransforms("segment", 8).build(False))
+    batch = images.__getitems__([(0, 0, 3), (0, 1, 1)])
     assert [tuple(image.shape) for image in batch.images] == [(1, 4, 7), (1, 4, 5)]
     assert [target.unique().tolist() for target in batch.targets] == [[3], [1]]
     assert batch.keys == ((0, 0, 3), (0, 1, 1)) and batch.skipped == () and batch.failure == ""
-    assert len(pictures) == 5
+    assert len(images) == 5
 
 
 def test_unreadable__training_takes_the_next_and_evaluation_goes_without():
     source = Numbered(5, broken=(1, 2))
     keys = [(0, 0, 1), (0, 1, 4)]
-    learned = DensePictures(source, numbers, training=True).__getitems__(keys)
+    learned = DenseDataset(source, numbers, training=True).__getitems__(keys)
     assert [int(image) for image in learned.images] == [3, 4] and learned.keys == ((0, 0, 3), (0, 1, 4))
     assert learned.skipped == (("1.png", "not an image"), ("2.png", "not an image"))
-    judged = DensePictures(source, numbers).__getitems__(keys)
+    judged = DenseDataset(source, numbers).__getitems__(keys)
     assert [int(image) for image in judged.images] == [4] and judged.keys == ((0, 1, 4),)
     assert judged.skipped == (("1.png", "not an image"),)
-    nothing = DensePictures(source, numbers).__getitems__([(0, 0, 2)])
+    nothing = DenseDataset(source, numbers).__getitems__([(0, 0, 2)])
     assert (nothing.images, nothing.targets, nothing.keys, nothing.failure) == ([], [], (), "")
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_unreadable__strict(training):
-    batch = DensePictures(Numbered(3, (1,)), numbers, training=training, strict=True).__getitems__([(0, 0, 1)])
+    batch = DenseDataset(Numbered(3, (1,)), numbers, training=training, strict=True).__getitems__([(0, 0, 1)])
     assert batch.failure == "1.png cannot be read (not an image); without --strict it would be skipped"
 
 
 def test_unreadable__all_of_them(monkeypatch):
     monkeypatch.setattr(loading, "IN_A_ROW", 3)
-    batch = DensePictures(Numbered(9, tuple(range(9))), numbers, training=True).__getitems__([(0, 0, 7)])
-    assert batch.failure == "3 pictures in a row cannot be read, last 0.png: not an image"
+    batch = DenseDataset(Numbered(9, tuple(range(9))), numbers, training=True).__getitems__([(0, 0, 7)])
+    assert batch.failure == "3 images in a row cannot be read, last 0.png: not an image"
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_wrong_labels__are_never_skipped_and_name_the_file(training):
     source = Numbered(3, wrong={0: "masks/0.png holds 9, which is none of the classes", 1: "too large"})
-    pictures = DensePictures(source, numbers, training=training)
-    assert pictures.__getitems__([(0, 0, 0)]).failure == "masks/0.png holds 9, which is none of the classes"
-    assert pictures.__getitems__([(0, 1, 2), (0, 0, 1)]).failure == "1.png: too large"
+    images = DenseDataset(source, numbers, training=training)
+    assert images.__getitems__([(0, 0, 0)]).failure == "masks/0.png holds 9, which is none of the classes"
+    assert images.__getitems__([(0, 1, 2), (0, 0, 1)]).failure == "1.png: too large"
 
 
-def loaded(pictures: DensePictures, order, workers: int = 1) -> list[DenseBatch]:
-    loader = load(pictures, order, workers=workers)
+def loaded(images: DenseDataset, order, workers: int = 1) -> list[DenseBatch]:
+    loader = load(images, order, workers=workers)
     try:
         return list(loader)
     finally:
@@ -144,7 +144,7 @@ def test_load__is_the_same_with_workers_and_after_a_break(kind):
     def batches(workers: int, epoch: int, first: int = 0, seed: int = 5) -> list[DenseBatch]:
         order = TrainOrder(scenes, 4, seed=seed)
         order.start(epoch, first)
-        return loaded(DensePictures(scenes, transform, seed=seed, training=True), order, workers)
+        return loaded(DenseDataset(scenes, transform, seed=seed, training=True), order, workers)
 
     plain, workers, resumed, other = batches(0, 1), batches(1, 1), batches(0, 1, first=1), batches(0, 2)
     assert len(plain) == 2
@@ -154,12 +154,12 @@ def test_load__is_the_same_with_workers_and_after_a_break(kind):
     assert not any(a.shape == b.shape and torch.equal(a, b) for a in plain[0].images for b in other[0].images)
 
 
-def test_load__evaluation_sees_every_picture_once():
+def test_load__evaluation_sees_every_image_once():
     source = Numbered(5, broken=(3,))
-    batches = loaded(DensePictures(source, numbers), EvalOrder(source, 2))
+    batches = loaded(DenseDataset(source, numbers), EvalOrder(source, 2))
     assert [int(image) for batch in batches for image in batch.images] == [0, 1, 2, 4]
     assert [batch.skipped for batch in batches] == [(), (("3.png", "not an image"),), ()]
     failing = Numbered(2, wrong={1: "masks/1.png holds 9"})
-    assert [one.failure for one in loaded(DensePictures(failing, numbers), EvalOrder(failing, 2))] == [
+    assert [one.failure for one in loaded(DenseDataset(failing, numbers), EvalOrder(failing, 2))] == [
         "masks/1.png holds 9"
     ]

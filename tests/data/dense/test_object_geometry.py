@@ -49,7 +49,7 @@ def test_resize_masks__takes_the_pixel_at_the_centre_and_takes_none():
     assert resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
 
 
-def test_crop__inside_of_the_picture():
+def test_crop__inside_of_the_image():
     pixels, target = sample()
     part, moved = crop(pixels, target, (1, 2, 3, 3))
     assert torch.equal(part, pixels[:, 1:4, 2:5])
@@ -61,7 +61,7 @@ def test_crop__inside_of_the_picture():
     assert left["keypoints"].tolist() == [[[0, 0, 0], [0.5, 1.5, 1]]]
 
 
-def test_crop__beyond_the_picture_shows_the_ground():
+def test_crop__beyond_the_image_shows_the_ground():
     pixels, target = sample()
     wide, moved = crop(pixels, target, (-1, -2, 7, 9))
     expected = torch.tensor(GROUND, dtype=torch.uint8)[:, None, None].repeat(1, 7, 9)
@@ -77,7 +77,7 @@ def test_crop_planes__of_which_nothing_is_in_the_window():
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (0, 4, 1, 2), 7).tolist() == [[[7, 7]]]
 
 
-def test_ground__of_grey_pictures():
+def test_ground__of_grey_images():
     assert ground_of(torch.zeros(1, 2, 2)) == (114,)
     assert ground_of(torch.zeros(3, 2, 2)) == GROUND
 

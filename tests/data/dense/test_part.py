@@ -1,4 +1,4 @@
-"""Labelled pictures that a dense model is evaluated on."""
+"""Labelled images that a dense model is evaluated on."""
 
 import json
 
@@ -18,25 +18,25 @@ def coco(tmp_path_factory):
 
 def test_part__classes_are_numbered_as_the_models(coco):
     part = open_dense_part(str(coco), "detect", **MODEL)
-    assert part.pictures.classes == MODEL["classes"] and len(part.pictures) == 10
-    assert [part.pictures.target(i)["labels"].tolist() for i in range(3)] == [[2], [3], [2]]  # green, red, green
-    assert part.pictures.category_ids == {1: 1, 2: 3, 3: 7}
+    assert part.images.classes == MODEL["classes"] and len(part.images) == 10
+    assert [part.images.target(i)["labels"].tolist() for i in range(3)] == [[2], [3], [2]]  # green, red, green
+    assert part.images.category_ids == {1: 1, 2: 3, 3: 7}
     assert (part.description["part"], part.description["kind"]) == ("all", "coco")
 
 
 def test_part__held_out_as_training_does(coco):
-    held = open_dense_part(str(coco), "detect", "val", split=0.3, seed=2, **MODEL).pictures
-    rest = open_dense_part(str(coco), "detect", "train", split=0.3, seed=2, **MODEL).pictures
+    held = open_dense_part(str(coco), "detect", "val", split=0.3, seed=2, **MODEL).images
+    rest = open_dense_part(str(coco), "detect", "train", split=0.3, seed=2, **MODEL).images
     names = [{view.name(i) for i in range(len(view))} for view in (held, rest)]
     assert len(names[0]) == 3 and len(names[1]) == 7 and not names[0] & names[1]
 
 
 def test_part__of_scenes():
     part = open_dense_part("scenes:40", "segment", classes=(), category_ids={})
-    assert len(part.pictures) == 10 and part.description["part"] == "val"
-    assert part.pictures.name(0) == "scenes/val/000000"
+    assert len(part.images) == 10 and part.description["part"] == "val"
+    assert part.images.name(0) == "scenes/val/000000"
     test = open_dense_part("scenes:40", "detect", "test", classes=(), category_ids={})
-    assert test.pictures.name(0) == "scenes/test/000000"
+    assert test.images.name(0) == "scenes/test/000000"
 
 
 def test_part__refusals(coco, tmp_path):

@@ -15,7 +15,7 @@ SIZE = (64, 48)
 
 
 class Dots:
-    """Pictures of persons with a red, a green and a blue dot at their keypoints; and some that are no use."""
+    """Images of persons with a red, a green and a blue dot at their keypoints; and some that are no use."""
 
     classes = ("person",)
     keypoint_names = NAMES
@@ -72,8 +72,8 @@ def test_crops__of_labelled_persons_alone():
     assert pixels.shape == (3, *SIZE) and pixels.dtype == torch.uint8
     assert target["heatmaps"].shape == (3, 16, 12) and target["weights"].tolist() == [1, 1, 1]
     meta = target["meta"]
-    assert {key: meta[key] for key in ("picture", "place", "image_id", "label", "area", "score")} == dict(
-        picture=2, place=1, image_id=102, label=1, area=900.0, score=1.0
+    assert {key: meta[key] for key in ("image", "place", "image_id", "label", "area", "score")} == dict(
+        image=2, place=1, image_id=102, label=1, area=900.0, score=1.0
     )
     assert meta["box"].tolist() == [80, 50, 120, 100]
     assert sum(1 for _ in data) == 2
@@ -115,7 +115,7 @@ def test_training__heat_is_where_the_dots_are(changes, mirrored):
             column, row = peak(target["heatmaps"][number])
             assert abs((column + 0.5) * 4 - x) <= 3 and abs((row + 0.5) * 4 - y) <= 3
             back = apply_affine(torch.tensor([[[x, y]]]), matrix[None])[0, 0]
-            truth = torch.from_numpy(Dots().points(target["meta"]["picture"])[channel, :2])
+            truth = torch.from_numpy(Dots().points(target["meta"]["image"])[channel, :2])
             assert (back - truth).abs().max() < 0.6
     assert seen > 150 and turned == mirrored
     assert 20 <= sum(abs(angle) < 1e-3 for angle in angles) <= 60 and max(map(abs, angles)) <= 80.01
@@ -145,14 +145,14 @@ def test_detections__instead_of_labelled_boxes():
     assert torch.equal(pixels, crops()[0][0])  # the same box
     assert target["weights"].tolist() == [0, 0, 0] and target["heatmaps"].max() == 0
     metas = [data[i][1]["meta"] for i in range(3)]
-    keys = ("picture", "place", "image_id", "score", "label")
+    keys = ("image", "place", "image_id", "score", "label")
     assert [tuple(meta[key] for key in keys) for meta in metas] == [
         (0, 0, 100, 0.5, 1),
         (0, 1, 100, 0.25, 1),
         (2, 0, 102, 1.0, 3),
     ]
     assert len(crops(detections=[found[1]] * 3)) == 0
-    with pytest.raises(ValueError, match="detections are for 1 pictures; expected one of each of 3"):
+    with pytest.raises(ValueError, match="detections are for 1 images; expected one of each of 3"):
         crops(detections=found[:1])
     with pytest.raises(ValueError, match="no keypoints to learn from"):
         crops(detections=found, training=True)

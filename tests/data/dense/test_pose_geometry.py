@@ -53,7 +53,7 @@ def test_crop_affine__turns_counter_clockwise_about_the_centre():
     torch.testing.assert_close(moved, torch.tensor([[[15 + half, 20 - half]], [[15 + half, 20 + half]]]))
 
 
-def test_crop_affine__mirrored_picture_has_the_mirrored_crop():
+def test_crop_affine__mirrored_image_has_the_mirrored_crop():
     box, point, width = torch.tensor([[12.0, 7.0, 61.0, 90.0]]), torch.tensor([[[33.0, 40.0]]]), 101
     mirrored = torch.stack([width - box[:, 2], box[:, 1], width - box[:, 0], box[:, 3]], 1)
     x, y = apply_affine(point, crop_affine(box, (256, 192), rotation=20))[0, 0]

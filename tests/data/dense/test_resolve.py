@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from broadsight.data.dense.loading import DensePictures
+from broadsight.data.dense.loading import DenseDataset
 from broadsight.data.dense.resolve import held_out, mirrored, resolve_dense
 from broadsight.data.dense.transforms import DenseTransforms
 
@@ -31,7 +31,7 @@ def person(number: int, image: int = 1, **changes) -> dict:
 
 
 def write(folder: Path, annotations, count: int = 4, categories=CATEGORIES, name: str = "coco.json") -> Path:
-    """A COCO file and its pictures of 8 x 6."""
+    """A COCO file and its images of 8 x 6."""
     folder.mkdir(parents=True, exist_ok=True)
     images = [dict(id=n, file_name=f"{n}.png", width=8, height=6) for n in range(1, count + 1)]
     for image in images:
@@ -42,7 +42,7 @@ def write(folder: Path, annotations, count: int = 4, categories=CATEGORIES, name
 
 
 def paint(folder: Path, *names: str, values=(0, 1)) -> None:
-    """Pictures and masks that hold some values."""
+    """Images and masks that hold some values."""
     for name in names:
         mask = np.resize(np.array(values, np.uint8), (6, 8))
         for place, image in (("images", Image.new("RGB", (8, 6), "red")), ("masks", Image.fromarray(mask))):
@@ -55,22 +55,22 @@ def names(view) -> list[str]:
 
 
 def batch(view, task: str, *, training: bool = False, indices=None):
-    """All pictures as training or evaluation would see them."""
-    pictures = DensePictures(view, DenseTransforms(task, 8).build(training), training=training)
-    return pictures.__getitems__([(0, i, i) for i in (range(len(view)) if indices is None else indices)])
+    """All images as training or evaluation would see them."""
+    images = DenseDataset(view, DenseTransforms(task, 8).build(training), training=training)
+    return images.__getitems__([(0, i, i) for i in (range(len(view)) if indices is None else indices)])
 
 
 # ---- parts
 
 
-def test_hold_out__some_of_the_pictures_by_their_names(tmp_path):
+def test_hold_out__some_of_the_images_by_their_names(tmp_path):
     file = write(tmp_path, [box(n, n) for n in range(1, 41)], 40)
     one, same = resolve_dense(file, "detect"), resolve_dense(tmp_path, "detect")
     assert (len(one.train), len(one.val)) == (36, 4) and names(one.val) == names(same.val)
     assert sorted(names(one.train) + names(one.val)) == sorted(f"{n}.png" for n in range(1, 41))
     assert names(resolve_dense(file, "detect", seed=1).val) != names(one.val)
     assert len(resolve_dense(file, "detect", split=0.5).val) == 20
-    assert any("4 of 40 pictures" in note and "held out" in note for note in one.notes)
+    assert any("4 of 40 images" in note and "held out" in note for note in one.notes)
     about = one.description
     assert (about["kind"], about["counts"], about["objects"]) == ("coco", dict(train=36, val=4), dict(train=36, val=4))
     assert json.loads(json.dumps(about)) == about
@@ -82,7 +82,7 @@ def test_hold_out__some_of_the_pictures_by_their_names(tmp_path):
 def test_hold_out__at_least_one_and_never_all():
     assert [held_out("ab", share, 0, "x").sum() for share in (0.01, 0.99)] == [1, 1]
     assert held_out("abcdefghij", 0.99, 0, "x").sum() == 9
-    with pytest.raises(ValueError, match="x has one picture, which cannot be divided"):
+    with pytest.raises(ValueError, match="x has one image, which cannot be divided"):
         held_out("a", 0.5, 0, "x")
     assert held_out("abcdefghij", 0.3, 3, "").tolist() == held_out("jihgfedcba", 0.3, 3, "").tolist()[::-1]
 
@@ -112,13 +112,13 @@ def test_hold_out__as_old_runs_have_it(tmp_path):
     assert any("held out as when the run began" in note for note in old.notes)
 
 
-def test_hold_out__a_class_in_one_picture_is_told(tmp_path):
+def test_hold_out__a_class_in_one_image_is_told(tmp_path):
     paint(tmp_path, "a", "b", "c")
     paint(tmp_path, "d", values=(0, 1, 2))
     (tmp_path / "classes.txt").write_text("sky\nsea\nsun\n")
     splits = resolve_dense(tmp_path, "segment")
     assert "d.png" in names(splits.train)
-    assert "classes in a single picture keep it for training: sun" in splits.notes
+    assert "classes in a single image keep it for training: sun" in splits.notes
     assert "classes without pixels to validate on: sun (of 3 classes)" in splits.notes
     paint(tmp_path, "a", "b", "c", values=(0,))
     assert any(
@@ -139,7 +139,7 @@ def test_val__without_any_label_is_refused(tmp_path, task):
 
 def test_val__nothing_to_hold_out_is_refused(tmp_path):
     file = write(tmp_path, [box(1)])
-    with pytest.raises(ValueError, match=r"too few labelled pictures to hold some out.*give the pictures"):
+    with pytest.raises(ValueError, match=r"too few labelled images to hold some out.*give the images"):
         resolve_dense(file, "detect")
     people = write(tmp_path / "b", [person(1), person(2, 2)], categories=PERSON)
     blind = write(tmp_path / "c", [person(1, keypoints=[0] * 9)], categories=PERSON)
@@ -188,11 +188,11 @@ def test_val__unknown_classes_are_refused(tmp_path):
     assert len(resolve_dense(twice, "detect", val=twice).classes) == 2
 
 
-def test_val__the_same_pictures_again(tmp_path):
+def test_val__the_same_images_again(tmp_path):
     file = write(tmp_path, [box(1)], 1)
     splits = resolve_dense(file, "detect", val=file)
     assert names(splits.train) == names(splits.val) == ["1.png"]
-    with pytest.raises(ValueError, match=r"coco.json has one picture, which cannot be divided; give the pictures"):
+    with pytest.raises(ValueError, match=r"coco.json has one image, which cannot be divided; give the images"):
         resolve_dense(file, "detect")
 
 
@@ -269,7 +269,7 @@ def test_mirrored__left_and_right_anywhere_in_a_name():
     assert mirrored(("nose", "left_eye", "Right_Eye", "hand left", "hand right", "left_ear")) == ((1, 2), (3, 4))
 
 
-def test_keypoints__pictures_without_a_labelled_person_stay(tmp_path):
+def test_keypoints__images_without_a_labelled_person_stay(tmp_path):
     nobody = person(2, 2, keypoints=[0] * 9)
     file = write(tmp_path, [person(1), nobody], 3, PERSON)
     splits = resolve_dense(file, "keypoints", val=file)
@@ -329,7 +329,7 @@ def test_images__missing(tmp_path):
 
 def test_images__damaged_or_of_another_size(tmp_path):
     splits = resolve_dense(write(tmp_path, [box(n, n) for n in (1, 2, 3, 4)]), "detect", val=tmp_path)
-    (tmp_path / "2.png").write_bytes(b"no picture")
+    (tmp_path / "2.png").write_bytes(b"no image")
     judged, learned = batch(splits.val, "detect"), batch(splits.train, "detect", training=True, indices=[1])
     assert [key[2] for key in judged.keys] == [0, 2, 3] and judged.skipped[0][0] == "2.png"
     assert [key[2] for key in learned.keys] == [2]
@@ -368,7 +368,7 @@ def test_crowds__are_judged_but_not_learned(tmp_path):
 
 def test_images__without_objects_stay(tmp_path):
     splits = resolve_dense(write(tmp_path, [box(1)], 3), "instances", val=tmp_path)
-    assert "pictures without objects to train on: 2 of 3" in splits.notes
+    assert "images without objects to train on: 2 of 3" in splits.notes
     assert "classes without objects to train on: dog (of 2 classes)" in splits.notes
     for training in (False, True):
         seen = batch(splits.train, "instances", training=training)

@@ -1,4 +1,4 @@
-"""Whatever is done to a picture, its boxes bound what they bounded, masks cover it, keypoints lie on their dots."""
+"""Whatever is done to an image, its boxes bound what they bounded, masks cover it, keypoints lie on their dots."""
 
 import pickle
 
@@ -104,7 +104,7 @@ def test_objects__stay_where_they_are_seen(name):
                 elif not visible:
                     assert (x, y) == (0, 0)
     assert objects > 60 and dots > 60
-    assert len({seed for seed, _ in mirrored}) == len(mirrored)  # both dots of a picture say the same
+    assert len({seed for seed, _ in mirrored}) == len(mirrored)  # both dots of an image say the same
     often = CHAINS[name].get("hflip", 0.5)
     assert {other for _, other in mirrored} == ({False} if often == 0 else {True} if often == 1 else {False, True})
 
@@ -253,7 +253,7 @@ def test_segment__crops_are_drawn_again_if_one_class_fills_them(monkeypatch):
     assert often > 3 * both()
 
 
-def test_segment__fixed_shows_all_of_the_picture():
+def test_segment__fixed_shows_all_of_the_image():
     image, mask = scene(2)
     pixels, moved = DenseTransforms("segment", 30, fixed=True, hflip=0.0).build(True)(image, mask)
     assert pixels.shape == (3, 30, 30)
@@ -269,7 +269,7 @@ def test_segment__of_ignored_pixels_alone():
 @pytest.mark.parametrize("task", ["detect", "segment"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("crop", ["none", "iou"])
-def test_colours__change_the_picture_alone_and_by_the_seed(task, mode, crop):
+def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
     if task == "segment" and crop == "iou":
         with pytest.raises(ValueError, match="crop='iou' is not known for segment; choose 'none' or 'random'"):
             DenseTransforms(task, 40, crop="iou")

@@ -1,4 +1,4 @@
-"""Views of dense data: which pictures, which numbers of classes, and objects painted as pixels."""
+"""Views of dense data: which images, which numbers of classes, and objects painted as pixels."""
 
 import json
 
@@ -15,7 +15,7 @@ from broadsight.data.sources.coco import CocoDataset
 
 @pytest.fixture
 def coco(tmp_path):
-    """Three pictures of 8 x 6; cat is 1, dog 2. In the first a cat lies under a dog, both beside a crowd."""
+    """Three images of 8 x 6; cat is 1, dog 2. In the first a cat lies under a dog, both beside a crowd."""
 
     def box(number, image, category, x, y, width, height, **more):
         outline = [[x, y, x + width, y, x + width, y + height, x, y + height]]
@@ -42,7 +42,7 @@ def coco(tmp_path):
     return lambda **options: CocoDataset(tmp_path / "coco.json", **options)
 
 
-def test_view__some_of_the_pictures(coco):
+def test_view__some_of_the_images(coco):
     view = DenseView(coco(), [2, 0])
     assert len(view) == 2 and [view.name(i) for i in range(2)] == ["c.png", "a.png"]
     assert view.target(0)["image_id"] == 3 and view[1][1]["image_id"] == 1

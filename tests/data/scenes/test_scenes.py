@@ -72,14 +72,14 @@ def test_draw_scene__any_order_gives_the_same():
 
 
 def test_draw_scene__index_seed_split_each_matter():
-    pictures = {
+    images = {
         draw_scene(3).image.tobytes(),
         draw_scene(4).image.tobytes(),
         draw_scene(3, seed=1).image.tobytes(),
         draw_scene(3, split="val").image.tobytes(),
         draw_scene(3 + 2**32).image.tobytes(),
     }
-    assert len(pictures) == 5
+    assert len(images) == 5
 
 
 @pytest.mark.parametrize("size", [16, 64, (48, 80), (80, 48), (224, 33)])
@@ -245,10 +245,10 @@ def test_locate__constructed_cases():
     points = [(0.0, 0.0), (-0.8, 0.0), (0.0, 0.0), (0.0, 0.0), (2.0, 0.0), (0.2, 0.2)]
     found = locate(thing(points, [0, 0, -1, 1, 0, 0]), mask, gone=[1])
     assert found[0].tolist() == [10, 5, 2]  # on the object
-    assert found[1].tolist() == [2, 5, 1]  # in the picture, but something else is seen there
+    assert found[1].tolist() == [2, 5, 1]  # in the image, but something else is seen there
     assert found[2].tolist() == [0, 0, 0]  # the object has none
     assert found[3].tolist() == [0, 0, 0]  # its part was taken away
-    assert found[4].tolist() == [0, 0, 0]  # outside of the picture
+    assert found[4].tolist() == [0, 0, 0]  # outside of the image
     assert found[5].tolist() == [12, 7, 1]  # two pixels off
 
 
@@ -283,9 +283,9 @@ def test_scenes__label_without_drawing(monkeypatch):
 
 
 def test_scenes__train_and_val_share_nothing():
-    pictures = {split: {Scenes(60, size=16, split=split).open(i).tobytes() for i in range(60)} for split in SPLITS}
-    assert [len(kept) for kept in pictures.values()] == [60, 60, 60]
-    assert not pictures["train"] & pictures["val"] and not pictures["val"] & pictures["test"]
+    images = {split: {Scenes(60, size=16, split=split).open(i).tobytes() for i in range(60)} for split in SPLITS}
+    assert [len(kept) for kept in images.values()] == [60, 60, 60]
+    assert not images["train"] & images["val"] and not images["val"] & images["test"]
 
 
 def test_scenes__as_a_source():
@@ -321,14 +321,14 @@ def test_scenes__too_large_for_memory(monkeypatch):
 
 def test_scenes__pickle_is_small(tmp_path):
     for source in (Scenes(100), Scenes(100, cache=tmp_path)):
-        pictures = [source.open(i).tobytes() for i in range(20)]
+        images = [source.open(i).tobytes() for i in range(20)]
         packed = pickle.dumps(source)
         assert len(packed) < 2000
-        assert [pickle.loads(packed).open(i).tobytes() for i in range(20)] == pictures
+        assert [pickle.loads(packed).open(i).tobytes() for i in range(20)] == images
 
 
 def test_scenes__pixels_alone_tell_little():
-    """Ridge regression, the best linear classifier in closed form, on 1,000 pictures of 16 pixels: chance is 10 %."""
+    """Ridge regression, the best linear classifier in closed form, on 1,000 images of 16 pixels: chance is 10 %."""
 
     def data(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         source = Scenes(count, size=16, split=split)
@@ -350,12 +350,12 @@ def the_file(folder: Path) -> Path:
 
 
 def test_cache__drawn_once(tmp_path, monkeypatch):
-    pictures = [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)]
-    assert pictures == [draw_scene(i, size=24).image.tobytes() for i in range(5)]
+    images = [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)]
+    assert images == [draw_scene(i, size=24).image.tobytes() for i in range(5)]
     mapped = np.load(the_file(tmp_path / "new"), mmap_mode="r")
-    assert mapped["data"].shape == (5, 24, 24, 3) and [row.tobytes() for row in mapped["data"]] == pictures
+    assert mapped["data"].shape == (5, 24, 24, 3) and [row.tobytes() for row in mapped["data"]] == images
     monkeypatch.setattr(scenes, "compose", None)
-    assert [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)] == pictures
+    assert [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)] == images
 
 
 def test_cache__sets_do_not_mix(tmp_path):
@@ -397,7 +397,7 @@ for i in range(150):
 
 
 def test_cache__a_crash_halfway(tmp_path):
-    """Whatever part of a record reached the disk, and in whatever order, it is not taken for a picture."""
+    """Whatever part of a record reached the disk, and in whatever order, it is not taken for an image."""
     source = Scenes(3, size=16, cache=tmp_path)
     right = source.open(1).tobytes()
     path = the_file(tmp_path)
@@ -432,19 +432,19 @@ def test_cache__damaged_file_is_rebuilt(tmp_path, damage):
 
 def test_cache__shortened_or_gone_while_in_use(tmp_path):
     source = Scenes(3, size=16, cache=tmp_path)
-    pictures = [source.open(i).tobytes() for i in range(3)]
+    images = [source.open(i).tobytes() for i in range(3)]
     path = the_file(tmp_path)
     path.write_bytes(path.read_bytes()[:900])
-    assert [source.open(i).tobytes() for i in range(3)] == pictures
+    assert [source.open(i).tobytes() for i in range(3)] == images
     path.unlink()
-    with pytest.warns(RuntimeWarning, match="pictures are not kept"):
-        assert [source.open(i).tobytes() for i in range(3)] == pictures
+    with pytest.warns(RuntimeWarning, match="images are not kept"):
+        assert [source.open(i).tobytes() for i in range(3)] == images
 
 
 def test_cache__folder_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("in the way")
     source = Scenes(3, size=16, cache=tmp_path / "file" / "folder")
-    with pytest.warns(RuntimeWarning, match="pictures are not kept"):
+    with pytest.warns(RuntimeWarning, match="images are not kept"):
         assert source.open(0).tobytes() == draw_scene(0, size=16).image.tobytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it says so once
@@ -462,7 +462,7 @@ def test_cache__folder_may_not_be_written(tmp_path, monkeypatch, method):
 
 
 def test_cache__full_disk():
-    """/dev/full takes no byte: the record cannot be written, the picture is there all the same."""
+    """/dev/full takes no byte: the record cannot be written, the image is there all the same."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     source = Scenes(3, size=16, cache="/nowhere")

@@ -68,14 +68,14 @@ def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
 @pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
 def test_item__is_drawn_once_and_is_open_and_target(scenes, kind, monkeypatch):
     data = kind(scenes)
-    picture, target = np.array(data.open(5)), data.target(5)
+    photo, target = np.array(data.open(5)), data.target(5)
     drawn = []
     draw = Scenes.scene
     monkeypatch.setattr(Scenes, "scene", lambda self, i: drawn.append(i) or draw(self, i))
     monkeypatch.setattr(Scenes, "open", None)
     image, again = data[5]
     assert drawn == [5]
-    assert np.array_equal(image, picture)
+    assert np.array_equal(image, photo)
     if kind is SceneMasks:
         assert torch.equal(again, target)
     else:

@@ -268,20 +268,20 @@ def test_images__grey(write):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_exif__the_box_stays_on_its_object(write, tmp_path, orientation, suffix):
-    """A red rectangle in a black picture: its box, given for the stored or for the turned picture, is red."""
+    """A red rectangle in a black image: its box, given for the stored or for the turned image, is red."""
     stored = Image.new("RGB", (48, 32))
     stored.paste((255, 0, 0), (0, 0, 16, 8))
     exif = Image.Exif()
     exif[0x0112] = orientation
 
-    def inside(picture_size, box) -> tuple:
+    def inside(image_size, box) -> tuple:
         name = f"turned.{suffix}"
-        width, height = picture_size
+        width, height = image_size
         listed = [dict(id=10, file_name=name, width=width, height=height)]
         file = write([annotation(bbox=box)], listed)
         stored.save(tmp_path / name, exif=exif, quality=100, subsampling=0)
         image, target = CocoDataset(file, masks=False)[0]
-        assert image.size == picture_size == target["boxes"].canvas_size[::-1]
+        assert image.size == image_size == target["boxes"].canvas_size[::-1]
         assert ImageOps.exif_transpose(image).tobytes() == image.tobytes()  # no one turns it again
         x1, y1, x2, y2 = map(int, target["boxes"][0].tolist())
         crop = image.crop((x1, y1, x2, y2)).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
@@ -289,7 +289,7 @@ def test_exif__the_box_stays_on_its_object(write, tmp_path, orientation, suffix)
         return crop[0] > 250, round(whole[0] / 255, 2)
 
     assert inside((48, 32), [0, 0, 16, 8]) == (True, round(16 * 8 / (48 * 32), 2))
-    if orientation >= 5:  # sides change places, so that the size tells that the turned picture was labelled
+    if orientation >= 5:  # sides change places, so that the size tells that the turned image was labelled
         corner = {5: (0, 0), 6: (24, 0), 7: (24, 32), 8: (0, 32)}[orientation]
         assert inside((32, 48), [*corner, 8, 16]) == (True, round(16 * 8 / (48 * 32), 2))
 

@@ -27,7 +27,7 @@ def package(tmp_path, monkeypatch):
     return folder
 
 
-def test_elpv__pictures_and_labels(package):
+def test_elpv__images_and_labels(package):
     parts = open_elpv(Path("unused"))
     assert parts.keys() == {"all"}
     source = parts["all"].source
@@ -50,7 +50,7 @@ def test_elpv__damaged(package):
     with pytest.raises(ValueError, match=r"labels\.csv, line 2: 'images/cell0002\.png' is not a file, a probability"):
         open_elpv(Path())
     table.write_text("")
-    with pytest.raises(ValueError, match=r"labels\.csv lists no pictures; install elpv-dataset anew"):
+    with pytest.raises(ValueError, match=r"labels\.csv lists no images; install elpv-dataset anew"):
         open_elpv(Path())
     table.unlink()
     with pytest.raises(ValueError, match=r"labels\.csv cannot be read: .*; install elpv-dataset anew"):
@@ -59,9 +59,7 @@ def test_elpv__damaged(package):
 
 def test_elpv__not_installed(monkeypatch):
     monkeypatch.setattr(elpv, "find_spec", lambda name: None)
-    expected = (
-        r"^elpv is not installed; pip install elpv-dataset \(its pictures are CC-BY-NC-SA-4\.0, non-commercial\)$"
-    )
+    expected = r"^elpv is not installed; pip install elpv-dataset \(its images are CC-BY-NC-SA-4\.0, non-commercial\)$"
     with pytest.raises(FileNotFoundError, match=expected):
         open_elpv(Path())
 
@@ -73,5 +71,5 @@ def test_elpv__the_real_package():
         pytest.skip("the package elpv-dataset is not installed")
     assert len(source) == 2624 and np.bincount(source.labels).tolist() == [1803, 821]
     assert sum(name.startswith("mono/") for name in source.names) == 1074
-    picture = source.open(0)
-    assert source.name(0) == "mono/cell0001.png" and source.label(0) == 1 and picture.size == (300, 300)
+    image = source.open(0)
+    assert source.name(0) == "mono/cell0001.png" and source.label(0) == 1 and image.size == (300, 300)

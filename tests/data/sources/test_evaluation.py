@@ -1,4 +1,4 @@
-"""Which pictures of DATA are evaluated."""
+"""Which images of DATA are evaluated."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(("part", "count"), [("auto", 3), ("val", 3), ("train", 8)])
 def test_parts__validation_unless_asked_otherwise(parts, part, count):
     found = open_part(parts, part)
-    assert len(found.source) == found.description["pictures"] == count
+    assert len(found.source) == found.description["images"] == count
     assert found.description["part"] == ("train" if part == "train" else "val")
 
 

@@ -16,7 +16,7 @@ def idx(values: np.ndarray) -> bytes:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package with 12 pictures to train on and 5 to test."""
+    """A package with 12 images to train on and 5 to test."""
     folder = tmp_path / "package"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def package(tmp_path, monkeypatch):
     return folder, content
 
 
-def test_fashion_mnist__pictures_and_labels(package, tmp_path):
+def test_fashion_mnist__images_and_labels(package, tmp_path):
     folder, content = package
     splits = resolve("fashion-mnist", cache=tmp_path / "cache")
     assert (len(splits.train), len(splits.val)) == (12, 5)
@@ -75,5 +75,5 @@ def test_fashion_mnist__the_real_package(tmp_path):
     assert (len(splits.train), len(splits.val)) == (60000, 10000)
     assert np.bincount([splits.val.label(row) for row in range(10000)]).tolist() == [1000] * 10
     assert [splits.train.label(row) for row in range(5)] == [9, 0, 0, 3, 0]  # as published
-    picture = np.asarray(splits.train.open(0))
-    assert picture.shape == (28, 28, 3) and picture[..., 0].sum() == 76247
+    image = np.asarray(splits.train.open(0))
+    assert image.shape == (28, 28, 3) and image[..., 0].sum() == 76247

@@ -1,4 +1,4 @@
-"""Lists of pictures: every way to write one that is taken, and what is said of those that are not."""
+"""Lists of images: every way to write one that is taken, and what is said of those that are not."""
 
 import pickle
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..reading import grey, rows
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Six pictures, each of its own brightness."""
+    """Six images, each of its own brightness."""
     for number, name in enumerate(("cats/1.png", "cats/2.png", "dogs/1.png", "dogs/a b.png", "x,y.png", "10.png")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (4, 3), (number, number, number)).save(tmp_path / name)
@@ -88,13 +88,13 @@ def test_list__parts(folder):
     assert parts["val"].source.open(0).mode == "L"
     path = folder / "l.csv"
     assert [part.place for part in parts.values()] == [f"{path} (train)", f"{path} (val)"]
-    assert parts["train"].notes == [f"not used in {path}: 1 pictures of test", f"columns not used in {path}: width"]
+    assert parts["train"].notes == [f"not used in {path}: 1 images of test", f"columns not used in {path}: width"]
 
 
-def test_list__the_same_picture_twice(folder):
+def test_list__the_same_image_twice(folder):
     part = opened(folder, "l.txt", "10.png a\n10.png a\ncats/1.png b")
     assert len(part.source) == 3
-    assert part.notes == [f"{folder / 'l.txt'} lists pictures that it has listed before: 1 lines"]
+    assert part.notes == [f"{folder / 'l.txt'} lists images that it has listed before: 1 lines"]
 
 
 def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
@@ -112,9 +112,9 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("l.csv", "", "l.csv lists no pictures; expected a path and a label on each line"),
-        ("l.txt", "# nothing\n\n", "l.txt lists no pictures; expected"),
-        ("l.csv", "path,label\n\n", "l.csv lists no pictures below the names of its columns"),
+        ("l.csv", "", "l.csv lists no images; expected a path and a label on each line"),
+        ("l.txt", "# nothing\n\n", "l.txt lists no images; expected"),
+        ("l.csv", "path,label\n\n", "l.csv lists no images below the names of its columns"),
         ("l.csv", "10.png,a\ncats/1.png\n", "l.csv line 2 has no label; expected a path and a label on each line"),
         ("l.csv", "10.png,a\n\n,b\n", "l.csv line 3 has no path; expected"),
         ("l.csv", "10.png\n", "l.csv line 1 has no label"),
@@ -122,7 +122,7 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
         (
             "l.csv",
             "id,name\n1,a\n",
-            "l.csv line 1 has no picture and no column of paths: id, name; call one path, one l",
+            "l.csv line 1 has no image and no column of paths: id, name; call one path, one l",
         ),
         ("l.csv", "path,width\n10.png,4\n", "l.csv line 1 has no column of labels: path, width; call one label"),
         (
@@ -130,7 +130,7 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
             "10.png,a,4\n",
             "l.csv line 1 has 3 fields, and no line above says what they are; add one: path,label",
         ),
-        ("l.csv", "10.png,cats/1.png\n", "l.csv line 1 has two pictures; a list gives each picture a class"),
+        ("l.csv", "10.png,cats/1.png\n", "l.csv line 1 has two images; a list gives each image a class"),
         ("l.csv", "10.png,a\nx,y.png,b\n", "l.csv line 2 has 3 fields, the first line 2; put those with separators in"),
         ("l.csv", '10.png,a\n"cats/1.png,b\n', "l.csv line 2: unexpected end of data; see to its quotation marks"),
         ("l.csv", b"10.png,a\n\xff\xfe.png,b\n", "l.csv line 2 is no text in UTF-8; save the list as such"),
@@ -151,16 +151,16 @@ def test_list__wrong(folder, name, text, said):
 
 
 @pytest.mark.parametrize("few", [0, 16])  # by reading folders, or file by file
-def test_list__missing_pictures(folder, monkeypatch, few):
+def test_list__missing_images(folder, monkeypatch, few):
     monkeypatch.setattr(list_source, "FEW", few)
     gone = ["cats/3.png", "cats//4.png", "none/1.png", "z.png", "cats"]
     path = put(folder, "l.csv", "".join(f"{name},a\n" for name in ["10.png", *gone, "cats/1.png", "z.png", "x.png"]))
     with pytest.raises(ValueError) as error:
         open_list(path, 3)
-    what = f"6 of 8 pictures in {path} do not exist: cats/3.png, cats//4.png, none/1.png and 3 more"
+    what = f"6 of 8 images in {path} do not exist: cats/3.png, cats//4.png, none/1.png and 3 more"
     assert str(error.value) == f"{what}; paths are relative to {folder}"
     path = put(folder, "l.csv", "10.png,a\n/none/1.png,b\n")
-    missing = r"1 of 2 pictures in .* do not exist: /none/1\.png; correct the paths$"
+    missing = r"1 of 2 images in .* do not exist: /none/1\.png; correct the paths$"
     with outside_allowed(), pytest.raises(ValueError, match=missing):
         open_list(path, 3)
 
@@ -198,10 +198,10 @@ def test_read_paths(folder, name, text):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("l.txt", "", "l.txt lists no pictures; expected a path on each line"),
-        ("l.csv", "path\n", "l.csv lists no pictures below the names of its columns; expected a path on each line"),
+        ("l.txt", "", "l.txt lists no images; expected a path on each line"),
+        ("l.csv", "path\n", "l.csv lists no images below the names of its columns; expected a path on each line"),
         ("l.csv", "path,width\n10.png,4\n,4\n", "l.csv line 3 has no path; expected one on each line"),
-        ("l.csv", "id,name\n1,a\n", "l.csv line 1 has no picture and no column of paths: id, name; call one path"),
+        ("l.csv", "id,name\n1,a\n", "l.csv line 1 has no image and no column of paths: id, name; call one path"),
         ("l.txt", "10.png\nnone\n", "l.txt do not exist: none; paths are relative to "),
     ],
 )
@@ -212,5 +212,5 @@ def test_read_paths__wrong(folder, name, text, said):
 
 
 def test_read_paths__no_such_list(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.txt: no such file or directory; give a list of pictures"):
+    with pytest.raises(ValueError, match=r"none\.txt: no such file or directory; give a list of images"):
         read_paths(tmp_path / "none.txt")

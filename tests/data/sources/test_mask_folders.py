@@ -21,7 +21,7 @@ VALUES = np.array([[0, 1, 2, 255], [2, 1, 0, 0]], np.uint8)
 
 @pytest.fixture
 def pair(tmp_path):
-    """Folders with one picture of 4x2 (width x height) and its mask."""
+    """Folders with one image of 4x2 (width x height) and its mask."""
     (tmp_path / "images").mkdir()
     (tmp_path / "masks").mkdir()
     Image.new("RGB", (4, 2), (200, 10, 10)).save(tmp_path / "images" / "a.jpg")
@@ -128,8 +128,8 @@ def test_pairs__left_out_are_told(pair):
     data = MaskFolder(images, masks, classes=CLASSES)
     assert [data.name(i) for i in range(len(data))] == ["a.jpg"]
     assert data.notes == (
-        "pictures without a mask left out: 2 (first: b.jpg)",
-        "masks without a picture left out: 1 (first: d.png)",
+        "images without a mask left out: 2 (first: b.jpg)",
+        "masks without an image left out: 1 (first: d.png)",
     )
 
 
@@ -147,7 +147,7 @@ def test_pairs__in_subfolders_and_by_suffix(pair):
 
 def test_pairs__errors(pair, tmp_path):
     images, masks = pair
-    with pytest.raises(ValueError, match=r"no mask in .*masks has the name of a picture .* see suffix="):
+    with pytest.raises(ValueError, match=r"no mask in .*masks has the name of an image .* see suffix="):
         MaskFolder(images, masks, classes=CLASSES, suffix="_mask")
     with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         MaskFolder(images, tmp_path / "nowhere", classes=CLASSES)
@@ -157,7 +157,7 @@ def test_pairs__errors(pair, tmp_path):
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_exif__mask_and_picture_agree(pair, orientation):
+def test_exif__mask_and_image_agree(pair, orientation):
     images, masks = pair
     stored = Image.new("RGB", (48, 32))
     stored.paste((255, 255, 255), (0, 0, 16, 8))

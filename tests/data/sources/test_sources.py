@@ -176,7 +176,7 @@ def test_folder__follows_links_but_not_in_circles(tmp_path):
     assert said(splits, "are ignored", "b/gone.png, b/self.png, self")
 
 
-def test_folder__unreadable_pictures_say_which(tmp_path):
+def test_folder__unreadable_images_say_which(tmp_path):
     fill(tmp_path / "train", a=1, b=1)
     (tmp_path / "train" / "a" / "bad.jpg").write_bytes(b"")
     fill(tmp_path / "val", a=1, b=1)
@@ -209,7 +209,7 @@ def test_hold_out__a_fraction_of_each_class(tmp_path):
     assert [list(val.values()).count(name) for name in "abc"] == [2, 4, 1]
     assert splits.description["split"] == 0.1
     assert said(splits, "7 of 63 images", "held out to validate (split 0.1, seed 0)")
-    for row in range(len(splits.val)):  # the right pictures with the labels
+    for row in range(len(splits.val)):  # the right images with the labels
         name = splits.val.name(row)
         assert grey(splits.val, row) == 10 * "abc".index(name[0]) + int(name[2:-4])
 
@@ -561,7 +561,7 @@ def test_coco__real_images():
 
 
 def test_timm__cifar_from_files(tmp_path):
-    """Files as CIFAR-10 has them, with four pictures a batch; torchvision checks their sums, which is put off here."""
+    """Files as CIFAR-10 has them, with four images a batch; torchvision checks their sums, which is put off here."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / CIFAR10.base_folder
@@ -605,7 +605,7 @@ def test_timm__not_there(tmp_path):
 
 
 def test_timm__hugging_face_rows(tmp_path, monkeypatch):
-    """As timm's reader gives them: encoded pictures, and a column of labels; there is no split called validation."""
+    """As timm's reader gives them: encoded images, and a column of labels; there is no split called validation."""
     labels = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
 
     class Reader:

@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
-def picture(value: int) -> bytes:
+def image(value: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (4, 3), (value, value, value)).save(file, "PNG")
     return file.getvalue()
@@ -49,7 +49,7 @@ def write(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
 
 def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[str, bytes]:
     return {
-        f"{top}{name}/{number}.png": picture(start + 20 * place + number)
+        f"{top}{name}/{number}.png": image(start + 20 * place + number)
         for place, name in enumerate(names)
         for number in range(count)
     }
@@ -93,7 +93,7 @@ def test_tar__two_of_them(tmp_path):
         assert [splits.val.label(row) for row in range(2)] == [1, 1]
     folder = tmp_path / "folder" / "b"
     folder.mkdir(parents=True)
-    (folder / "x.png").write_bytes(picture(7))
+    (folder / "x.png").write_bytes(image(7))
     splits = resolve(str(train), val=str(folder.parent))  # a tar and a folder
     assert splits.val.label(0) == 1 and grey(splits.val, 0) == 7
 
@@ -107,9 +107,9 @@ def test_tar__a_class_called_train_and_parts_not_used(tmp_path):
 
 def test_tar__names_of_all_kinds(tmp_path):
     long = "l" * 180 + "/" + "m" * 180 + ".PNG"
-    content = {f"ü ß/{name}": picture(1) for name in ("ö.png", "a b.png", "deep/er/x.png", long)}
-    content |= {f"b/{name}": picture(2) for name in ("1.png", "._1.png", ".DS_Store", "readme.txt")}
-    content |= {"__MACOSX/b/._1.png": b"", "b/2.png": picture(2), "loose.png": picture(3)}
+    content = {f"ü ß/{name}": image(1) for name in ("ö.png", "a b.png", "deep/er/x.png", long)}
+    content |= {f"b/{name}": image(2) for name in ("1.png", "._1.png", ".DS_Store", "readme.txt")}
+    content |= {"__MACOSX/b/._1.png": b"", "b/2.png": image(2), "loose.png": image(3)}
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         path = tmp_path / f"{form}.tar"
         with tarfile.open(path, "w", format=form) as tar:
@@ -132,8 +132,8 @@ def test_tar__evil_members_are_refused_and_nothing_is_extracted(tmp_path, cache)
     with tarfile.open(path, "a") as tar:
         for name in ("../../victim.png", "/etc/evil.png", "a/../../../victim.png", str(victim)):
             member = tarfile.TarInfo(name)
-            member.size = len(picture(9))
-            tar.addfile(member, io.BytesIO(picture(9)))
+            member.size = len(image(9))
+            tar.addfile(member, io.BytesIO(image(9)))
         for kind, name, target in (
             (tarfile.SYMTYPE, "a/link.png", "/etc/passwd"),
             (tarfile.LNKTYPE, "a/hard.png", "../../victim.png"),
@@ -157,7 +157,7 @@ def test_tar__errors(tmp_path):
     with pytest.raises(ValueError, match=r"^no images in .*x\.tar; expected folders named after classes"):
         resolve(str(write(tmp_path / "x.tar", {"a/readme.txt": b"x"})))
     with pytest.raises(ValueError, match=r"holds 2 images but no class folders; put the images of each class"):
-        resolve(str(write(tmp_path / "y.tar", {"1.png": picture(1), "2.png": picture(2)})))
+        resolve(str(write(tmp_path / "y.tar", {"1.png": image(1), "2.png": image(2)})))
     with pytest.raises(ValueError, match=r"has one class only, 'a'; a classifier needs two$"):
         resolve(str(write(tmp_path / "z.tar", classes("a"))))
     with pytest.raises(ValueError, match=r"has a part to validate, .*v\.tar:val, but none to train on"):
@@ -322,7 +322,7 @@ def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
 def shard(path: Path, labels: dict[str, int], start: int = 0) -> Path:
     content = {}
     for place, (key, label) in enumerate(labels.items()):
-        content |= {f"{key}.png": picture(start + place), f"{key}.cls": str(label).encode()}
+        content |= {f"{key}.png": image(start + place), f"{key}.cls": str(label).encode()}
     return write(path, content)
 
 
@@ -373,21 +373,21 @@ def test_shards__json_labels_other_members_and_incomplete_samples(tmp_path):
     write(
         tmp_path / "x.tar",
         {
-            "a.jpg": picture(1),
+            "a.jpg": image(1),
             "a.json": b'{"label": 1, "caption": "x"}',
             "a.txt": b"caption",
-            "b.seg.png": picture(99),
-            "b.webp": picture(2),
+            "b.seg.png": image(99),
+            "b.webp": image(2),
             "b.json": b'{"cls": 0}',
-            "c.jpg": picture(3),
+            "c.jpg": image(3),
             "d.cls": b"1",
-            "e.jpg": picture(4),
+            "e.jpg": image(4),
             "e.cls": b"zebra",
-            "f.jpg": picture(5),
+            "f.jpg": image(5),
             "f.json": b"{",
-            "g.JPEG": picture(6),
+            "g.JPEG": image(6),
             "g.CLS": b" 1\n",
-            "h.png": picture(7),
+            "h.png": image(7),
             "h.cls": b"0",
         },
     )
@@ -444,7 +444,7 @@ def test_shards__or_class_folders_is_told_by_content(tmp_path):
     for name in ("a", "b"):  # tars lying beside class folders
         (tmp_path / "y" / name).mkdir()
         for row in range(2):
-            (tmp_path / "y" / name / f"{row}.png").write_bytes(picture(row))
+            (tmp_path / "y" / name / f"{row}.png").write_bytes(image(row))
     splits = resolve(str(tmp_path / "y"))
     assert splits.classes == ("a", "b") and said(splits, "files that are no images are ignored: 0.tar")
 
@@ -452,7 +452,7 @@ def test_shards__or_class_folders_is_told_by_content(tmp_path):
 def test_shards__mixed_with_others(tmp_path):
     shard(tmp_path / "0.tar", {"a": 0, "b": 1})
     write(tmp_path / "1.tar", classes("cat", "dog"))
-    with pytest.raises(ValueError, match=r"^1\.tar has no labels beside its pictures as the other shards have"):
+    with pytest.raises(ValueError, match=r"^1\.tar has no labels beside its images as the other shards have"):
         resolve(str(tmp_path))
 
 
@@ -495,7 +495,7 @@ def test_expanded():
     assert expanded("plain") == ["plain"]
 
 
-# --- real pictures --------------------------------------------------------------------------------------------------
+# --- real images --------------------------------------------------------------------------------------------------
 
 
 def test_cifar__from_its_tars():

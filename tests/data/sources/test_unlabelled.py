@@ -1,4 +1,4 @@
-"""Pictures by name: files, folders, patterns, lists, and what is said of those that are not there."""
+"""Images by name: files, folders, patterns, lists, and what is said of those that are not there."""
 
 import os
 import pickle
@@ -16,14 +16,14 @@ from ...training.small_runs import refusal
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    """A working folder; the pictures differ in colour."""
+    """A working folder; the images differ in colour."""
     monkeypatch.chdir(tmp_path)
     names = ["photos/img2.png", "photos/img10.png", "photos/deep/er/A1.JPG", "photos/.hidden.png", "alone.png"]
     names += ["photos/.trash/x.png", "photos/__MACOSX/x.png"]
     for place, name in enumerate(names):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4), (20 * place, 0, 0)).save(name)
-    Path("photos/notes.txt").write_text("no picture")
+    Path("photos/notes.txt").write_text("no image")
     Path("empty").mkdir()
     return tmp_path
 
@@ -51,7 +51,7 @@ def test_files__count_whatever_they_are_called(photos):
 
 
 @pytest.mark.parametrize("folder", ["photos", "photos/"])
-def test_folder__pictures_at_any_depth_in_natural_order(photos, folder):
+def test_folder__images_at_any_depth_in_natural_order(photos, folder):
     source, notes = find_images([folder])
     assert list(source.names) == ["photos/deep/er/A1.JPG", "photos/img2.png", "photos/img10.png"]
     assert notes == [f"{folder}: files that are no images are ignored: photos/notes.txt"]
@@ -67,7 +67,7 @@ def test_pattern__is_recursive_and_in_natural_order(photos):
     assert found("photos/*/*/*.JPG", "photos/img?.png") == ["photos/deep/er/A1.JPG", "photos/img2.png"]
 
 
-def test_pattern__takes_pictures_alone(photos):
+def test_pattern__takes_images_alone(photos):
     source, notes = find_images(["photos/*"])
     assert list(source.names) == ["photos/img2.png", "photos/img10.png"]
     assert notes == ["photos/*: files that are no images are ignored: photos/notes.txt"]
@@ -149,9 +149,7 @@ def test_source__grey_or_rgb(photos):
     source, _ = find_images(["alone.png"])
     grey = source.in_channels(1)
     assert (grey.open(0).mode, source.open(0).mode) == ("L", "RGB")
-    assert refusal(lambda: source.in_channels(4)) == (
-        "a network for images of 4 channels; expected 1 (grey) or 3 (RGB)"
-    )
+    assert refusal(lambda: source.in_channels(4)) == ("a model for images of 4 channels; expected 1 (grey) or 3 (RGB)")
 
 
 def test_source__keeps_names_in_arrays(photos):

@@ -1,4 +1,4 @@
-"""Small dense models of every head that exports, as `open_dense` would hand them over, and a picture for them."""
+"""Small dense models of every head that exports, as `open_dense` would hand them over, and an image for them."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +13,7 @@ from PIL import Image
 from broadsight.dense import MODELS, build
 from broadsight.dense.scoring import Views
 from broadsight.deployment import Description
-from broadsight.deployment.dense.raw import RawNetwork
+from broadsight.deployment.dense.raw import RawModel
 
 HEADS: dict[str, dict[str, Any]] = {
     "retinanet": dict(width=32, image_size=(64, 107)),
@@ -34,7 +34,7 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
     head = kind.split()[0]
     model: Any = build(head, backbone, 3, neck=neck, **HEADS[kind]).eval()
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and "stages.network." not in name:
+        if parameter.ndim > 1 and "stages.model." not in name:
             # Activations keep their size, so that scores are further apart than rounding
             parameter.data.add_(torch.randn_like(parameter) * (1.4 / parameter[0].numel() ** 0.5))
         if name.endswith("cls_logits.bias"):
@@ -62,10 +62,10 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
 
 
 def _elsewhere() -> None:
-    raise FileNotFoundError("the pictures of this run are elsewhere")
+    raise FileNotFoundError("the images of this run are elsewhere")
 
 
-def description_of(run: Any, raw: RawNetwork, any_size: bool = True) -> Description:
+def description_of(run: Any, raw: RawModel, any_size: bool = True) -> Description:
     image = dict(channels=3, height=raw.size[0], width=raw.size[1], any_batch=True, any_size=any_size and raw.any_size)
     said = Description(
         run.task, run.title, "x", run.classes, raw.outputs, image, raw.preprocessing, {}, None, raw.decoding
@@ -73,17 +73,17 @@ def description_of(run: Any, raw: RawNetwork, any_size: bool = True) -> Descript
     return Description.from_json(said.to_json())
 
 
-def in_torch(raw: RawNetwork) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """The network in torch, called as a session is."""
+def in_torch(raw: RawModel) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """The model in torch, called as a session is."""
 
-    def network(images: np.ndarray) -> dict[str, np.ndarray]:
+    def model(images: np.ndarray) -> dict[str, np.ndarray]:
         with torch.no_grad():
             return dict(zip(raw.outputs, (x.numpy() for x in raw.model(torch.from_numpy(images))), strict=True))
 
-    return network
+    return model
 
 
-def picture(width: int = 150, height: int = 101, seed: int = 0) -> Image.Image:
-    """Coarse noise, which networks without training find things in."""
+def make_image(width: int = 150, height: int = 101, seed: int = 0) -> Image.Image:
+    """Coarse noise, which models without training find things in."""
     small = np.random.default_rng(seed).integers(0, 256, (9, 13, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BILINEAR)

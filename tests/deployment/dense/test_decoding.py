@@ -9,11 +9,11 @@ from torchvision.ops import batched_nms
 from broadsight.dense.pose import decode as decode_heat_maps
 from broadsight.dense.scoring import PixelScorer
 from broadsight.deployment.dense.decoding import Place, decode, resizing, suppress
-from broadsight.deployment.dense.raw import raw_network
+from broadsight.deployment.dense.raw import raw_model
 from broadsight.deployment.dense.session import find
 from broadsight.prediction.dense import finder
 from broadsight.runs.dense_model import pixels_of
-from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, picture
+from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image
 
 
 @pytest.mark.parametrize("size", [(150, 101), (64, 97)])
@@ -21,9 +21,9 @@ from tests.deployment.dense.models import HEADS, dense_run, description_of, in_t
 def test_decode__boxes_are_those_of_the_detector(kind, size):
     run = dense_run(kind)
     with torch.no_grad():
-        expected = finder(run)(picture(*size), None)
-    raw = raw_network(run)
-    found = find(in_torch(raw), description_of(run, raw), picture(*size))
+        expected = finder(run)(make_image(*size), None)
+    raw = raw_model(run)
+    found = find(in_torch(raw), description_of(run, raw), make_image(*size))
     _assert_same(found, expected, at_least=20)
 
 
@@ -31,9 +31,9 @@ def test_decode__queries_are_those_of_the_detector():
     pytest.importorskip("transformers")
     run = dense_run("rtdetr")
     with torch.no_grad():
-        expected = finder(run)(picture(), None)
-    raw = raw_network(run)
-    found = find(in_torch(raw), description_of(run, raw), picture())
+        expected = finder(run)(make_image(), None)
+    raw = raw_model(run)
+    found = find(in_torch(raw), description_of(run, raw), make_image())
     _assert_same(found, expected, at_least=20)
 
 
@@ -53,9 +53,9 @@ def test_decode__classes_of_pixels_are_those_of_the_segmenter(kind, size):
     run = dense_run(kind)
     scorer = PixelScorer(run.classes, views=run.views())
     with torch.no_grad():
-        expected = scorer.find(run.model, pixels_of(picture(*size))).numpy()
-    raw = raw_network(run)
-    found = find(in_torch(raw), description_of(run, raw), picture(*size))
+        expected = scorer.find(run.model, pixels_of(make_image(*size))).numpy()
+    raw = raw_model(run)
+    found = find(in_torch(raw), description_of(run, raw), make_image(*size))
     assert expected.std((1, 2)).min() > 1e-3, "the segmenter sees the same everywhere"
     np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)
     np.testing.assert_array_equal(found["classes"], found["probabilities"].argmax(0))
@@ -65,9 +65,9 @@ def test_decode__keypoints_are_those_of_the_pose_model():
     run = dense_run("simple_baseline")
     boxes = torch.tensor([[10.0, 5.0, 90.0, 95.0], [30.5, 20.0, 31.0, 20.2], [-20.0, 40.0, 400.0, 60.0]])
     with torch.no_grad():
-        expected = finder(run)(picture(), boxes)
-    raw = raw_network(run)
-    found = find(in_torch(raw), description_of(run, raw), picture(), boxes.numpy())
+        expected = finder(run)(make_image(), boxes)
+    raw = raw_model(run)
+    found = find(in_torch(raw), description_of(run, raw), make_image(), boxes.numpy())
     np.testing.assert_allclose(found["keypoints"], expected["keypoints"], atol=1e-3)
     np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-5)
 
@@ -104,7 +104,7 @@ def test_resizing__is_bilinear_interpolation(before, after):
 
 
 def test_decode__refuses_outputs_of_another_image():
-    raw = raw_network(dense_run("fcos"))
+    raw = raw_model(dense_run("fcos"))
     images = np.zeros((1, 3, 64, 96), np.float32)
     outputs = in_torch(raw)(images)
     with pytest.raises(ValueError, match=r"rows of cls_logits for an image of 96x96; expected"):
@@ -114,7 +114,7 @@ def test_decode__refuses_outputs_of_another_image():
 
 
 def test_decode__nothing_above_the_threshold():
-    raw = raw_network(dense_run("fcos"))
+    raw = raw_model(dense_run("fcos"))
     place = Place((64, 96), (64, 96), (64, 96))
     found = decode(
         {**raw.decoding, "score_threshold": 1.0}, in_torch(raw)(np.zeros((1, 3, 64, 96), np.float32)), [place]

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from broadsight.deployment import capture
-from broadsight.deployment.dense.images import crops, whole_picture
+from broadsight.deployment.dense.images import crops, whole_image
 from broadsight.deployment.dense.models import PoolToCells, RawDetector, SingleChannel, as_good
-from broadsight.deployment.dense.raw import NotExportable, raw_network
-from broadsight.deployment.dense.session import apart, find, predict_pictures
+from broadsight.deployment.dense.raw import NotExportable, raw_model
+from broadsight.deployment.dense.session import apart, find, predict_images
 from broadsight.deployment.session import Session
-from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, picture
+from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if kind not in ("rtdetr", "upernet")])
-def test_raw_network__is_described_in_json_and_leaves_the_run_alone(kind):
+def test_raw_model__is_described_in_json_and_leaves_the_run_alone(kind):
     run = dense_run(kind)
     before = {name: x.clone() for name, x in run.model.state_dict().items()}
-    raw = raw_network(run)
+    raw = raw_model(run)
     assert json.loads(json.dumps(raw.decoding)) == raw.decoding and raw.decoding["head"] == run.head
     assert json.loads(json.dumps(raw.preprocessing)) == raw.preprocessing
     assert raw.any_size == (run.head in ("retinanet", "fcos", "semantic_fpn"))
@@ -39,19 +39,19 @@ def test_raw_network__is_described_in_json_and_leaves_the_run_alone(kind):
         ("keypoint_rcnn", "keypoints", "simple_baseline"),
     ],
 )
-def test_raw_network__says_what_to_use_instead_of_regions(head, task, instead):
+def test_raw_model__says_what_to_use_instead_of_regions(head, task, instead):
     with pytest.raises(NotExportable, match=rf"{head} looks into regions.*{instead}.*heads that export are retinanet"):
-        raw_network(SimpleNamespace(head=head, task=task))
+        raw_model(SimpleNamespace(head=head, task=task))
 
 
-def test_raw_network__canvas():
-    assert raw_network(dense_run("fcos")).size == (128, 128)  # holds 107 pixels in whole cells
-    assert raw_network(dense_run("semantic_fpn"), canvas=(64, 160)).size == (64, 160)
-    assert raw_network(dense_run("ssdlite"), canvas=(96, 80)).size == (96, 80)
+def test_raw_model__canvas():
+    assert raw_model(dense_run("fcos")).size == (128, 128)  # holds 107 pixels in whole cells
+    assert raw_model(dense_run("semantic_fpn"), canvas=(64, 160)).size == (64, 160)
+    assert raw_model(dense_run("ssdlite"), canvas=(96, 80)).size == (96, 80)
     with pytest.raises(ValueError, match="canvas=70x160; expected multiples of 32, for instance 64x160"):
-        raw_network(dense_run("fcos"), canvas=(70, 160))
+        raw_model(dense_run("fcos"), canvas=(70, 160))
     with pytest.raises(ValueError, match="canvas=64x64; ssdlite takes 96x80 alone"):
-        raw_network(dense_run("ssdlite"), canvas=(64, 64))
+        raw_model(dense_run("ssdlite"), canvas=(64, 64))
 
 
 @pytest.mark.parametrize("size", [(9, 17), (6, 12), (3, 2)])
@@ -104,56 +104,56 @@ def test_raw_detector__a_program_for_any_size_takes_single_cells_and_images():
             torch.testing.assert_close(module(images), model(images))
 
 
-# ---- Pictures
+# ---- Images
 
 
-def test_whole_picture__any_size_is_what_the_detector_sees():
+def test_whole_image__any_size_is_what_the_detector_sees():
     run = dense_run("fcos")
-    raw = raw_network(run)
-    image, place = whole_picture(description_of(run, raw), picture(150, 101))
-    given = torch.from_numpy(np.array(picture(150, 101))).permute(2, 0, 1).float() / 255
+    raw = raw_model(run)
+    image, place = whole_image(description_of(run, raw), make_image(150, 101))
+    given = torch.from_numpy(np.array(make_image(150, 101))).permute(2, 0, 1).float() / 255
     expected = run.model.transform([given])[0]
-    assert place.picture == (101, 150) and place.seen == expected.image_sizes[0] == (64, 95)
+    assert place.image == (101, 150) and place.seen == expected.image_sizes[0] == (64, 95)
     assert place.canvas == image.shape[1:] == (64, 96)
     np.testing.assert_allclose(image, expected.tensors[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["fcos", "semantic_fpn"])
-def test_whole_picture__is_fitted_into_a_fixed_canvas(kind):
+def test_whole_image__is_fitted_into_a_fixed_canvas(kind):
     run = dense_run(kind)
-    raw = raw_network(run, canvas=(64, 64))
-    image, place = whole_picture(description_of(run, raw, any_size=False), picture(200, 100))
+    raw = raw_model(run, canvas=(64, 64))
+    image, place = whole_image(description_of(run, raw, any_size=False), make_image(200, 100))
     assert place.seen == (32, 64) and image.shape == (3, 64, 64)
     assert np.abs(image[:, 32:]).max() == 0 < np.abs(image[:, :32]).min(axis=(1, 2)).max()
 
 
-def test_whole_picture__a_line_of_pixels_and_grey():
+def test_whole_image__a_line_of_pixels_and_grey():
     run = dense_run("semantic_fpn")
-    image, place = whole_picture(description_of(run, raw_network(run)), picture(300, 1).convert("L"))
+    image, place = whole_image(description_of(run, raw_model(run)), make_image(300, 1).convert("L"))
     assert place.seen == (1, 256) and image.shape == (3, 64, 256)
-    found = find(in_torch(raw_network(run)), description_of(run, raw_network(run)), picture(300, 1))
+    found = find(in_torch(raw_model(run)), description_of(run, raw_model(run)), make_image(300, 1))
     assert found["classes"].shape == (1, 300)
 
 
-def test_predict_pictures__boxes_where_they_belong():
+def test_predict_images__boxes_where_they_belong():
     pose, fcos = dense_run("simple_baseline"), dense_run("fcos")
-    raw = raw_network(pose)
+    raw = raw_model(pose)
     said = description_of(pose, raw)
     session = Session(said, lambda images: list(in_torch(raw)(images).values()))
-    none, whole = predict_pictures(session, [picture(), picture()], [np.zeros((0, 4)), [[0, 0, 150, 101]]])
+    none, whole = predict_images(session, [make_image(), make_image()], [np.zeros((0, 4)), [[0, 0, 150, 101]]])
     assert none["keypoints"].shape == (0, 5, 3) and none["scores"].shape == (0,)
-    np.testing.assert_array_equal(whole["keypoints"], predict_pictures(session, [picture()])[0]["keypoints"])
-    with pytest.raises(ValueError, match="boxes of 1 pictures for 2"):
-        predict_pictures(session, [picture(), picture()], [[]])
+    np.testing.assert_array_equal(whole["keypoints"], predict_images(session, [make_image()])[0]["keypoints"])
+    with pytest.raises(ValueError, match="boxes of 1 images for 2"):
+        predict_images(session, [make_image(), make_image()], [[]])
     with pytest.raises(ValueError, match="looks at crops of single objects"):
-        whole_picture(said, picture())
-    said = description_of(fcos, raw_network(fcos))
+        whole_image(said, make_image())
+    said = description_of(fcos, raw_model(fcos))
     with pytest.raises(ValueError, match="finds them by itself"):
-        find(in_torch(raw), said, picture(), [[0, 0, 9, 9]])
+        find(in_torch(raw), said, make_image(), [[0, 0, 9, 9]])
     with pytest.raises(ValueError, match="finds boxes by itself"):
-        crops(said, picture(), [[0, 0, 9, 9]])
+        crops(said, make_image(), [[0, 0, 9, 9]])
     with pytest.raises(ValueError, match="says nothing of its decoding"):
-        find(in_torch(raw), replace(said, decoding=None), picture())
+        find(in_torch(raw), replace(said, decoding=None), make_image())
 
 
 def test_apart__counts_what_is_not_the_same():

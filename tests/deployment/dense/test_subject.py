@@ -15,8 +15,8 @@ from broadsight.data.scenes import draw_scene
 from broadsight.data.sources.mask_folders import read_indices
 from broadsight.deployment import Session, open_artefact
 from broadsight.deployment import run as exporting
-from broadsight.deployment.dense.raw import raw_network
-from broadsight.deployment.dense.session import apart, find, predict_pictures
+from broadsight.deployment.dense.raw import raw_model
+from broadsight.deployment.dense.session import apart, find, predict_images
 from broadsight.deployment.dense.subject import of_dense, of_opened
 from broadsight.deployment.formats import FORMATS
 from broadsight.deployment.run import Disagreement, Wanted, export
@@ -25,14 +25,14 @@ from broadsight.runs.dense_model import open_dense
 from broadsight.training.run import train
 
 from ...training.dense_runs import ask_dense, write_coco
-from .models import HEADS, dense_run, in_torch, picture
+from .models import HEADS, dense_run, image, in_torch
 
 CHANGES = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
 
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory) -> Path:
-    """Four pictures, 80 pixels wide and 64 high."""
+    """Four images, 80 pixels wide and 64 high."""
     return write_coco(tmp_path_factory.mktemp("coco"))
 
 
@@ -51,12 +51,12 @@ def predicted(run: Path, folder: Path, *options: str) -> list[dict]:
     return json.loads(file.read_text("utf-8"))
 
 
-def assert_same_boxes(session: Session, pictures: list[Path], expected: list[dict]) -> None:
+def assert_same_boxes(session: Session, images: list[Path], expected: list[dict]) -> None:
     """Every object of an artefact is in the results, and none is missing."""
-    found = predict_pictures(session, [Image.open(path) for path in pictures])
+    found = predict_images(session, [Image.open(path) for path in images])
     decoding = session.description.decoding
     assert decoding is not None and sum(len(one["scores"]) for one in found) == len(expected) > 20
-    for path, one in zip(pictures, found, strict=True):
+    for path, one in zip(images, found, strict=True):
         entries = [entry for entry in expected if entry["file_name"] == str(path)]
         corners = np.array([entry["bbox"] for entry in entries]).reshape(-1, 4)
         corners[:, 2:] += corners[:, :2]
@@ -68,14 +68,14 @@ def assert_same_boxes(session: Session, pictures: list[Path], expected: list[dic
 
 
 def test_export__finds_what_predict_finds(detector, coco, tmp_path):
-    pictures = sorted((coco.parent / "images").glob("*.png"))
+    images = sorted((coco.parent / "images").glob("*.png"))
     # 64 x 80 is what the run sees of them, padded to this
     subject = of_dense(detector, "a test", [str(coco.parent / "images")], canvas=(64, 96))
     found = export(subject, tmp_path / "net.pt2", Wanted("pt2", rounds=0))
     assert found.agreement.images == 4 and found.agreement.relative < 1e-5
     assert found.findings is not None and found.findings["differing"] == 0 and found.findings["pixels"] < 1e-3
     session = open_artefact(tmp_path / "net.pt2")
-    assert_same_boxes(session, pictures, predicted(detector, tmp_path, *map(str, pictures)))
+    assert_same_boxes(session, images, predicted(detector, tmp_path, *map(str, images)))
 
 
 def test_of_dense__describes_the_run(detector):
@@ -90,10 +90,10 @@ def test_of_dense__describes_the_run(detector):
     assert about["command"] == "broadsight export detector" and about["run"]["settings"]["head"] == "retinanet"
     run = open_dense(detector, device="cpu")
     assert about["weights_sha256"] == digest(run.model) and about["parameters"] == run.parameters
-    assert subject.shown.startswith("pictures that the run validated on")
-    assert [image.shape for image in subject.pictures(None)] == [(1, 3, 128, 128)] * 2
-    odd, own = subject.pictures(99)
-    assert odd.shape == (1, 3, 67, 89) and own.shape == (1, 3, 64, 96)  # the run's pictures are 64 x 80
+    assert subject.shown.startswith("images that the run validated on")
+    assert [image.shape for image in subject.images(None)] == [(1, 3, 128, 128)] * 2
+    odd, own = subject.images(99)
+    assert odd.shape == (1, 3, 67, 89) and own.shape == (1, 3, 64, 96)  # the run's images are 64 x 80
     assert of_dense(detector, "", count=1, size=96).description.preprocessing["short_side"] == 96
 
 
@@ -105,7 +105,7 @@ def test_export_command__says_how_far_apart_findings_are(detector, coco, tmp_pat
     assert "max error to torch" in shown and "decoded: 0.00% of the objects differ" in shown
     record = json.loads((tmp_path / "net.pt2.export.json").read_text("utf-8"))
     assert record["findings"]["differing"] == 0 and record["agreement"]["images"] == 2
-    assert record["compared_on"] == f"pictures of {coco.parent / 'images'}"
+    assert record["compared_on"] == f"images of {coco.parent / 'images'}"
 
 
 def test_export__raw_outputs_that_differ_are_not_written(tmp_path, monkeypatch):
@@ -178,30 +178,30 @@ def test_of_opened__says_why_a_head_takes_one_size(kind, why):
     assert (subject.example_size is None) == bool(why)
 
 
-# ---- Pictures to compare on
+# ---- Images to compare on
 
 
-def test_of_opened__draws_scenes_where_the_pictures_are_gone():
+def test_of_opened__draws_scenes_where_the_images_are_gone():
     subject = of_opened(dense_run("semantic_fpn"), "", {}, count=3)
-    assert subject.shown == "drawn scenes" and len(subject.pictures(None)) == 3
+    assert subject.shown == "drawn scenes" and len(subject.images(None)) == 3
     assert any("not square are made to fit 64x64" in note for note in subject.notes)
     assert not of_opened(dense_run("semantic_fpn"), "", {}, count=1, any_size=True).notes
-    crops = of_opened(dense_run("simple_baseline"), "", {}, count=4).pictures(None)
+    crops = of_opened(dense_run("simple_baseline"), "", {}, count=4).images(None)
     assert [crop.shape for crop in crops] == [(1, 3, 96, 64)] * 4
 
 
 def test_of_opened__leaves_out_what_cannot_be_read(tmp_path):
     Image.new("RGB", (40, 30), "red").save(tmp_path / "b.png")
-    (tmp_path / "a.png").write_bytes(b"no picture")
+    (tmp_path / "a.png").write_bytes(b"no image")
     subject = of_opened(dense_run("fcos"), "", {}, [str(tmp_path)], count=5)
-    assert len(subject.pictures(None)) == 1
-    with pytest.raises(ValueError, match="none of the 1 pictures to compare on can be read; "):
+    assert len(subject.images(None)) == 1
+    with pytest.raises(ValueError, match="none of the 1 images to compare on can be read; "):
         of_opened(dense_run("fcos"), "", {}, [str(tmp_path / "a.png")])
     with pytest.raises(FileNotFoundError, match="no such file"):
         of_opened(dense_run("fcos"), "", {}, [str(tmp_path / "c.png")])
 
 
-class TwoPictures:
+class TwoImages:
     """Each with three objects, the second without a width."""
 
     def __len__(self) -> int:
@@ -215,12 +215,12 @@ class TwoPictures:
 
 
 def test_of_opened__crops_of_the_objects_that_the_run_validated_on():
-    known = vars(dense_run("simple_baseline")) | dict(own_data=lambda: SimpleNamespace(val=TwoPictures()))
+    known = vars(dense_run("simple_baseline")) | dict(own_data=lambda: SimpleNamespace(val=TwoImages()))
     run: Any = SimpleNamespace(**known)
     subject = of_opened(run, "", {}, count=9)
-    assert subject.shown == "pictures that the run validated on (elsewhere)"
-    assert len(subject.pictures(None)) == 4
-    assert len(of_opened(run, "", {}, count=3).pictures(None)) == 3
+    assert subject.shown == "images that the run validated on (elsewhere)"
+    assert len(subject.images(None)) == 4
+    assert len(of_opened(run, "", {}, count=3).images(None)) == 3
 
 
 @pytest.mark.parametrize("kind", ["fcos", pytest.param("simple_baseline", marks=pytest.mark.slow)])
@@ -228,12 +228,12 @@ def test_of_opened__no_padding_where_attention_chooses(kind):
     subject = of_opened(dense_run(kind, "partialformer_b0"), "", {}, count=2)
     assert subject.shown == "drawn scenes, stretched to leave no padding"
     plain = of_opened(dense_run(kind), "", {}, count=2)
-    for one, other in zip(subject.pictures(None), plain.pictures(None), strict=True):
+    for one, other in zip(subject.images(None), plain.images(None), strict=True):
         assert one.shape == other.shape and np.abs(one[..., -8:, -8:]).max() > 0
     if kind == "fcos":
-        assert all(np.abs(one[..., -8:, -8:]).max() == 0 for one in plain.pictures(None))
-        assert [one.shape[2:] for one in plain.pictures(99)] == [(67, 89), (64, 96)]
-        assert [one.shape[2:] for one in subject.pictures(99)] == [(96, 96), (64, 96)]
+        assert all(np.abs(one[..., -8:, -8:]).max() == 0 for one in plain.images(None))
+        assert [one.shape[2:] for one in plain.images(99)] == [(67, 89), (64, 96)]
+        assert [one.shape[2:] for one in subject.images(99)] == [(96, 96), (64, 96)]
 
 
 # ---- All heads, backbones and runtimes
@@ -246,9 +246,9 @@ def needed(format: str, kind: str = "") -> None:
         pytest.importorskip("segmentation_models_pytorch")
 
 
-def exported(kind: str, format: str, folder: Path, *network: str) -> Session:
+def exported(kind: str, format: str, folder: Path, *model: str) -> Session:
     """Written, opened and compared, for any size where that can be."""
-    run = dense_run(kind, *network)
+    run = dense_run(kind, *model)
     subject, form = of_opened(run, "a test", {}, count=3), FORMATS[format]
     any_size = form.sizes and not subject.obstacle
     target = folder / f"net{form.suffix}"
@@ -264,9 +264,9 @@ def exported(kind: str, format: str, folder: Path, *network: str) -> Session:
 @pytest.mark.parametrize("kind", HEADS)
 def test_export__every_head(kind, format, tmp_path):
     needed(format, kind)
-    session, raw = exported(kind, format, tmp_path), raw_network(dense_run(kind))
-    for one in (picture(), picture(64, 64, seed=1), picture(90, 133, seed=2), picture(300, 20, seed=3)):
-        there = apart(predict_pictures(session, [one])[0], find(in_torch(raw), session.description, one))
+    session, raw = exported(kind, format, tmp_path), raw_model(dense_run(kind))
+    for one in (image(), image(64, 64, seed=1), image(90, 133, seed=2), image(300, 20, seed=3)):
+        there = apart(predict_images(session, [one])[0], find(in_torch(raw), session.description, one))
         assert there["differing"] < 0.01 and there["pixels"] < 0.01
 
 
@@ -303,8 +303,8 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> list[Path]:
-    """Three drawn pictures, one of them not square."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """Three drawn images, one of them not square."""
+    folder = tmp_path_factory.mktemp("images")
     sizes = [(96, 96), (96, 96), (80, 130)]
     for number, size in enumerate(sizes):
         Image.fromarray(draw_scene(number, size=size, split="test").image).save(folder / f"{number}.png")
@@ -337,12 +337,12 @@ def test_commands__train_export_predict(head, formats, scenes, tmp_path):
         shown = scenes if free or head not in ("fcos", "semantic_fpn") else scenes[:2]  # a fixed canvas is square
         if head == "semantic_fpn":
             assert main(["predict", run, *map(str, shown), "--out", str(tmp_path / "drawn"), "--threads", "1"]) == 0
-            found = predict_pictures(session, [Image.open(path) for path in shown])
+            found = predict_images(session, [Image.open(path) for path in shown])
             for path, one in zip(shown, found, strict=True):
                 expected = read_indices(tmp_path / "drawn" / "masks" / path.name)
                 assert (one["classes"] != expected).mean() < 1e-3
         elif head == "simple_baseline":
-            found = predict_pictures(session, [Image.open(path) for path in shown])
+            found = predict_images(session, [Image.open(path) for path in shown])
             entries = predicted(Path(run), tmp_path, *map(str, shown))
             for entry, one in zip(entries, found, strict=True):
                 expected = np.array(entry["keypoints"]).reshape(-1, 3)[:, :2]

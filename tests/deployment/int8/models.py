@@ -43,7 +43,7 @@ class Colours(nn.Module):
                     module.weight[place] = 0
                     own = 0 if module.groups > 1 else colour if module is self.stem else place
                     module.weight[place, own, middle, middle] = 1
-            self.stem.bias[1:4] = 3  # above zero whatever the picture
+            self.stem.bias[1:4] = 3  # above zero whatever the image
             self.conv1.bias[0] = outlier
             self.conv2.weight[:, 0] = 0
             self.fc.weight.mul_(0.01)

@@ -32,7 +32,7 @@ def classifier_of(model: Colours, run: dict | None = None) -> Classifier:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Pictures that are red, green or blue, 12 of each to train on and 8 to validate."""
+    """Images that are red, green or blue, 12 of each to train on and 8 to validate."""
     folder = tmp_path_factory.mktemp("data")
     for part, count in (("train", 12), ("val", 8)):
         fill(folder / part, SIDE, **dict.fromkeys(CLASSES, count))
@@ -40,7 +40,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def attempts(needed: set[str], limit: float = 1.0):
-    """What `settle` asks for, of a network that loses too much until all those needed are in float."""
+    """What `settle` asks for, of a model that loses too much until all those needed are in float."""
     tried = []
 
     def attempt(more):
@@ -80,7 +80,7 @@ def onnx_only() -> None:
 
 @pytest.fixture(scope="module")
 def rescued(data, tmp_path_factory):
-    """A network with a layer that int8 destroys, exported."""
+    """A model with a layer that int8 destroys, exported."""
     onnx_only()
     folder, steps = tmp_path_factory.mktemp("rescued"), []
     classifier = classifier_of(Colours(outlier=1e5))
@@ -97,8 +97,8 @@ def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
     assert [one["layer"] for one in said["kept_in_float"]] == ["conv1", "conv2"]
     assert all(one["moves_logits_by"] > 0.5 for one in said["kept_in_float"])
     assert (said["layers"], said["in_int8"]) == (len(LAYERS), len(LAYERS) - 2)
-    assert said["calibration"] == {"pictures": 9, "from": f"the training part of {data}"}
-    assert said["measured_on"]["pictures"] == 24
+    assert said["calibration"] == {"images": 9, "from": f"the training part of {data}"}
+    assert said["measured_on"]["images"] == 24
     text = "\n".join(said["lines"])
     assert "conv1: alone it moves the logits by" in text and "100.00 % in float, 100.00 % in int8" in text
     assert "always in float: 2 others (2 for few input channels)" in text
@@ -176,7 +176,7 @@ def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept
 
 @pytest.fixture
 def asked(tmp_path):
-    """What `quantiser` says of pictures that it does not like."""
+    """What `quantiser` says of images that it does not like."""
     classifier = classifier_of(Colours())
     subject = of_classifier(classifier, "a test", count=2)
     return lambda run=None, **options: refusal(
@@ -184,17 +184,17 @@ def asked(tmp_path):
     )
 
 
-def test_quantiser__pictures_are_checked_before_anything_slow(asked, tmp_path):
+def test_quantiser__images_are_checked_before_anything_slow(asked, tmp_path):
     (tmp_path / "empty").mkdir()
     said = asked(calibrate=str(tmp_path / "absent"))
     assert said.startswith("--calibrate") and "no such file or folder" in said
     assert "folder without images" in asked(calibrate=str(tmp_path / "empty"))
-    (tmp_path / "empty" / "notes.txt").write_text("no picture")
+    (tmp_path / "empty" / "notes.txt").write_text("no image")
     assert "folder without images" in asked(calibrate=str(tmp_path / "empty"))
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "a.jpg").write_bytes(b"no picture")
+    (tmp_path / "broken" / "a.jpg").write_bytes(b"no image")
     (tmp_path / "broken" / "b.png").touch()
-    assert "none of the 2 pictures in" in asked(calibrate=str(tmp_path / "broken"))
+    assert "none of the 2 images in" in asked(calibrate=str(tmp_path / "broken"))
     assert "give labelled ones by --data, which measures accuracy too, or any by --calibrate" in asked()
 
 
@@ -209,7 +209,7 @@ def test_quantiser__data_of_other_classes_or_lost_data(asked, tmp_path):
     assert "was not trained on: cat, dog" in asked(data=str(tmp_path / "other"))
     settings = {"data": str(tmp_path / "moved"), "seed": 0}
     said = asked(run={"broadsight": {"settings": settings, "recipe": {}}})
-    assert "cannot be had" in said and "give labelled pictures by --data, or any by --calibrate" in said
+    assert "cannot be had" in said and "give labelled images by --data, or any by --calibrate" in said
 
 
 def sources_of(data: Path, **options):
@@ -237,11 +237,11 @@ def test_sources__calibration_never_sees_what_is_measured_on(data, tmp_path):
     assert not names(found.calibration) & names(found.task.source)
 
 
-def test_read__unreadable_pictures_are_skipped_and_named(tmp_path):
+def test_read__unreadable_images_are_skipped_and_named(tmp_path):
     from broadsight.deployment.int8 import run as export_int8
 
     fill(tmp_path, SIDE, red=3)
-    (tmp_path / "red" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "red" / "broken.png").write_bytes(b"no image")
     Image.new("RGB", (70, 50), "red").save(tmp_path / "red" / "wide.png")
     classifier = classifier_of(Colours())
     sources = export_int8._sources(classifier, None, str(tmp_path), 10)

@@ -89,7 +89,7 @@ def test_looks__all_foreground_and_no_map_around():
     assert found[0].values.shape == (3, 4) and bool(found[0].values.all())
 
 
-def test_looks__of_a_network_of_odd_size():
+def test_looks__of_a_model_of_odd_size():
     model = shallow("partialformer_b0").eval()
     assert ForegroundLooks.suits(model) and not ForegroundLooks.suits(nn.Conv2d(3, 3, 1))
     found = looks_of(model, torch.randn(1, 3, 52, 76))

@@ -72,7 +72,7 @@ def agree(ours, theirs):
     return np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99999 and abs(ours - theirs).max() < 1e-3
 
 
-# The package alone takes seconds to import; the networks that are left to the slow set are no other cases.
+# The package alone takes seconds to import; the models that are left to the slow set are no other cases.
 LATER = {"convnext_atto", "vit_average", "mat", "emsnet", "partialformer"}
 
 
@@ -148,7 +148,7 @@ def test_by_hand():
     assert torch.equal(gradcam_looks(Two(), image, 1)[0].values, torch.tensor([[1.0, 1], [4, 0]]) / 4)
 
 
-def test_leaves_no_trace_and_works_on_frozen_networks():
+def test_leaves_no_trace_and_works_on_frozen_models():
     model, image = copy.deepcopy(made("swin"))
     expected = gradcam_looks(model, image)[-1].values
     before = model(image)
@@ -170,14 +170,14 @@ def test_leaves_no_trace_and_works_on_frozen_networks():
 def test_restores_after_an_error():
     model, image = copy.deepcopy(made("swin"))
     model.train()
-    with pytest.raises(ValueError, match="class 7; the network has 7: expected 0 to 6"):
+    with pytest.raises(ValueError, match="class 7; the model has 7: expected 0 to 6"):
         gradcam_looks(model, image, 7)
-    with pytest.raises(ValueError, match="class -1; the network has 7"):
+    with pytest.raises(ValueError, match="class -1; the model has 7"):
         gradcam_looks(model, image, -1)
     assert model.training and not any(module._forward_hooks for module in model.modules())
 
 
-def test_networks_that_say_nothing_of_their_maps():
+def test_models_that_say_nothing_of_their_maps():
     looks = gradcam_looks(Plain(), torch.randn(1, 3, 32, 48))
     assert [tuple(look.values.shape) for look in looks] == [(16, 24), (8, 12)]
     assert looks[-1].layer == "act"

@@ -76,7 +76,7 @@ def test_looks__of_all_cells():
     torch.testing.assert_close(found[-1].values, torch.stack(weights).mean((0, 1)).view(3, 4).float())
 
 
-def test_looks__of_a_network_and_its_folded_form():
+def test_looks__of_a_model_and_its_folded_form():
     torch.manual_seed(0)
     model = shallow("emsnet_xxtiny").eval()
     x = torch.randn(1, 3, 72, 100)

@@ -92,7 +92,7 @@ def test_looks__every_layer_asks_and_folded_pools_look_alike():
 
 
 @pytest.mark.parametrize("pool", ["map-light", "cap"])
-def test_looks__of_any_pool_with_attention_in_any_network(pool):
+def test_looks__of_any_pool_with_attention_in_any_model(pool):
     backbone = timm.create_model("resnet10t", num_classes=0)
     model = swap_pool(backbone, pool=pool, num_classes=5, **({} if pool == "cap" else dict(dim=24, heads=2))).eval()
     head = model.head

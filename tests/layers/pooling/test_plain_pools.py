@@ -199,7 +199,7 @@ def test_fourier__shifting_round_the_edge_changes_nothing(shift):
     assert not torch.allclose(shifted[-1], features[-1])
     assert_close(pool(shifted), pool(features), tolerance=1e-5)
     mirrored = [*features[:-1], features[-1].flip(2)]
-    assert not torch.allclose(pool(mirrored), pool(features), rtol=1e-2)  # it does see the picture
+    assert not torch.allclose(pool(mirrored), pool(features), rtol=1e-2)  # it does see the image
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

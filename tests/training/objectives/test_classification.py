@@ -1,4 +1,4 @@
-"""Learning to classify: what the network sees, what it is told, and how well it is said to do."""
+"""Learning to classify: what the model sees, what it is told, and how well it is said to do."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from timm.data import Mixup
 from timm.task import ClassificationTask
 from torch import Tensor, nn
 
-from broadsight.data.loading import Batch, EvalOrder, Pictures, TrainOrder, load
+from broadsight.data.loading import Batch, EvalOrder, SourceDataset, TrainOrder, load
 from broadsight.training.engine import Failed
 from broadsight.training.objectives.classification import Classification
 from broadsight.training.objectives.steps import LabelLoss
@@ -21,7 +21,7 @@ MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.2)
 
 
 class Net(nn.Module):
-    """Remembers what it saw; its logits are a linear function of the pictures' mean colour."""
+    """Remembers what it saw; its logits are a linear function of the images' mean colour."""
 
     def __init__(self, classes: int = 2):
         super().__init__()
@@ -43,7 +43,7 @@ def working(accelerator: Accelerator, net: nn.Module, source=None, batch: int = 
     recipe = Recipe(batch_size=batch, **settings)
     task = ClassificationTask(net, LabelLoss(recipe.loss, recipe.smoothing), verbose=False)
     order = TrainOrder(source, batch, accumulate=recipe.accumulate)
-    train, val = Pictures(source, pixels, training=True), Pictures(source, pixels)
+    train, val = SourceDataset(source, pixels, training=True), SourceDataset(source, pixels)
     loaders = load(train, order), order, load(val, EvalOrder(source, 5))
     return Classification(accelerator, task, recipe, *loaders, mean=MEAN, std=STD, classes=classes)
 
@@ -118,7 +118,7 @@ def test_step__erases_with_noise(accelerator):
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(3, 1), (6, 2)])
 def test_mixing__refuses_odd_passes(accelerator, batch, accumulate):
-    with pytest.raises(ValueError, match="mixup and cutmix pair the pictures of a pass, of which there are 3; take an"):
+    with pytest.raises(ValueError, match="mixup and cutmix pair the images of a pass, of which there are 3; take an"):
         working(accelerator, Net(), batch=batch, accumulate=accumulate, cutmix=1.0)
 
 
@@ -146,7 +146,7 @@ def test_epoch__reports_and_refuses(accelerator):
             work.next_batch()
 
 
-def test_names__are_those_of_the_pictures_that_were_used(accelerator):
+def test_names__are_those_of_the_images_that_were_used(accelerator):
     """Of a loss that is no number, they say what to look at."""
     work = working(accelerator, Net(), Numbered(12, broken=(3,)))
     work.begin_epoch(0, 0)
@@ -160,7 +160,7 @@ def test_evaluate__by_hand(accelerator):
     net.drop.eval()
     work = working(accelerator, net, source, classes=8)
     counted = []
-    values, skipped = work.evaluate(net, lambda pictures, doing: counted.append((pictures, doing)))
+    values, skipped = work.evaluate(net, lambda images, doing: counted.append((images, doing)))
     kept = torch.tensor([number for number in range(12) if number not in (5, 6)])
     logits = net.fc(normalised(kept.view(-1, 1, 1, 1).expand(-1, 3, 1, 1)).flatten(1))
     labels = kept % 2
@@ -168,7 +168,7 @@ def test_evaluate__by_hand(accelerator):
     assert values["val_top1"] == pytest.approx(100 * (logits.argmax(-1) == labels).float().mean().item())
     five = (logits.topk(5).indices == labels[:, None]).any(1).float().mean().item()
     assert values["val_top5"] == pytest.approx(100 * five)
-    assert skipped.keys() == {"5.png", "6.png"} and sum(pictures for pictures, _ in counted) == 10
+    assert skipped.keys() == {"5.png", "6.png"} and sum(images for images, _ in counted) == 10
     assert net.training and not net.drop.training  # each part as it was
     assert values.keys() == {"val_loss", "val_top1", "val_top5"}
 
@@ -180,7 +180,7 @@ def test_evaluate__no_top5_of_five_classes(accelerator):
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 def test_evaluate__nothing_can_be_read(accelerator):
-    """0 % of no pictures would be a result; an error it is."""
+    """0 % of no images would be a result; an error it is."""
     work = working(accelerator, Net(), Numbered(12, broken=tuple(range(12))))
     with pytest.raises((ValueError, Failed), match="can be read"):
         work.evaluate(Net(), lambda *_: None)

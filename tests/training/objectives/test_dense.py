@@ -12,7 +12,7 @@ from broadsight.training.objectives.dense import DenseWork
 
 
 class Data:
-    """So many pictures with names."""
+    """So many images with names."""
 
     def __init__(self, count):
         self.count = count
@@ -21,7 +21,7 @@ class Data:
         return self.count
 
     def name(self, index):
-        return f"picture {index}"
+        return f"image {index}"
 
 
 class Order:
@@ -39,7 +39,7 @@ class Loader(list):
 
 
 class Counting(Scorer):
-    """Counts pictures; the figure is their number, and another one is undefined."""
+    """Counts images; the figure is their number, and another one is undefined."""
 
     goal = "miou"
 
@@ -125,12 +125,12 @@ def test_batches__a_failure_ends_the_run_with_its_own_words():
         work.next_batch()
     assert work.order.started == (1, 0)
     empty, _ = work_for(val=[DenseBatch([], [], (), (("a.png", "torn"),))])
-    with pytest.raises(Failed, match="none of the 3 pictures to validate on can be read"):
+    with pytest.raises(Failed, match="none of the 3 images to validate on can be read"):
         empty.evaluate(nn.Linear(1, 1), lambda *_: None)
 
 
 def test_names__of_a_batch():
     work, _ = work_for()
     batch = batch_of(2, None)
-    assert work.names(work.keys(batch)) == ["picture 0", "picture 1"]
+    assert work.names(work.keys(batch)) == ["image 0", "image 1"]
     assert work.skipped(batch) == {"bad.png": "torn"}

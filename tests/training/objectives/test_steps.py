@@ -10,7 +10,7 @@ from broadsight.models.edited import edit
 from broadsight.training.objectives.steps import HardDistillationTask, LabelLoss, MultiTokenTask, make_task
 from broadsight.training.recipes import Recipe
 
-from ..small_runs import SMALL_POOL, leave_run, without_network
+from ..small_runs import SMALL_POOL, leave_run, offline_hub
 
 CPU = torch.device("cpu")
 B, C = 4, 3
@@ -18,7 +18,7 @@ OTHER = dict(mean=[0.1, 0.2, 0.3], std=[0.3, 0.2, 0.1])
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """Different enough for a network without training to tell them apart."""
+    """Different enough for a model without training to tell them apart."""
     return torch.randn(B, 3, 32, 32) + 3 * torch.randn(B, 3, 1, 1), torch.tensor([0, 2, 1, 2])
 
 
@@ -51,7 +51,7 @@ def step(student: nn.Module, **settings) -> tuple[nn.Module, dict[str, Tensor], 
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory) -> tuple[str, nn.Module]:
-    """A run folder whose network takes pictures normalised in its own way, and the network."""
+    """A run folder whose model takes images normalised in its own way, and the model."""
     torch.manual_seed(0)
     folder, teacher = leave_run(tmp_path_factory.mktemp("teacher") / "run", num_classes=C, **OTHER)
     return str(folder), teacher
@@ -164,7 +164,7 @@ def test_token__the_distillation_token_learns_from_the_teacher(taught, kind):
 
 
 def test_token__frozen_stats_is_refused_or_works(taught):
-    """A network in eval mode gives one answer instead of two."""
+    """A model in eval mode gives one answer instead of two."""
     student = distilled_vit().eval()
     try:
         task = make_task(student, student, Recipe(distill="hard", teacher=taught[0], frozen_stats=True), CPU)
@@ -200,7 +200,7 @@ def test_multi_token__distillation_tokens_learn_from_the_teacher(taught, kind):
     assert next(student.parameters()).grad is not None
 
 
-def test_teacher__of_grey_pictures(tmp_path):
+def test_teacher__of_grey_images(tmp_path):
     folder, grey = leave_run(tmp_path / "run", num_classes=C, mean=[0.4], std=[0.2], model_args={"in_chans": 1})
     student = timm.create_model("test_resnet", num_classes=C, in_chans=1)
     student.pretrained_cfg = dict(student.pretrained_cfg) | dict(mean=(0.5,), std=(0.5,))  # as `prepare` must see to
@@ -219,11 +219,11 @@ def test_teacher__of_grey_pictures(tmp_path):
         ("test_resne", "teacher 'test_resne' is neither a model of timm nor a run folder; did you mean 'test_resnet"),
         ("{run}", "knows 3 classes, the data has 5; train a teacher on this data first"),
         ("{empty}", "has no config.json; expected a run folder"),
-        ("test_vit", "^the weights of teacher 'test_vit' cannot be loaded: [^\n]+$"),  # no network here
+        ("test_vit", "^the weights of teacher 'test_vit' cannot be loaded: [^\n]+$"),  # offline here
     ],
 )
 def test_teacher__refused(taught, tmp_path, monkeypatch, teacher, message):
-    without_network(monkeypatch)
+    offline_hub(monkeypatch)
     student = timm.create_model("test_resnet", num_classes=5)
     name = teacher.format(run=taught[0], empty=tmp_path)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""A folder with one page that classifies pictures in the browser: no server code, no network, no build step."""
+"""A folder with one page that classifies images in the browser: no server code, no connection, no build step."""
 
 import base64
 import gzip
@@ -24,7 +24,7 @@ from ...session import Session
 from ..onnx_inside import check_onnx
 from . import runtime as web_runtime
 
-PAGE = ("index.html", "style.css", "resampling.js", "pictures.js", "network.js", "page.js")
+PAGE = ("index.html", "style.css", "resampling.js", "images.js", "model.js", "page.js")
 MANIFEST = "manifest.js"
 OPENING, CLOSING = "Bundle.manifest = ", ";\n"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
@@ -42,12 +42,12 @@ def write(
 
     Args:
         onnx_file: One file, whose input is "images".
-        description: Of a classifier; what the page shows and how it prepares pictures.
+        description: Of a classifier; what the page shows and how it prepares images.
         folder: New, empty, or written by this function, which it replaces.
         ort_web: Where the files of ONNX Runtime Web are; without it the cache, or npm.
 
     Raises:
-        ValueError: It is no classifier, its pictures cannot be prepared in the browser, the folder holds something
+        ValueError: It is no classifier, its images cannot be prepared in the browser, the folder holds something
             else, or ONNX Runtime Web is not to be had.
     """
     folder = Path(folder)
@@ -78,7 +78,7 @@ def write(
 
 
 def open(path: str | Path, threads: int | None = None) -> Session:
-    """The network of a folder: under node in the folder's own runtime, or else in ONNX Runtime.
+    """The model of a folder: under node in the folder's own runtime, or else in ONNX Runtime.
 
     Node executes what lies in the folder: only if those are the very files that `write` puts there.
 
@@ -92,7 +92,7 @@ def open(path: str | Path, threads: int | None = None) -> Session:
     model = model_bytes(path)
     check_onnx(model)
     if node.node() is not None and node.is_ours(path):
-        return Session(description, node.NodeNetwork(path))
+        return Session(description, node.NodeModel(path))
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -156,7 +156,7 @@ def check(description: Description) -> None:
         raise ValueError(f"the format web shows classifiers; {description.title} is for --task {description.task}")
     said = description.preprocessing
     if missing := [key for key in ("resize", "crop", "interpolation", "mean", "std") if key not in said]:
-        raise ValueError(f"{description.title} does not say how pictures are prepared: no {', '.join(missing)}")
+        raise ValueError(f"{description.title} does not say how images are prepared: no {', '.join(missing)}")
     if said["interpolation"] not in INTERPOLATIONS:
         raise ValueError(
             f"interpolation={said['interpolation']} of {description.title}; a page can do {', '.join(INTERPOLATIONS)}"

@@ -1,4 +1,4 @@
-// Runs the network of an exported folder under node, with the folder's own files: node check.mjs FOLDER SCRATCH.
+// Runs the model of an exported folder under node, with the folder's own files: node check.mjs FOLDER SCRATCH.
 // Says {"ready": true} when it is loaded, then answers every line {"count", "channels", "height", "width"}: the images
 // are in SCRATCH/images (numbers of single precision), those of all outputs go to SCRATCH/outputs one after the other,
 // and their shapes are the answer. What goes wrong is answered by {"error": words}.
@@ -24,17 +24,17 @@ function address(bytes) {
 }
 
 async function open() {
-  evaluate("network.js");
+  evaluate("model.js");
   evaluate("manifest.js");
   // A copy: beside a package.json that says "module" node would read the original as one.
   writeFileSync(join(scratch, "ort.cjs"), readFileSync(join(folder, "runtime/ort.wasm.min.js")));
   globalThis.ort = createRequire(import.meta.url)(join(scratch, "ort.cjs"));
-  return runInThisContext("Network").open({ load: evaluate, address });
+  return runInThisContext("Model").open({ load: evaluate, address });
 }
 
-async function answer(network, { count, ...image }) {
+async function answer(model, { count, ...image }) {
   const numbers = new Float32Array(Uint8Array.from(readFileSync(join(scratch, "images"))).buffer);
-  const found = await network.run(numbers, count, image);
+  const found = await model.run(numbers, count, image);
   const outputs = runInThisContext("Bundle").manifest.description.outputs.map((name) => found[name]);
   const bytes = outputs.map(({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
   writeFileSync(join(scratch, "outputs"), Buffer.concat(bytes));
@@ -42,10 +42,10 @@ async function answer(network, { count, ...image }) {
 }
 
 try {
-  const network = await open();
+  const model = await open();
   say({ ready: true });
   for await (const line of createInterface({ input: process.stdin })) {
-    say(await answer(network, JSON.parse(line)).catch(reason));
+    say(await answer(model, JSON.parse(line)).catch(reason));
   }
 } catch (error) {
   say(reason(error));

@@ -1,4 +1,4 @@
-"""The network of an exported page outside the browser: under node, with the very files of the folder."""
+"""The model of an exported page outside the browser: under node, with the very files of the folder."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def is_ours(folder: str | Path) -> bool:
     folder, page = Path(folder), files("broadsight.deployment.formats.web")
     try:
         said = manifest(folder)["packed"]
-        if (folder / "network.js").read_bytes() != (page / "network.js").read_bytes():
+        if (folder / "model.js").read_bytes() != (page / "model.js").read_bytes():
             return False
         runtime = {web_runtime.SCRIPT: inside(folder, f"runtime/{web_runtime.SCRIPT}").read_bytes()}
         runtime[web_runtime.GLUE] = unpacked(folder, said["glue"]["parts"])
@@ -55,12 +55,12 @@ def is_ours(folder: str | Path) -> bool:
 
 def check_in_node(folder: str | Path, images: np.ndarray) -> list[np.ndarray]:
     """Normalised images (B, C, H, W) -> the outputs in order, as the page computes them."""
-    with NodeNetwork(folder) as network:
-        return network(images)
+    with NodeModel(folder) as model:
+        return model(images)
 
 
-class NodeNetwork:
-    """A folder's network in a process of node, which lives until this is closed or forgotten.
+class NodeModel:
+    """A folder's model in a process of node, which lives until this is closed or forgotten.
 
     Raises:
         ValueError: There is no node, or the folder is not one of ours.
@@ -101,10 +101,10 @@ class NodeNetwork:
         found = json.loads(line) if line else {"error": "node ended without an answer"}
         if "error" in found:
             self.close()
-            raise RuntimeError(f"the network in {self.folder} does not run in ONNX Runtime Web: {found['error']}")
+            raise RuntimeError(f"the model in {self.folder} does not run in ONNX Runtime Web: {found['error']}")
         return found
 
-    def __enter__(self) -> "NodeNetwork":
+    def __enter__(self) -> "NodeModel":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
 "use strict";
-// The page: takes pictures, asks the network one after the other, shows what it says.
+// The page: takes images, asks the model one after the other, shows what it says.
 
-const MOST_AT_ONCE = 100; // pictures; more would make the page slow
-const SHOWN = 5; // classes of each picture
+const MOST_AT_ONCE = 100; // images; more would make the page slow
+const SHOWN = 5; // classes of each image
 const THUMBNAIL = 320; // pixels of the longer side
 
 const byId = (id) => document.getElementById(id);
@@ -10,8 +10,8 @@ const byId = (id) => document.getElementById(id);
 // What the scripts before this one leave; one that is missing leaves nothing.
 const LEFT = {
   "resampling.js": () => Resampling,
-  "pictures.js": () => Pictures,
-  "network.js": () => Network,
+  "images.js": () => Images,
+  "model.js": () => Model,
   "manifest.js": () => Bundle.manifest.description,
   "runtime/ort.wasm.min.js": () => ort,
 };
@@ -43,26 +43,26 @@ function drawn() {
   return new Promise((resolve) => setTimeout(resolve, 0));
 }
 
-// ---- the network
+// ---- the model
 
-async function openNetwork() {
+async function openModel() {
   const words = byId("loading-text");
   const progress = byId("progress");
   const started = performance.now();
-  const network = await Network.open({
+  const model = await Model.open({
     load: runScript,
     address: moduleAddress,
     progress(part) {
       progress.value = part;
-      words.textContent = part < 1 ? `Loading the network: ${Math.round(100 * part)} %` : "Starting the network …";
+      words.textContent = part < 1 ? `Loading the model: ${Math.round(100 * part)} %` : "Starting the model …";
       return drawn();
     },
   });
   const { channels, height, width } = description.image;
-  await network.run(new Float32Array(channels * height * width), 1); // what cannot run shall say so now
+  await model.run(new Float32Array(channels * height * width), 1); // what cannot run shall say so now
   byId("loading").hidden = true;
-  say(`The network is ready after ${((performance.now() - started) / 1000).toFixed(1)} s.`);
-  return network;
+  say(`The model is ready after ${((performance.now() - started) / 1000).toFixed(1)} s.`);
+  return model;
 }
 
 function say(words, wrong = false) {
@@ -71,27 +71,27 @@ function say(words, wrong = false) {
   status.classList.toggle("wrong", wrong);
 }
 
-let network; // a promise: pictures may come before it is there
+let model; // a promise: images may come before it is there
 
 function failed(error) {
   byId("loading").hidden = true;
   byId("choose").disabled = true;
   document.body.dataset.state = "failed";
-  say(`The network cannot be started: ${error.message}`, true);
+  say(`The model cannot be started: ${error.message}`, true);
 }
 
-// ---- pictures
+// ---- images
 
 let queue = Promise.resolve();
 
 function take(files) {
   const taken = [...files].slice(0, MOST_AT_ONCE);
   if (!taken.length) {
-    say("There is no picture in that; drop, choose or paste files of pictures.", true);
+    say("There is no image in that; drop, choose or paste files of images.", true);
     return;
   }
   const left = files.length - taken.length;
-  say(left ? `The first ${taken.length} pictures are taken; ${left} more are left out.` : "", left > 0);
+  say(left ? `The first ${taken.length} images are taken; ${left} more are left out.` : "", left > 0);
   const cards = taken.map((file) => newCard(file));
   byId("answers").prepend(...cards);
   byId("results").hidden = false;
@@ -101,44 +101,44 @@ function take(files) {
   queue = queue.then(() => {
     if (document.body.dataset.state === "failed" || left || cards.every((card) => !card.isConnected)) return;
     const unread = cards.filter((card) => card.classList.contains("failed")).length;
-    const done = `${counted(taken.length - unread, "picture")} done`;
+    const done = `${counted(taken.length - unread, "image")} done`;
     say(unread ? `${done}, ${unread} could not be read.` : `${done}.`, unread > 0);
   });
 }
 
 function newCard(file) {
   const card = element("li", "card waiting");
-  card.append(element("h3", "", file.name || "pasted picture"), element("p", "note", "Waiting …"));
+  card.append(element("h3", "", file.name || "pasted image"), element("p", "note", "Waiting …"));
   return card;
 }
 
 async function answer(file, card) {
   await drawn();
   if (!card.isConnected) return; // cleared away meanwhile
-  const name = file.name || "pasted picture";
-  let picture;
+  const name = file.name || "pasted image";
+  let image;
   try {
-    const asked = await network;
+    const asked = await model;
     const began = performance.now();
-    picture = await Pictures.decode(file);
-    const numbers = Pictures.prepare(Pictures.source(picture), description.image.channels, description.preprocessing);
+    image = await Images.decode(file);
+    const numbers = Images.prepare(Images.source(image), description.image.channels, description.preprocessing);
     const prepared = performance.now();
     const found = await asked.run(numbers, 1);
     const ended = performance.now();
-    const best = Network.top(found[description.outputs[0]].data, SHOWN);
-    const times = `network ${ms(ended - prepared)}, reading ${ms(prepared - began)}`;
+    const best = Model.top(found[description.outputs[0]].data, SHOWN);
+    const times = `model ${ms(ended - prepared)}, reading ${ms(prepared - began)}`;
     card.replaceChildren(
-      thumbnail(picture, name),
+      thumbnail(image, name),
       element("h3", "", name),
       bars(best),
-      element("p", "note", `${picture.width} × ${picture.height} px · ${times}`),
+      element("p", "note", `${image.width} × ${image.height} px · ${times}`),
     );
     card.className = "card done";
   } catch (error) {
     card.replaceChildren(element("h3", "", name), element("p", "wrong", error.message));
     card.className = "card failed";
   } finally {
-    picture?.close();
+    image?.close();
   }
 }
 
@@ -150,17 +150,17 @@ function counted(number, thing) {
   return `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
 }
 
-function thumbnail(picture, name) {
+function thumbnail(image, name) {
   const frame = element("div", "frame");
   const canvas = element("canvas");
-  const scale = Math.min(1, THUMBNAIL / Math.max(picture.width, picture.height));
-  canvas.width = Math.max(1, Math.round(picture.width * scale));
-  canvas.height = Math.max(1, Math.round(picture.height * scale));
+  const scale = Math.min(1, THUMBNAIL / Math.max(image.width, image.height));
+  canvas.width = Math.max(1, Math.round(image.width * scale));
+  canvas.height = Math.max(1, Math.round(image.height * scale));
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", name);
   const context = canvas.getContext("2d");
-  context.scale(canvas.width / picture.width, canvas.height / picture.height);
-  picture.draw(context);
+  context.scale(canvas.width / image.width, canvas.height / image.height);
+  image.draw(context);
   frame.append(canvas);
   return frame;
 }
@@ -186,7 +186,7 @@ function bars(best) {
   return list;
 }
 
-// ---- what the network is
+// ---- what the model is
 
 function describe() {
   const { packed, made } = Bundle.manifest;
@@ -292,8 +292,8 @@ function start() {
   ({ description } = Bundle.manifest);
   describe();
   listen();
-  network = openNetwork();
-  network.then(() => (document.body.dataset.state = "ready"), failed);
+  model = openModel();
+  model.then(() => (document.body.dataset.state = "ready"), failed);
 }
 
 start();

@@ -90,13 +90,13 @@ const Resampling = (() => {
     return taps(KERNELS[interpolation], before, after, first, count);
   }
 
-  // `picture` has width, height, channels (1 or 3), and bytes(left, top, width, height): rows of interleaved channels.
+  // `image` has width, height, channels (1 or 3), and bytes(left, top, width, height): rows of interleaved channels.
   // `size` is what it would be resized to, `part` is what of that is wanted; both have width and height, part also left
   // and top. Gives the part's bytes, channels interleaved.
-  function resize(picture, size, part, interpolation) {
-    const { channels } = picture;
-    const across = line(interpolation, picture.width, size.width, part.left, part.width);
-    const down = line(interpolation, picture.height, size.height, part.top, part.height);
+  function resize(image, size, part, interpolation) {
+    const { channels } = image;
+    const across = line(interpolation, image.width, size.width, part.left, part.width);
+    const down = line(interpolation, image.height, size.height, part.top, part.height);
     const left = Math.min(...across.from);
     const right = across.from.reduce((most, from, i) => Math.max(most, from + across.size[i]), 0);
     const top = Math.min(...down.from);
@@ -105,13 +105,13 @@ const Resampling = (() => {
     const strip = Math.max(1, Math.floor(STRIP / (right - left)));
     for (let y = top; y < bottom; y += strip) {
       const rows = Math.min(strip, bottom - y);
-      const bytes = picture.bytes(left, y, right - left, rows);
+      const bytes = image.bytes(left, y, right - left, rows);
       squeeze(bytes, right - left, rows, left, across, channels, narrow, (y - top) * part.width * channels);
     }
     return stack(narrow, part.width * channels, top, down);
   }
 
-  const STRIP = 1 << 20; // pixels that are read at a time: large pictures need not be in memory as a whole
+  const STRIP = 1 << 20; // pixels that are read at a time: large images need not be in memory as a whole
 
   function squeeze(bytes, width, rows, left, across, channels, out, at) {
     const { from, size, weights, width: most } = across;

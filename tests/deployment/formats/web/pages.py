@@ -21,7 +21,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Mosaic(nn.Module):
-    """(B, C, S, S) -> (B, 6): every place of the picture has weights of its own, so that turning it is noticed."""
+    """(B, C, S, S) -> (B, 6): every place of the image has weights of its own, so that turning it is noticed."""
 
     num_classes = 6
 
@@ -134,7 +134,7 @@ def _fetched(patience: int) -> Path | str:
     """The runtime, or why there is none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(web_runtime, "PATIENCE", patience)
-        patch.setenv("npm_config_fetch_retries", "0")  # without a network it would try for minutes
+        patch.setenv("npm_config_fetch_retries", "0")  # offline it would try for minutes
         try:
             return web_runtime.find()
         except ValueError as error:

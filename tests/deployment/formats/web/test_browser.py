@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(LACKING), reason=f"th
 
 PATIENCE = 120_000  # milliseconds, on a busy machine
 QUIET = [  # Chromium as root, and silent of itself
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-modeling"),
     *("--disable-component-update", "--disable-sync"),
 ]
 PHOTOS = Path(__file__).parents[5] / "shared" / "data" / "photos"  # beside the repository, where there are some
@@ -112,13 +112,13 @@ def opened(chromium, places, host):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> list[Path]:
-    """Drawn scenes and made-up pictures in every form that browsers and Python both read."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory) -> list[Path]:
+    """Drawn scenes and made-up images in every form that browsers and Python both read."""
+    folder = tmp_path_factory.mktemp("images")
     photo = sample(3).resize((301, 203))
 
-    def keep(name: str, picture: Image.Image, **options) -> Path:
-        picture.save(folder / name, **options)
+    def keep(name: str, image: Image.Image, **options) -> Path:
+        image.save(folder / name, **options)
         return folder / name
 
     def turned(orientation: int) -> Image.Exif:
@@ -187,20 +187,20 @@ def assert_same(found, wanted, tolerance: float) -> None:
     ("name", "by", "width"),
     [("colour", "http", 1440), ("colour", "file", 390), ("grey", "file", 1440), ("lanczos", "http", 390)],
 )
-def test_answers__are_pythons(opened, places, pictures, name, by, width):
+def test_answers__are_pythons(opened, places, images, name, by, width):
     found = opened(name, by, width)
-    found.set_input_files("#files", [str(file) for file in pictures])
-    wanted = expected(places[1][name], pictures)
+    found.set_input_files("#files", [str(file) for file in images])
+    wanted = expected(places[1][name], images)
     assert max(rows[0][1] for rows in wanted.values()) > 0.5  # or any answer would be near
     assert_same(answers(found), wanted, 1e-5)
-    assert found.inner_text("#status") == f"{len(pictures)} pictures done."
+    assert found.inner_text("#status") == f"{len(images)} images done."
     note = found.inner_text(".card.done .note >> nth=0")
-    assert re.fullmatch(r"288 \u00d7 288 px · network [\d.]+\sms, reading [\d.]+\sms", note)
+    assert re.fullmatch(r"288 \u00d7 288 px · model [\d.]+\sms, reading [\d.]+\sms", note)
 
 
 SHALLOW = {"depths": (1, 1, 1, 1)}
 WATCHED = """(async () => {
-  const asked = await network;
+  const asked = await model;
   const run = asked.run;
   asked.run = async (...given) => {
     const found = await run(...given);
@@ -211,7 +211,7 @@ WATCHED = """(async () => {
 
 
 @pytest.mark.parametrize(
-    ("network", "arguments", "by"),
+    ("name", "arguments", "by"),
     [
         ("test_resnet", {}, "file"),
         ("map_mobilenetv1", {}, "http"),
@@ -222,28 +222,28 @@ WATCHED = """(async () => {
         ("stvit_small", SHALLOW, "file"),
     ],
 )
-def test_export__logits_are_those_of_the_run(opened, places, pictures, runtime, tmp_path, network, arguments, by):
-    """From a run's folder by the command to the page, against the network in torch."""
+def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tmp_path, name, arguments, by):
+    """From a run's folder by the command to the page, against the model in torch."""
     pytest.importorskip("onnxscript")
-    run, model = leave_run(tmp_path / "run", network, 7, arguments, input_size=[3, 64, 64])
-    words = ["export", str(run), "--format", "web", "--out", str(places[0] / network), "--ort-web", str(runtime)]
+    run, model = leave_run(tmp_path / "run", name, 7, arguments, input_size=[3, 64, 64])
+    words = ["export", str(run), "--format", "web", "--out", str(places[0] / name), "--ort-web", str(runtime)]
     assert main([*words, "--rounds", "0"]) == 0
-    found = opened(network, by)
+    found = opened(name, by)
     found.evaluate(WATCHED)
-    found.set_input_files("#files", [str(file) for file in pictures])
+    found.set_input_files("#files", [str(file) for file in images])
     answers(found)
     classifier = open_classifier(str(run), device="cpu")
     seen = classifier.transforms.build(training=False)
-    images = torch.stack([torch.as_tensor(seen(decode(file))) for file in pictures])
+    stacked = torch.stack([torch.as_tensor(seen(decode(file))) for file in images])
     with torch.inference_mode():
-        wanted = model(classifier.normalise(images)).numpy()
-    # over how much pictures differ: an error over the largest would hide in what all of them have in common
+        wanted = model(classifier.normalise(stacked)).numpy()
+    # over how much images differ: an error over the largest would hide in what all of them have in common
     error = np.abs(np.array(found.evaluate("seen")) - wanted).max() / wanted.std(0).max()
     assert error < 1e-3
 
 
 def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
-    """Browsers cut 16 bits down where Python rounds: the one kind of picture that is not the same bit by bit."""
+    """Browsers cut 16 bits down where Python rounds: the one kind of image that is not the same bit by bit."""
     file = tmp_path / "deep.png"
     steps = np.linspace(0, 65535, 80 * 90).reshape(80, 90).astype(np.uint16)
     Image.fromarray(steps).save(file)
@@ -252,9 +252,9 @@ def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
     assert_same(answers(found), expected(places[1]["colour"], [file]), 0.02)
 
 
-def test_answers__int8(opened, places, pictures):
+def test_answers__int8(opened, places, images):
     onnxruntime = pytest.importorskip("onnxruntime")
-    classifier, few = places[1]["int8"], pictures[:6]
+    classifier, few = places[1]["int8"], images[:6]
     found = opened("int8", "file")
     found.set_input_files("#files", [str(file) for file in few])
     options = onnxruntime.SessionOptions()
@@ -263,15 +263,15 @@ def test_answers__int8(opened, places, pictures):
     seen = classifier.transforms.build(training=False)
     for name, rows in answers(found).items():
         file = next(file for file in few if file.name == name)
-        images = classifier.normalise(torch.as_tensor(seen(decode(file)))[None]).numpy()
-        chances = torch.from_numpy(session.run(None, {"images": images})[0]).softmax(1)[0]
+        tensor = classifier.normalise(torch.as_tensor(seen(decode(file)))[None]).numpy()
+        chances = torch.from_numpy(session.run(None, {"images": tensor})[0]).softmax(1)[0]
         for label, value in rows:
             assert value == pytest.approx(chances[classifier.labels.index(label)].item(), abs=0.03)  # a step of 8 bits
     assert "int8" in found.inner_text("#card")
     assert found.is_visible("#int8-part")
 
 
-def test_card__what_the_network_is(opened, places):
+def test_card__what_the_model_is(opened, places):
     found = opened("colour")
     said = found.inner_text("#card").split("\n")
     pairs = dict(zip(said[::2], said[1::2], strict=True))
@@ -303,39 +303,39 @@ def transfer(found, files: list[tuple[str, bytes]], event: str) -> None:
     )
 
 
-def test_drop_and_paste(opened, places, pictures):
+def test_drop_and_paste(opened, places, images):
     found = opened("colour", "file")
     transfer(found, [], "dragenter")
     assert "over" in found.get_attribute("#drop", "class")
-    transfer(found, [(file.name, file.read_bytes()) for file in pictures[:2]], "drop")
+    transfer(found, [(file.name, file.read_bytes()) for file in images[:2]], "drop")
     assert "over" not in (found.get_attribute("#drop", "class") or "")
-    assert_same(answers(found), expected(places[1]["colour"], pictures[:2]), 1e-5)
-    transfer(found, [(pictures[5].name, pictures[5].read_bytes())], "paste")
+    assert_same(answers(found), expected(places[1]["colour"], images[:2]), 1e-5)
+    transfer(found, [(images[5].name, images[5].read_bytes())], "paste")
     both = answers(found)
-    assert list(both) == [pictures[5].name, pictures[0].name, pictures[1].name]  # the last on top
+    assert list(both) == [images[5].name, images[0].name, images[1].name]  # the last on top
     transfer(found, [], "paste")
-    assert "no picture" in found.inner_text("#status")
+    assert "no image" in found.inner_text("#status")
     found.click("#clear")
     assert found.locator(".card").count() == 0 and found.is_hidden("#results")
 
 
 def bomb() -> bytes:
-    """A picture of 90 million pixels in a few kilobytes."""
+    """An image of 90 million pixels in a few kilobytes."""
     file = io.BytesIO()
     Image.new("1", (10_000, 9_000)).save(file, "PNG")
     return file.getvalue()
 
 
-def test_mistakes__are_answered_beside_good_pictures(opened, pictures):
+def test_mistakes__are_answered_beside_good_images(opened, images):
     found = opened("colour")
-    whole = pictures[4].read_bytes()
+    whole = images[4].read_bytes()
     bad = {
-        "words.png": (b"these are words", "not a picture"),
+        "words.png": (b"these are words", "not an image"),
         "empty.jpg": (b"", "The file is empty."),
-        "half.jpg": (whole[: len(whole) // 2], "not a picture"),
-        "bomb.png": (bomb(), "The picture has 90 million pixels; up to 64 million pixels are taken."),
-        "drawing.svg": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "not a picture"),
-        "<img src=x onerror=alert(1)>.png": (b"?", "not a picture"),
+        "half.jpg": (whole[: len(whole) // 2], "not an image"),
+        "bomb.png": (bomb(), "The image has 90 million pixels; up to 64 million pixels are taken."),
+        "drawing.svg": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "not an image"),
+        "<img src=x onerror=alert(1)>.png": (b"?", "not an image"),
     }
     transfer(found, [*((name, content) for name, (content, _) in bad.items()), ("good.jpg", whole)], "drop")
     answers(found)
@@ -345,17 +345,17 @@ def test_mistakes__are_answered_beside_good_pictures(opened, pictures):
         assert words in cards[name], name
     assert found.locator(".card.failed").count() == len(bad)
     assert found.locator(".card.done .bars li").count() == 5
-    assert found.inner_text("#status") == f"1 picture done, {len(bad)} could not be read."
+    assert found.inner_text("#status") == f"1 image done, {len(bad)} could not be read."
 
 
-def test_too_many__the_first_are_taken(opened, pictures):
+def test_too_many__the_first_are_taken(opened, images):
     found = opened("colour")
-    transfer(found, [(f"{number}.png", pictures[0].read_bytes()[:10]) for number in range(103)], "drop")
+    transfer(found, [(f"{number}.png", images[0].read_bytes()[:10]) for number in range(103)], "drop")
     assert len(answers(found)) == 100
-    assert found.inner_text("#status") == "The first 100 pictures are taken; 3 more are left out."
+    assert found.inner_text("#status") == "The first 100 images are taken; 3 more are left out."
 
 
-def test_keyboard__alone(opened, pictures):
+def test_keyboard__alone(opened, images):
     found = opened("colour", width=390)
     found.keyboard.press("Tab")
     assert found.evaluate("document.activeElement.id") == "choose"
@@ -363,7 +363,7 @@ def test_keyboard__alone(opened, pictures):
     with found.expect_file_chooser() as chooser:
         found.keyboard.press("Enter")
     assert chooser.value.is_multiple()
-    chooser.value.set_files([str(pictures[0])])
+    chooser.value.set_files([str(images[0])])
     answers(found)
     found.keyboard.press("Tab")
     assert found.evaluate("document.activeElement.id") == "clear"
@@ -375,15 +375,15 @@ def test_keyboard__alone(opened, pictures):
     assert found.is_visible("#origin")
 
 
-def test_names__for_those_who_do_not_see(opened, pictures):
+def test_names__for_those_who_do_not_see(opened, images):
     found = opened("colour")
-    found.set_input_files("#files", [str(pictures[0])])
+    found.set_input_files("#files", [str(images[0])])
     answers(found)
     assert found.get_by_role("img", name="scene0.png").is_visible()
-    assert found.get_by_role("button", name="Choose pictures").is_visible()
-    for region in ("Drop pictures here", "Answers"):
+    assert found.get_by_role("button", name="Choose images").is_visible()
+    for region in ("Drop images here", "Answers"):
         assert found.get_by_role("region", name=region).is_visible()
-    assert found.get_by_role("complementary", name="The network").is_visible()
+    assert found.get_by_role("complementary", name="The model").is_visible()
     assert found.get_by_role("status").count() == 1
 
 
@@ -394,11 +394,11 @@ def test_colours__follow_the_system(opened, scheme):
     assert (sum(map(int, ground[:3])) > 3 * 128) == (scheme == "light")
 
 
-def test_pictures_before_the_network__wait_for_it(opened, places, pictures):
+def test_images_before_the_model__wait_for_it(opened, places, images):
     found = opened("colour", ready=False)
-    assert found.get_by_role("progressbar", name=re.compile("the network")).is_visible()
-    found.set_input_files("#files", [str(pictures[0])])
-    assert_same(answers(found), expected(places[1]["colour"], pictures[:1]), 1e-5)
+    assert found.get_by_role("progressbar", name=re.compile("the model")).is_visible()
+    found.set_input_files("#files", [str(images[0])])
+    assert_same(answers(found), expected(places[1]["colour"], images[:1]), 1e-5)
 
 
 @pytest.mark.parametrize("missing", ["manifest.js", "runtime/ort.wasm.min.js", "model/part-000.js"])
@@ -410,4 +410,4 @@ def test_incomplete_folder__says_what_is_missing(chromium, places, tmp_path, mis
     found.wait_for_selector("body[data-state=failed]", timeout=PATIENCE)
     said = found.inner_text("#status")
     found.close()
-    assert said == f"The network cannot be started: {missing} is missing; copy the whole folder"
+    assert said == f"The model cannot be started: {missing} is missing; copy the whole folder"

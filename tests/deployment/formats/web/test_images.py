@@ -1,4 +1,4 @@
-"""The page prepares pictures as Python does, bit by bit: PIL's resampling, torchvision's sizes, our normalising."""
+"""The page prepares images as Python does, bit by bit: PIL's resampling, torchvision's sizes, our normalising."""
 
 import json
 import math
@@ -21,8 +21,8 @@ SCRIPT = """
 const fs = require("node:fs");
 const { runInThisContext } = require("node:vm");
 const [folder, listing] = process.argv.slice(2);
-for (const file of ["resampling.js", "pictures.js"]) runInThisContext(fs.readFileSync(`${folder}/${file}`, "utf8"));
-const Pictures = runInThisContext("Pictures");
+for (const file of ["resampling.js", "images.js"]) runInThisContext(fs.readFileSync(`${folder}/${file}`, "utf8"));
+const Images = runInThisContext("Images");
 for (const { file, width, height, channels, preprocessing } of JSON.parse(fs.readFileSync(listing))) {
   const all = fs.readFileSync(file);
   const rgba = (left, top, w, h) => {
@@ -33,7 +33,7 @@ for (const { file, width, height, channels, preprocessing } of JSON.parse(fs.rea
     }
     return part;
   };
-  fs.writeFileSync(`${file}.out`, Pictures.prepare({ width, height, rgba }, channels, preprocessing));
+  fs.writeFileSync(`${file}.out`, Images.prepare({ width, height, rgba }, channels, preprocessing));
 }
 """
 
@@ -46,7 +46,7 @@ SIZES = (
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """Both answers to many cases, from one process of node: (what, the page's, Python's)."""
-    folder, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     cases, expected = [], []
     for place, (width, height) in enumerate(SIZES):
         for interpolation in INTERPOLATIONS:
@@ -58,9 +58,9 @@ def prepared(tmp_path_factory):
             channels = (3, 3, 1)[len(cases) % 3]
             crop, crop_pct = ((64, 0.875), (33, 1.0), (48, 0.95), (64, 1.3))[len(cases) % 4]
             mean, std = per_channel(MEAN, channels), per_channel(STD, channels)
-            picture = Image.fromarray(pixels)
-            picture = picture.convert("L") if channels == 1 else picture
-            seen = Transforms(crop, channels, mean, std, interpolation, crop_pct).build(training=False)(picture)
+            image = Image.fromarray(pixels)
+            image = image.convert("L") if channels == 1 else image
+            seen = Transforms(crop, channels, mean, std, interpolation, crop_pct).build(training=False)(image)
             expected.append(Normalise(mean, std)(seen[None])[0].numpy())
             file = folder / f"{len(cases)}"
             np.dstack([pixels, np.full((height, width), 255, np.uint8)]).tofile(file)
@@ -85,15 +85,15 @@ def test_prepare__bit_by_bit_as_python(prepared, interpolation):
     assert tried >= 10
 
 
-def test_prepare__narrow_pictures_take_no_memory(tmp_path):
+def test_prepare__narrow_images_take_no_memory(tmp_path):
     """Resized as a whole, these would have ten billion pixels; Python crops them first and may round otherwise."""
     size, cases, expected = 200_000, [], []
     pixels = np.random.default_rng(0).integers(0, 256, (size, 3), dtype=np.uint8)
     for width, height in ((size, 1), (1, size)):
-        picture = pixels.reshape(height, width, 3)
-        expected.append(Transforms(224).build(training=False)(Image.fromarray(picture)).numpy())
+        image = pixels.reshape(height, width, 3)
+        expected.append(Transforms(224).build(training=False)(Image.fromarray(image)).numpy())
         file = tmp_path / f"{width}"
-        np.dstack([picture, np.full((height, width), 255, np.uint8)]).tofile(file)
+        np.dstack([image, np.full((height, width), 255, np.uint8)]).tofile(file)
         said = dict(resize=256, crop=224, interpolation="bicubic", mean=(0.0,) * 3, std=(1 / 255,) * 3)
         cases.append(dict(file=str(file), width=width, height=height, channels=3, preprocessing=said))
     (tmp_path / "cases.json").write_text(json.dumps(cases))
@@ -106,7 +106,7 @@ def test_prepare__narrow_pictures_take_no_memory(tmp_path):
 
 
 def test_prepare__cases_are_not_all_alike(prepared):
-    """What would make the comparison empty: pictures of one colour, one channel, no border."""
+    """What would make the comparison empty: images of one colour, one channel, no border."""
     assert {case["channels"] for case, _, _ in prepared} == {1, 3}
     assert any(case["preprocessing"]["resize"] < case["preprocessing"]["crop"] for case, _, _ in prepared)
     assert sum(expected.std() > 0.5 for _, _, expected in prepared) > len(prepared) / 2

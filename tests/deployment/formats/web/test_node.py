@@ -98,8 +98,8 @@ def test_check_in_node__damaged_folder(tmp_path, folder):
 @pytest.fixture
 def subject():
     pytest.importorskip("onnxscript")
-    pictures = [*np.random.default_rng(1).standard_normal((3, 1, 3, 32, 32)).astype(np.float32)]
-    return Subject(Tiny().eval().requires_grad_(False), described(), lambda side: pictures, "noise")
+    images = [*np.random.default_rng(1).standard_normal((3, 1, 3, 32, 32)).astype(np.float32)]
+    return Subject(Tiny().eval().requires_grad_(False), described(), lambda side: images, "noise")
 
 
 @needs_node
@@ -114,15 +114,15 @@ def test_export__is_compared_in_the_runtime_of_the_page(subject, tmp_path):
 
 @needs_node
 def test_export__a_page_that_differs_is_not_written(subject, tmp_path, monkeypatch):
-    original = web_check.NodeNetwork.__call__
-    monkeypatch.setattr(web_check.NodeNetwork, "__call__", lambda self, images: [original(self, images)[0] + 1])
+    original = web_check.NodeModel.__call__
+    monkeypatch.setattr(web_check.NodeModel, "__call__", lambda self, images: [original(self, images)[0] + 1])
     with pytest.raises(Disagreement, match=r"tiny in the browser's runtime differs from torch .* nothing was written"):
         export(subject, tmp_path / "page", Wanted("web", rounds=0, options=(("ort_web", found_runtime()),)))
     assert not list(tmp_path.iterdir())
 
 
 @needs_node
-@pytest.mark.parametrize("file", ["network.js", "manifest.js", "runtime/ort.wasm.min.js", "runtime/glue-000.js"])
+@pytest.mark.parametrize("file", ["model.js", "manifest.js", "runtime/ort.wasm.min.js", "runtime/glue-000.js"])
 def test_open__executes_nothing_of_a_stranger(folder, classifier, tmp_path, file):
     pytest.importorskip("onnxruntime")
     mark = tmp_path / "mark"

@@ -1,4 +1,4 @@
-"""The folder of a page: whole or not there, never over somebody's files, and nothing in it that asks the network."""
+"""The folder of a page: whole or not there, never over somebody's files, and nothing in it that asks the model."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_write__everything_is_inside(tmp_path, runtime, model, monkeypatch):
     write(model, said, tmp_path / "new" / "page", ort_web=runtime)
     folder = tmp_path / "new" / "page"
     assert below(folder) == {
-        *("index.html", "style.css", "resampling.js", "pictures.js", "network.js", "page.js", "manifest.js"),
+        *("index.html", "style.css", "resampling.js", "images.js", "model.js", "page.js", "manifest.js"),
         *("runtime/ort.wasm.min.js", "runtime/LICENSE.txt", "runtime/glue-000.js", "runtime/wasm-000.js"),
         *("model/part-000.js", "model/part-001.js", "model/part-002.js"),
     }
@@ -125,7 +125,7 @@ def test_check__preprocessing(key, value, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         check(described(preprocessing=described().preprocessing | {key: value}))
     fewer = {name: kept for name, kept in described().preprocessing.items() if name != key}
-    with pytest.raises(ValueError, match=f"does not say how pictures are prepared: no {key}"):
+    with pytest.raises(ValueError, match=f"does not say how images are prepared: no {key}"):
         check(described(preprocessing=fewer))
 
 
@@ -157,5 +157,5 @@ def test_page__asks_nobody():
 
 def test_page__limits_are_those_that_it_names():
     page = files("broadsight.deployment.formats.web")
-    most = re.search(r"MOST_PIXELS = ([\d_]+)", (page / "pictures.js").read_text())[1].replace("_", "")
+    most = re.search(r"MOST_PIXELS = ([\d_]+)", (page / "images.js").read_text())[1].replace("_", "")
     assert f"up to {int(most) // 10**6} million pixels" in (page / "index.html").read_text()

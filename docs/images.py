@@ -1,6 +1,6 @@
-"""Makes the pictures of the pages on dense tasks: scenes with the truth beside what a run finds.
+"""Makes the images of the pages on dense tasks: scenes with the truth beside what a run finds.
 
-python docs/pictures.py RUN docs/images/detection.png [--first 3] [--count 3]
+python docs/images.py RUN docs/images/detection.png [--first 3] [--count 3]
 """
 
 import argparse
@@ -19,7 +19,7 @@ GAP = 12
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
-    parser.add_argument("picture", metavar="FILE")
+    parser.add_argument("image", metavar="FILE")
     parser.add_argument("--first", type=int, default=0, help="number of the first scene")
     parser.add_argument("--count", type=int, default=3)
     parser.add_argument("--part", default="test", help="of the scenes: test ones were neither trained on nor judged on")
@@ -38,7 +38,7 @@ def main() -> None:
     rows = []
     with torch.inference_mode():
         for index in range(given.first, given.first + given.count):
-            image, target = part.pictures[index]
+            image, target = part.images[index]
             boxes = target["boxes"].as_subclass(torch.Tensor) if run.top_down else None
             found = find(image, boxes)
             if run.top_down:
@@ -51,7 +51,7 @@ def main() -> None:
         canvas.paste(row, (0, top))
         top += row.height + GAP
     canvas.thumbnail((900, 1400), Image.Resampling.LANCZOS)
-    canvas.quantize(256).save(given.picture, optimize=True)
+    canvas.quantize(256).save(given.image, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 "use strict";
-// From the file of a picture to what the network takes, as Python does it: broadsight/data/decoding.py, timm's
+// From the file of an image to what the model takes, as Python does it: broadsight/data/decoding.py, timm's
 // transform for evaluation, broadsight/data/normalising.py.
 
-const Pictures = (() => {
+const Images = (() => {
   const MOST_BYTES = 128 * 2 ** 20;
   const MOST_PIXELS = 64_000_000; // 256 MB once decoded; a telephone's 50 megapixels pass
 
@@ -13,7 +13,7 @@ const Pictures = (() => {
     return below % 2 === 0 ? below : below + 1;
   }
 
-  // The size of a picture whose shorter side gets `side` pixels, as torchvision's Resize has it.
+  // The size of an image whose shorter side gets `side` pixels, as torchvision's Resize has it.
   function resized({ width, height }, side) {
     const long = Math.trunc((side * Math.max(width, height)) / Math.min(width, height));
     return width <= height ? { width: side, height: long } : { width: long, height: side };
@@ -24,9 +24,9 @@ const Pictures = (() => {
     return length < crop ? -Math.floor((crop - length) / 2) : round((length - crop) / 2);
   }
 
-  // A picture as `Resampling.resize` takes it -> bytes (crop, crop, channels) of its resized middle.
-  function middle(picture, { resize, crop, interpolation }) {
-    const size = resized(picture, resize);
+  // An image as `Resampling.resize` takes it -> bytes (crop, crop, channels) of its resized middle.
+  function middle(image, { resize, crop, interpolation }) {
+    const size = resized(image, resize);
     const left = start(size.width, crop);
     const top = start(size.height, crop);
     const part = {
@@ -35,9 +35,9 @@ const Pictures = (() => {
       width: Math.min(size.width, crop),
       height: Math.min(size.height, crop),
     };
-    const bytes = Resampling.resize(picture, size, part, interpolation);
+    const bytes = Resampling.resize(image, size, part, interpolation);
     if (left >= 0 && top >= 0) return bytes;
-    const { channels } = picture;
+    const { channels } = image;
     const whole = new Uint8ClampedArray(crop * crop * channels); // with a black border
     const length = part.width * channels;
     for (let y = 0; y < part.height; y++) {
@@ -82,13 +82,13 @@ const Pictures = (() => {
   // A source of opaque RGBA -> numbers (channels, crop, crop). `source` has width, height and rgba(left, top, width,
   // height).
   function prepare(source, channels, preprocessing) {
-    const picture = {
+    const image = {
       width: source.width,
       height: source.height,
       channels,
       bytes: (...place) => inChannels(source.rgba(...place), channels),
     };
-    return normalised(middle(picture, preprocessing), channels, preprocessing.mean, preprocessing.std);
+    return normalised(middle(image, preprocessing), channels, preprocessing.mean, preprocessing.std);
   }
 
   function megapixels(pixels) {
@@ -112,7 +112,7 @@ const Pictures = (() => {
       });
       const pixels = image.naturalWidth * image.naturalHeight;
       if (pixels > MOST_PIXELS) {
-        throw new Error(`The picture has ${megapixels(pixels)}; up to ${megapixels(MOST_PIXELS)} are taken.`);
+        throw new Error(`The image has ${megapixels(pixels)}; up to ${megapixels(MOST_PIXELS)} are taken.`);
       }
     } finally {
       image.removeAttribute("src");
@@ -120,7 +120,7 @@ const Pictures = (() => {
     }
   }
 
-  const UNREADABLE = "This is not a picture, or of a kind that this browser does not read.";
+  const UNREADABLE = "This is not an image, or of a kind that this browser does not read.";
 
   // How a WebP file wants to be turned, from 1 (not at all) to 8, as EXIF has it. Browsers turn JPEG, PNG and AVIF by
   // themselves, but not all of them WebP; PIL does.
@@ -141,7 +141,7 @@ const Pictures = (() => {
         if (view.getUint16(entry, little) === ORIENTATION) return found in TURNS ? found : 1;
       }
     } catch {
-      // beyond the end: without such a note, or with a damaged one, a picture is as it is
+      // beyond the end: without such a note, or with a damaged one, an image is as it is
     }
     return 1;
   }
@@ -150,7 +150,7 @@ const Pictures = (() => {
   const EXIF_OF_JPEG = 0x45786966; // "Exif"
   const ORIENTATION = 0x0112;
 
-  // What makes each orientation upright, for a picture of w x h before: a canvas's setTransform takes it.
+  // What makes each orientation upright, for an image of w x h before: a canvas's setTransform takes it.
   const TURNS = {
     1: () => [1, 0, 0, 1, 0, 0],
     2: (w) => [-1, 0, 0, 1, w, 0],
@@ -162,7 +162,7 @@ const Pictures = (() => {
     8: (w) => [0, -1, 1, 0, 0, w],
   };
 
-  // A file -> its picture, upright, its colours as they are in the file: width, height, draw(context) with its upper
+  // A file -> its image, upright, its colours as they are in the file: width, height, draw(context) with its upper
   // left corner at 0, 0, and close().
   async function decode(file) {
     await check(file);
@@ -192,13 +192,13 @@ const Pictures = (() => {
     };
   }
 
-  // A picture of `decode` as a source for `prepare`; what is transparent becomes white.
-  function source(picture) {
+  // An image of `decode` as a source for `prepare`; what is transparent becomes white.
+  function source(image) {
     const canvas = document.createElement("canvas");
     const context = canvas.getContext("2d", { willReadFrequently: true });
     return {
-      width: picture.width,
-      height: picture.height,
+      width: image.width,
+      height: image.height,
       rgba(left, top, width, height) {
         if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
         context.imageSmoothingEnabled = false;
@@ -206,7 +206,7 @@ const Pictures = (() => {
         context.fillStyle = "white";
         context.fillRect(0, 0, width, height);
         context.translate(-left, -top);
-        picture.draw(context);
+        image.draw(context);
         return context.getImageData(0, 0, width, height).data;
       },
     };

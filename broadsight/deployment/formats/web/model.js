@@ -1,5 +1,5 @@
 "use strict";
-// The network, from scripts that lie beside the page. A page opened by double-click may load scripts and nothing else,
+// The model, from scripts that lie beside the page. A page opened by double-click may load scripts and nothing else,
 // so that the model and its runtime are packed into some: gzip, then base64, in parts.
 
 const Bundle = {
@@ -10,7 +10,7 @@ const Bundle = {
   },
 };
 
-const Network = (() => {
+const Model = (() => {
   function bytesOf(text) {
     const letters = atob(text);
     const bytes = new Uint8Array(letters.length);
@@ -73,7 +73,7 @@ const Network = (() => {
 
   // Logits -> [place, probability] of the `most` likely classes; of equals the first one leads.
   function top(logits, most) {
-    if (!logits.every(Number.isFinite)) throw new Error("The network answers with numbers that are not finite.");
+    if (!logits.every(Number.isFinite)) throw new Error("The model answers with numbers that are not finite.");
     const largest = logits.reduce((a, b) => Math.max(a, b));
     const powers = Array.from(logits, (logit) => Math.exp(logit - largest));
     const sum = powers.reduce((a, b) => a + b);

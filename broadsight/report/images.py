@@ -1,4 +1,4 @@
-"""Pictures inside the page: shrunk, encoded, laid out in a grid with their captions."""
+"""Images inside the page: shrunk, encoded, laid out in a grid with their captions."""
 
 import base64
 import io
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from ..visual.captioned import Picture
+from ..visual.captioned import CaptionedImage
 from ..visual.words import escape
 
 SIDE = 224  # pixels of the longer side at most
-LARGE = 960  # pixels of pictures that show what was found in them
-TINY = 64  # up to here a picture is kept exactly, and enlarged with its pixels visible
+LARGE = 960  # pixels of images that show what was found in them
+TINY = 64  # up to here an image is kept exactly, and enlarged with its pixels visible
 
 
 def data_uri(image: Image.Image) -> str:
-    """An RGB picture as text that a browser shows: exact if it is tiny, as a JPEG otherwise."""
+    """An RGB image as text that a browser shows: exact if it is tiny, as a JPEG otherwise."""
     tiny = max(image.size) <= TINY
     file = io.BytesIO()
     if tiny:
@@ -40,21 +40,21 @@ def shrunk(image: Image.Image, side: int = SIDE) -> Image.Image:
     return image
 
 
-def gallery(pictures: Sequence[Picture], side: int = SIDE) -> str:
-    """All pictures in a grid, or nothing; a side beyond the usual makes a wide grid of large ones."""
-    if not pictures:
+def gallery(images: Sequence[CaptionedImage], side: int = SIDE) -> str:
+    """All images in a grid, or nothing; a side beyond the usual makes a wide grid of large ones."""
+    if not images:
         return ""
     kind = "gallery" if side <= SIDE else "gallery wide"
-    return f'<div class="{kind}">\n{"".join(_shown(picture, side) for picture in pictures)}</div>\n'
+    return f'<div class="{kind}">\n{"".join(_shown(image, side) for image in images)}</div>\n'
 
 
-def _shown(picture: Picture, side: int) -> str:
-    image = shrunk(picture.image, side)
+def _shown(photo: CaptionedImage, side: int) -> str:
+    image = shrunk(photo.image, side)
     width, height = image.size
     kind = ' class="tiny"' if max(image.size) <= TINY else ""
-    first, *others = picture.caption.splitlines() or [""]
+    first, *others = photo.caption.splitlines() or [""]
     lines = (f"<strong>{escape(first)}</strong>" if others else escape(first), *map(escape, others))
     return (
-        f'<figure><img{kind} src="{data_uri(image)}" alt="{escape(picture.alt)}" width="{width}" height="{height}">'
+        f'<figure><img{kind} src="{data_uri(image)}" alt="{escape(photo.alt)}" width="{width}" height="{height}">'
         f"<figcaption>{'<br>'.join(lines)}</figcaption></figure>\n"
     )

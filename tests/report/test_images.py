@@ -1,4 +1,4 @@
-"""Pictures of all kinds become small ones inside the page."""
+"""Images of all kinds become small ones inside the page."""
 
 import base64
 import io
@@ -6,15 +6,15 @@ import io
 import pytest
 from PIL import Image
 
-from broadsight.report.pictures import SIDE, gallery, shrunk
-from broadsight.visual.captioned import Picture
+from broadsight.report.images import SIDE, gallery, shrunk
+from broadsight.visual.captioned import CaptionedImage
 
 from .reading import read, text
 
 
 def shown(image: Image.Image, caption: str = "a", alt: str = "b"):
-    """The tag of a picture, and what a browser makes of it."""
-    (tag,) = read(gallery([Picture(image, caption, alt)])).iter("img")
+    """The tag of an image, and what a browser makes of it."""
+    (tag,) = read(gallery([CaptionedImage(image, caption, alt)])).iter("img")
     kind, _, data = tag.get("src").partition(";base64,")
     decoded = Image.open(io.BytesIO(base64.b64decode(data)))
     assert kind == f"data:image/{decoded.format.lower()}"
@@ -54,11 +54,11 @@ def test_transparent__becomes_white_and_the_original_stays():
 
 
 def test_caption__first_line_stands_out():
-    page = read(gallery([Picture(Image.new("L", (2, 2)), "cat & dog\n97 %\nx.jpg", '"alt"')]))
+    page = read(gallery([CaptionedImage(Image.new("L", (2, 2)), "cat & dog\n97 %\nx.jpg", '"alt"')]))
     caption = page.find(".//figcaption")
     assert text(caption.find("strong")) == "cat & dog" and len(caption.findall("br")) == 2
     assert page.find(".//img").get("alt") == '"alt"'
-    assert read(gallery([Picture(Image.new("L", (2, 2)), "", "")])).find(".//strong") is None
+    assert read(gallery([CaptionedImage(Image.new("L", (2, 2)), "", "")])).find(".//strong") is None
 
 
 def test_none__nothing():
