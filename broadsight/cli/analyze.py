@@ -175,7 +175,7 @@ def _facts(measure: str, models: list[str], data: str | None) -> dict[str, str |
 
 def _run(asked: "Asked", progress: "Progress") -> "Analysis":
     if asked.measure == "front":
-        from ..analysis.fronts import analyze_front
+        from ..analysis.measured_fronts import analyze_front
 
         return analyze_front(asked, progress)
     from ..analysis.run import analyze

@@ -51,7 +51,8 @@ class Stages(nn.Module):
         std: tuple[float, ...] = IMAGENET["std"],
     ):
         super().__init__()
-        self.model, self.pyramid, self.strides = model, pyramid, STRIDES
+        # `network` is part of the names in every checkpoint of a dense model
+        self.network, self.pyramid, self.strides = model, pyramid, STRIDES
         self.in_chans, self.mean, self.std = pyramid.in_chans, mean, std
         height, width = pyramid.image_size
         other = -(-height // 32) * 32 + 32, -(-width // 32) * 32 + 64
@@ -67,7 +68,7 @@ class Stages(nn.Module):
     def train(self, mode: bool = True) -> "Stages":
         super().train(mode)
         if self.frozen_stats:  # as detectors that begin from pretrained weights often do, their batches being small
-            for module in self.model.modules():
+            for module in self.network.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
@@ -81,7 +82,7 @@ class Stages(nn.Module):
         seen = images
         if self.fixed_size and tuple(images.shape[-2:]) != self.fixed_size:
             seen = F.interpolate(images, self.fixed_size, mode="bilinear", align_corners=False, antialias=True)
-        maps = self.pyramid(self.model, seen)
+        maps = self.pyramid(self.network, seen)
         levels = []
         for source, norm, rescale, stride in zip(self.sources, self.norms, self.rescale, STRIDES, strict=True):
             x = rescale(norm(maps[source]))

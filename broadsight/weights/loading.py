@@ -64,7 +64,7 @@ def begin_dense(model: Any, source: str | Path) -> str:
         What was loaded, in words.
     """
     weights = read_weights(source)
-    marker = "stages.model."
+    marker = "stages.network."
     if any(marker in name for name in weights):
         own = model.state_dict()
         fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
@@ -72,7 +72,7 @@ def begin_dense(model: Any, source: str | Path) -> str:
         anew = len(own) - len(fitting)
         what = f"{len(fitting)} tensors of {source}" + (f"; {anew} of the model's own begin anew" if anew else "")
     else:
-        model = model.stages.model
+        model = model.stages.network
         own = model.state_dict()
         bare = {name.removeprefix("backbone."): value for name, value in weights.items()}  # below a swapped pooling
         given = weights if own.keys() <= weights.keys() else bare

@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=20, help="of each client in a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=64, help="different ones, the most")
+    parser.add_argument("--count", type=int, default=64, help="different ones, the most")
     parser.add_argument("--images", metavar="FOLDER", help="images instead of drawn scenes")
     parser.add_argument("--max-batch", default="16", help="of the services, joined by commas; each is measured")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="of a probability")
@@ -124,8 +124,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     for name in ("clients", "requests", "rounds"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} {getattr(args, name)}; expected 1 or more")
-    if args.images < 2:
-        parser.error(f"--images {args.images}; expected 2 or more")
+    if args.count < 2:
+        parser.error(f"--count {args.count}; expected 2 or more")
     if args.url and others:
         parser.error(f"{others[0]} is an option of a service; the one of --url runs already")
     for most in args.max_batch.split(","):
@@ -138,7 +138,7 @@ def main() -> int:
     with ExitStack() as stack:
         try:
             session = open_artefact(args.model, 1)
-            known, alone = known_images(session, args.images, args.images)
+            known, alone = known_images(session, args.count, args.images)
             services = {args.url: args.url} if args.url else {}
             for most in [] if args.url else args.max_batch.split(","):
                 options = ["--max-batch", most, *others]

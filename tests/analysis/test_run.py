@@ -8,8 +8,8 @@ from PIL import Image
 
 import broadsight
 from broadsight import analysis
-from broadsight.analysis.fronts import analyze_front
 from broadsight.analysis.images import Batches, images_for, open_images
+from broadsight.analysis.measured_fronts import analyze_front
 from broadsight.analysis.record import heading, plain, record_of, whole_folder
 from broadsight.analysis.request import Asked, open_subjects
 from broadsight.analysis.run import analyze

@@ -31,7 +31,7 @@ def test_dense_model__broadcasts_context_and_takes_grey_images():
         "semantic_fpn", "test_vit", 2, backbone_args=dict(in_chans=1), head_args=dict(pyramid_channels=32, channels=16)
     )
     new = model.state_dict().keys() - plain.state_dict().keys()
-    assert new and all(name.startswith("stages.model.") for name in new)
+    assert new and all(name.startswith("stages.network.") for name in new)
     assert model.eval()(torch.rand(1, 1, 48, 64)).shape == (1, 2, 48, 64)
 
 

@@ -141,7 +141,7 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
 def test_state_dict__backbone_once_under_its_name():
     model = small()
     names = list(model.state_dict())
-    assert any(name.startswith("stages.model.") for name in names)
+    assert any(name.startswith("stages.network.") for name in names)
     assert not any("backbone" in name for name in names)
     places = [p.data_ptr() for p in model.parameters()]
     assert len(places) == len(set(places))

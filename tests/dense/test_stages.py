@@ -41,7 +41,7 @@ def test_stages__four_maps_of_any_image_and_gradients_everywhere(name):
 def test_stages__are_the_features_that_timm_gives():
     stages = open_stages("emsnet_xxtiny").eval()
     plain = timm.create_model("emsnet_xxtiny", features_only=True).eval()
-    plain.model.load_state_dict(stages.model.state_dict(), strict=False)
+    plain.model.load_state_dict(stages.network.state_dict(), strict=False)
     images = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         for ours, theirs in zip(stages(images), plain(images), strict=True):
@@ -75,7 +75,7 @@ def test_stages__fixed_size_model_sees_every_image_in_its_size():
     images = torch.rand(1, 3, 64, 96)
     seen = nn.functional.interpolate(images, (224, 224), mode="bilinear", align_corners=False, antialias=True)
     with torch.no_grad():
-        last = stages.pyramid(stages.model, seen)[-1]
+        last = stages.pyramid(stages.network, seen)[-1]
         expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
         torch.testing.assert_close(stages(images)[-1], expected)
     assert open_stages("emsnet_xxtiny").fixed_size is None
@@ -92,7 +92,7 @@ def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
     torch.manual_seed(0)
     plain = open_stages("emsnet_xxtiny").eval()
     stages = open_stages("emsnet_xxtiny", neck="map", neck_args=dict(dim=32, tokens=4)).eval()
-    stages.model.load_state_dict(plain.model.state_dict())
+    stages.network.load_state_dict(plain.network.state_dict())
     assert isinstance(stages.neck, MultiTokenNeck)
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling
     pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, heads=2, mlp_dim=24, num_classes=3)
     backbone = copy.deepcopy(pooled.backbone)
     stages = open_stages(pooled).eval()
-    own, kept = stages.model.state_dict(), backbone.state_dict()
+    own, kept = stages.network.state_dict(), backbone.state_dict()
     assert all(torch.equal(own[name], kept[name]) for name in own)
     broadcast = broadsight.add_context_broadcast(timm.create_model("test_vit", dynamic_img_size=True), "scaled")
     names = [name for name, _ in open_stages(broadcast).named_parameters()]
@@ -118,7 +118,7 @@ def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling
 
 def test_open_stages__statistics_frozen_or_not():
     stages = open_stages("test_resnet")
-    norms = [module for module in stages.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in stages.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms and all(norm.training for norm in norms)
     stages.frozen_stats = True
     stages.train()

@@ -154,7 +154,7 @@ def test_counts__grow_with_the_depth(depth):
     [
         ("cait_xxs24_224", {}, "blocks_token_only"),
         ("xcit_nano_12_p16_224", {}, "cls_attn_blocks"),
-        ("volo", {}, "post_model"),
+        ("volo", {}, "post_network"),
         ("siglip", {}, "attn_pool"),
         ("vit_srelpos_small_patch16_224", dict(depth=1), "shared_rel_pos"),
         ("swinv2_cr_tiny_224", dict(depths=(1, 1, 1, 1)), "meta_mlp"),

@@ -106,7 +106,7 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
     train(request)
     opened = open_dense(tmp_path / "run")
     kept = classifier.backbone.state_dict()
-    for name, value in opened.model.stages.model.named_parameters():
+    for name, value in opened.model.stages.network.named_parameters():
         torch.testing.assert_close(value, kept[name], atol=1e-6, rtol=0)
     again = ask_dense("retinanet", tmp_path / "again", init=str(folder), changes=dict(lr=1e-12, min_lr=0.0))
     note = [note for note in train(again).notes if "begins from" in note]

@@ -34,7 +34,7 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
     head = kind.split()[0]
     model: Any = build(head, backbone, 3, neck=neck, **HEADS[kind]).eval()
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and "stages.model." not in name:
+        if parameter.ndim > 1 and "stages.network." not in name:
             # Activations keep their size, so that scores are further apart than rounding
             parameter.data.add_(torch.randn_like(parameter) * (1.4 / parameter[0].numel() ** 0.5))
         if name.endswith("cls_logits.bias"):

@@ -25,7 +25,7 @@ from broadsight.runs.dense_model import open_dense
 from broadsight.training.run import train
 
 from ...training.dense_runs import ask_dense, write_coco
-from .models import HEADS, dense_run, image, in_torch
+from .models import HEADS, dense_run, in_torch, make_image
 
 CHANGES = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
 
@@ -265,7 +265,7 @@ def exported(kind: str, format: str, folder: Path, *model: str) -> Session:
 def test_export__every_head(kind, format, tmp_path):
     needed(format, kind)
     session, raw = exported(kind, format, tmp_path), raw_model(dense_run(kind))
-    for one in (image(), image(64, 64, seed=1), image(90, 133, seed=2), image(300, 20, seed=3)):
+    for one in (make_image(), make_image(64, 64, seed=1), make_image(90, 133, seed=2), make_image(300, 20, seed=3)):
         there = apart(predict_images(session, [one])[0], find(in_torch(raw), session.description, one))
         assert there["differing"] < 0.01 and there["pixels"] < 0.01
 
