@@ -3,7 +3,7 @@
 import errno
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -101,9 +101,30 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str], what: st
     known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in set(own)]
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UsageError(f"{what} {name}: there is no such argument; {hint}")
+            hint = did_you_mean(name, known) or f"known are {', '.join(known)}"
+            raise UsageError(f"{what} {name}: there is no such argument; {hint.strip()}")
+
+
+def nearest(name: object, known: Iterable[str], count: int = 1, alike: float = 0.5) -> list[str]:
+    """The known names that are most like a given one, for errors.
+
+    Args:
+        alike: 0 to 1; 0 always gives a name if one is known.
+    """
+    spelled = {one.lower(): one for one in known}
+    return [spelled[one] for one in get_close_matches(str(name).lower(), spelled, count, alike)]
+
+
+def did_you_mean(name: object, known: Iterable[str], alike: float = 0.5) -> str:
+    """A question for the middle of an error, with a space behind; nothing if no known name is like the given one."""
+    near = nearest(name, known, alike=alike)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def unknown(what: str, name: object, known: Collection[str]) -> UsageError:
+    """The error that says that a name is not known, which one may be meant, and all that are known."""
+    hint = did_you_mean(name, known, alike=0.3)
+    return UsageError(f"unknown {what} {name!r}; {hint}expected one of {', '.join(known)}")
 
 
 def _refused(text: str) -> str | None:

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
 
+from .errors import did_you_mean, unknown
 from .layers import GroupLogits
 from .layers.kernels.slices import runs_eagerly
 from .models.from_run import read_config, stored_model
@@ -452,8 +452,7 @@ def load_teacher(teacher: nn.Module | str | Path, pretrained: bool = True) -> nn
         raise ValueError(
             f"teacher folder {name} has no config.json; expected a run folder: config.json, model.safetensors"
         )
-    near = get_close_matches(name, timm.list_models(), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "timm.list_models() lists the names"
+    hint = did_you_mean(name, timm.list_models()).strip() or "timm.list_models() lists the names"
     raise ValueError(f"teacher {name!r} is neither a model of timm nor a run folder; {hint}")
 
 
@@ -493,8 +492,7 @@ def _check_criterion(criterion: Criterion, smoothing: float) -> None:
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        near = get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown {name} {value!r}; did you mean {near!r}? Choose among {', '.join(known)}")
+        raise unknown(name, value, known)
 
 
 def _check_number(name: str, value: float) -> None:

@@ -13,8 +13,8 @@ import torch
 from ..data.loading import Transforms
 from ..data.normalising import Normalise
 from ..data.scenes import CLASSES
+from ..errors import first_line
 from ..inspection.macs import executed_macs
-from ..inspection.meta_pass import first_line
 from ..runs.classifier import Classifier, open_classifier
 from ..runs.dense_model import DenseRun, open_dense
 from ..surgery.pooling import swap_pool

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..inspection.meta_pass import first_line
+from ..errors import first_line
 from .candidates import Contestants
 from .gate import without_paths
 from .uploads import read_upload

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import timm
 import torch
 from torch import nn
 
+from ..errors import nearest
 from ..files import whole_file
 from .candidates import Contender, blame, build, load_rival, name_and_size, variants
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
@@ -267,7 +267,7 @@ def expand(names: Sequence[str]) -> list[str]:
         elif timm.is_model(name):
             found.append(given)
         else:
-            near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+            near = nearest(name, timm.list_models(), 3)
             hint = f"nearest: {', '.join(near)}" if near else "`broadsight models` lists those of broadsight"
             raise ValueError(f"unknown model {name!r}; {hint}")
     if not found:

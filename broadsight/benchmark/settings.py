@@ -1,11 +1,11 @@
 """What a benchmark is asked to measure, and how often."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
+from ..errors import unknown
 from ..layers.context_broadcast import KINDS
 from ..surgery.pooling import POOLS
 
@@ -128,7 +128,5 @@ class Settings:
 
 def _choose(what: str, value: str, allowed: Any) -> str:
     if value not in allowed:
-        near = get_close_matches(value, allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(allowed)}{hint}")
+        raise unknown(what, value, allowed)
     return value

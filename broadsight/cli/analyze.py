@@ -3,10 +3,10 @@
 import json as json_
 import re
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from ..errors import nearest
 from .evaluate import new_folder
 from .parser import (
     DONE,
@@ -214,7 +214,7 @@ def _check_order(measure: str, models: list[str]) -> None:
     """Whoever names a model first is told that the measure comes first."""
     from ..analysis.measures import MEASURES
 
-    if measure in MEASURES or get_close_matches(measure, MEASURES, 1, 0.7):
+    if measure in MEASURES or nearest(measure, MEASURES, alike=0.7):
         return
     named = [name for name in models if name in MEASURES]
     import timm

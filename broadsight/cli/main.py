@@ -7,11 +7,10 @@ import os
 import sys
 import traceback
 from contextvars import copy_context
-from difflib import get_close_matches
 from io import TextIOWrapper
 
 from .. import __version__
-from ..errors import first_line, is_usage, one_line
+from ..errors import first_line, is_usage, one_line, unknown
 from .analyze import analyze
 from .app import app
 from .bench import bench
@@ -101,9 +100,7 @@ def _run(argv: list[str]) -> int:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
     if not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        near = get_close_matches(argv[0], COMMANDS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"unknown command {argv[0]!r}; {hint}commands are {', '.join(COMMANDS)}")
+        raise unknown("command", argv[0], COMMANDS)
     try:
         given = parser.parse_args(argv)
     except SystemExit as leave:  # how argparse ends after --help, --version and --print_config

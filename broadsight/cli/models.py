@@ -1,10 +1,9 @@
 """The command that lists models: models."""
 
 import json as json_
-from difflib import get_close_matches
 from typing import Annotated, Any
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from .parser import DONE, Arg, register_models
 from .terminal import number, progress_bar, show
 
@@ -28,7 +27,7 @@ def models(
         import timm
 
         known = timm.list_models(module="" if all else list(ours))
-        near = get_close_matches(pattern or "", known, n=3, cutoff=0.5)
+        near = nearest(pattern or "", known, 3)
         hint = f"nearest: {', '.join(near)}" if near else "use a wildcard such as 'stvit_*'"
         raise ValueError(f"no model matches {pattern!r}; {hint}" + ("" if all else "; --all searches timm as well"))
     if json:

@@ -8,14 +8,13 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
 from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser
 
-from ..errors import UsageError, refuse_idle
+from ..errors import UsageError, nearest, refuse_idle
 from ..files import odd_kind
 
 Command = Callable[..., int]
@@ -97,7 +96,7 @@ class Parser(ArgumentParser):
         arguments = arguments_of(self.known[command]) if command else {}
         options = [flag(name) for name, arg in arguments.items() if not arg.positional]
         names = {flag(name): arg.metavar for name, arg in arguments.items() if arg.positional}
-        near = get_close_matches(unknown, [*names, *options] if command else ["--version", "--help"], n=1)
+        near = nearest(unknown, [*names, *options] if command else ["--version", "--help"])
         if not near:
             return ""
         return f" ({names[near[0]]} comes without --)" if near[0] in names else f" (did you mean {near[0]}?)"

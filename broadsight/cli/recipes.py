@@ -4,6 +4,7 @@ import json as json_
 from dataclasses import asdict
 from typing import Annotated
 
+from ..errors import nearest
 from .parser import DONE, Arg
 from .terminal import show
 
@@ -15,11 +16,13 @@ def recipes(
     """List recipes: what each is for, what it costs to compute, what its paper reports."""
     from fnmatch import fnmatch
 
-    from ..training.recipes import find, names, nearest
+    from ..training.recipes import find, names
 
     chosen = [find(name) for name in names() if pattern is None or fnmatch(name, pattern)]
     if not chosen:
-        raise ValueError(f"no recipe matches {pattern!r}; nearest: {nearest(pattern or '', names())}")
+        raise ValueError(
+            f"no recipe matches {pattern!r}; nearest: {', '.join(nearest(pattern or '', names(), alike=0))}"
+        )
     if json:
         print(json_.dumps([asdict(entry) for entry in chosen], indent=2))
         return DONE

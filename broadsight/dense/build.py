@@ -1,11 +1,11 @@
 """One function for all dense models: a name, any timm backbone, and what it is to find."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
+from ..errors import unknown
 from ..layers.buffers import restore_on_load
 from .stages import open_stages
 
@@ -79,9 +79,7 @@ def build(
 def builder(name: str) -> Callable[..., nn.Module]:
     """The function that builds a model of this name from Stages, a number of classes and options."""
     if name not in MODELS:
-        near = get_close_matches(str(name).lower(), MODELS, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown dense model {name!r}; {hint}models are {', '.join(MODELS)}")
+        raise unknown("dense model", name, MODELS)
     from . import cascade, one_stage, pose, semantic, set_prediction, two_stage  # whoever lists names needs none of it
 
     files: tuple[Any, ...] = (cascade, one_stage, pose, semantic, set_prediction, two_stage)

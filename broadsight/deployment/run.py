@@ -15,8 +15,8 @@ import numpy as np
 
 from ..benchmark.machine import fixed_threads
 from ..benchmark.timing import Summary, interleave, paired_ratio, summarize
+from ..errors import first_line
 from ..files import whole_file
-from ..inspection.meta_pass import first_line
 from . import FORMATS, Agreement, Description, Session, capture, compare, need, rounding_of
 from .formats import Format
 from .prepare import prepare

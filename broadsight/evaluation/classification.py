@@ -6,11 +6,11 @@ Written out on arrays, since images, tables and curves are made from the same on
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
+from ..errors import unknown
 from .predictions import MOST, Predictions
 
 BINS = 15  # of confidence, as calibration is usually measured
@@ -136,9 +136,7 @@ def check_metrics(names: Sequence[str]) -> None:
     """A ValueError for a figure that is not known."""
     for name in names:
         if name not in METRICS:
-            near = get_close_matches(name, METRICS, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"unknown metric {name!r}; {hint}metrics are {', '.join(METRICS)}")
+            raise unknown("metric", name, METRICS)
 
 
 def shortage(name: str, images: int, classes: int, present: int, bins: int = BINS) -> str | None:

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.loading import Batch
 from ..data.normalising import Normalise
-from ..inspection.meta_pass import as_pair, first_line, in_eval_mode
+from ..errors import first_line
+from ..inspection.meta_pass import as_pair, in_eval_mode
 from ..weights.loading import load_given
 
 NAME = "vit_small_patch16_224.dino"

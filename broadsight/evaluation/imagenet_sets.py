@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +20,7 @@ from timm.data import ImageNetInfo
 from ..data.sources.folder import FolderSource, part_of
 from ..data.sources.sample_table import TRAIN, VAL, Listed, in_order, is_image, some
 from ..data.sources.walking import entries, images_below, is_folder, is_there
+from ..errors import unknown
 from ..files import refuse_odd
 
 V2 = "imagenet-v2"
@@ -169,8 +169,7 @@ def open_set(
     if name is None and real is not None:
         name = REAL
     if name is not None and name not in SETS:
-        near = get_close_matches(name, SETS, 1, 0)[0]
-        raise ValueError(f"no such set: {name}; did you mean {near}? There are {', '.join(SETS)}")
+        raise unknown("set", name, SETS)
     if name is None:
         name, path = _recognised(path)
     else:

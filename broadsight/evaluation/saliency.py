@@ -4,7 +4,6 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from ..data.loading import Batch, Transforms
 from ..data.scenes import Scenes
 from ..data.sources import Source
 from ..data.view import View
+from ..errors import did_you_mean, first_line
 from ..explanation.gradcam import GradCam as GradCam
-from ..inspection.meta_pass import first_line
 from .dino import Dino as Dino
 
 # Normalised images (B, C, H, W) and their batch -> (B, H, W), the more the more salient
@@ -101,8 +100,7 @@ def from_name(
     if name == "dino":
         return Dino(checkpoint=checkpoint)
     if ":" not in name:
-        near = get_close_matches(name, NAMES, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(name, NAMES)
         raise ValueError(
             f"unknown saliency {name!r}; {hint}choose {', '.join(NAMES)}, or your own as file.py:function or "
             "module:function"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..data.decoding import UnreadableImage, within_memory
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled
+from ..errors import nearest, unknown
 from ..prediction.classification import class_names
 from ..runs.classifier import Classifier
 from .files import RECORD as RECORD
@@ -102,9 +102,7 @@ def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
     has = kinds_of(classifier.model)
     for kind in kinds:
         if kind not in KINDS:
-            near = get_close_matches(kind, KINDS, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"unknown kind {kind!r}; {hint}choose among {', '.join(KINDS)}")
+            raise unknown("kind", kind, KINDS)
         if kind not in has:
             raise ValueError(f"{classifier.title} has no {kind}, only {', '.join(has)}; {kind}: {WHERE[kind]}")
 
@@ -119,7 +117,7 @@ def class_index(classifier: Classifier, wanted: str) -> int:
         return same[0]
     if wanted.strip().isdecimal() and int(wanted) < len(names):
         return int(wanted)
-    near = get_close_matches(wanted, names, n=3, cutoff=0.5)
+    near = nearest(wanted, names, 3)
     hint = f"nearest: {', '.join(near)}" if near else f"expected a name such as {names[0]}"
     raise ValueError(f"{classifier.title} has no class {wanted!r}; {hint}, or a number from 0 to {len(names) - 1}")
 
@@ -151,7 +149,7 @@ def _asked_for(classifier: Classifier, image: Tensor, target: int, wanted: Wante
         return gradcam_looks(classifier.model, image, target, exact[0])[0]
     looks = look_inside(classifier.model, image, wanted.kinds or None, target)
     layers = list(dict.fromkeys(look.layer for look in looks))
-    near = get_close_matches(wanted.layers[0], layers, n=3, cutoff=0.3) or layers[:3]
+    near = nearest(wanted.layers[0], layers, 3, alike=0.3) or layers[:3]
     raise ValueError(
         f"--layers {','.join(wanted.layers)}: nothing is looked at there in {classifier.title}; such as "
         f"{', '.join(near)} would do ({len(layers)} in all)"

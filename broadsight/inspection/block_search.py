@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..errors import first_line
 from ..layers import MultiTokenPool
 from .block import Block, grid_of, grids_of, is_grid
 from .branch_structure import affine_layers
-from .meta_pass import first_line, in_eval_mode
+from .meta_pass import in_eval_mode
 
 SUMS, JOINS = ("add", "add_", "addcmul", "addcmul_"), ("cat", "concat")
 # Parts of a path inside which there are no blocks, and classes that are none: they change the class token alone.

@@ -14,17 +14,10 @@ import torch
 from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, nn
 
+from ..errors import first_line
 from ..layers import ChannelMlp, SuperTokenAttention
 from .branch_structure import Candidate, affine_layers, candidates
-from .meta_pass import (
-    as_pair,
-    call_without_content,
-    first_line,
-    image_channels,
-    in_eval_mode,
-    undisturbed,
-    without_content,
-)
+from .meta_pass import as_pair, call_without_content, image_channels, in_eval_mode, undisturbed, without_content
 from .meta_pass import image_size as built_for
 
 PLACES = ("front", "mid", "end")

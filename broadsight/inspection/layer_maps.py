@@ -2,12 +2,12 @@
 
 import math
 from contextlib import nullcontext
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import did_you_mean
 from .blocks import Block, find_blocks
 from .meta_pass import in_eval_mode
 from .passing import uncompiled
@@ -55,8 +55,7 @@ class LayerMaps:
             name = list(self.blocks)[-1] if self.blocks else OUTPUT
         modules = {OUTPUT: self.model} | {n: module for n, module in self.model.named_modules() if n}
         if name not in modules:
-            near = get_close_matches(name, modules, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, modules)
             raise ValueError(f"{type(self.model).__name__} has no layer {name!r}; {hint}{self.known()}")
         return name, modules[name]
 

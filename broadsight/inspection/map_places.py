@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import nearest
 
 FORMS = {"NHWC": "NHWC", "NLC": "rows"}  # as timm's models say of themselves
 
@@ -118,7 +119,7 @@ def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, 
     """
     modules = dict(model.named_modules())
     if not layer or layer not in modules:
-        near = get_close_matches(layer, [name for name in modules if name], n=3, cutoff=0.4)
+        near = nearest(layer, [name for name in modules if name], 3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise ValueError(f"{type(model).__name__} has no layer {layer!r}; expected the path of a module{hint}")
     outputs: list[Any] = []

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import first_line as first_line
-
 
 def image_size(model: Any) -> tuple[int, int]:
     """(H, W) that the model was built for: its own record of it, or what its weights were trained on."""

@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +16,7 @@ from timm.models import build_model_with_cfg, checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..errors import did_you_mean
 from ..layers.buffers import restore_on_load
 from ..layers.check_images import check_images
 from ..layers.folding import fold_norm_after
@@ -414,8 +414,7 @@ class UnknownArgumentError(TypeError, ValueError):
 def _describe_unknown(cls: type, argument: str) -> str:
     names = [*inspect.signature(cls).parameters, *COMMON_ARGUMENTS]
     known = [name for name in dict.fromkeys(names) if name not in ("common", "unknown")]
-    near = get_close_matches(argument, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(argument, known)
     return f"{cls.__name__} has no argument {argument!r}; {hint}it takes {', '.join(known)}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data.loading import Transforms
 from ..data.normalising import Normalise, per_channel
-from ..inspection.meta_pass import first_line
+from ..errors import first_line
 from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.dense.resolve import DenseSplits
 from ..dense.registry import make_dense_model
 from ..dense.scoring import Views
-from ..inspection.meta_pass import first_line
+from ..errors import first_line
 from ..models.from_run import check_arguments, described_as, label_names, refuse_large
 from ..training.dense import LARGEST, data_of, views_of
 from ..training.history import check_own_data

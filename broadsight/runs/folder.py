@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import first_line
 from ..files import flush, write_text
-from ..inspection.meta_pass import first_line
 from ..models.from_run import stored_model
 from ..surgery.description import Undescribed, description_of, difference, plain_arguments
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder

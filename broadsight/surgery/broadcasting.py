@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import unknown
 from ..inspection.branch_structure import LOOKED_FOR
 from ..inspection.branches import PLACES as POSITIONS
 from ..inspection.branches import Branch, Tokens, find_branches
@@ -52,9 +52,7 @@ def add_context_broadcast(
         ("position", position, POSITIONS),
     ):
         if value not in allowed:
-            near = get_close_matches(str(value).lower(), allowed, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown {argument} {value!r}; {hint}choose one of {', '.join(map(repr, allowed))}")
+            raise unknown(argument, value, allowed)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}; expected a model, as timm.create_model gives")
     present = next((name for name, module in model.named_modules() if isinstance(module, ContextBroadcast)), None)

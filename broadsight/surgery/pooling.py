@@ -3,14 +3,13 @@
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from ..errors import check_arguments, refuse_idle
+from ..errors import check_arguments, did_you_mean, nearest, refuse_idle, unknown
 from ..layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
 from ..layers.buffers import restore_on_load
 from ..layers.check_images import check_images
@@ -278,9 +277,7 @@ def swap_pool(
             are created to take images of any size.
     """
     if pool not in POOLS:
-        near = get_close_matches(str(pool).lower(), POOLS, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown pool {pool!r}; {hint}pools are {', '.join(POOLS)}")
+        raise unknown("pool", pool, POOLS)
     pool_args = _changed(locals())
     build, options = POOLS[pool], dict(pool_options or {})
     _refuse_unknown(options, build)
@@ -308,9 +305,8 @@ def swap_pool(
         model = create_backbone(model_or_name, **sized, **create_kwargs)
     elif create_kwargs:
         known = list(inspect.signature(swap_pool).parameters)[2:-1]
-        near = get_close_matches(next(iter(create_kwargs)), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "they are for creating one by name"
-        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint}")
+        hint = did_you_mean(next(iter(create_kwargs)), known) or "they are for creating one by name"
+        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint.strip()}")
     elif isinstance(model_or_name, PooledModel):
         raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
     else:
@@ -367,7 +363,7 @@ def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, A
 def check_name(name: str) -> None:
     """A ValueError with the nearest names if timm knows none like this."""
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
-        near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        near = nearest(name, timm.list_models(), 3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise ValueError(f"unknown model {name!r}{hint}")
 
@@ -417,9 +413,8 @@ def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:
     known = list(inspect.signature(build).parameters)
     for option in options:
         if option not in known:
-            near = get_close_matches(option, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{build.__name__} has no argument {option!r}{hint}")
+            hint = did_you_mean(option, known)
+            raise ValueError(f"{build.__name__} has no argument {option!r}; {hint}it takes {', '.join(known)}")
 
 
 def _below(prefix: str, pattern: Any) -> Any:

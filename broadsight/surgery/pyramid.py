@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import first_line
 from ..inspection.meta_pass import (
     as_pair,
     call_without_content,
-    first_line,
     image_channels,
     in_eval_mode,
     undisturbed,

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ..errors import first_line
 from ..files import flush
-from ..inspection.meta_pass import first_line
 from ..weights.writing import tensors_of
 
 PROGRESS, AVERAGE, MANIFEST = "progress.json", "ema.safetensors", "manifest.json"

@@ -19,7 +19,8 @@ from ..data.loading import EvalOrder, SourceDataset, TrainOrder, default_workers
 from ..data.seeds import seed_everything
 from ..data.sources import Splits, resolve
 from ..data.view import labels_of
-from ..inspection.meta_pass import first_line, image_size, in_eval_mode
+from ..errors import first_line
+from ..inspection.meta_pass import image_size, in_eval_mode
 from ..models.edited import edit
 from ..surgery.pooling import ANY_SIZE
 from ..weights.loading import load_given

@@ -19,7 +19,7 @@ from ..data.loading import EvalOrder, TrainOrder, default_workers, load
 from ..data.seeds import seed_everything
 from ..dense.registry import make_dense_model
 from ..dense.scoring import GOALS, Views, make_scorer
-from ..inspection.meta_pass import first_line
+from ..errors import first_line
 from ..models.from_run import check_arguments
 from ..weights.loading import begin_dense
 from .classification import (

@@ -9,14 +9,16 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from .recipes import Recipe, nearest
+from ..errors import did_you_mean
+from .recipes import Recipe
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """The recipe's optimiser; norms, biases and what the model names (`no_weight_decay`) are not decayed."""
     known = [str(name) for name in list_optimizers()]
     if recipe.optimizer.lower() not in known:
-        raise ValueError(f"unknown optimizer {recipe.optimizer!r}; did you mean {nearest(recipe.optimizer, known)!r}?")
+        hint = did_you_mean(recipe.optimizer, known, alike=0)
+        raise ValueError(f"unknown optimizer {recipe.optimizer!r}; {hint}timm.optim.list_optimizers() lists all")
     own = {name: getattr(recipe, name) for name in ("momentum", "betas", "eps") if getattr(recipe, name) is not None}
     info = get_optimizer_info(recipe.optimizer.lower())
     for name in own:  # timm would leave them out without a word

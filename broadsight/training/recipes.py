@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ from typing import Any, Literal, get_args
 import yaml
 from jsonargparse import ArgumentParser
 
-from ..errors import refuse_idle
+from ..errors import did_you_mean, refuse_idle, unknown
 
 # Published figures that stand for a row, in words.
 METRICS = {"top1": "top-1", "top1_320": "top-1", "box_ap": "box AP", "mask_ap": "mask AP", "miou": "mIoU"}
@@ -192,7 +191,7 @@ class Recipe:
         known = [setting.name for setting in fields(self)]
         for name in values:
             if name not in known:
-                raise ValueError(f"unknown recipe field {name!r}; did you mean {nearest(name, known)!r}?")
+                raise unknown("recipe field", name, known)
         typed = {name: _typed(name, value) for name, value in values.items()}
         if "epochs" in typed and "warmup_epochs" not in typed:  # a short trial of a long recipe
             typed["warmup_epochs"] = min(self.warmup_epochs, typed["epochs"])
@@ -296,7 +295,7 @@ def find(name: str) -> Entry:
     """A recipe by name, with what it inherits; a ValueError that names the nearest if there is none."""
     if name not in _entries():
         raise ValueError(
-            f"unknown recipe {name!r}; did you mean {nearest(name, names())!r}? docs/recipes.md lists all of them"
+            f"unknown recipe {name!r}; {did_you_mean(name, names(), alike=0)}docs/recipes.md lists all of them"
         )
     entry = dict(_entries()[name])
     base, settings = entry.pop("base", None), entry.pop("settings", {})
@@ -350,10 +349,6 @@ def _words(kind: Any) -> str:
     if "tuple" in str(kind):
         return "two numbers, such as 0.08,1"
     return " or ".join(plain.get(part, str(part)) for part in get_args(kind))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    return get_close_matches(name.lower(), list(known), n=1, cutoff=0.0)[0]
 
 
 def _check(name: str, value: Any, fine: bool, expected: str) -> None:

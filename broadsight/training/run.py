@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from ..inspection.meta_pass import first_line
+from ..errors import first_line
 from ..surgery.pooling import check_name
 from . import processes
 from .checkpoints import newest

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
+from ...errors import unknown
 from ...inspection.attention_weights import find_attention
 from ...inspection.passing import Seen
 from .. import result_rows
@@ -262,9 +262,7 @@ MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
 def find_measure(name: str) -> Measure:
     if name in MEASURES:
         return MEASURES[name]
-    near = get_close_matches(name, MEASURES, 1, 0.4)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"unknown measure {name!r}; {hint}measures are {', '.join(MEASURES)}")
+    raise unknown("measure", name, MEASURES)
 
 
 def suiting(model: nn.Module, dense: bool = False) -> list[str]:

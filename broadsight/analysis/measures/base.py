@@ -3,11 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from torch import nn
 
+from ...errors import did_you_mean
 from ..result_rows import Rows
 
 
@@ -57,8 +57,7 @@ class Measure:
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values: those given, and for the others what they are unless given."""
         if unknown := [name for name in given if name not in self.options]:
-            near = get_close_matches(unknown[0], self.options, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(unknown[0], self.options)
             there = f"it has {', '.join(self.options)}" if self.options else "it has none"
             raise ValueError(f"{self.name} has no option {unknown[0]!r}; {hint}{there}")
         parameters = {**inspect.signature(self.plot).parameters, **inspect.signature(self.run).parameters}

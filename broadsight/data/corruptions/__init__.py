@@ -2,12 +2,12 @@
 
 import io
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ...errors import unknown
 from ..decoding import open_image
 from ..seeds import mixed
 from .blur import (
@@ -152,9 +152,7 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
             direction of motion, the clouds, the needles of ice.
     """
     if name not in TABLE:
-        near = get_close_matches(str(name), CORRUPTIONS, 1, 0.4)
-        remedy = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(CORRUPTIONS)}"
-        raise ValueError(f"name={name!r} is no corruption; {remedy}")
+        raise unknown("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
         raise ValueError(f"severity={severity!r} is not in 1..5; choose 1 (mild) to 5 (severe)")
     _check(image)

@@ -1,10 +1,10 @@
 """Where a data set for dense tasks has its parts: COCO files and pairs of folders, in the layouts that are in use."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
+from ...errors import nearest
 from ...files import refuse_odd
 from ..sources.coco_crops import cocos_in
 from ..sources.sample_table import by_name, part_names, some
@@ -88,7 +88,7 @@ def _nowhere(path: Path) -> str:
     """What to say about a path that does not exist: the nearest name that does."""
     parent = path.absolute().parent
     beside = [one.name for one in parent.iterdir()] if parent.is_dir() else []
-    near = get_close_matches(str(path), ["scenes"], 1)
-    near += [str(path.with_name(name)) for name in get_close_matches(path.name, beside, 1)]
+    near = nearest(path, ["scenes"])
+    near += [str(path.with_name(name)) for name in nearest(path.name, beside)]
     kinds = "give a COCO .json, a folder with images and labels, or scenes"
     return f"no such data: {path}; " + (f"did you mean {near[0]}?" if near else kinds)

@@ -5,13 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
+from ...errors import nearest
 from ...files import refuse_odd
 from ..stratify import METHOD, stratified, turn
 from ..view import Grey
@@ -279,9 +279,9 @@ def _nowhere(data: str, path: Path, what: str) -> str:
         beside = [name for name in os.listdir(parent) if not name.startswith(".")]
     except OSError:
         beside = []
-    near = [str(parent / name) for name in get_close_matches(missing, beside, 1)]
+    near = [str(parent / name) for name in nearest(missing, beside)]
     if what == "data":
-        near = get_close_matches(data, KNOWN, 1) + near
+        near = nearest(data, KNOWN) + near
         kinds = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(KNOWN)
     else:
         kinds = "give the folder, tar or list to validate on, or leave val out for a hold-out"

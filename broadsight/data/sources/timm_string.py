@@ -1,7 +1,6 @@
 """Data sets that timm and torchvision know by name, such as torch/cifar10 and hfds/…, by index."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ...errors import nearest
 from ..contents import of_file
 from ..decoding import UnreadableImage, decode, open_image
 from .sample_table import Listed, Names, Part, Parts
@@ -75,7 +75,7 @@ def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Pa
     if kind == "torch" and title in ("image_folder", "folder"):
         raise ValueError(f"{name}: give the folder itself, without {name}")
     if kind == "torch" and title not in TORCHVISION:
-        near = get_close_matches(title, TORCHVISION, 1, 0) or [TORCHVISION[0]]
+        near = nearest(title, TORCHVISION, alike=0) or [TORCHVISION[0]]
         raise ValueError(f"no such data: {name}; did you mean torch/{near[0]}?")
     parts: Parts = {}
     for key, spellings in (("train", ("train",)), ("val", ("validation", "test"))):

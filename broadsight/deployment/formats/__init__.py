@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...errors import unknown
 from ..session import Session
 
 
@@ -70,9 +70,7 @@ def need(name: str, int8: bool = False) -> Format:
         ValueError: There is none of that name, or what it needs is not installed; then with the line that installs it.
     """
     if name not in FORMATS:
-        near = get_close_matches(name, FORMATS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown format {name!r}; expected one of {', '.join(FORMATS)}{hint}")
+        raise unknown("format", name, FORMATS)
     form = FORMATS[name]
     if int8 and not form.int8:
         able = ", ".join(name for name, other in FORMATS.items() if other.int8)

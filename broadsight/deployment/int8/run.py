@@ -18,9 +18,9 @@ from ...data.sources.evaluation import Found, open_part, same_data
 from ...data.sources.sample_table import some
 from ...data.sources.unlabelled import find_images
 from ...data.view import View
+from ...errors import first_line
 from ...evaluation.predictions import collect
 from ...evaluation.request import Asked, Task, open_tasks, own_splits
-from ...inspection.meta_pass import first_line
 from ...runs.classifier import Classifier
 from .. import Description, Session
 from ..formats import FORMATS, open_artefact

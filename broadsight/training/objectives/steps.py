@@ -13,7 +13,7 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from timm.task import ClassificationTask, LogitDistillationTask, TokenDistillationTask, TrainingTask
 from torch import Tensor, nn
 
-from ...inspection.meta_pass import first_line
+from ...errors import first_line
 from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate, load_teacher
 from ..recipes import Recipe
 
