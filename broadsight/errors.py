@@ -123,7 +123,7 @@ def did_you_mean(name: object, known: Iterable[str], alike: float = 0.5) -> str:
 
 def unknown(what: str, name: object, known: Collection[str]) -> UsageError:
     """The error that says that a name is not known, which one may be meant, and all that are known."""
-    hint = did_you_mean(name, known, alike=0.3)
+    hint = did_you_mean(name, known)
     return UsageError(f"unknown {what} {name!r}; {hint}expected one of {', '.join(known)}")
 
 

@@ -1,11 +1,16 @@
-"""What a path is: a regular file, or something that looks like one and may never end or never begin."""
+"""Files: what a path is, and whole files and folders, which appear complete or not at all."""
 
 import hashlib
+import json
 import os
+import secrets
+import shutil
 import stat
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -58,6 +63,78 @@ def check_regular(path: str | Path, most: int | None = None) -> None:
         raise ValueError(f"a file of {found.st_size / 2**30:,.1f} GB; up to {most / 2**30:g} GB are read")
 
 
+@contextmanager
+def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, None, None]:
+    """Another name to write to. The file gets its own name once that has succeeded, and is as it was otherwise.
+
+    Args:
+        durable: First wait until the content is on the disk: what has to survive a loss of power.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield unfinished
+        if durable:
+            flush(unfinished)
+        unfinished.replace(path)
+        if durable:
+            flush(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: str | Path, *, durable: bool = False) -> Generator[Path, None, None]:
+    """Another folder to write to. It takes the place of `folder` once that has succeeded; else nothing changes.
+
+    Whoever calls this has checked that what is in `folder` may go.
+    """
+    folder = Path(folder).absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
+    unfinished, before = scratch / folder.name, scratch / "before"
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        if durable:
+            for path in (*unfinished.rglob("*"), unfinished):
+                flush(path)
+        if folder.exists():
+            folder.rename(before)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if before.exists():
+                before.rename(folder)
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes have left of whole files; nobody else may be writing there."""
+    for path in folder.glob(".*.part"):
+        if path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def write_text(text: str, path: str | Path, *, durable: bool = False) -> None:
+    """Write a text file, whole or not at all. Names of files that are not Unicode keep their bytes."""
+    with whole_file(path, durable=durable) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def write_json(value: Any, path: str | Path, *, durable: bool = False) -> None:
+    """Write what JSON can hold, whole or not at all; NaN and infinity are refused."""
+    write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", path, durable=durable)
+
+
+def move_together(source: Path, target: Path, suffixes: Sequence[str]) -> None:
+    """Give the files of one artefact, which differ in their suffixes, other names; the first suffix comes last."""
+    for suffix in reversed(suffixes):
+        source.with_suffix(suffix).replace(target.with_suffix(suffix))
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
     found = hashlib.sha256()
@@ -65,27 +142,6 @@ def file_digest(path: Path) -> str:
         while chunk := file.read(1 << 22):
             found.update(chunk)
     return found.hexdigest()
-
-
-def write_text(text: str, path: Path) -> None:
-    """A text file, whole or as it was. Names of files that are not Unicode keep their bytes."""
-    with replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
-
-
-@contextmanager
-def replacing(path: Path) -> Generator[Path, None, None]:
-    """Another name to write to; what is there takes the file's place once it is on the disk.
-
-    It is always the same name: what a killed process leaves under it does not pile up in the folder.
-    """
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        yield unfinished
-        flush(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:
@@ -98,14 +154,3 @@ def flush(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-@contextmanager
-def whole_file(path: Path) -> Generator[Path, None, None]:
-    """Another name to write to; the file gets its own once that has succeeded."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

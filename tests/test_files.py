@@ -1,12 +1,13 @@
 """Whole files: complete, or as they were."""
 
 import errno
+import json
 import os
 
 import pytest
 
 from broadsight import files
-from broadsight.files import flush, write_text
+from broadsight.files import flush, remove_unfinished, whole_file, whole_folder, write_json, write_text
 
 
 def test_flush_asks_the_disk(tmp_path, monkeypatch):
@@ -39,5 +40,46 @@ def test_text__whole_or_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "flush", fail)
     with pytest.raises(OSError, match="No space"):
-        write_text("other", path)
+        write_text("other", path, durable=True)
     assert path.read_text(encoding="utf-8") == "Größe" and list(tmp_path.iterdir()) == [path]
+
+
+def test_whole_file__as_it_was_until_it_is_complete(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as unfinished:
+        unfinished.write_text("half")
+        assert path.read_text() == "before"
+        raise KeyboardInterrupt
+    with whole_file(path) as unfinished, whole_file(path) as another:  # at the same time
+        unfinished.write_text("first")
+        another.write_text("second")
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_write_json__no_nan(tmp_path):
+    write_json({"a": [1, None]}, tmp_path / "a.json")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(float("nan"), tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1, None]}
+
+
+def test_whole_folder(tmp_path):
+    with whole_folder(tmp_path / "new" / "one") as unfinished:
+        (unfinished / "file").write_text("x")
+        assert not (tmp_path / "new" / "one").exists()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one"]
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "other") as unfinished:
+        (unfinished / "file").write_text("x")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    with whole_folder(tmp_path / "new" / "one", durable=True) as unfinished:  # takes the place of what was there
+        (unfinished / "another").touch()
+    assert [path.name for path in (tmp_path / "new" / "one").iterdir()] == ["another"]
+
+
+def test_remove_unfinished(tmp_path):
+    for name in (".a.0.part", "a", ".b"):
+        (tmp_path / name).touch()
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b", "a"]

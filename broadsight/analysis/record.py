@@ -1,16 +1,13 @@
 """An analysis as files: a figure as PNG and SVG, and a JSON record of all numbers and of how they came about."""
 
-import json
 import math
-import os
-import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import whole_folder, write_json
 from ..provenance import commit, versions
 from ..visual.plots import save
 from .request import RANDOM, Subject
@@ -103,27 +100,10 @@ def write_analysis(analysis: Analysis, folder: Path, command: str = "", plot: st
     with whole_folder(folder) as unfinished:
         for name in FIGURES:
             save(figure, unfinished / name)
-        text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-        (unfinished / RECORD).write_text(text, "utf-8", "surrogateescape")
+        write_json(record, unfinished / RECORD)
     if plot is not None:
         save(figure, plot)
     return record
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Generator[Path, None, None]:
-    """Another folder to write to, which gets its name once that has succeeded."""
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        if folder.is_dir():  # empty, as was checked; not every system lets another take its place
-            folder.rmdir()
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def plain(value: Any) -> Any:

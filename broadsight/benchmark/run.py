@@ -19,8 +19,8 @@ import timm
 import torch
 from torch import nn
 
+from .. import files
 from ..errors import nearest
-from ..files import whole_file
 from .candidates import Contender, blame, build, load_rival, name_and_size, variants
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .memory import kernel_launches, peak_memory, saved_for_backward
@@ -278,8 +278,7 @@ def expand(names: Sequence[str]) -> list[str]:
 def write_json(data: Any, path: str | Path) -> None:
     """Write JSON, null for what is no number; like a plot, the file appears complete or not at all."""
     data = json.loads(json.dumps(data), parse_constant=lambda _: None)
-    with whole_file(Path(path)) as unfinished:
-        unfinished.write_text(json.dumps(data, indent=2) + "\n")
+    files.write_json(data, path)
 
 
 def _share_weights(source: nn.Module, target: nn.Module) -> None:

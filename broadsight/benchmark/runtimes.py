@@ -19,6 +19,7 @@ from ..deployment import Description, capture, open_artefact, rounding_of
 from ..deployment.agreement import allowance
 from ..deployment.formats import FORMATS, need
 from ..deployment.prepare import prepare
+from ..files import move_together
 from .settings import EXPORTED
 
 TOLERANCE = 1e-3  # of a float artefact's outputs, relative to the largest
@@ -220,5 +221,4 @@ def _whole(path: Path, suffixes: Sequence[str]) -> Generator[Path, None, None]:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
         unfinished = Path(folder) / path.name
         yield unfinished
-        for suffix in reversed(suffixes):
-            unfinished.with_suffix(suffix).replace(path.with_suffix(suffix))
+        move_together(unfinished, path, suffixes)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ..files import write_json
 from .evaluate import new_folder
 from .parser import (
     DONE,
@@ -146,9 +147,9 @@ def explain(
     data = f"scenes:{scenes}" if scenes else " ".join(map(str, images or [])) or str(list)
     record = explanation_files.record_of(classifier, found, wanted, command=typed(), weights=weights, data=data)
     if found.entries:
-        explanation_files.write_record(record, folder / explanation_files.RECORD)
+        write_json(record, folder / explanation_files.RECORD)
     if json and json != "-":
-        explanation_files.write_record(record, Path(json))
+        write_json(record, json)
     if json == "-":
         print(json_.dumps(record, indent=1))
     elif found.entries:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import whole_file
+
 
 class RecordFile:
     """`count` uint8 arrays of one shape, each with its checksum: a structured .npy that np.load can map.
@@ -87,14 +89,9 @@ class RecordFile:
     def create(self) -> None:
         """An empty file under its name at once. Should two processes do so, the one that comes first starts again."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        try:
-            with unfinished.open("wb") as file:
-                file.write(self.header)
-                file.truncate(len(self.header) + self.count * self.record)  # full of holes: takes no room yet
-            unfinished.replace(self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with whole_file(self.path) as unfinished, unfinished.open("wb") as file:
+            file.write(self.header)
+            file.truncate(len(self.header) + self.count * self.record)  # full of holes: takes no room yet
 
     def give_up(self, error: OSError) -> None:
         self.state = "unusable"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import whole_file
+from ..files import write_text
 
 INSTALL = 'run: pip install "broadsight[det]"'
 KINDS = {"box": "bbox", "mask": "segmentation", "keypoint": "keypoints"}  # what an entry of that kind has to hold
@@ -55,8 +55,7 @@ def to_results(
 
 def write_results(entries: Iterable[dict[str, Any]], path: str | Path) -> None:
     """Write a result file; it appears complete or not at all."""
-    with whole_file(Path(path)) as unfinished:
-        unfinished.write_text(json.dumps(list(entries), allow_nan=False), "utf-8")
+    write_text(json.dumps(list(entries), allow_nan=False), path)
 
 
 def encode_masks(masks: Tensor) -> tuple[tuple[int, int], list[bytes]]:

@@ -16,7 +16,7 @@ import numpy as np
 from ..benchmark.machine import fixed_threads
 from ..benchmark.timing import Summary, interleave, paired_ratio, summarize
 from ..errors import first_line
-from ..files import whole_file
+from ..files import move_together, write_json
 from . import FORMATS, Agreement, Description, Session, capture, compare, need, rounding_of
 from .formats import Format
 from .prepare import prepare
@@ -213,8 +213,7 @@ def export(
     progress(steps, steps, "done")
     took = time.perf_counter() - started
     found = Exported(target, size, description, agreement, times, int8, took, subject.shown, tuple(notes), findings)
-    with whole_file(target.with_name(target.name + RECORD)) as unfinished:
-        unfinished.write_text(json.dumps(found.record(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(found.record(), target.with_name(target.name + RECORD))
     return found
 
 
@@ -330,9 +329,6 @@ def _move(artefact: Path, target: Path, form: Format) -> int:
             target.rename(replaced)
         artefact.rename(target)
         return size
-    size = 0
-    for suffix in reversed(form.files):
-        file = artefact.with_suffix(suffix)
-        size += file.stat().st_size
-        file.replace(target.with_suffix(suffix))
+    size = sum(artefact.with_suffix(suffix).stat().st_size for suffix in form.files)
+    move_together(artefact, target, form.files)
     return size

@@ -1,6 +1,5 @@
 """What is kept of explanations: sheets, single maps and raw numbers of each image, and a record of all."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -194,8 +193,3 @@ def record_of(
         "versions": versions(),
         "commit": commit(),
     }
-
-
-def write_record(record: Mapping[str, Any], path: Path) -> None:
-    with whole_file(path) as unfinished:
-        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")

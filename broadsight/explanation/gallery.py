@@ -1,9 +1,6 @@
 """A page of what several models see in the same images: Markdown, and a folder of sheets beside it."""
 
-import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +8,7 @@ from typing import Any
 
 from ..data.decoding import open_image
 from ..data.names import address, markdown, markdown_block, markdown_code
-from ..files import whole_file
+from ..files import whole_folder, write_json, write_text
 from ..runs.classifier import Classifier
 from .files import UNTRAINED, Explained, Wanted, record_of
 from .inside import kinds_of
@@ -72,11 +69,10 @@ def build_gallery(
     wanted = wanted or Wanted()
     folder = check_page(page)
     page.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     total = sum(len(exhibit.source) for exhibit in exhibits)
     names = _unique([exhibit.classifier.title for exhibit in exhibits])
     records, done = [], 0
-    try:
+    with whole_folder(folder) as unfinished:
         for name, exhibit in zip(names, exhibits, strict=True):
             before = done
             found = explain(
@@ -97,13 +93,8 @@ def build_gallery(
             name, reason = next(iter(records[0]["failed"].items()))
             raise ValueError(f"none of the images can be read; the first is {name}: {reason}")
         record = {"command": command, "data": data, "models": records}
-        (unfinished / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    with whole_file(page) as part:
-        part.write_text(_page(record, folder.name), encoding="utf-8")
+        write_json(record, unfinished / RECORD)
+    write_text(_page(record, folder.name), page)
     return record
 
 

@@ -19,7 +19,7 @@ from ..data.sources import Source
 from ..data.sources.sample_table import is_image
 from ..data.sources.unlabelled import Unlabelled
 from ..errors import printable
-from ..files import whole_file
+from ..files import whole_file, write_json
 from ..provenance import commit, versions
 from ..runs.classifier import Classifier
 
@@ -326,5 +326,4 @@ def write_settings(path: str, command: str, classifier: Classifier, summary: Sum
         "versions": versions(),
         "commit": commit(),
     }
-    with whole_file(Path(f"{path}.settings.json")) as unfinished:
-        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(record, f"{path}.settings.json")

@@ -18,7 +18,7 @@ from ..data.names import CsvRows, unique_stems
 from ..data.sources.unlabelled import Unlabelled
 from ..dense.coco_results import to_results, write_results
 from ..dense.scoring import ObjectScorer, PixelScorer, PoseScorer, moved_keypoints
-from ..files import whole_file
+from ..files import whole_file, write_json
 from ..provenance import commit, versions
 from ..runs.dense_model import DenseRun, pixels_of
 from ..training.dense import crop_size
@@ -216,5 +216,4 @@ def write_findings(
             "versions": versions(),
             "commit": commit(),
         }
-        with whole_file(place.with_name(f"{place.name}.settings.json")) as unfinished:
-            unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(record, place.with_name(f"{place.name}.settings.json"))

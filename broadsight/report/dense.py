@@ -1,6 +1,5 @@
 """Reports of dense runs and of their evaluations: scores, and images of what was found."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from ..dense.coco_results import write_results
 from ..dense.scoring import GOALS, defined, why_missing
 from ..evaluation.dense import HEADLINE, DenseAsked, DenseEvaluation, evaluate_dense, record_of
-from ..files import write_text
+from ..files import write_json, write_text
 from ..runs.metrics import meaning
 from ..training.records import check_records
 from ..training.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, RunFolder, over_classes, write_page
@@ -24,7 +23,7 @@ def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path, command: s
     record = record_of(evaluation, command)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", folder / EVALUATION)
+        write_json(record, folder / EVALUATION)
         if evaluation.results:
             write_results(evaluation.results, folder / RESULTS)
         write_text(render(page_of(record), findings=evaluation.shown), folder / REPORT)

@@ -1,6 +1,5 @@
 """Reports of runs and evaluations: figures, curves and images in one HTML file beside what they are about."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..evaluation.classification import figures, most_confident_mistakes
 from ..evaluation.record import page_of, predictions_csv, record_of
 from ..evaluation.request import Asked, Task, found_in, own_splits
 from ..evaluation.run import Evaluation, Result, ask, measure
-from ..files import write_text
+from ..files import write_json, write_text
 from ..runs.classifier import Classifier, open_classifier
 from ..training.augmentation import BatchAugmentation, transforms_of
 from ..training.recipes import Recipe
@@ -61,7 +60,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path, command: str = "") ->
     page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", folder / EVALUATION)
+        write_json(record, folder / EVALUATION)
         write_text(predictions_csv(evaluation.results[0]), folder / PREDICTIONS)
         write_text(page, folder / REPORT)
     except OSError as error:

@@ -4,7 +4,6 @@ The folder holds config.json, timm's description of the model, and model.safeten
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import first_line
-from ..files import flush, write_text
+from ..files import whole_folder, write_text
 from ..models.from_run import stored_model
 from ..surgery.description import Undescribed, description_of, difference, plain_arguments
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
@@ -60,20 +59,9 @@ def save(model: nn.Module, folder: str | Path, *, labels: Sequence[str] | None =
         )
     config = _config(model, name, arguments, labels)
     _check_true(model, config, folder)
-    unfinished = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished.mkdir()
-    try:
+    with whole_folder(folder, durable=True) as unfinished:
         write_weights(model, unfinished / WEIGHTS)
         write_text(json.dumps(config, indent=2) + "\n", unfinished / CONFIG)
-        flush(unfinished)
-        if folder.exists():
-            folder.rmdir()
-        unfinished.rename(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
     return folder
 
 

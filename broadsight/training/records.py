@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..files import file_digest, replacing
+from ..files import file_digest, whole_file
 from ..weights.reading import read_file
 from . import checkpoints as state
 from .run_folder import BEST, METRICS, SKIPPED, WEIGHTS, RunFolder, skipped_text
@@ -130,7 +130,7 @@ def _text(path: Path) -> str | None:
 
 def _replace(path: Path, content: bytes) -> None:
     _clear(path)
-    with replacing(path) as unfinished:
+    with whole_file(path, durable=True) as unfinished:
         unfinished.write_bytes(content)
 
 

@@ -315,7 +315,7 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
 
 def _unmade(path: Path) -> bool:
     """Whether a folder is empty, but for what is left of a run that was killed while it made it."""
-    return path.is_dir() and all(entry.name in (f".{CONFIG}.part", LOCK) for entry in path.iterdir())
+    return path.is_dir() and all(entry.name == LOCK or entry.match(f".{CONFIG}.*.part") for entry in path.iterdir())
 
 
 def _short(value: Any) -> str:

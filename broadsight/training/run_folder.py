@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import nn
 
-from ..files import flush, replacing, write_text
+from ..files import flush, remove_unfinished, whole_file, write_text
 from ..models.from_run import read_config
 from ..visual.plots import PALETTE
 from ..weights.reading import metadata_of
@@ -78,7 +78,7 @@ class RunFolder:
         """Make the folder and describe the run; an OSError if that cannot be."""
         if self.writing:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(json.dumps(sealed(config), indent=2, allow_nan=False) + "\n", self.path / CONFIG)
+            write_text(json.dumps(sealed(config), indent=2, allow_nan=False) + "\n", self.path / CONFIG, durable=True)
             self.last.mkdir(exist_ok=True)
 
     def config(self) -> dict[str, Any]:
@@ -98,6 +98,7 @@ class RunFolder:
         """Continue the metrics after their first `size` bytes: what follows was written by a part that is run again."""
         if not self.writing:
             return
+        remove_unfinished(self.path)
         metrics = self.path / METRICS
         with metrics.open("ab") as file:
             file.truncate(min(size, file.tell()))
@@ -169,7 +170,7 @@ class RunFolder:
     def report_skipped(self, skipped: Mapping[str, str]) -> None:
         """Name the images that could not be read."""
         if self.writing and skipped:
-            write_text(skipped_text(skipped), self.path / SKIPPED)
+            write_text(skipped_text(skipped), self.path / SKIPPED, durable=True)
 
     def skipped(self) -> dict[str, str]:
         """The images that could not be read, and why."""
@@ -250,7 +251,7 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     for axes in (loss, quality, rate):
         axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as unfinished:
+    with whole_file(path, durable=True) as unfinished:
         figure.savefig(unfinished, format="png", dpi=110)
 
 
@@ -265,7 +266,7 @@ def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[st
 
 def write_page(text: str, path: Path) -> None:
     """A run's report, which ends with its own digest."""
-    write_text(f"{text}{_mark(text)}", path)
+    write_text(f"{text}{_mark(text)}", path, durable=True)
 
 
 def whole_page(path: Path) -> bool:

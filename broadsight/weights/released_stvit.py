@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import first_line
+from ..files import whole_file
 from ..layers import MultiTokenPool, SuperTokenAttention
 from ..models import STViT
 from ..surgery.description import EDITED
@@ -115,14 +116,11 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
         raise RuntimeError(str(error)) from None
     # Copies, since safetensors refuses tensors that share memory.
     tensors = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, unfinished, metadata=_plain_values_beside_weights(content) | {"format": "pt"})
-        os.replace(unfinished, target)
+        with whole_file(target) as unfinished:
+            save_file(tensors, unfinished, metadata=_plain_values_beside_weights(content) | {"format": "pt"})
     except (ValueError, KeyError, NotImplementedError, SafetensorError) as error:
         raise RuntimeError(f"{source} cannot be stored as safetensors ({first_line(error)})") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
     return target
 
 

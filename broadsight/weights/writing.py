@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ..files import file_digest, flush, replacing
+from ..files import file_digest, whole_file
 from .reading import DIGEST, weights_digest
 
 
@@ -23,13 +23,12 @@ def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None 
         The file's own digest.
     """
     tensors = tensors_of(model)
-    with replacing(path) as unfinished:
+    with whole_file(path, durable=True) as unfinished:
         metadata = {"format": "pt", DIGEST: weights_digest(tensors), **(about or {})}
         save_file(tensors, unfinished, metadata=metadata)
         _in_order(unfinished)
         unfinished.chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
         written = file_digest(unfinished)
-    flush(path.parent)
     return written
 
 

@@ -10,7 +10,7 @@ import broadsight
 from broadsight import analysis
 from broadsight.analysis.images import Batches, images_for, open_images
 from broadsight.analysis.measured_fronts import analyze_front
-from broadsight.analysis.record import heading, plain, record_of, whole_folder
+from broadsight.analysis.record import heading, plain, record_of
 from broadsight.analysis.request import Asked, open_subjects
 from broadsight.analysis.run import analyze
 from broadsight.weights.writing import write_weights
@@ -284,17 +284,6 @@ def test_channels_must_agree(run, tmp_path):
     assert "different channels" in refusal(lambda: open_subjects(Asked("variance", (str(run[0]), str(grey)), **SMALL)))
     found = analyze(Asked("variance", (str(grey),), "scenes:2", **SMALL))
     assert found.results["grey"].images == 2
-
-
-def test_whole_folder(tmp_path):
-    with whole_folder(tmp_path / "new" / "one") as unfinished:
-        (unfinished / "file").write_text("x")
-        assert not (tmp_path / "new" / "one").exists()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one"]
-    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "other") as unfinished:
-        (unfinished / "file").write_text("x")
-        raise KeyboardInterrupt
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_plain():

@@ -124,7 +124,7 @@ def test_weights_of_a_file(call, runs, images, undrawn, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["entropi", "VIT"], "did you mean entropy?"),
+        (["entropi", "VIT"], "did you mean 'entropy'?"),
         (["VIT", "entropy"], "the measure comes first: broadsight analyze entropy"),
         (["test_vit"], "test_vit is a model, the measure comes first"),
         (["entropy"], "needs MODEL|RUN"),

@@ -176,7 +176,7 @@ def test_class_index(vit):
     ("arguments", "message"),
     [
         (["one", "--kinds", "super-tokens"], "test_vit has no super-tokens, only gradcam, attention; super-tokens: st"),
-        (["one", "--kinds", "atention"], "unknown kind 'atention'; did you mean attention? choose among gradcam,"),
+        (["one", "--kinds", "atention"], "unknown kind 'atention'; did you mean 'attention'? expected one of gradcam,"),
         (["one", "--kinds", ","], "--kinds ',' names nothing"),
         (["one", "--class", "4"], "test_vit has no class '4'; expected a name such as 0, or a number from 0 to 3"),
         (["two", "--layers", "blocks.77"], "--layers blocks.77: nothing is looked at there in test_vit; such as block"),

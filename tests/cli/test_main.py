@@ -87,8 +87,8 @@ def test_python_m__is_the_command():
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("benhc", "unknown command 'benhc'; did you mean bench? commands are models, verify, bench"),
-        ("xyzzy", "unknown command 'xyzzy'; commands are models, verify, bench"),
+        ("benhc", "unknown command 'benhc'; did you mean 'bench'? expected one of models, verify, bench"),
+        ("xyzzy", "unknown command 'xyzzy'; expected one of models, verify, bench"),
         ("--nonsense", "unrecognized arguments: --nonsense; see `broadsight --help`"),
         ("bench", "bench needs MODEL: timm models"),
         (
@@ -107,7 +107,7 @@ def test_python_m__is_the_command():
         ("bench x --runtime eager,magic", "unknown runtime 'magic'; expected one of eager, compile"),
         (
             "bench x --pool gap,mapp",
-            "unknown pool 'mapp'; expected one of gap, cap, ga, map, map-light, vgg, dft; did you",
+            "unknown pool 'mapp'; did you mean 'map'? expected one of gap, cap, ga, map",
         ),
         ("bench x --against y.py", "against a file without head_only; only pools are compared so"),
         ("bench map_resnet50 --head-only --against y.py", "y.py is not a file; expected a Python file that defines"),

@@ -211,7 +211,7 @@ def test_accepted__by_row_of_the_source():
     [
         (["top5"], 5, "top5 needs more than 5 classes; 3 given"),
         (["ece"], 6, "ece needs at least as many images as bins, 6; 5 given"),
-        (["top_1"], 5, r"unknown metric 'top_1'; did you mean top1\? metrics are top1"),
+        (["top_1"], 5, r"unknown metric 'top_1'; did you mean 'top1'\? expected one of top1"),
     ],
 )
 def test_figures__asked_for_what_cannot_be_said(hand, names, bins, message):

@@ -342,7 +342,7 @@ def test_wrong__place(tmp_path):
     wrong(tmp_path, None, "has no class folders; give the folder of an unpacked set: imagenet, ")
     wrong(tmp_path, "imagenet-r", "has no class folders; ImageNet-R has 200, called n01443537, …; give the unpacked")
     wrong(tmp_path, "imagenet-v2", "has no class folders; ImageNet-V2 has 1,000, called 0 to 999; give")
-    wrong(tmp_path, "imagenet-q", "no such set: imagenet-q; did you mean imagenet-", "There are imagenet, ")
+    wrong(tmp_path, "imagenet-q", "unknown set 'imagenet-q'; did you mean 'imagenet-", "expected one of imagenet, ")
 
 
 def test_wrong__classes(tmp_path):

@@ -318,7 +318,7 @@ def test_from_name(scenes, tmp_path):
     [
         (
             "gradcm",
-            "unknown saliency 'gradcm'; did you mean gradcam. choose scenes, gradcam, dino, or your own as file",
+            "unknown saliency 'gradcm'; did you mean 'gradcam'. choose scenes, gradcam, dino, or your own as file",
         ),
         ("x", "unknown saliency 'x'; choose scenes"),
         ("{folder}/mine.py:flat", "the saliency .*mine.py:flat cannot be loaded: .*flat"),

@@ -609,7 +609,11 @@ class Plain(nn.Module):
 @pytest.mark.parametrize(
     ("model", "arguments", "words"),
     [
-        ("test_resnet", dict(pool="mop"), "^unknown pool 'mop'; did you mean 'map'\\? pools are gap, cap, ga, map, "),
+        (
+            "test_resnet",
+            dict(pool="mop"),
+            "^unknown pool 'mop'; did you mean 'map'\\? expected one of gap, cap, ga, map, ",
+        ),
         ("test_resnet", dict(pool="map_light"), "did you mean 'map-light'"),
         ("test_resnet", dict(pool=""), "^unknown pool ''; pools are gap"),
         ("test_resnets", dict(pool="map"), "^unknown model 'test_resnets'; nearest: test_resnet"),

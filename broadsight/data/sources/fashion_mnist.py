@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import FashionMNIST
 
+from ...files import whole_file
 from .sample_table import Part, Parts
-from .tar_index import write_whole
 from .timm_string import DatasetSource
 
 PACKAGE = Path("/usr/share/datasets/fashion-mnist")
@@ -39,6 +39,8 @@ def unpack(folder: Path) -> None:
             raise FileNotFoundError(f"{what}; on Debian: apt-get install dataset-fashion-mnist")
         try:
             with gzip.open(packed, "rb") as content:
-                write_whole(folder / name, lambda file, content=content: shutil.copyfileobj(content, file))
+                folder.mkdir(parents=True, exist_ok=True)
+                with whole_file(folder / name) as unfinished, unfinished.open("wb") as file:
+                    shutil.copyfileobj(content, file)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{packed} cannot be unpacked into {folder}: {error}") from None

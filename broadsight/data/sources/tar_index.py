@@ -11,20 +11,19 @@ import json
 import lzma
 import os
 import re
-import secrets
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
-from ...files import check_regular
+from ...files import check_regular, whole_file
 from .sample_table import EXTENSIONS, Names
 from .tar_limits import ShortReads, TooMuch, opener_of, unpack
 
@@ -86,7 +85,9 @@ def index_of(path: Path, cache: Path, notes: list[str]) -> Index:
         pass  # not made yet, or damaged: made again
     content = scanned(path, tar)
     with contextlib.suppress(OSError):  # it is a convenience: without a place to keep it, it is made every time
-        write_whole(kept, lambda file: np.savez(file, allow_pickle=False, **content))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(kept) as unfinished, unfinished.open("wb") as file:
+            np.savez(file, allow_pickle=False, **content)
     return index_from(content, str(tar), path.name)
 
 
@@ -166,7 +167,9 @@ def unpacked(path: Path, cache: Path, notes: list[str]) -> Path:
     copy = cache / "tars" / f"{key_of(path)}.tar"
     if not copy.is_file():
         try:
-            write_whole(copy, lambda file: unpack(path, opener, file, copy.parent))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(copy) as unfinished, unfinished.open("wb") as file:
+                unpack(path, opener, file, copy.parent)
         except TooMuch:
             raise
         except DAMAGES as error:
@@ -184,16 +187,3 @@ def key_of(path: Path) -> str:
     text = json.dumps([FORMAT, os.path.realpath(path), now.st_size, now.st_mtime_ns])
     stem = re.sub(r"[^\w.-]", "_", path.name.partition(".")[0], flags=re.ASCII)[:40]
     return f"{stem}-{hashlib.blake2b(text.encode('utf-8', 'surrogateescape'), digest_size=8).hexdigest()}"
-
-
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Writes a file so that nobody ever sees a part of it, whatever happens meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(part, "xb") as file:
-            write(file)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import os
 import re
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch.export import ExportedProgram
 
+from ...files import move_together
 from .. import signal_stack
 from ..description import KEY, Description
 from ..formats.openvino import save
@@ -200,8 +200,7 @@ def _replace(path: Path, model: Any, description: Description) -> None:
     """Write over the file that a model was read from, whose weights are still mapped from there."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         save(model, description, Path(folder) / path.name)
-        for suffix in (".bin", path.suffix):
-            os.replace((Path(folder) / path.name).with_suffix(suffix), path.with_suffix(suffix))
+        move_together(Path(folder) / path.name, path, (path.suffix, ".bin"))
 
 
 def _origins(program: ExportedProgram) -> dict[str, tuple[str, str]]:

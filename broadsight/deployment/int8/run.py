@@ -21,6 +21,7 @@ from ...data.view import View
 from ...errors import first_line
 from ...evaluation.predictions import collect
 from ...evaluation.request import Asked, Task, open_tasks, own_splits
+from ...files import move_together
 from ...runs.classifier import Classifier
 from .. import Description, Session
 from ..formats import FORMATS, open_artefact
@@ -132,8 +133,7 @@ def quantiser(
                 f"{len(calibrated.layers)} layers in float; --max-drop allows {max_drop:g}: nothing was written; "
                 "allow more, calibrate on more images, or leave --int8 out"
             )
-        for suffix in FORMATS["onnx" if target.suffix == ".onnx" else "openvino"].files:
-            best.path.with_suffix(suffix).replace(target.with_suffix(suffix))
+        move_together(best.path, target, FORMATS["onnx" if target.suffix == ".onnx" else "openvino"].files)
         found = _findings(calibrated, sources, len(calibration), before, best, errors, max_drop)
         description = replace(session.description, quantised=found)
         _describe(target, description)

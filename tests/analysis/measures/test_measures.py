@@ -75,12 +75,12 @@ def test_refusal_names_what_would_work(models):
 
 def test_unknown_names():
     with pytest.raises(
-        ValueError, match=r"unknown measure 'entropi'; did you mean entropy\? measures are variance, dead"
+        ValueError, match=r"unknown measure 'entropi'; did you mean 'entropy'\? expected one of variance, dead"
     ):
         find_measure("entropi")
     with pytest.raises(ValueError, match="unknown measure 'q'; measures are"):
         find_measure("q")
-    with pytest.raises(ValueError, match=r"no option 'pair'; did you mean pairs\? it has grid, orders, pairs"):
+    with pytest.raises(ValueError, match=r"no option 'pair'; did you mean 'pairs'\? it has grid, orders, pairs"):
         MEASURES["interaction"].settings({"pair": 3})
     with pytest.raises(ValueError, match="entropy has no option 'x'; it has none"):
         MEASURES["entropy"].settings({"x": 3})

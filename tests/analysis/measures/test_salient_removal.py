@@ -77,7 +77,7 @@ def test_own_saliency_by_name(tmp_path):
 def test_what_does_not_fit_is_refused():
     classifier, source = finds_bright(4), bright(4, (0, 0))
     assert "open_classifier" in refusal(lambda: salient_removal(timm.create_model("test_resnet"), source))
-    assert "did you mean gradcam" in refusal(lambda: salient_removal(classifier, source, saliency="gradcm"))
+    assert "did you mean 'gradcam'" in refusal(lambda: salient_removal(classifier, source, saliency="gradcm"))
     assert "needs scenes" in refusal(lambda: salient_removal(classifier, source, saliency="scenes"))
     assert "between 0 and 1" in refusal(lambda: salient_removal(classifier, source, fractions=(1.5,)))
     assert "dino" in refusal(lambda: salient_removal(classifier, source, saliency=brightness, dino_checkpoint="x"))

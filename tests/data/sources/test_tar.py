@@ -224,7 +224,7 @@ def test_cache__index_is_made_once(tmp_path, cache, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(tar_index, "scanned", fail)
-        patch.setattr(tar_index, "write_whole", fail)
+        patch.setattr(tar_index, "whole_file", fail)
         again = resolve(str(path))
     assert rows(again.train) == rows(first.train) and again.description == first.description
     assert [grey(again.train, row) for row in range(3)] == [grey(first.train, row) for row in range(3)]

@@ -4,13 +4,9 @@ import base64
 import gzip
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 import zlib
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .... import __version__
+from ....files import whole_folder
 from ....weights.reading import inside
 from ...description import Description
 from ...session import Session
@@ -53,7 +50,7 @@ def write(
     folder = Path(folder)
     check_folder(folder)
     runtime = require(description, ort_web=ort_web)
-    with _whole_folder(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         page = files("broadsight.deployment.formats.web")
         for name in PAGE:
             (unfinished / name).write_bytes((page / name).read_bytes())
@@ -187,28 +184,6 @@ def check_folder(folder: str | Path) -> None:
         raise ValueError(f"{folder} is not empty and not the folder of such a page; give a new one") from None
     if others := sorted(set(_below(folder)) - ours):
         raise ValueError(f"{folder} also holds {others[0]}, which would be lost; move it or give a new folder")
-
-
-@contextmanager
-def _whole_folder(folder: Path) -> Generator[Path, None, None]:
-    """Another name to write below; the folder gets its own once that has succeeded."""
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
-    try:
-        unfinished = scratch / "new"
-        unfinished.mkdir()
-        yield unfinished
-        if folder.exists():
-            os.replace(folder, scratch / "old")
-        try:
-            os.replace(unfinished, folder)
-        except OSError:
-            if (scratch / "old").exists():
-                os.replace(scratch / "old", folder)
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _below(folder: Path) -> list[str]:

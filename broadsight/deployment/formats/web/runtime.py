@@ -2,13 +2,14 @@
 
 import base64
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
+
+from ....files import whole_folder
 
 PACKAGE = "onnxruntime-web"
 VERSION = "1.30.0"
@@ -74,14 +75,10 @@ def _fetch(folder: Path) -> None:
     if npm is None:
         raise ValueError(f"the format web needs {PACKAGE}, and there is no npm to fetch it; {BY_HAND}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-            tarball = _packed(npm, Path(scratch))
-            _unpack(tarball, Path(scratch) / "files")
-            if not _is_whole(Path(scratch) / "files"):
+        with whole_folder(folder) as unfinished, tempfile.TemporaryDirectory() as scratch:
+            _unpack(_packed(npm, Path(scratch)), unfinished)
+            if not _is_whole(unfinished):
                 raise ValueError(f"the files of {PACKAGE}@{VERSION} are not those that were checked; {BY_HAND}")
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(Path(scratch) / "files", folder)
     except OSError as error:
         if not _is_whole(folder):  # or somebody else was faster
             what = error.strerror or type(error).__name__
