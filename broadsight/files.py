@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -127,6 +128,18 @@ def write_text(text: str, path: str | Path, *, durable: bool = False) -> None:
 def write_json(value: Any, path: str | Path, *, durable: bool = False) -> None:
     """Write what JSON can hold, whole or not at all; NaN and infinity are refused."""
     write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", path, durable=durable)
+
+
+def numbers_taken(folder: Path, stem: str) -> list[int]:
+    """Of all that is called STEM-NUMBER in a folder, the numbers."""
+    found = [re.fullmatch(re.escape(stem) + r"-([0-9]+)", path.name) for path in folder.glob("*")]
+    return [int(number[1]) for number in found if number]
+
+
+def next_folder(folder: str | Path, *words: object) -> Path:
+    """The next free FOLDER/WORD-WORD-NUMBER, for a result that nobody has named; only its name is made."""
+    folder, stem = Path(folder), "-".join(re.sub(r"[^\w.-]+", "-", str(word)).strip("-") for word in words)
+    return folder / f"{stem}-{max(numbers_taken(folder, stem), default=0) + 1}"
 
 
 def move_together(source: Path, target: Path, suffixes: Sequence[str]) -> None:

@@ -1,9 +1,40 @@
-"""What a result was made with."""
+"""Where a result comes from: the command, versions, the commit, the machine. One header for every record."""
 
+import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+
+def header(command: str = "") -> dict[str, Any]:
+    """What every record that we write says of its making: command, versions, commit and time.
+
+    Args:
+        command: What was typed; nothing where Python called.
+    """
+    return {"command": command, "versions": versions(), "commit": commit(), "time": now()}
+
+
+def now() -> str:
+    """The time, to the second, with the zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def machine() -> dict[str, Any]:
+    """The computer that something is measured on: system, processor, cores and threads."""
+    import torch
+
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -28,3 +59,13 @@ def commit() -> str | None:
         return subprocess.run(describe, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
+        platform.processor() or platform.machine()
+    )

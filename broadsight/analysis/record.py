@@ -1,14 +1,13 @@
 """An analysis as files: a figure as PNG and SVG, and a JSON record of all numbers and of how they came about."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import whole_folder, write_json
-from ..provenance import commit, versions
+from ..provenance import header
 from ..visual.plots import save
 from .request import RANDOM, Subject
 from .run import Analysis
@@ -39,11 +38,8 @@ def record_of(analysis: Analysis, command: str = "") -> dict[str, Any]:
         "notes": list(analysis.notes),
         "asked": asdict(asked),
         "how": analysis.how,
-        "command": command,
         "seed": asked.seed or 0,
-        "versions": versions(),
-        "commit": commit(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **header(command),
     }
     return plain(record)
 

@@ -1,17 +1,14 @@
 """The machine that something is measured on: what it is, and how fast it can be."""
 
 import os
-import platform
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
-from ..provenance import commit
+from ..provenance import header, machine
 from .candidates import DTYPES, Settings
 
 MEMORY_VARIABLES = ("MALLOC_", "LD_PRELOAD", "GLIBC_TUNABLES", "MIMALLOC_", "TCMALLOC_", "JEMALLOC", "PYTORCH_")
@@ -20,25 +17,11 @@ THREAD_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_")
 
 def describe_machine(settings: Settings) -> dict[str, Any]:
     """Whatever else a reader needs to know to judge a timing."""
-    from .. import __version__
-
     device = torch.device(settings.device)
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": {
-            "broadsight": __version__,
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "python": platform.python_version(),
-        },
-        "commit": commit(),
-        "system": platform.platform(),
-        "cpu": _cpu_name(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **header(),
+        **machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
         "load_before": load(),
         "memory_variables": _environment(MEMORY_VARIABLES),
         "thread_variables": _environment(THREAD_VARIABLES),
@@ -86,13 +69,3 @@ def _environment(prefixes: tuple[str, ...]) -> dict[str, str]:
 
 def load() -> list[float] | None:
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
-        platform.processor() or platform.machine()
-    )

@@ -1,12 +1,12 @@
 """The command that measures what models do inside: analyze."""
 
 import json as json_
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import nearest
+from ..files import next_folder
 from .evaluate import new_folder
 from .parser import (
     DONE,
@@ -149,7 +149,9 @@ def analyze(
         analysis = _run(asked, progress)
     for note in analysis.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    folder = folder or _next_folder(entry.name, analysis)
+    if folder is None:
+        title, more = analysis.subjects[0].label.partition(",")[0] if analysis.subjects else "", len(asked.models) - 1
+        folder = next_folder(FOLDER, *filter(None, (entry.name, title, f"and-{more}-more" if more else "")))
     record = write_analysis(analysis, folder, typed(), plot)
     if json and json != "-":
         write_text(json_.dumps(record, indent=1) + "\n", Path(json))
@@ -233,16 +235,6 @@ def _value(text: str) -> Any:
         return tuple(value_of(part.strip()) for part in text.split(",") if part.strip())
     value = value_of(text)
     return tuple(value) if isinstance(value, list) else value
-
-
-def _next_folder(name: str, analysis: "Analysis") -> Path:
-    """The next free number of a name that says what was measured."""
-    from ..training.request import numbers_taken
-
-    title = re.sub(r"[^a-zA-Z0-9_.-]+", "-", analysis.subjects[0].label.partition(",")[0]) if analysis.subjects else ""
-    more = len(analysis.asked.models) - 1
-    stem = "-".join(filter(None, (name, title, f"and-{more}-more" if more else "")))
-    return Path(FOLDER) / f"{stem}-{max(numbers_taken(Path(FOLDER), stem), default=0) + 1}"
 
 
 def _tables(analysis: "Analysis") -> list["Table"]:

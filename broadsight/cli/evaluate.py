@@ -1,12 +1,12 @@
 """The commands that ask trained models: eval, predict and report."""
 
 import json as json_
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from ..files import next_folder
 from .parser import (
     CLASSIFIERS,
     DENSE_RUNS,
@@ -219,7 +219,7 @@ def eval(
         evaluation = evaluate(asked, progress, lambda note: print(f"note: {printable(note)}", file=sys.stderr))
     if evaluation.how["interrupted"]:
         print(f"note: {printable(evaluation.found.notes[-1])}", file=sys.stderr)
-    folder = folder or next_folder(evaluation.results[0].task.classifier.title, evaluation.found.description)
+    folder = folder or next_evaluation(evaluation.results[0].task.classifier.title, evaluation.found.description)
     record = write_evaluation(evaluation, folder, typed())
     if json and json != "-":
         write_text(json_.dumps(record, indent=1, allow_nan=False) + "\n", Path(json))
@@ -275,13 +275,10 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def next_folder(title: str, found: dict[str, Any]) -> Path:
+def next_evaluation(title: str, found: dict[str, Any]) -> Path:
     """The next free number of a name that says what was evaluated."""
-    from ..training.request import numbers_taken
-
-    data = re.sub(r"\W+", "-", Path(str(found.get("data") or found.get("kind"))).name or "data").strip("-")
-    stem = f"{data}-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', title)}"
-    return Path("evaluations") / f"{stem}-{max(numbers_taken(Path('evaluations'), stem), default=0) + 1}"
+    data = Path(str(found.get("data") or found.get("kind"))).name or "data"
+    return next_folder("evaluations", data, title)
 
 
 def eval_dense(
@@ -297,7 +294,7 @@ def eval_dense(
     asked = DenseAsked(run, data, batch=batch or BATCH, **options)
     with progress_bar() as progress:
         evaluation = evaluate_dense(asked, progress, lambda note: print(f"note: {printable(note)}", file=sys.stderr))
-    folder = folder or next_folder(evaluation.run.title, evaluation.part.description)
+    folder = folder or next_evaluation(evaluation.run.title, evaluation.part.description)
     record = write_dense_evaluation(evaluation, folder, typed())
     code = INTERRUPTED if evaluation.interrupted else DONE
     if json and json != "-":

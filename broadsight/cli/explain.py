@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..files import write_json
+from ..files import next_folder, write_json
 from .evaluate import new_folder
 from .parser import (
     DONE,
@@ -132,7 +132,7 @@ def explain(
         notes.append(f"{classifier.title} is {explanation_files.UNTRAINED}")
     for note in notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    folder = folder or _next_folder(classifier.title)
+    folder = folder or next_folder("explanations", classifier.title)
     bar: Any = nullcontext(lambda *_: None) if json == "-" and sys.stdout.isatty() else progress_bar()
     with bar as progress:
         found = explaining.explain(
@@ -210,14 +210,6 @@ def drawn_scenes(count: int, classifier: Any) -> Any:
     transforms = classifier.transforms
     scenes = Scenes(count, size=max(8, round(transforms.size / transforms.crop_pct)), split="test")
     return Grey(scenes) if transforms.channels == 1 else scenes
-
-
-def _next_folder(title: str) -> Path:
-    from ..training.request import numbers_taken
-
-    stem = re.sub(r"[^a-zA-Z0-9_.-]+", "-", title)
-    parent = Path("explanations")
-    return parent / f"{stem}-{max(numbers_taken(parent, stem), default=0) + 1}"
 
 
 def _table(entries: list[dict[str, Any]]) -> "Table":

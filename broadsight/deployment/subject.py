@@ -1,7 +1,6 @@
 """What is exported: a model, what it says of itself, and images to try it on."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..data.sources.unlabelled import Unlabelled, find_images
 from ..data.view import Grey
 from ..evaluation.request import own_splits
 from ..prediction.classification import class_names
-from ..provenance import commit, versions
+from ..provenance import header
 from ..runs.classifier import Classifier
 from ..weights.reading import weights_digest
 from . import Description, Session
@@ -106,10 +105,7 @@ def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str,
     """Where an artefact comes from."""
     about = run.get("broadsight", {})
     found: dict[str, Any] = {
-        "command": command,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions(),
-        "commit": commit(),
+        **header(command),
         "architecture": run.get("architecture") or getattr(model, "pretrained_cfg", {}).get("architecture"),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights_sha256": digest(model),

@@ -19,7 +19,7 @@ from ..data.dense.view import DenseView
 from ..data.loading import EvalOrder, close, default_workers, load
 from ..dense.coco_results import to_results
 from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
-from ..provenance import commit, versions
+from ..provenance import header
 from ..runs.dense_model import DenseRun, open_dense, pixels_of
 from ..training.dense import LARGEST, SCENES, crop_size
 from ..visual.captioned import CaptionedImage
@@ -279,7 +279,5 @@ def record_of(evaluation: DenseEvaluation, command: str) -> dict[str, Any]:
         "notes": list(evaluation.part.notes),
         "device": run.device.type,
         "threads": torch.get_num_threads(),
-        "command": command,
-        "versions": versions(),
-        "commit": commit(),
+        **header(command),
     }

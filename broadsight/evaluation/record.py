@@ -2,14 +2,13 @@
 
 import io
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..benchmark.run import Summary
 from ..data.names import CsvRows
-from ..provenance import commit, versions
+from ..provenance import header
 from ..runs.metrics import meaning
 from .classification import BINS, calibration_record, confusion_matrix, coverage, most_confused, per_class
 from .run import Evaluation, Result
@@ -44,11 +43,8 @@ def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
         "data": evaluation.found.description,
         "asked": {**asdict(asked), "model_args": dict(asked.model_args)},
         "how": evaluation.how,
-        "command": command,
         "seed": asked.seed or 0,
-        "versions": versions(),
-        "commit": commit(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **header(command),
     }
     # Lists for tuples, and None for what is no number: whoever reads it finds what was written
     return json.loads(json.dumps(record), parse_constant=lambda _: None)

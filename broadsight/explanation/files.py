@@ -14,7 +14,7 @@ from ..data.names import printable
 from ..data.names import unique_stems as unique
 from ..files import whole_file
 from ..prediction.classification import class_names
-from ..provenance import commit, versions
+from ..provenance import header
 from ..runs.classifier import Classifier
 from .inside import kinds_of
 from .maps.map import Look
@@ -174,7 +174,6 @@ def record_of(
             layers.setdefault(look["kind"], {})[look["layer"]] = None
     settings: Mapping[str, Any] = asdict(wanted)
     return {
-        "command": command,
         "model": {
             "title": classifier.title,
             "source": classifier.source,
@@ -190,6 +189,5 @@ def record_of(
         "interrupted": found.interrupted,
         "images": found.entries,
         "failed": found.errors,
-        "versions": versions(),
-        "commit": commit(),
+        **header(command),
     }

@@ -20,7 +20,7 @@ from ..data.sources.sample_table import is_image
 from ..data.sources.unlabelled import Unlabelled
 from ..errors import printable
 from ..files import whole_file, write_json
-from ..provenance import commit, versions
+from ..provenance import header
 from ..runs.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -318,12 +318,10 @@ def write_settings(path: str, command: str, classifier: Classifier, summary: Sum
         return
     transforms = classifier.transforms
     record = {
-        "command": command,
         "model": {"title": classifier.title, "source": classifier.source, "parameters": classifier.parameters},
         "image": {"size": transforms.size, "channels": transforms.channels, "crop_pct": transforms.crop_pct},
         "device": classifier.device.type,
         "images": {"read": summary.read, "failed": summary.failed},
-        "versions": versions(),
-        "commit": commit(),
+        **header(command),
     }
     write_json(record, f"{path}.settings.json")

@@ -19,7 +19,7 @@ from ..data.sources.unlabelled import Unlabelled
 from ..dense.coco_results import to_results, write_results
 from ..dense.scoring import ObjectScorer, PixelScorer, PoseScorer, moved_keypoints
 from ..files import whole_file, write_json
-from ..provenance import commit, versions
+from ..provenance import header
 from ..runs.dense_model import DenseRun, pixels_of
 from ..training.dense import crop_size
 from ..visual.objects import draw_objects, draw_semantic, palette_png
@@ -209,11 +209,9 @@ def write_findings(
     place = results or table
     if place is not None:
         record = {
-            "command": command,
             "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters, "task": run.task},
             "classes": list(run.classes),
             "images": {"read": len(findings.rows), "failed": findings.errors},
-            "versions": versions(),
-            "commit": commit(),
+            **header(command),
         }
         write_json(record, place.with_name(f"{place.name}.settings.json"))

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,8 +17,9 @@ from ..data.sources import Splits
 from ..data.stratify import METHOD
 from ..dense.build import USUAL, models_for
 from ..errors import check_arguments, refuse_idle
+from ..files import numbers_taken
 from ..models.from_run import check_arguments as check_stored_arguments
-from ..provenance import commit, versions
+from ..provenance import commit, now, versions
 from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.pooling import SIZE_ARGUMENTS, check_pool_arguments
 from . import processes, recipes
@@ -281,7 +281,7 @@ def history(
         "seed": settings["seed"],
         "versions": versions(),
         "commit": commit(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": now(),
     }
 
 
@@ -345,12 +345,6 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
         begun = (one for one in sorted(taken, reverse=True) if _launch(Path("runs") / f"{stem}-{one}") == launch())
         number = next(begun, number)
     return processes.from_first(Path("runs") / f"{stem}-{number}")
-
-
-def numbers_taken(folder: Path, stem: str) -> list[int]:
-    """Of all that is called STEM-NUMBER in a folder, the numbers."""
-    found = [re.fullmatch(re.escape(stem) + r"-([0-9]+)", path.name) for path in folder.glob("*")]
-    return [int(number[1]) for number in found if number]
 
 
 def launch() -> str | None:
