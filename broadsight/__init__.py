@@ -17,7 +17,8 @@ _NAMES = {
     "fuse": "surgery.fusion",
     "load": "runs.folder",
     "load_release": "weights.released_stvit",
-    "open_classifier": "runs.classifier",
+    "open_classifier": "runs",
+    "open_run": "runs",
     "save": "runs.folder",
     "swap_pool": "surgery.pooling",
 }

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,8 +42,8 @@ def versions() -> dict[str, str]:
     """Of Python, the platform and the packages that results depend on."""
     found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
     for package in ("broadsight", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow"):
-        try:
-            found[package] = version(package)
+        try:  # a loaded module knows more of its build than the package does
+            found[package] = getattr(sys.modules.get(package), "__version__", None) or version(package)
         except PackageNotFoundError:
             found[package] = "unknown"
     return found

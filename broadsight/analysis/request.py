@@ -13,10 +13,10 @@ from torch import nn
 from ..data.loading import Transforms
 from ..data.normalising import Normalise
 from ..data.sources.evaluation import Which
+from ..runs import is_dense
 from ..runs.classifier import Classifier, open_classifier
-from ..runs.dense_model import DenseRun, open_dense
+from ..runs.dense_model import DenseModel, open_dense
 from ..training.dense import LARGEST
-from ..training.run_folder import task_of
 
 RANDOM = "random"  # instead of what the weights were read from
 
@@ -87,7 +87,7 @@ class Subject:
     transforms: Transforms
     normalise: Normalise
     classifier: Classifier | None = None
-    dense: DenseRun | None = None
+    dense: DenseModel | None = None
 
     @property
     def own_data(self) -> str | None:
@@ -105,7 +105,7 @@ def open_subjects(asked: Asked) -> list[Subject]:
     for name in names:
         torch.manual_seed(asked.seed or 0)
         name, weights = (name, "") if Path(name).exists() else name.partition("@")[::2]
-        if task_of(Path(name)) not in (None, "classify"):
+        if is_dense(name):
             one = _backbone(name, asked.size, asked.device)
         else:
             one = _classifier(asked, name, weights or checkpoint or "")

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..benchmark.timing import Summary, interleave, summarize
 from ..evaluation.run import synchronise
-from ..prediction.classification import class_names
 from ..prediction.dense import finder, told
 from ..runs.classifier import Classifier
-from ..runs.dense_model import DenseRun
+from ..runs.dense_model import DenseModel
 from ..visual.objects import draw_objects, draw_semantic
 from .candidates import Contestant
 
@@ -105,13 +104,13 @@ def _answer(one: Contestant, image: Image.Image, found: Any, latency: Summary, r
 
 def top_classes(classifier: Classifier, logits: Tensor, top: int = TOP) -> tuple[tuple[str, float], ...]:
     """Logits (1, classes) -> names and probabilities of the most probable; of equals the first class."""
-    names = class_names(classifier)
+    names = classifier.classes
     order = logits[0].argsort(descending=True, stable=True)[:top].tolist()
     probabilities = logits[0].softmax(0).tolist()
     return tuple((names[place], probabilities[place]) for place in order)
 
 
-def _rows(run: DenseRun, found: Any, threshold: float) -> tuple[tuple[str, ...], ...]:
+def _rows(run: DenseModel, found: Any, threshold: float) -> tuple[tuple[str, ...], ...]:
     if run.task == "segment":
         shares = torch.bincount(found.flatten(), minlength=len(run.classes)).double() / found.numel()
         order = shares.argsort(descending=True, stable=True).tolist()
@@ -125,7 +124,7 @@ def _rows(run: DenseRun, found: Any, threshold: float) -> tuple[tuple[str, ...],
     return tuple(rows)
 
 
-def _drawn(run: DenseRun, image: Image.Image, found: Any, threshold: float) -> Image.Image:
+def _drawn(run: DenseModel, image: Image.Image, found: Any, threshold: float) -> Image.Image:
     if run.task == "segment":
         return draw_semantic(image, found, run.classes)
     options: dict[str, Any] = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)

@@ -16,10 +16,11 @@ from ..data.scenes import CLASSES
 from ..errors import first_line
 from ..inspection.macs import executed_macs
 from ..runs.classifier import Classifier, open_classifier
-from ..runs.dense_model import DenseRun, open_dense
+from ..runs.dense_model import DenseModel
+from ..runs.opening import is_dense, open_run
 from ..surgery.pooling import swap_pool
 from ..training import recipes
-from ..training.run_folder import WEIGHTS, is_run, task_of
+from ..training.run_folder import WEIGHTS, is_run
 
 RUNS = Path("runs")
 FOUND = 3  # the newest so many runs that classify, and as many dense ones
@@ -42,7 +43,7 @@ class Contestant:
     source: str
     trained: bool
     classifier: Classifier | None = None
-    run: DenseRun | None = None
+    run: DenseModel | None = None
 
     @property
     def task(self) -> str:
@@ -164,7 +165,7 @@ def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
     kept: dict[bool, list[Path]] = {True: [], False: []}
     for path in places:
         try:
-            kept[task_of(path) == "classify"].append(path)
+            kept[not is_dense(path)].append(path)
         except ValueError:  # a damaged description
             continue
     return [*kept[True][:most], *kept[False][:most]]
@@ -203,21 +204,15 @@ def _open(
     size: int | None,
     device: str,
 ) -> Contestant:
-    path = Path(source)
-    task = task_of(path) if path.is_dir() else None
-    if task not in (None, "classify"):
-        if not (path / WEIGHTS).is_file():
-            raise FileNotFoundError(f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation")
-        run = open_dense(path, device=device, size=size)
-        return Contestant(run.title, source, True, run=run)
-    if path.is_dir():
-        classifier = open_classifier(source, size=size, device=device)
-        return Contestant(classifier.title, source, True, classifier)
-    classifier = open_classifier(
-        source, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, size=size, device=device
+    folder = Path(source).is_dir()
+    options: dict[str, Any] = (
+        {} if folder else dict(checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     )
-    trained = bool(checkpoint) or pretrained
-    return Contestant(classifier.title if trained else f"{classifier.title} (untrained)", source, trained, classifier)
+    run = open_run(source, size=size, device=device, **options)
+    if isinstance(run, DenseModel):
+        return Contestant(run.title, source, True, run=run)
+    trained = folder or bool(checkpoint) or pretrained
+    return Contestant(run.title if trained else f"{run.title} (untrained)", source, trained, run)
 
 
 def _distinct(given: Sequence[Contestant]) -> list[Contestant]:

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from ..explanation.maps.map import Look
-from ..prediction.classification import class_names
 from ..runs.classifier import Classifier
 from .answers import image_of, top_classes
 from .candidates import Contestant
@@ -80,7 +79,7 @@ def kind_called(words: Any) -> str:
 
 def classes_of(one: Contestant) -> list[str]:
     """The choices of the class to explain; numbered, since two classes may have one name."""
-    return [LIKELY, *(f"{number}: {name}" for number, name in enumerate(class_names(_classifier(one))))]
+    return [LIKELY, *(f"{number}: {name}" for number, name in enumerate(_classifier(one).classes))]
 
 
 def class_called(one: Contestant, words: Any) -> int | None:
@@ -107,7 +106,7 @@ def look(one: Contestant, image: Image.Image, kind: str, target: int | None = No
     looks = look_inside(classifier.model, image_of(classifier, image), kinds=(kind,), target=target)
     if not looks:
         raise ValueError(f"{one.name} shows nothing of {KINDS[kind]} for this image; choose another kind")
-    names = class_names(classifier)
+    names = classifier.classes
     return Looked(one.name, kind, view_of(classifier, image), tuple(_with_name(found, names) for found in looks))
 
 
@@ -134,7 +133,7 @@ def sheet(one: Contestant, photo: Image.Image, target: int | None = None) -> Ima
     looks = look_inside(classifier.model, image, target=target)
     with torch.inference_mode():
         logits = classifier.logits(image)
-    transforms, names = classifier.transforms, class_names(classifier)
+    transforms, names = classifier.transforms, classifier.classes
     return overview_sheet(
         view_of(classifier, photo),
         looks,

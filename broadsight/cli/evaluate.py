@@ -277,7 +277,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def next_evaluation(title: str, found: dict[str, Any]) -> Path:
     """The next free number of a name that says what was evaluated."""
-    data = Path(str(found.get("data") or found.get("kind"))).name or "data"
+    data = re.sub(r"\W+", "-", Path(str(found.get("data") or found.get("kind"))).name or "data")
     return next_folder("evaluations", data, title)
 
 

@@ -87,16 +87,15 @@ def explain(
     register_models()
     from ..data.inside import permit_outside
     from ..prediction.classification import check_counts, check_output, printable
-    from ..training.run_folder import task_of
+    from ..runs import is_dense, task_of
 
     permit_outside(allow_outside)
     check_counts(threads=threads)
     check_output("--json", json)
-    task = task_of(Path(run))
-    if task not in (None, "classify"):
+    if is_dense(run):
         raise UsageError(
-            f"{run} is a run of --task {task}; explain looks into classifiers, and what this run finds is drawn by: "
-            f"broadsight predict {run} IMAGE --out DIR"
+            f"{run} is a run of --task {task_of(run)}; explain looks into classifiers, and what this run finds is "
+            f"drawn by: broadsight predict {run} IMAGE --out DIR"
         )
     seen = words_of("--kinds", kinds)
     check_options(

@@ -114,12 +114,12 @@ def export(
     register_models()
     from ..deployment import run as exporting
     from ..prediction.classification import printable
-    from ..training.run_folder import task_of
+    from ..runs import is_dense
 
     options = (("ort_web", ort_web),) if ort_web is not None else ()
     wanted = exporting.Wanted(format, any_batch, any_size, tolerance, threads, rounds, options)
     form = exporting.check_request(wanted, int8)
-    facts, task = facts_of(run), task_of(Path(run))
+    facts = facts_of(run)
     facts["--int8"] = facts[CLASSIFIERS] or (None if int8 else "which is not given")
     facts["--format web"] = None if format == "web" else f"this is --format {format}"
     batches = form.int8_batches if int8 else form.batches
@@ -129,13 +129,13 @@ def export(
     check_options(export, given, facts)
     if out is not None:
         exporting.check_target(Path(out), form)
-    if task in (None, "classify"):
+    if not is_dense(run):
         arguments = dict(checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, size=size, light=light)
         subject, classifier, notes = _classifier(run, arguments, shown, compare)
     else:
         if format == "web":
             raise UsageError(
-                f"--format web is a page for classifiers; {run} is a run of --task {task}: "
+                f"--format web is a page for classifiers; {facts[CLASSIFIERS]}: "
                 "expected onnx, openvino, pt2 or executorch"
             )
         subject, classifier, notes = _dense(run, size, shown, compare, any_size), None, []

@@ -64,11 +64,12 @@ def gallery(
 
 def _runs() -> list[str]:
     """All runs in runs/ that classify and have weights."""
-    from ..training.run_folder import WEIGHTS, task_of
+    from ..runs import is_dense
+    from ..training.run_folder import WEIGHTS
 
     folder = Path("runs")
     found = sorted(path for path in folder.iterdir() if (path / WEIGHTS).is_file()) if folder.is_dir() else []
-    found = [str(path) for path in found if task_of(path) == "classify"]
+    found = [str(path) for path in found if not is_dense(path)]
     if not found:
         raise UsageError(
             "no RUN or MODEL is named, and runs/ holds no run that classifies; name one, or first: broadsight train"

@@ -363,10 +363,10 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")]
 
 def facts_of(run: str, *others: str) -> dict[str, str | None]:
     """What options are for, of a run or a timm name and others beside it: None, or why that does not hold."""
-    from ..training.run_folder import RunFolder, task_of
+    from ..runs import is_dense, task_of
+    from ..training.run_folder import RunFolder
 
-    task = task_of(Path(run))
-    dense = task not in (None, "classify")
+    task, dense = task_of(run), is_dense(run)
     here = f"this run is of --task {task}" if dense else "this is a classifier"
     head = RunFolder(Path(run)).config().get("broadsight", {}).get("settings", {}).get("head") if dense else None
     whole, crops = head != "simple_baseline", f"{head} looks at crops of single objects"

@@ -15,7 +15,6 @@ from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled, find_images
 from ..data.view import Grey
 from ..evaluation.request import own_splits
-from ..prediction.classification import class_names
 from ..provenance import header
 from ..runs.classifier import Classifier
 from ..weights.reading import weights_digest
@@ -73,7 +72,7 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
         task="classify",
         title=classifier.title,
         source=Path(classifier.source).name or classifier.title,
-        classes=class_names(classifier) if named else None,
+        classes=classifier.classes if named else None,
         outputs=("logits",),
         image={"channels": channels, "height": size, "width": size, "any_batch": True, "any_size": False},
         preprocessing={

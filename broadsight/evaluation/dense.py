@@ -20,7 +20,7 @@ from ..data.loading import EvalOrder, close, default_workers, load
 from ..dense.coco_results import to_results
 from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
 from ..provenance import header
-from ..runs.dense_model import DenseRun, open_dense, pixels_of
+from ..runs.dense_model import DenseModel, open_dense, pixels_of
 from ..training.dense import LARGEST, SCENES, crop_size
 from ..visual.captioned import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
@@ -79,7 +79,7 @@ class DenseEvaluation:
         interrupted: Not all images were asked about.
     """
 
-    run: DenseRun
+    run: DenseModel
     part: DensePart
     views: Views
     figures: dict[str, float | None] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def evaluate_dense(
     return score(run, part, views, asked, progress)
 
 
-def find_part(run: DenseRun, asked: DenseAsked) -> DensePart:
+def find_part(run: DenseModel, asked: DenseAsked) -> DensePart:
     """The images that are asked about."""
     if asked.data is None:
         splits = run.own_data()
@@ -148,7 +148,7 @@ def labelled(part: DensePart) -> DensePart:
 
 
 def score(
-    run: DenseRun, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
+    run: DenseModel, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
 ) -> DenseEvaluation:
     """Figures of a run on images; an interruption leaves those of what was seen until then."""
     evaluation = DenseEvaluation(run, part, views)
@@ -216,7 +216,7 @@ def _look(evaluation: DenseEvaluation, scorer: Any) -> None:
         evaluation.results = results_of(run, scorer)
 
 
-def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
+def found_in(run: DenseModel, scorer: Any, image: Image.Image, index: int) -> Any:
     """What a model says of an image of the evaluated ones."""
     if run.top_down:
         return scorer.predictions(index)
@@ -226,7 +226,7 @@ def found_in(run: DenseRun, scorer: Any, image: Image.Image, index: int) -> Any:
     return {key: value.cpu() for key, value in scorer.find(run.model, [pixels])[0].items()}
 
 
-def truth_and(run: DenseRun, image: Image.Image, target: Any, found: Any) -> Image.Image:
+def truth_and(run: DenseModel, image: Image.Image, target: Any, found: Any) -> Image.Image:
     """An image twice: with what is there, and with what was found."""
     if run.task == "segment":
         drawn = [draw_semantic(image, classes, run.classes) for classes in (target, found)]
@@ -237,7 +237,7 @@ def truth_and(run: DenseRun, image: Image.Image, target: Any, found: Any) -> Ima
     return side_by_side(dict(zip(("truth", "found"), drawn, strict=True)))
 
 
-def _told(run: DenseRun, found: Any) -> str:
+def _told(run: DenseModel, found: Any) -> str:
     if run.task == "segment":
         names = [run.classes[int(index)] for index in found.unique() if int(index) < len(run.classes)]
         return f"truth beside what was found: {', '.join(names)}"
@@ -245,7 +245,7 @@ def _told(run: DenseRun, found: Any) -> str:
     return f"truth beside what was found: {', '.join(run.classes[label - 1] for label in sure) or 'nothing'}"
 
 
-def results_of(run: DenseRun, scorer: Any) -> list[dict[str, Any]]:
+def results_of(run: DenseModel, scorer: Any) -> list[dict[str, Any]]:
     """Everything that was found, as COCO's results have it; keypoints in the file's own coordinates."""
     if run.top_down:
         entries = []

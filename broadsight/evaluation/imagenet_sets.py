@@ -15,13 +15,13 @@ from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
-from timm.data import ImageNetInfo
 
 from ..data.sources.folder import FolderSource, part_of
 from ..data.sources.sample_table import TRAIN, VAL, Listed, in_order, is_image, some
 from ..data.sources.walking import entries, images_below, is_folder, is_there
 from ..errors import unknown
 from ..files import refuse_odd
+from ..runs.names import synsets
 
 V2 = "imagenet-v2"
 REAL = "imagenet-real"
@@ -91,20 +91,6 @@ class ImageNetSet:
     kept: np.ndarray | None = None
     accepted: dict[int, tuple[int, ...]] | None = None
     notes: tuple[str, ...] = ()
-
-
-@cache
-def synsets() -> tuple[str, ...]:
-    """WordNet's names of the 1000 classes, n01440764 and so on, in the order of a classifier's outputs."""
-    return tuple(ImageNetInfo().label_names())
-
-
-@cache
-def class_names() -> tuple[str, ...]:
-    """The 1000 classes in English, each by the first of its synonyms; two that share it have their synset besides."""
-    first = [text.partition(",")[0] for text in ImageNetInfo().label_descriptions()]
-    shared = {name for name in first if first.count(name) > 1}
-    return tuple(f"{name} ({key})" if name in shared else name for name, key in zip(first, synsets(), strict=True))
 
 
 def indices_of(classes: Sequence[str]) -> np.ndarray | None:

@@ -17,9 +17,10 @@ from ..data.stratify import METHOD
 from ..data.view import View, labels_of, sample
 from ..errors import refuse_idle
 from ..runs.classifier import Classifier, open_classifier
+from ..runs.names import imagenet_names, synsets
 from ..training.history import check_own_data
 from .classification import BINS, check_metrics
-from .imagenet_sets import SETS, ImageNetSet, called_after, class_names, find_sets, indices_of, open_set, synsets
+from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
 from .suites import SUITES, Choices
 
 ROBUSTNESS = "robustness"  # all suites
@@ -265,7 +266,7 @@ def match_classes(
         return places, classifier.labels, _missing(places[present], classifier.labels, title, place)
     among = indices_of(classes) if count == len(synsets()) else None
     if among is not None:
-        return among, class_names(), _missing(among[present], class_names(), title, place)
+        return among, imagenet_names(), _missing(among[present], imagenet_names(), title, place)
     if _numbers(classes):
         if outside := [name for name in shown if not 0 <= int(name) < count]:
             raise ValueError(f"{place} has the label {outside[-1]}, outside the range of {title}: 0 to {count - 1}")
@@ -340,4 +341,4 @@ def _of_set(one: ImageNetSet, classifier: Classifier, asked: Asked) -> Task:
     accepted = one.accepted
     if accepted is not None and isinstance(source, View):
         accepted = {place: accepted[row] for place, row in enumerate(source.rows.tolist()) if row in accepted}
-    return Task(classifier, source, class_names(), one.title, one.kept, accepted)
+    return Task(classifier, source, imagenet_names(), one.title, one.kept, accepted)

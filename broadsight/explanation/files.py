@@ -13,7 +13,6 @@ from torch import Tensor
 from ..data.names import printable
 from ..data.names import unique_stems as unique
 from ..files import whole_file
-from ..prediction.classification import class_names
 from ..provenance import header
 from ..runs.classifier import Classifier
 from .inside import kinds_of
@@ -84,7 +83,7 @@ def write_files(
     classifier: Classifier, looked: Seen, wanted: Wanted, out: Path, name: str, stem: str, untrained: bool
 ) -> dict[str, Any]:
     """The files of one image, the sheet last; its entry in the record."""
-    names = class_names(classifier)
+    names = classifier.classes
     answers = [(names[place], value) for place, value in zip(looked.places, looked.probabilities, strict=True)]
     keys = _keys(looked.looks)
     out.mkdir(parents=True, exist_ok=True)

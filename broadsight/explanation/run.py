@@ -13,7 +13,6 @@ from ..data.decoding import UnreadableImage, within_memory
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled
 from ..errors import nearest, unknown
-from ..prediction.classification import class_names
 from ..runs.classifier import Classifier
 from .files import RECORD as RECORD
 from .files import UNTRAINED as UNTRAINED
@@ -89,7 +88,7 @@ def look_at(
         probabilities = logits.softmax(0)[order]
     explained = int(order[0]) if target is None else target
     looks = look_inside(classifier.model, image, wanted.kinds or None, explained)
-    name = class_names(classifier)[explained]
+    name = classifier.classes[explained]
     looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in _chosen(looks, wanted)]
     if not looks:
         looks = [replace(_asked_for(classifier, image, explained, wanted, kinds_of(classifier.model)), title=name)]
@@ -109,7 +108,7 @@ def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
 
 def class_index(classifier: Classifier, wanted: str) -> int:
     """The number of a class, by its name in any case of letters or by the number itself."""
-    names = class_names(classifier)
+    names = classifier.classes
     same = [number for number, name in enumerate(names) if name.casefold() == wanted.strip().casefold()]
     if len(same) > 1:
         raise ValueError(f"{len(same)} classes are called {wanted}; give the number: {', '.join(map(str, same))}")

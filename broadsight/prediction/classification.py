@@ -71,7 +71,7 @@ def predict(
     check_counts(top=top, batch=batch, workers=workers)
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
-    names, top = class_names(classifier), min(top, classifier.num_classes)
+    names, top = classifier.classes, min(top, classifier.num_classes)
     images = SourceDataset(source, classifier.transforms.build(training=False))
     order = EvalOrder(source, batch)
 
@@ -113,17 +113,6 @@ def _ask(classifier: Classifier, images: Tensor, top: int) -> tuple[list[list[in
         order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
         probabilities = logits.softmax(1).gather(1, order)
     return order.tolist(), probabilities.tolist()
-
-
-def class_names(classifier: Classifier) -> tuple[str, ...]:
-    """What the classes are called: as a run says, as in ImageNet for a model of timm's with 1000, or by number."""
-    if classifier.labels is not None:
-        return classifier.labels
-    if classifier.num_classes == 1000 and not classifier.run:
-        from ..evaluation import imagenet_sets
-
-        return imagenet_sets.class_names()
-    return tuple(map(str, range(classifier.num_classes)))
 
 
 def check_counts(**given: int | None) -> None:

@@ -20,7 +20,7 @@ from ..dense.coco_results import to_results, write_results
 from ..dense.scoring import ObjectScorer, PixelScorer, PoseScorer, moved_keypoints
 from ..files import whole_file, write_json
 from ..provenance import header
-from ..runs.dense_model import DenseRun, pixels_of
+from ..runs.dense_model import DenseModel, pixels_of
 from ..training.dense import crop_size
 from ..visual.objects import draw_objects, draw_semantic, palette_png
 
@@ -43,7 +43,7 @@ class Findings:
 
 
 def predict_dense(
-    run: DenseRun,
+    run: DenseModel,
     source: Unlabelled,
     out: Path | None,
     *,
@@ -90,7 +90,7 @@ def predict_dense(
     return findings
 
 
-def finder(run: DenseRun, **views: Any) -> Callable[[Image.Image, Tensor | None], Any]:
+def finder(run: DenseModel, **views: Any) -> Callable[[Image.Image, Tensor | None], Any]:
     """A function from an image, and for pose models the boxes in it, to what is there."""
     shown = run.views(**views)
     options: dict[str, Any] = dict(views=shown, device=run.device)
@@ -105,7 +105,7 @@ def finder(run: DenseRun, **views: Any) -> Callable[[Image.Image, Tensor | None]
     return lambda image, _: {key: value.cpu() for key, value in objects.find(run.model, [pixels_of(image)])[0].items()}
 
 
-def _pose(run: DenseRun, scorer: PoseScorer, image: Image.Image, boxes: Tensor | None) -> dict[str, Tensor]:
+def _pose(run: DenseModel, scorer: PoseScorer, image: Image.Image, boxes: Tensor | None) -> dict[str, Tensor]:
     """Keypoints of the objects in boxes (N, 4), or of the one that fills the image."""
     boxes = torch.tensor([[0.0, 0.0, image.width, image.height]]) if boxes is None else boxes.float()
     size = crop_size(run.recipe)
@@ -127,7 +127,7 @@ def _pose(run: DenseRun, scorer: PoseScorer, image: Image.Image, boxes: Tensor |
     )
 
 
-def _draw(run: DenseRun, image: Image.Image, found: Any, out: Path, name: str, threshold: float) -> None:
+def _draw(run: DenseModel, image: Image.Image, found: Any, out: Path, name: str, threshold: float) -> None:
     if run.task == "segment":
         photo = draw_semantic(image, found, run.classes)
         _save(palette_png(found), out / CLASS_MAPS / name)
@@ -144,7 +144,7 @@ def _save(image: Image.Image, path: Path) -> None:
         image.save(unfinished, "PNG")
 
 
-def told(run: DenseRun, found: Any, threshold: float) -> str:
+def told(run: DenseModel, found: Any, threshold: float) -> str:
     """In words: how many of what, or which share of the image is what."""
     if run.task == "segment":
         shares = torch.bincount(found.flatten(), minlength=len(run.classes)).double() / found.numel()
@@ -193,7 +193,7 @@ def read_boxes(path: str | Path) -> dict[str, Tensor]:
 
 
 def write_findings(
-    findings: Findings, run: DenseRun, *, results: Path | None, table: Path | None, command: str = ""
+    findings: Findings, run: DenseModel, *, results: Path | None, table: Path | None, command: str = ""
 ) -> None:
     """Write COCO's results with how they came about beside them, and a CSV file of boxes."""
     if results is not None and run.task != "segment":

@@ -20,11 +20,12 @@ from ..evaluation.request import Asked, Task, found_in, own_splits
 from ..evaluation.run import Evaluation, Result, ask, measure
 from ..files import write_json, write_text
 from ..runs.classifier import Classifier, open_classifier
+from ..runs.opening import is_dense
 from ..training.augmentation import BatchAugmentation, transforms_of
 from ..training.recipes import Recipe
 from ..training.records import check_records
 from ..training.request import title
-from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, task_of, write_page
+from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, write_page
 from . import CaptionedImage, render
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
@@ -84,7 +85,7 @@ def report_run(
         seconds: How long it took, if somebody knows.
         evaluated: Whether to ask the model; without that, curves and settings alone.
     """
-    if task_of(path) not in (None, "classify"):
+    if is_dense(path):
         from .dense import report_dense_run
 
         return report_dense_run(path, workers=workers, device=device, seconds=seconds, evaluated=evaluated)

@@ -21,6 +21,7 @@ from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
 from ..training.seal import check_seal
 from ..weights.loading import load_given
 from ..weights.packaged import load_packaged
+from .names import imagenet_names
 
 PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
 
@@ -58,6 +59,19 @@ class Classifier:
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def task(self) -> str:
+        return "classify"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes: as a run says, as in ImageNet for a model of timm's with 1000, or numbers."""
+        if self.labels is not None:
+            return self.labels
+        if self.num_classes == 1000 and not self.run:
+            return imagenet_names()
+        return tuple(map(str, range(self.num_classes)))
 
     def logits(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) -> logits (B, num_classes) in single precision; keeps gradients if asked to.

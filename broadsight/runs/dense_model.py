@@ -25,7 +25,7 @@ from ..weights.loading import load_given
 
 
 @dataclass(frozen=True)
-class DenseRun:
+class DenseModel:
     """A trained dense model.
 
     Args:
@@ -81,7 +81,7 @@ class DenseRun:
         return data_of(self.settings, self.recipe, self.channels)
 
 
-def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseRun:
+def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseModel:
     """The best model of a dense run.
 
     Args:
@@ -106,7 +106,7 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     model.pretrained_cfg = described
     load_given(model, path)
     chosen = torch.device("cuda" if device == "cuda" or (device == "auto" and has_gpu()) else "cpu")
-    return DenseRun(
+    return DenseModel(
         path=path,
         title=title(settings),
         task=about["task"],

@@ -282,11 +282,6 @@ def _mark(text: str) -> str:
     return f"<!-- {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()} -->\n"
 
 
-def task_of(path: Path) -> str | None:
-    """What the run in a folder learned; None if there is no run."""
-    return RunFolder(path).config().get("broadsight", {}).get("task", "classify") if is_run(path) else None
-
-
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run."""
     return (path / CONFIG).is_file()

@@ -8,6 +8,7 @@ from PIL import Image
 
 from broadsight.analysis import record as analysis_record
 from broadsight.cli.main import main
+from broadsight.runs.opening import task_of
 from tests.training.small_runs import SIZE, fill, leave_run
 
 # As the documentation has them.
@@ -182,7 +183,6 @@ def test_an_interrupt_leaves_nothing_half_written(call, runs, images, monkeypatc
 
 
 def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
-    from broadsight.analysis import request as analysis_subjects
     from broadsight.dense.registry import make_dense_model
     from tests.training.dense_runs import SMALL_HEADS
 
@@ -202,7 +202,7 @@ def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
     monkeypatch.setattr("broadsight.runs.dense_model.make_dense_model", lambda **_: inner)
     code, out, err = call("variance", "det", "--out", "o", *SMALL)
     assert code == 0, err
-    assert "retinanet-test_resnet backbone" in out and "model.layer1.0" in out
+    assert "retinanet-test_resnet backbone" in out and "network.layer1.0" in out
     code, _, err = call("removal", "det", *SMALL)
     assert code == 2 and "is a dense run" in err and "there are variance, dead, spectrum, receptive-field" in err
-    assert analysis_subjects.task_of(tmp_path / "det") == "detect"
+    assert task_of(tmp_path / "det") == "detect"

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from broadsight.evaluation import imagenet_sets
-from broadsight.evaluation.imagenet_sets import SETS, class_names, find_sets, indices_of, open_set, recognise, synsets
+from broadsight.evaluation.imagenet_sets import SETS, find_sets, indices_of, open_set, recognise
+from broadsight.runs.names import imagenet_names, synsets
 
 # Written down, not computed: the first two and the last of their 200 classes.
 A_ENDS = {"n01498041": 6, "n01531178": 11, "n12267677": 988}
@@ -56,10 +57,10 @@ def labels(found) -> dict[str, int]:
 
 
 def test_classes__by_hand():
-    assert len(synsets()) == len(class_names()) == len(set(class_names())) == 1000
+    assert len(synsets()) == len(imagenet_names()) == len(set(imagenet_names())) == 1000
     assert synsets()[0] == "n01440764" and synsets()[999] == "n15075141"
-    assert class_names()[0] == "tench" and class_names()[207] == "golden retriever"
-    assert class_names()[134] == "crane (n02012849)" and class_names()[517] == "crane (n03126707)"
+    assert imagenet_names()[0] == "tench" and imagenet_names()[207] == "golden retriever"
+    assert imagenet_names()[134] == "crane (n02012849)" and imagenet_names()[517] == "crane (n03126707)"
 
 
 def test_subsets__by_hand():

@@ -8,9 +8,9 @@ import pytest
 
 from broadsight.data.scenes import Scenes
 from broadsight.data.view import labels_of
-from broadsight.evaluation.imagenet_sets import class_names, synsets
 from broadsight.evaluation.request import Asked, match_classes, open_classifiers, open_tasks
 from broadsight.runs.classifier import open_classifier
+from broadsight.runs.names import imagenet_names, synsets
 
 from ..training.small_runs import fill, leave_run, refusal
 
@@ -63,7 +63,7 @@ def test_match__a_class_without_images_may_be_unknown(run):
 
 def test_match__synsets(thousand):
     places, names, _ = match_classes(thousand, Labelled(["n01443537", "n01440764"], [0, 1]), "d")
-    assert places.tolist() == [1, 0] and names == class_names()
+    assert places.tolist() == [1, 0] and names == imagenet_names()
 
 
 def test_match__numbers_by_value():

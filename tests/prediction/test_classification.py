@@ -16,19 +16,18 @@ from PIL import Image
 from broadsight.cli.main import main
 from broadsight.data.names import csv_text
 from broadsight.data.sources.unlabelled import Unlabelled, find_images
-from broadsight.evaluation.imagenet_sets import class_names as imagenet_names
 from broadsight.prediction import classification as predicting
 from broadsight.prediction.classification import (
     CsvWriter,
     JsonWriter,
     Prediction,
     Summary,
-    class_names,
     predict,
     printable,
     writing,
 )
 from broadsight.runs.classifier import Classifier, open_classifier
+from broadsight.runs.names import imagenet_names as imagenet_names
 
 from ..training.small_runs import leave_run, refusal
 
@@ -173,14 +172,14 @@ def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, images):
 
 
 def test_class_names__of_the_run_of_imagenet_or_numbers(classifier):
-    assert class_names(classifier) == LABELS
-    assert class_names(dataclasses.replace(classifier, labels=None)) == ("0", "1", "2", "3")
+    assert classifier.classes == LABELS
+    assert dataclasses.replace(classifier, labels=None).classes == ("0", "1", "2", "3")
     thousand = torch.nn.Identity()
     thousand.num_classes = 1000
     timms = dataclasses.replace(classifier, labels=None, model=thousand, run={})
-    assert class_names(timms) == imagenet_names() and class_names(timms)[0] == "tench"
+    assert timms.classes == imagenet_names() and timms.classes[0] == "tench"
     other = dataclasses.replace(timms, run={"architecture": "test_resnet"})  # trained on something else
-    assert class_names(other)[999] == "999"
+    assert other.classes[999] == "999"
 
 
 def test_useful_workers__never_more_than_batches_to_overlap(monkeypatch):

@@ -12,11 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import broadsight
+from broadsight.runs import task_of
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.engine import Interrupted
 from broadsight.training.request import Request
 from broadsight.training.run import train
-from broadsight.training.run_folder import task_of
 
 from .dense_runs import SMALL_HEADS, TASKS, ask_dense, write_coco
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runs.dense_model import DenseRun
+from ...runs.dense_model import DenseModel
 from ...training.dense import crop_size
 from .models import RawDetector, RawQueries, RawSegmenter
 
@@ -67,7 +67,7 @@ def check_exportable(head: str, task: str) -> None:
         raise NotExportable(f"{head} has no export; heads that export are {', '.join(HEADS)}")
 
 
-def raw_model(run: DenseRun, *, canvas: tuple[int, int] | None = None) -> RawModel:
+def raw_model(run: DenseModel, *, canvas: tuple[int, int] | None = None) -> RawModel:
     """The part of a dense model that runtimes execute.
 
     Decoding and suppression of boxes are left out: they depend on what was found, which no graph of a fixed shape
@@ -112,7 +112,7 @@ def _on_canvas(found: RawModel, canvas: tuple[int, int], head: str) -> RawModel:
     return RawModel(found.model, found.outputs, canvas, found.any_size, found.preprocessing, found.decoding)
 
 
-def _dense_anchors(run: DenseRun, model: Any) -> RawModel:
+def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
     """RetinaNet and FCOS: images keep their aspect and are padded; anchors are of known strides."""
     generator = model.anchor_generator
     generator.set_cell_anchors(torch.float32, torch.device("cpu"))
@@ -139,7 +139,7 @@ def _dense_anchors(run: DenseRun, model: Any) -> RawModel:
     return _open(model, RawDetector(model, tuple(outputs)), tuple(outputs), preprocessing, decoding, long)
 
 
-def _default_boxes(run: DenseRun, model: Any) -> RawModel:
+def _default_boxes(run: DenseModel, model: Any) -> RawModel:
     """SSDLite: every image is resized to one size, and boxes are shares of it."""
     height, width = model.transform.image_size
     levels = []
@@ -163,7 +163,7 @@ def _default_boxes(run: DenseRun, model: Any) -> RawModel:
     return RawModel(RawDetector(model, outputs), outputs, (height, width), False, preprocessing, decoding)
 
 
-def _queries(run: DenseRun, model: Any) -> RawModel:
+def _queries(run: DenseModel, model: Any) -> RawModel:
     """RT-DETR, which suppresses nothing."""
     decoding = {
         "kind": "queries",
@@ -175,7 +175,7 @@ def _queries(run: DenseRun, model: Any) -> RawModel:
     return RawModel(RawQueries(model), outputs, size, False, {"way": "exact", "antialias": True}, decoding)
 
 
-def _pixels(run: DenseRun, model: Any) -> RawModel:
+def _pixels(run: DenseModel, model: Any) -> RawModel:
     """Segmenters: images keep their aspect."""
     views = run.views()
     decoding = {"kind": "pixels", "classes": model.num_classes, "stride": model.stages.strides[0]}
@@ -183,7 +183,7 @@ def _pixels(run: DenseRun, model: Any) -> RawModel:
     return _open(model, RawSegmenter(model), ("logits",), preprocessing, decoding, views.short_side)
 
 
-def _heat_maps(run: DenseRun, model: Any) -> RawModel:
+def _heat_maps(run: DenseModel, model: Any) -> RawModel:
     """Pose models: crops around boxes that something else has found."""
     model.normalise = nn.Identity()
     decoding = {
@@ -197,7 +197,7 @@ def _heat_maps(run: DenseRun, model: Any) -> RawModel:
     return RawModel(AsTuple(model), ("heatmaps",), crop_size(run.recipe), False, preprocessing, decoding)
 
 
-HEADS: dict[str, Callable[[DenseRun, Any], RawModel]] = {
+HEADS: dict[str, Callable[[DenseModel, Any], RawModel]] = {
     "retinanet": _dense_anchors,
     "fcos": _dense_anchors,
     "ssdlite": _default_boxes,

@@ -13,7 +13,7 @@ from ...data.decoding import UnreadableImage, decode
 from ...data.scenes import Scenes
 from ...data.sources.unlabelled import find_images
 from ...layers import PartialAttention
-from ...runs.dense_model import DenseRun, open_dense
+from ...runs.dense_model import DenseModel, open_dense
 from ...training.run_folder import RunFolder
 from .. import Description, Session
 from ..subject import Subject, provenance
@@ -63,7 +63,7 @@ def of_dense(
 
 
 def of_opened(
-    run: DenseRun,
+    run: DenseModel,
     command: str,
     config: Mapping[str, Any],
     images: Sequence[str] = (),
@@ -194,7 +194,9 @@ def _why_one_size(raw: RawModel) -> str:
     return f"{why[raw.preprocessing['way']]}; leave the option out"
 
 
-def _shown(run: DenseRun, raw: RawModel, images: Sequence[str], count: int) -> tuple[list[Shown], str, tuple[str, ...]]:
+def _shown(
+    run: DenseModel, raw: RawModel, images: Sequence[str], count: int
+) -> tuple[list[Shown], str, tuple[str, ...]]:
     """Images, what they are, and notes."""
     if images:
         found, notes = find_images(images)

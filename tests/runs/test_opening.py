@@ -1,0 +1,40 @@
+"""Whatever a user names as a run is opened as what it is."""
+
+import pytest
+
+import broadsight
+from broadsight.runs import Classifier, DenseModel, is_dense, open_run, task_of
+from tests.runs.test_first_version import OLD
+
+
+def test_open_run__a_classifier_a_dense_model_and_a_name_of_timm():
+    assert broadsight.open_run is open_run
+    classifier = open_run(OLD / "classify", device="cpu")
+    assert isinstance(classifier, Classifier) and classifier.task == "classify" and classifier.classes[0] == "crab"
+    segmenter = open_run(OLD / "segment", device="cpu", size=96)
+    assert isinstance(segmenter, DenseModel) and segmenter.task == "segment" and segmenter.recipe.eval_size == 96
+    named = open_run("test_resnet", pretrained=False, model_args=dict(num_classes=3), device="cpu")
+    assert isinstance(named, Classifier) and named.classes == ("0", "1", "2")
+
+
+def test_task_of__read_from_the_description(tmp_path):
+    assert [task_of(name) for name in (OLD / "classify", OLD / "segment", "resnet50", tmp_path)] == [
+        "classify",
+        "segment",
+        "classify",
+        "classify",
+    ]
+    assert is_dense(OLD / "segment") and not is_dense("resnet50")
+
+
+@pytest.mark.parametrize("option", [dict(checkpoint="x"), dict(model_args=dict(in_chans=1)), dict(light=True)])
+def test_open_run__options_that_are_not_for_dense_runs(option):
+    with pytest.raises(ValueError, match=f"is a dense run .*; leave {next(iter(option))} out"):
+        open_run(OLD / "segment", **option)
+
+
+def test_open_run__nothing_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        open_run(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no run in"):
+        open_run(tmp_path / "missing")
