@@ -1,6 +1,7 @@
 """The commands that ask trained models: eval, predict and report."""
 
 import json as json_
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
