@@ -61,7 +61,8 @@ def measure(contender: Contender, settings: Settings, artefact: Path, batch: int
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as cache:  # what was compiled before does not count
         done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(request)],
+            [sys.executable, "-m", __name__],
+            input=json.dumps(request),
             env=os.environ | threads | {"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": cache},
             capture_output=True,
             text=True,
@@ -154,4 +155,4 @@ def _process_began() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(answer(json.loads(sys.argv[1]), _process_began()))))
+    print(json.dumps(asdict(answer(json.load(sys.stdin), _process_began()))))

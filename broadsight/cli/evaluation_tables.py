@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.record import FIGURES
-from ..runs.metrics import MEANS
+from ..evaluation.record import ORDER
+from ..visual.metrics import HEADLINES, MEANS, label
 from .terminal import number
 
 WORST = 5  # classes that are shown
@@ -21,16 +21,16 @@ def terminal_tables(record: dict[str, Any]) -> list["Table"]:
     table.add_column("model")
     for name in ("parameters M", "MACs G", "latency ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    names = [name for name in FIGURES if name in record["figures"]]
+    names = [name for name in ORDER if name in record["figures"]]
     for name in names:
-        table.add_column(FIGURES[name] + ("" if name == "loss" else " %"), justify="right")
+        table.add_column(label(name) + ("" if name == "loss" else " %"), justify="right")
     for model in models:
         latency = model["latency_ms"]
         latency = latency["median"] if isinstance(latency, dict) else latency
         cells = [number(model["parameters"], 1e6), number(model["macs"], 1e9, 3), number(latency)]
         table.add_row(model["title"], *cells, *(number(model["figures"].get(name)) for name in names))
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
-    if there < classes and len(means := [FIGURES[name] for name in names if name in MEANS]):
+    if there < classes and len(means := [label(name) for name in names if name in MEANS]):
         table.caption = f"{', '.join(means)} over {there} of {classes:,} classes: the others have no images here"
         table.caption_justify = "left"
     tables = [table]
@@ -71,14 +71,13 @@ def dense_tables(record: dict[str, Any]) -> list[Any]:
     """All figures, and the worst classes."""
     from rich.table import Table
 
-    from ..evaluation.dense import HEADLINE
-    from ..runs.metrics import meaning
+    from ..visual.metrics import meaning
 
     table = Table()
     table.add_column("model")
     table.add_column("images", justify="right")
     figures = record["figures"]
-    order = [name for name in HEADLINE[record["task"]] if name in figures]
+    order = [name for name in HEADLINES[record["task"]] if name in figures]
     order += [name for name in figures if name not in order and ("_ap_" in name or name.endswith("_ap"))]
     for name in order:
         table.add_column(f"{meaning(name).label} %", justify="right")

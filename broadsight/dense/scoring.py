@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dense.pose_geometry import apply_affine
+from ..visual.metrics import GOALS
 from .average_precision import AveragePrecision
 from .coco_results import to_results
 from .inference import detect_with_flip, segment
@@ -20,7 +21,6 @@ from .pose import decode, flip_test
 from .segmentation_scores import SegmentationScores
 
 KINDS = {"detect": ("box",), "instances": ("box", "mask"), "keypoints": ("box", "keypoint")}
-GOALS = {"detect": "box_ap", "instances": "mask_ap", "keypoints": "keypoint_ap", "segment": "miou"}
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,6 @@ from ..visual.captioned import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
 
 SHOWN = 12  # images in a report
-HEADLINE = {
-    "detect": ("box_ap", "box_ap50", "box_ap75"),
-    "instances": ("mask_ap", "mask_ap50", "box_ap"),
-    "keypoints": ("keypoint_ap", "keypoint_ap50", "keypoint_ap75"),
-    "segment": ("miou", "macc", "aacc"),
-}
 
 
 @dataclass(frozen=True)

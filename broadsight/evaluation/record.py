@@ -4,22 +4,17 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..benchmark.run import Summary
 from ..data.names import CsvRows
 from ..provenance import header
-from ..runs.metrics import meaning
+from ..visual.metrics import label
 from .classification import BINS, calibration_record, confusion_matrix, coverage, most_confused, per_class
 from .run import Evaluation, Result
 
-if TYPE_CHECKING:
-    pass
-
-
 MOST_CLASSES = 200  # of a confusion matrix; a larger one says nothing that its most frequent pairs do not
 ORDER = ("real_top1", "top1", "top5", "balanced_accuracy", "macro_f1", "auroc", "ece", "confidence", "loss")
-FIGURES = {name: meaning(name).label for name in ORDER}
 
 
 def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
@@ -123,7 +118,7 @@ def _subtitle(evaluation: Evaluation) -> str:
 def headline(result: Result, how: Mapping[str, Any]) -> list[dict[str, str]]:
     """The few figures that come first."""
     shown = [name for name in ("real_top1", "top1", "top5", "balanced_accuracy", "ece") if name in result.figures][:4]
-    entries = [{"label": FIGURES[name], "value": f"{result.figures[name]:.1f} %"} for name in shown]
+    entries = [{"label": label(name), "value": f"{result.figures[name]:.1f} %"} for name in shown]
     entries.append({"label": "parameters", "value": f"{result.task.classifier.parameters / 1e6:.2f} M"})
     if result.latency is not None:
         note = f"one image, {how['device']}, threads: {how['threads']}"

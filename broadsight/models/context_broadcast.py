@@ -120,5 +120,11 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
 
 
 default_cfgs = generate_default_cfgs({name: _cfg(name) for name in (*MODELS, *ALIASES)})
-for _name in (*MODELS, *ALIASES):
-    globals()[_name] = register_model(_entry_point(_name))
+_entry_points = {name: register_model(_entry_point(name)) for name in (*MODELS, *ALIASES)}
+
+
+def __getattr__(name: str) -> Callable[..., nn.Module]:
+    """The entry points by their names, as in every module of models."""
+    if name not in _entry_points:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _entry_points[name]

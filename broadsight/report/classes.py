@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
-from ..runs.metrics import meaning
+from ..visual.metrics import meaning
 from ..visual.words import NOTHING, escape, known, number, percent, plural
 from .colours import LEVELS
 from .tables import Cell, Column, folded, numeric, share, table

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runs.metrics import figure, meaning
+from ..visual.metrics import figure, meaning
 from ..visual.words import NOTHING, SPACE, amount, escape, known, number, numbers, percent
 from .charts import Chart, Dot, axis
 from .tables import Cell, Column, numeric, share, table

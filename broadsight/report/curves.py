@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runs.metrics import figure, meaning
+from ..visual.metrics import figure, meaning
 from ..visual.words import known, number, percent, plural
 from .charts import Axis, Chart, Point, Series, axis, finite
 from .tables import Column, folded, numeric, table

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from ..dense.coco_results import write_results
-from ..dense.scoring import GOALS, defined, why_missing
-from ..evaluation.dense import HEADLINE, DenseAsked, DenseEvaluation, evaluate_dense, record_of
+from ..dense.scoring import defined, why_missing
+from ..evaluation.dense import DenseAsked, DenseEvaluation, evaluate_dense, record_of
 from ..files import write_json, write_text
-from ..runs.metrics import meaning
 from ..training.records import check_records
-from ..training.run_folder import CLASSES_JUDGED, GOAL_NAMES, REPORT, RunFolder, over_classes, write_page
+from ..training.run_folder import CLASSES_JUDGED, REPORT, RunFolder, over_classes, write_page
 from ..visual.captioned import CaptionedImage
+from ..visual.metrics import GOALS, HEADLINES, label, meaning
 from ..visual.words import percent
 from .page import render
 
@@ -36,7 +36,7 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record as a report has it."""
     task, figures, data = record["task"], record["figures"], record["data"]
     goal = GOALS[task]
-    names = [name for name in HEADLINE[task] if name in figures]
+    names = [name for name in HEADLINES[task] if name in figures]
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
     over = over_classes(there, classes).strip()
     asked = [f"{data['images']:,} images of {data.get('place') or data.get('val')}"]
@@ -102,7 +102,7 @@ def report_dense_run(
     last = epochs[-1] if epochs else {}
     best = last.get("best")
     done = f"{len(epochs)} of {recipe['epochs']} epochs"
-    goal = GOAL_NAMES[f"val_{about['goal']}"]
+    goal = label(about["goal"])
     over = over_classes(last.get(CLASSES_JUDGED), config["num_classes"])
     kept = f"; no epoch has a {goal} to be compared by, so the model of the last one is kept" * ("best" in last)
     record |= {

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..runs.metrics import MEANS, figure, meaning
+from ..visual.metrics import MEANS, figure, meaning
 from ..visual.words import NOTHING, escape, number, plural, sentence
 from .tables import Column, table
 

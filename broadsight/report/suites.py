@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runs.metrics import figure
+from ..visual.metrics import figure
 from ..visual.plots import PALETTE
 from ..visual.words import NOTHING, escape, known, number, percent, sentence
 from .charts import DASHES, Chart, Series, axis, finite

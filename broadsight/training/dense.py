@@ -18,9 +18,10 @@ from ..data.inside import outside_allowed
 from ..data.loading import EvalOrder, TrainOrder, default_workers, load
 from ..data.seeds import seed_everything
 from ..dense.registry import make_dense_model
-from ..dense.scoring import GOALS, Views, make_scorer
+from ..dense.scoring import Views, make_scorer
 from ..errors import first_line
 from ..models.from_run import check_arguments
+from ..visual.metrics import GOALS
 from ..weights.loading import begin_dense
 from .classification import (
     Begun,

@@ -10,10 +10,9 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from ..errors import did_you_mean, refuse_idle, unknown
+from ..visual.metrics import GOALS, label
 
 # Published figures that stand for a row, in words.
-METRICS = {"top1": "top-1", "top1_320": "top-1", "box_ap": "box AP", "mask_ap": "mask AP", "miou": "mIoU"}
-METRICS |= {"keypoint_ap": "keypoint AP"}
 
 
 FIXED = ("ssdlite", "rtdetr")  # heads that take squares of one size
@@ -276,7 +275,8 @@ class Entry:
 
     def reported(self) -> str | None:
         """The paper's figure in words, such as "83.6 % top-1"; of instances both boxes and masks."""
-        found = {METRICS[name]: value for name, value in self.published.items() if name in METRICS}
+        goals = {name: value for name, value in self.published.items() if name.removesuffix("_320") in GOALS.values()}
+        found = {label(name.removesuffix("_320")): value for name, value in goals.items()}
         return ", ".join(f"{value} % {words}" for words, value in found.items()) or None
 
 

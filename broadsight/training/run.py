@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from ..errors import first_line
 from ..surgery.pooling import check_name
+from ..visual.metrics import label
 from . import processes
 from .checkpoints import newest
 from .classification import Begun, classifier_parts, make_model
@@ -22,7 +23,7 @@ from .lock import Busy, locked, refuse_if_held
 from .optimisation import make_average, make_optimizer, make_scheduler
 from .recipes import Recipe
 from .request import Request, check_same, folder_for, settings_of, stored_in, title
-from .run_folder import CLASSES_JUDGED, GOAL_NAMES, METRICS, REPORT, RunFolder, is_run, over_classes, whole_page
+from .run_folder import CLASSES_JUDGED, METRICS, REPORT, RunFolder, is_run, over_classes, whole_page
 from .synchronise import synchronise
 
 Reporter = Callable[..., Path]
@@ -109,7 +110,7 @@ def _held(
         processes.leave()
     about, folder = prepared.description["broadsight"], prepared.engine.folder
     name, seconds = title(about["settings"]), time.monotonic() - started
-    goal = GOAL_NAMES[prepared.engine.work.goal]
+    goal = label(prepared.engine.work.goal)
     notes = (*prepared.notes, *prepared.engine.repairs)
     outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, notes, goal)
     outcome = replace(outcome, over=_over(folder, prepared.description["num_classes"]))

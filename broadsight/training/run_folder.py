@@ -5,7 +5,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from ..files import flush, remove_unfinished, whole_file, write_text
 from ..models.from_run import read_config
+from ..visual.metrics import GOALS, label
 from ..visual.plots import PALETTE
 from ..weights.reading import metadata_of
 from ..weights.writing import write_weights
@@ -33,15 +35,6 @@ CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
 )
 
 BEST = "best.safetensors"  # in a checkpoint: the best weights, where they are not the checkpoint's own
-
-# What the figures are called that a run may be after, in its metrics and in words.
-GOAL_NAMES = {
-    "val_top1": "top-1",
-    "val_box_ap": "box AP",
-    "val_mask_ap": "mask AP",
-    "val_keypoint_ap": "keypoint AP",
-    "val_miou": "mIoU",
-}
 
 CLASSES_JUDGED = "val_classes"  # of how many classes the means of an epoch are
 
@@ -62,7 +55,7 @@ class RunFolder:
     def __init__(self, path: str | Path, writing: bool = True):
         self.path, self.writing = Path(path), writing
         self._events: Any = None
-        self._hook: Any = threading.excepthook
+        self._logs = ExitStack()
         self._drawn = -math.inf
 
     @property
@@ -106,8 +99,7 @@ class RunFolder:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:  # an extra
             return
-        self._hook = threading.excepthook
-        threading.excepthook = _without_tensorboard(self._hook)
+        self._logs.enter_context(quiet_tensorboard())
         # From the next update on, since what was recorded at this one stays
         self._events = SummaryWriter(str(self.path / "events"), purge_step=updates + 1)
 
@@ -201,11 +193,9 @@ class RunFolder:
 
     def close(self) -> None:
         events, self._events = self._events, None
-        try:
+        with self._logs:
             if events is not None:
                 events.close()
-        finally:
-            threading.excepthook = self._hook
 
 
 def skipped_text(skipped: Mapping[str, str]) -> str:
@@ -213,14 +203,20 @@ def skipped_text(skipped: Mapping[str, str]) -> str:
     return json.dumps(dict(sorted(skipped.items())), indent=1) + "\n"
 
 
-def _without_tensorboard(hook: Any) -> Any:
-    """TensorBoard's thread raises its errors once more in whoever writes next; nobody needs its traceback."""
+@contextmanager
+def quiet_tensorboard() -> Generator[None, None, None]:
+    """Print no traceback of TensorBoard's thread: it raises its errors once more in whoever writes next."""
+    hook = threading.excepthook
 
     def quiet(arguments: Any) -> None:
         if not type(arguments.thread).__module__.startswith("tensorboard"):
             hook(arguments)
 
-    return quiet
+    threading.excepthook = quiet
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
 
 
 def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
@@ -237,15 +233,15 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     loss.plot([line["updates"] / per_epoch for line in steps], [line["loss"] for line in steps], color="0.8", lw=1)
     _plot(loss, epochs, {"train_loss": (PALETTE[0], "training"), "val_loss": (PALETTE[1], "validation")})
     loss.set(xlabel="epoch", ylabel="loss")
-    goals = [name for name in GOAL_NAMES if any(name in line for line in epochs)] or ["val_top1"]
+    goals = [f"val_{name}" for name in GOALS.values() if any(f"val_{name}" in line for line in epochs)] or ["val_top1"]
     if goals == ["val_top1"]:
         _plot(quality, epochs, {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")})
     else:
-        halves = {name.replace("_ap", "_ap50"): f"{GOAL_NAMES[name]}50" for name in goals if name.endswith("_ap")}
-        _plot(quality, epochs, {name: (PALETTE[1 + place], GOAL_NAMES[name]) for place, name in enumerate(goals)})
+        halves = {name.replace("_ap", "_ap50"): f"{label(name)}50" for name in goals if name.endswith("_ap")}
+        _plot(quality, epochs, {name: (PALETTE[1 + place], label(name)) for place, name in enumerate(goals)})
         colours = zip(halves.items(), PALETTE[3:], strict=False)
         _plot(quality, epochs, {name: (colour, words) for (name, words), colour in colours})
-    words = "top-1 accuracy" if goals == ["val_top1"] else ", ".join(GOAL_NAMES[name] for name in goals)
+    words = "top-1 accuracy" if goals == ["val_top1"] else ", ".join(label(name) for name in goals)
     quality.set(xlabel="epoch", ylabel=f"{words}, %", ylim=(0, 100))
     rate.plot([line["updates"] / per_epoch for line in steps], [line["lr"] for line in steps], color=PALETTE[2])
     rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
@@ -257,10 +253,10 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
 
 def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[str, str]]) -> None:
     """Figures of the epochs that have them, each by its colour and its name."""
-    for name, (colour, label) in curves.items():
+    for name, (colour, words) in curves.items():
         known = [(line["epoch"], line[name]) for line in epochs if line.get(name) is not None]
         if known:
-            axes.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
+            axes.plot(*zip(*known, strict=True), color=colour, marker=".", label=words)
             axes.legend(frameon=False)
 
 

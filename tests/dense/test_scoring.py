@@ -8,7 +8,8 @@ from broadsight.data.dense.loading import DenseDataset
 from broadsight.data.dense.pose_crops import PoseCrops
 from broadsight.data.dense.resolve import resolve_dense
 from broadsight.data.dense.transforms import DenseTransforms
-from broadsight.dense.scoring import GOALS, ObjectScorer, PixelScorer, PoseScorer, Views, defined, moved_keypoints
+from broadsight.dense.scoring import ObjectScorer, PixelScorer, PoseScorer, Views, defined, moved_keypoints
+from broadsight.visual.metrics import GOALS
 
 
 @pytest.fixture(scope="module")

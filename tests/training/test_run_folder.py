@@ -4,6 +4,7 @@ import builtins
 import json
 import shutil
 import sys
+import threading
 import time
 
 import pytest
@@ -19,7 +20,7 @@ from broadsight.cli.main import main
 from broadsight.training import run_folder
 from broadsight.training.objectives.classification import Classification
 from broadsight.training.run import train
-from broadsight.training.run_folder import RunFolder, is_run
+from broadsight.training.run_folder import RunFolder, is_run, quiet_tensorboard
 
 from .runs import QUICK, again, kill, left_by, small
 
@@ -366,3 +367,24 @@ def test_draw_curves__of_dense_runs(goal, drawn, tmp_path):
     lines += [dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, **figures)]
     run_folder.draw_curves(lines, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_quiet_tensorboard__leaves_other_threads_errors(monkeypatch):
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: printed.append(type(arguments.thread)))
+    before = threading.excepthook
+
+    class Writer(threading.Thread):
+        __module__ = "tensorboard.summary"
+
+        def run(self):
+            raise OSError
+
+    class Other(Writer):
+        __module__ = "elsewhere"
+
+    with quiet_tensorboard():
+        for thread in (Writer(), Other()):
+            thread.start()
+            thread.join()
+    assert printed == [Other] and threading.excepthook is before

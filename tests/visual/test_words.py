@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from broadsight.runs.metrics import figure
+from broadsight.visual.metrics import figure
 from broadsight.visual.words import NOTHING, amount, escape, number, percent, plural, sentence
 
 

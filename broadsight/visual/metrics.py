@@ -1,4 +1,4 @@
-"""Figures by name: what each is called, its unit, and which way is better."""
+"""The one table of metrics: what each is called, its unit, which way is better, and what each task is after."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -89,3 +89,18 @@ def figure(key: str, value: Any) -> str:
 
 
 MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
+
+# By task, the figures that a headline shows; the first is the goal, by which the best epoch is chosen.
+HEADLINES = {
+    "classify": ("top1", "top5"),
+    "detect": ("box_ap", "box_ap50", "box_ap75"),
+    "instances": ("mask_ap", "mask_ap50", "box_ap"),
+    "keypoints": ("keypoint_ap", "keypoint_ap50", "keypoint_ap75"),
+    "segment": ("miou", "macc", "aacc"),
+}
+GOALS = {task: names[0] for task, names in HEADLINES.items()}
+
+
+def label(key: str) -> str:
+    """What a figure is called; `val_` before its name, as in metrics.jsonl, does not matter."""
+    return meaning(key.removeprefix("val_")).label
