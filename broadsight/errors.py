@@ -2,9 +2,11 @@
 
 import errno
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 LONGEST_WORD, LONGEST = 300, 2000  # characters of a line that is still read
@@ -125,6 +127,18 @@ def unknown(what: str, name: object, known: Collection[str]) -> UsageError:
     """The error that says that a name is not known, which one may be meant, and all that are known."""
     hint = did_you_mean(name, known)
     return UsageError(f"unknown {what} {name!r}; {hint}expected one of {', '.join(known)}")
+
+
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
+    """Refuse a value that is none of those known."""
+    if value not in known:
+        raise unknown(name, value, known)
+
+
+def check_number(name: str, value: object) -> None:
+    """Refuse what is no finite number."""
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} is no finite number; give one, e.g. 0.5")
 
 
 def _refused(text: str) -> str | None:

@@ -3,21 +3,18 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
 import torch
 import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
 
-from .errors import did_you_mean, unknown
+from .errors import check_choice, check_number
 from .layers import GroupLogits
 from .layers.kernels.slices import runs_eagerly
-from .models.from_run import read_config, stored_model
-from .weights.loading import load_given
+from .weights.teacher import load_teacher, renormalization
 
 __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
 
@@ -25,9 +22,8 @@ Criterion = str | Callable[[Tensor, Tensor], Tensor]
 
 CRITERIA = ("ce", "bce")
 LABEL_LOSSES = ("groups", "total", "sum")
-INTRA_DIRECTIONS = ("tokens_to_mean", "mean_to_tokens")
+INTRA_DIRECTIONS, REDUCTIONS = ("tokens_to_mean", "mean_to_tokens"), ("mean", "batchmean")
 INTER_TARGETS = ("logit_mean", "probability_mean", "logit_sum")
-REDUCTIONS = ("mean", "batchmean")
 KINDS = ("hard", "soft")
 
 
@@ -88,12 +84,12 @@ class MultiTokenLoss(nn.Module):
     ):
         super().__init__()
         _check_criterion(criterion, smoothing)
-        _check_number("intra", intra)
-        _check_number("inter", inter)
-        _check_choice("label_loss", label_loss, LABEL_LOSSES)
-        _check_choice("intra_direction", intra_direction, INTRA_DIRECTIONS)
-        _check_choice("inter_target", inter_target, INTER_TARGETS)
-        _check_choice("reduction", reduction, REDUCTIONS)
+        check_number("intra", intra)
+        check_number("inter", inter)
+        check_choice("label_loss", label_loss, LABEL_LOSSES)
+        check_choice("intra_direction", intra_direction, INTRA_DIRECTIONS)
+        check_choice("inter_target", inter_target, INTER_TARGETS)
+        check_choice("reduction", reduction, REDUCTIONS)
         if reduction == "batchmean" and inter < 0:
             warnings.warn(
                 f"reduction='batchmean' with inter={inter}: a negative divergence has no lower bound and may outrun "
@@ -192,21 +188,21 @@ class MultiTokenDistillationLoss(nn.Module):
     ):
         super().__init__()
         self.multi_token = MultiTokenLoss(criterion, intra, inter, **options)
-        _check_number("alpha", alpha)
+        check_number("alpha", alpha)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha={alpha} is no share; choose it between 0 (labels alone) and 1 (teacher alone)")
-        _check_number("temperature", temperature)
+        check_number("temperature", temperature)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} divides the logits; choose it above 0, e.g. 3.0")
-        _check_choice("kind", kind, KINDS)
+        check_choice("kind", kind, KINDS)
         if teacher_criterion is None:
             binary = criterion == "bce" or isinstance(criterion, (nn.BCEWithLogitsLoss, BinaryCrossEntropy))
             teacher_criterion = "bce" if binary else "ce"
-        _check_choice("teacher_criterion", teacher_criterion, CRITERIA)
+        check_choice("teacher_criterion", teacher_criterion, CRITERIA)
         self.alpha, self.kind, self.temperature, self.teacher_criterion = alpha, kind, temperature, teacher_criterion
         # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them.
         self._teacher = () if teacher is None else (load_teacher(teacher, pretrained).eval().requires_grad_(False),)
-        scale, shift = _renormalization(normalization, self.teacher)
+        scale, shift = renormalization(normalization, self.teacher)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
         self.normalization = normalization
@@ -214,7 +210,7 @@ class MultiTokenDistillationLoss(nn.Module):
     def init_non_persistent_buffers(self) -> None:
         """Compute scale and shift again; see `layers.buffers`."""
         for buffer, value in zip(
-            (self.scale, self.shift), _renormalization(self.normalization, self.teacher), strict=True
+            (self.scale, self.shift), renormalization(self.normalization, self.teacher), strict=True
         ):
             if buffer is not None and value is not None:
                 buffer.copy_(value)
@@ -433,45 +429,6 @@ def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
     return teacher_logits.detach().to(logits.dtype)
 
 
-def load_teacher(teacher: nn.Module | str | Path, pretrained: bool = True) -> nn.Module:
-    """A model as it is, or that of a timm name or run folder, with its weights."""
-    if isinstance(teacher, nn.Module):
-        return teacher
-    if not isinstance(teacher, (str, Path)):
-        raise ValueError(f"teacher is a {type(teacher).__name__}; expected a model, a timm name or a run folder")
-    name = str(teacher)
-    if isinstance(teacher, str) and (timm.is_model(name) or name.startswith("hf-hub:")):
-        return timm.create_model(name, pretrained=pretrained)
-    folder = Path(name.removeprefix("local-dir:"))
-    if (folder / "config.json").is_file():
-        model = stored_model(read_config(folder), folder)
-        if pretrained:
-            load_given(model, folder)
-        return model
-    if folder.is_dir():
-        raise ValueError(
-            f"teacher folder {name} has no config.json; expected a run folder: config.json, model.safetensors"
-        )
-    hint = did_you_mean(name, timm.list_models()).strip() or "timm.list_models() lists the names"
-    raise ValueError(f"teacher {name!r} is neither a model of timm nor a run folder; {hint}")
-
-
-def _renormalization(
-    normalization: tuple[Sequence[float], Sequence[float]] | None, teacher: nn.Module | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Scale and shift (channels, 1, 1) from the images' normalisation to the teacher's own."""
-    if normalization is None:
-        return None, None
-    config = getattr(teacher, "pretrained_cfg", None) or {}
-    if "mean" not in config or "std" not in config:
-        raise ValueError(
-            "normalization is given but the teacher has no pretrained_cfg with mean and std; normalise in the teacher"
-        )
-    mean, std = (torch.tensor(values)[:, None, None] for values in normalization)
-    own_mean, own_std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
-    return std / own_std, (mean - own_mean) / own_std
-
-
 def _check_criterion(criterion: Criterion, smoothing: float) -> None:
     if isinstance(criterion, type):
         raise ValueError(
@@ -482,22 +439,12 @@ def _check_criterion(criterion: Criterion, smoothing: float) -> None:
             f"criterion is a {type(criterion).__name__}; expected 'ce', 'bce' or a loss of (logits, target)"
         )
     if isinstance(criterion, str):
-        _check_choice("criterion", criterion, CRITERIA)
-    _check_number("smoothing", smoothing)
+        check_choice("criterion", criterion, CRITERIA)
+    check_number("smoothing", smoothing)
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
     if smoothing and not isinstance(criterion, str):
         raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion that you pass")
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise unknown(name, value, known)
-
-
-def _check_number(name: str, value: float) -> None:
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} is no finite number; give one, e.g. 0.5")
 
 
 def _dtype(tensor: Tensor) -> str:

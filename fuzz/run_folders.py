@@ -11,12 +11,12 @@ import timm
 import torch
 
 from broadsight.dense.registry import make_dense_model
-from broadsight.losses import load_teacher
 from broadsight.runs import task_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.history import check_own_data
 from broadsight.training.request import stored_in
+from broadsight.weights.teacher import load_teacher
 from broadsight.weights.writing import write_weights
 
 from .watching import CANARY, refused

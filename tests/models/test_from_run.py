@@ -11,10 +11,10 @@ import timm
 import torch
 
 from broadsight.cli.main import main
-from broadsight.losses import load_teacher
 from broadsight.models import from_run as _stored
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense
+from broadsight.weights.teacher import load_teacher
 from fuzz import run_folders
 from fuzz.watching import CANARY, Violation, refused
 

@@ -14,7 +14,8 @@ from timm.task import ClassificationTask, LogitDistillationTask, TokenDistillati
 from torch import Tensor, nn
 
 from ...errors import first_line
-from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate, load_teacher
+from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate
+from ...weights.teacher import load_teacher
 from ..recipes import Recipe
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise
 from broadsight.deployment import open_artefact
+from broadsight.deployment.int8 import calibration
 from broadsight.deployment.int8.run import Answers, Attempt, quantiser, settle
 from broadsight.deployment.run import Wanted, export
 from broadsight.deployment.subject import of_classifier
@@ -213,9 +214,7 @@ def test_quantiser__data_of_other_classes_or_lost_data(asked, tmp_path):
 
 
 def sources_of(data: Path, **options):
-    from broadsight.deployment.int8 import run as export_int8
-
-    return export_int8._sources(classifier_of(Colours(), options.pop("run", None)), str(data), None, **options)
+    return calibration.sources_of(classifier_of(Colours(), options.pop("run", None)), str(data), None, **options)
 
 
 def names(source) -> set[str]:
@@ -238,15 +237,13 @@ def test_sources__calibration_never_sees_what_is_measured_on(data, tmp_path):
 
 
 def test_read__unreadable_images_are_skipped_and_named(tmp_path):
-    from broadsight.deployment.int8 import run as export_int8
-
     fill(tmp_path, SIDE, red=3)
     (tmp_path / "red" / "broken.png").write_bytes(b"no image")
     Image.new("RGB", (70, 50), "red").save(tmp_path / "red" / "wide.png")
     classifier = classifier_of(Colours())
-    sources = export_int8._sources(classifier, None, str(tmp_path), 10)
-    found, notes = export_int8._read(classifier, sources, 10)
+    sources = calibration.sources_of(classifier, None, str(tmp_path), 10)
+    found, notes = calibration.read_images(classifier, sources, 10)
     assert len(found) == 4 and found[1:3].shape == (2, 3, SIDE, SIDE) and found[:].dtype == np.float32
     assert len(notes) == 1 and "broken.png" in notes[0]
     assert float(found[:].min()) >= -1 and float(found[:].max()) <= 1  # normalised
-    assert len(export_int8._read(classifier, sources, 2)[0]) == 2
+    assert len(calibration.read_images(classifier, sources, 2)[0]) == 2

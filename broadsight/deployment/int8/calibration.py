@@ -1,0 +1,143 @@
+"""The images that int8 files are calibrated on and measured with: found, kept apart, and read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...data.loading import Batch, SourceDataset
+from ...data.sources import Source
+from ...data.sources.evaluation import Found, open_part, same_data
+from ...data.sources.unlabelled import find_images
+from ...data.view import View
+from ...errors import first_line
+from ...evaluation.request import Asked, Task, open_tasks, own_splits
+from ...runs.classifier import Classifier
+from .calibration import NormalisedImages
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where images come from.
+
+    Args:
+        calibration: To calibrate on.
+        said: What those are.
+        task: What accuracy is measured on; None if nothing is labelled.
+        place: Where that is.
+        notes: What the user should know.
+    """
+
+    calibration: Source
+    said: str
+    task: Task | None = None
+    place: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, images: int) -> Sources:
+    """Images to calibrate on, and to measure accuracy on where some are labelled."""
+    given, notes = None, ()
+    if calibrate is not None:
+        try:
+            found, told = find_images([calibrate])
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"--calibrate {calibrate}: {error}; give a folder of images") from None
+        given = Sources(found.in_channels(classifier.transforms.channels), calibrate, notes=tuple(told))
+    own = classifier.run.get("broadsight", {}).get("settings", {}).get("data")
+    if data is None and own is None:
+        if given is None:
+            raise ValueError(
+                f"--int8 needs images to calibrate on, and {classifier.title} has none of its own; "
+                "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
+            )
+        return given
+    try:
+        labelled, ((task,), *_) = open_tasks(Asked(classifier.source, data=data), [classifier])
+        other = _training_part(classifier, data, own, labelled) if given is None else None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if data is not None:
+            raise
+        reason = f"the data that {classifier.title} was trained on ({own}) cannot be had: {first_line(error)}"
+        if given is None:
+            raise ValueError(f"{reason}; give labelled images by --data, or any by --calibrate") from None
+        return replace(given, notes=(*given.notes, reason))
+    notes = tuple(labelled.notes)
+    if given is not None:
+        return replace(given, task=task, place=labelled.place, notes=(*given.notes, *notes))
+    if other is not None:
+        return Sources(other.source, other.place, task, labelled.place, notes)
+    return _apart(task, labelled.place, images, notes)
+
+
+def _training_part(classifier: Classifier, data: str | None, own: str | None, labelled: Found) -> Found | None:
+    """What belongs to labelled images to train on; None if nothing is set apart."""
+    if own is not None and (data is None or same_data(data, own)):
+        splits = own_splits(classifier)
+        return Found(splits.train, f"the training part of {own}", (), {})
+    if labelled.description.get("part") not in ("val", "test") or data is None:
+        return None
+    run = classifier.run.get("broadsight", {})
+    try:
+        found = open_part(
+            data,
+            "train",
+            seed=run.get("settings", {}).get("seed", 0),
+            channels=classifier.transforms.channels,
+            scenes_size=run.get("recipe", {}).get("image_size") or classifier.transforms.size,
+            root=run.get("settings", {}).get("root"),
+        )
+    except ValueError:  # it has no such part
+        return None
+    return replace(found, place=f"the training part of {data}")
+
+
+def _apart(task: Task, place: str, images: int, notes: tuple[str, ...]) -> Sources:
+    """Some images to calibrate on, the others to measure on."""
+    count = len(task.source)
+    if count < 2:
+        raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
+    order = np.random.default_rng(0).permutation(count)
+    few = min(images, max(1, count // 4))
+    rest = View(task.source, np.sort(order[few:]))
+    note = f"{place} sets nothing apart to train on: accuracy is measured on what was not calibrated on"
+    measured = replace(task, source=rest, accepted=None)
+    return Sources(View(task.source, np.sort(order[:few])), place, measured, place, (*notes, note))
+
+
+def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[NormalisedImages, tuple[str, ...]]:
+    """So many images, drawn by chance, and a note of those that cannot be read."""
+    source = sources.calibration
+    photos = SourceDataset(source, classifier.transforms.build(training=False))
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    found: list[Tensor] = []
+    skipped: list[tuple[str, str]] = []
+    for place in order:
+        batch: Batch = photos.__getitems__([(0, place, place)])
+        skipped += batch.skipped
+        if len(batch.images):
+            found.append(batch.images[0])
+        if len(found) == images:
+            break
+    if not found:
+        why = f"; {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        raise ValueError(f"none of the {len(order)} images in {sources.said} can be read to calibrate on{why}")
+    notes = []
+    if skipped:
+        notes.append(f"{len(skipped)} images to calibrate on cannot be read, such as {skipped[0][0]}: {skipped[0][1]}")
+    return NormalisedImages(torch.stack(found), classifier.normalise), tuple(notes)
+
+
+class NormalisedImages:
+    """Decoded images, normalised where they are looked at: a quarter of the memory."""
+
+    def __init__(self, pixels: Tensor, normalise: Callable[[Tensor], Tensor]):
+        self.pixels, self.normalise = pixels, normalise
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        return self.normalise(self.pixels[places]).numpy()
