@@ -20,11 +20,10 @@ __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
 
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 
-CRITERIA = ("ce", "bce")
+CRITERIA, KINDS = ("ce", "bce"), ("hard", "soft")
 LABEL_LOSSES = ("groups", "total", "sum")
 INTRA_DIRECTIONS, REDUCTIONS = ("tokens_to_mean", "mean_to_tokens"), ("mean", "batchmean")
 INTER_TARGETS = ("logit_mean", "probability_mean", "logit_sum")
-KINDS = ("hard", "soft")
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:

@@ -15,7 +15,19 @@ from ...data.view import View
 from ...errors import first_line
 from ...evaluation.request import Asked, Task, open_tasks, own_splits
 from ...runs.classifier import Classifier
-from .calibration import NormalisedImages
+
+
+class NormalisedImages:
+    """Decoded images, normalised where they are looked at: a quarter of the memory."""
+
+    def __init__(self, pixels: Tensor, normalise: Callable[[Tensor], Tensor]):
+        self.pixels, self.normalise = pixels, normalise
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        return self.normalise(self.pixels[places]).numpy()
 
 
 @dataclass(frozen=True)
@@ -128,16 +140,3 @@ def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[
     if skipped:
         notes.append(f"{len(skipped)} images to calibrate on cannot be read, such as {skipped[0][0]}: {skipped[0][1]}")
     return NormalisedImages(torch.stack(found), classifier.normalise), tuple(notes)
-
-
-class NormalisedImages:
-    """Decoded images, normalised where they are looked at: a quarter of the memory."""
-
-    def __init__(self, pixels: Tensor, normalise: Callable[[Tensor], Tensor]):
-        self.pixels, self.normalise = pixels, normalise
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, places: slice) -> np.ndarray:
-        return self.normalise(self.pixels[places]).numpy()
