@@ -1,17 +1,14 @@
-"""Every test starts from the same seed on one thread, and none needs the model."""
+"""Every test starts from the same seed on one thread, and none needs the internet."""
 
-import json
 import os
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before whoever reads it is imported
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 import broadsight.models  # noqa: F401  registers the models
+from tests.golden import read
 
 torch.set_num_threads(1)  # for fixtures of a module too, which run before the one below
 
@@ -42,8 +39,6 @@ LONGEST = (
     "test_training",
 )
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {name: place for place, name in enumerate(LONGEST)}
@@ -68,13 +63,4 @@ def _reproducible():
 @pytest.fixture
 def golden():
     """Reads a golden file by name: its tensors and its config."""
-
-    def read(name: str) -> tuple[dict[str, torch.Tensor], dict]:
-        path = GOLDEN / f"{name}.safetensors"
-        if not path.exists():
-            pytest.skip(f"golden file {path.name} is not beside the repository")
-        with safe_open(path, "pt") as file:
-            config = json.loads(file.metadata()["config"])
-        return load_file(path), config
-
     return read

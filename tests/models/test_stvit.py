@@ -1,8 +1,6 @@
 """STViT against tensors computed by an independent implementation in float64."""
 
-import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import timm
@@ -12,8 +10,7 @@ from torch import nn
 import broadsight
 from broadsight.inspection.macs import FVCORE, PRODUCTS, count, published_macs
 from broadsight.models import STViT, _backbone
-
-SPECS = Path(__file__).parents[3] / "shared" / "specs"
+from tests.golden import checkpoint, images, key_lists
 
 IO = {
     "stvit_tiny_io_224x224": "stvit_tiny_weights",
@@ -106,6 +103,16 @@ def test_golden_training_step(golden, dtype, relative, rounding):
         torch.testing.assert_close(buffers[key], tensors[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["stvit_small", pytest.param("stvit_base", marks=pytest.mark.slow)])
+def test_golden__whole_model_gives_the_authors_outputs(golden, name):
+    tensors, _ = golden(name.replace("stvit", "stvit_full"))
+    model = broadsight.load_release(timm.create_model(name), checkpoint(name)).eval().double()
+    for size in ((224, 224), (136, 200)):
+        expected = tensors["logits.{}x{}".format(*size)].double()
+        with torch.no_grad():
+            assert far(model(images(*size)), expected) <= 1e-6 * expected.std()
+
+
 # Name: parameters, and GMACs at 224 and 384 pixels at the digits to which they are known.
 SIZES = {
     "stvit_small": (25_495_624, "4.3665", "14.156"),
@@ -136,10 +143,7 @@ def test_sizes_and_macs__of_every_variant(name):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_released_name__covers_the_released_keys_and_shapes(name):
-    path = SPECS / f"{name}_keys.json"
-    if not path.exists():
-        pytest.skip(f"the key list {path.name} is not beside the repository")
-    released_shapes = json.loads(path.read_text())
+    released_shapes = key_lists()[name]
     constants = {key for key in released_shapes if key.endswith(("attn.unfold.weights", "attn.fold.weights"))}
     model = timm.create_model(name, device=torch.device("meta"))
     assert len(constants) == 2 * sum(len(stage.blocks) for stage in model.stages)

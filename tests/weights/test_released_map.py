@@ -1,16 +1,11 @@
 """Released MAP checkpoints: every name has its place, and whole models loaded so give the authors' outputs."""
 
-import json
 import re
 from copy import deepcopy
-from pathlib import Path
-from zlib import crc32
 
-import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import broadsight
@@ -26,8 +21,8 @@ from broadsight.weights.released_map import (
 )
 from broadsight.weights.released_stvit import released_tensors
 from tests.compare import assert_close, randomize
+from tests.golden import checkpoint, images, key_lists
 
-SHARED = Path(__file__).parents[3] / "shared"
 GOLDEN_HEADS = ["paper_r50", "release_r50", "convnext", "pit", "mobilenet", "nogram", "ga", "fastervit"]
 # Ours -> the authors', where they differ.
 AUTHORS_NAMES = {"map_mobilenetv1": "map_mobilenet_v1"}
@@ -189,10 +184,7 @@ def test_module_prefix__is_taken_off_if_all_have_it():
 
 def key_list(architecture: str) -> dict[str, dict]:
     """Released names of a model: shape, dtype, whether parameter or buffer, and timm's name in the backbone."""
-    path = SHARED / "specs" / f"{AUTHORS_NAMES.get(architecture, architecture)}_keys.json"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not beside the repository")
-    return json.loads(path.read_text())["keys"]
+    return key_lists()[AUTHORS_NAMES.get(architecture, architecture)]
 
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "map_faster_vit_3"])
@@ -271,51 +263,8 @@ def test_names__registered_model_exactly(architecture):
 # ---- whole models
 
 
-def synthesized(name: str, shape: list[int]) -> Tensor:
-    """The weights of the golden whole-model files, which follow from the names."""
-    z = np.random.RandomState(crc32(name.encode()) & 0x7FFFFFFF).standard_normal(shape)
-    last = name.rpartition(".")[2]
-    if last == "running_mean":
-        z = 0.1 * z
-    elif last == "running_var":
-        z = np.exp(0.2 * z)
-    elif last == "pos_embed" or "relative_position_bias_table" in name:
-        z = 0.2 * z
-    elif len(shape) >= 2:
-        z = 1.5 * z / np.sqrt(np.prod(shape[1:]))
-    elif last.startswith("gamma"):
-        z = 0.2 + 0.05 * z
-    elif last == "weight":
-        z = 1 + 0.1 * z
-    else:
-        z = 0.1 * z
-    if name.endswith("conv3.1.weight"):
-        z = z * 0.25
-    if "bp_reduction.1.running_var" in name:
-        z = z * 0.002
-    if "bp_reduction.1.running_mean" in name:
-        z = z * 0.02
-    return torch.from_numpy(np.float32(z))
-
-
 def synthesized_checkpoint(architecture: str) -> Weights:
-    """With all that the authors store: counts and constants too."""
-    weights = {}
-    for name, entry in key_list(architecture).items():
-        if name.endswith("num_batches_tracked"):
-            weights[name] = torch.tensor(0)
-        elif name.endswith("bp_index"):
-            side = round((2 * entry["shape"][0]) ** 0.5 - 0.5)
-            weights[name] = torch.tensor([i * side + j for i in range(side) for j in range(i, side)])
-        else:
-            weights[name] = synthesized(name, entry["shape"])
-    return weights
-
-
-def synthesized_images() -> Tensor:
-    random = np.random.RandomState(7)
-    coarse, fine = random.standard_normal((2, 3, 14, 14)), random.standard_normal((2, 3, 224, 224))
-    return torch.from_numpy(np.float32(coarse.repeat(16, 2).repeat(16, 3) + 0.3 * fine))
+    return checkpoint(AUTHORS_NAMES.get(architecture, architecture))
 
 
 LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("map_convnext_tiny", "map_maxvit_tiny")]
@@ -323,28 +272,25 @@ WHOLE = ["map_mobilenetv1", "map_resnet50", "map_pit_s", *LARGE]
 
 
 @pytest.mark.parametrize("architecture", WHOLE)
-def test_model__gives_the_authors_outputs(architecture, monkeypatch):
-    path = SHARED / "golden" / f"map_full_{AUTHORS_NAMES.get(architecture, architecture).removeprefix('map_')}"
-    path = path.with_suffix(".safetensors")
-    if not path.exists():
-        pytest.skip(f"golden file {path.name} is not beside the repository")
-    golden = {name: value.double() for name, value in load_file(path).items()}
+def test_model__gives_the_authors_outputs(golden, architecture, monkeypatch):
+    name = AUTHORS_NAMES.get(architecture, architecture).removeprefix("map_")
+    expected = {name: value.double() for name, value in golden(f"map_full_{name}")[0].items()}
     model = timm.create_model(architecture).eval().double()
     broadsight.load_release(model, synthesized_checkpoint(architecture))
     maps: list[Tensor] = []
     merge_maps = model.head.merge_maps
     monkeypatch.setattr(model.head, "merge_maps", lambda features: merge_maps(maps.extend(features) or features))
     with torch.no_grad():
-        merged = model.forward_features(synthesized_images().double())
+        merged = model.forward_features(images(224, 224))
         logits, aggregate = model.head.classify_groups(merged), model.forward_head(merged)
 
-    levels = [i for i in range(9) if f"feat{i}.mean_hw" in golden]
+    levels = [i for i in range(9) if f"feat{i}.mean_hw" in expected]
     for i, x in zip(levels[-len(maps) :], maps, strict=True):  # of MobileNetV1 we make the last map alone
-        assert_close(x.mean((2, 3)), golden[f"feat{i}.mean_hw"], f"mean of map {i}", 1e-5)
-        assert_close(x.std((2, 3)), golden[f"feat{i}.std_hw"], f"deviation in map {i}", 1e-5)
+        assert_close(x.mean((2, 3)), expected[f"feat{i}.mean_hw"], f"mean of map {i}", 1e-5)
+        assert_close(x.std((2, 3)), expected[f"feat{i}.std_hw"], f"deviation in map {i}", 1e-5)
 
     def check(got: Tensor, name: str) -> None:
-        assert (got - golden[name]).abs().max() <= 1e-5 * golden["agg"].std(), name
+        assert (got - expected[name]).abs().max() <= 1e-5 * expected["agg"].std(), name
 
     check(aggregate, "agg")
     for g in range(model.head.groups):
@@ -355,21 +301,21 @@ def test_model__gives_the_authors_outputs(architecture, monkeypatch):
 
 @pytest.mark.parametrize("architecture", ["map_mobilenetv1", "map_pit_s"])
 def test_model__names_there_and_back(architecture):
-    checkpoint = synthesized_checkpoint(architecture)
+    weights = synthesized_checkpoint(architecture)
     model = timm.create_model(architecture)
-    broadsight.load_release(model, {f"module.{name}": value for name, value in checkpoint.items()})
-    constants = {name: value for name, value in checkpoint.items() if name.endswith("bp_index")}
-    assert_same(released_tensors(model, model.state_dict()) | constants, checkpoint)
+    broadsight.load_release(model, {f"module.{name}": value for name, value in weights.items()})
+    constants = {name: value for name, value in weights.items() if name.endswith("bp_index")}
+    assert_same(released_tensors(model, model.state_dict()) | constants, weights)
 
 
 def test_model__light_takes_the_full_checkpoint():
-    checkpoint = synthesized_checkpoint("map_pit_s")
-    light = broadsight.load_release(timm.create_model("map_pit_s").lighten(), checkpoint)
-    full = broadsight.load_release(timm.create_model("map_pit_s"), checkpoint)
+    weights = synthesized_checkpoint("map_pit_s")
+    light = broadsight.load_release(timm.create_model("map_pit_s").lighten(), weights)
+    full = broadsight.load_release(timm.create_model("map_pit_s"), weights)
     assert light.state_dict().keys() < full.state_dict().keys()
     assert all(torch.equal(value, full.state_dict()[key]) for key, value in light.state_dict().items())
     with pytest.raises(RuntimeError, match=r"^'headsmen' is unexpected; "):
-        broadsight.load_release(light, checkpoint | {"headsmen": torch.zeros(1)})
+        broadsight.load_release(light, weights | {"headsmen": torch.zeros(1)})
 
 
 def test_model__without_a_release_is_refused():
