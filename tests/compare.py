@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from broadsight.models import _backbone
-
 Outputs = Tensor | Sequence[Tensor]
 
 
@@ -72,11 +70,35 @@ def randomize(module: nn.Module) -> nn.Module:
     return module
 
 
-def assert_batch_equals_images(model: nn.Module, sliced: bool, monkeypatch) -> None:
-    """Eight images together give what each gives alone; sliced as in inference, three at a time, or in one call."""
-    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
-    expected = torch.cat([model(image[None]) for image in x])
-    if sliced:
-        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
-    with torch.set_grad_enabled(not sliced):
-        assert_close(model(x), expected, "logits", 1e-11)
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def assert_same_model(ours: nn.Module, reference: nn.Module, x: Tensor) -> None:
+    """Logits and feature maps of a model, in evaluation mode, in value and gradient."""
+
+    def logits_and_features(model: nn.Module, x: Tensor) -> list[Tensor]:
+        features, maps = model.forward_intermediates(x)
+        return [model.forward_head(features), *maps]
+
+    theirs = dict(run_reference=lambda model, x: [model(x), *model.features(x)])
+    assert_same_function(ours.eval(), reference.eval(), x, run_ours=logits_and_features, **theirs)
+    assert_close(ours(x), reference(x), "logits")
+
+
+def assert_trains_alike(ours: nn.Module, reference: nn.Module, statistics: int) -> None:
+    """Gradients in training mode, and then the buffers, of which the reference has so many."""
+    x = torch.randn(3, 3, 70, 58, dtype=torch.float64)
+    assert_same_function(ours.train(), reference.train(), x, tolerance=1e-8)
+    expected = dict(reference.named_buffers())
+    assert len(expected) == statistics
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, expected[name], rtol=1e-11, atol=1e-12)
+
+
+@torch.no_grad()
+def assert_bfloat16(model: nn.Module, tolerance: float) -> None:
+    x = torch.randn(2, 3, 64, 64)
+    expected, got = model.eval()(x), model.bfloat16()(x.bfloat16())
+    assert got.dtype == torch.bfloat16 and got.isfinite().all()
+    torch.testing.assert_close(got.float(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())

@@ -18,7 +18,7 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
 import broadsight.models
-from broadsight.models import FAMILIES, PartialFormer
+from broadsight.models import FAMILIES, PartialFormer, _backbone
 from tests.compare import assert_close, randomize
 from tests.zoo import DEPTHS, KINDS, NAMES, shallow
 
@@ -125,7 +125,7 @@ def test_features__are_what_the_model_declares(fresh):
     model = fresh(features_only=True)
     assert model.feature_info.reduction() == REDUCTIONS
     channels = model.feature_info.channels()
-    for size in [(64, 64), (96, 64), (33, 47)]:
+    for size in [(64, 64), (96, 64), (33, 47), (225, 301), (1, 1)]:
         maps = model(torch.randn(1, 3, *size))
         assert [m.shape for m in maps] == [(1, c, *grid(*size, r)) for c, r in zip(channels, REDUCTIONS, strict=True)]
         assert all(m.isfinite().all() for m in maps)
@@ -231,6 +231,18 @@ def test_forward__images_do_not_see_each_other(model):
     images[1] = torch.randn(3, 64, 80)
     assert_close(model(images)[[0, 2]], together[[0, 2]], tolerance=1e-6)
     assert not torch.allclose(model(images)[1], together[1])
+
+
+@each_kind
+@pytest.mark.parametrize("sliced", [False, True])
+def test_forward__a_batch_of_8_equals_8_images(model, sliced, monkeypatch):
+    """Sliced as in inference, three at a time, or in one call."""
+    model, x = model.double(), torch.randn(8, 3, 64, 48, dtype=torch.float64)
+    expected = torch.cat([model(image[None]) for image in x])
+    if sliced:
+        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
+    with torch.set_grad_enabled(not sliced):
+        assert_close(model(x), expected, "logits", 1e-11)
 
 
 @each_kind

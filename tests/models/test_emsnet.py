@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from broadsight.inspection.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
 from broadsight.layers.ems import VARIANTS, AttentionPath
 from broadsight.models import EMSNet
-from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
+from tests.compare import assert_bfloat16, assert_close, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import emsnet as reference
 
 SMALL = dict(dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), mlp_ratios=(2, 3, 1, 2), num_classes=5)
@@ -23,75 +23,28 @@ SWITCHES = {mixer: dict(mixer=mixer) for mixer in VARIANTS} | {
 
 def pair(switch: str) -> tuple[EMSNet, reference.EMSNet]:
     mine = SWITCHES[switch]
-    ours = randomize(EMSNet(**SMALL, **mine).double())
     theirs = {"variant" if key == "mixer" else key: value for key, value in mine.items()}
-    return ours.eval(), reference.EMSNet(**SMALL, **theirs).double().eval()
-
-
-def logits_and_features(model: EMSNet, x: Tensor) -> list[Tensor]:
-    features, maps = model.forward_intermediates(x)
-    return [model.forward_head(features), *maps]
-
-
-def assert_agrees(ours: EMSNet, slow: reference.EMSNet, x: Tensor) -> None:
-    assert_same_function(
-        ours,
-        slow,
-        x,
-        run_ours=logits_and_features,
-        run_reference=lambda model, x: [model(x), *model.features(x)],
-        tolerance=1e-9,
-    )
+    return randomize(EMSNet(**SMALL, **mine).double()), reference.EMSNet(**SMALL, **theirs).double()
 
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 50)])
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_model__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
-    ours, slow = pair(switch)
-    x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
-    assert_agrees(ours, slow, x)
-    assert_close(ours(x), slow(x), "logits", 1e-9)
+    assert_same_model(*pair(switch), torch.randn(2, SWITCHES[switch].get("in_chans", 3), *size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (225, 301)])
 def test_model__extreme_sizes_agree_with_the_slow_reference(size):
-    ours, slow = pair("full")
-    assert_agrees(ours, slow, torch.randn(1, 3, *size, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (37, 50), (225, 301)])
-def test_model__maps_are_rounded_up_and_finite(size):
-    model = timm.create_model("emsnet_xxtiny").eval()
-    with torch.no_grad():
-        maps = model.forward_intermediates(torch.randn(1, 3, *size), intermediates_only=True)
-    expected = [(-(-size[0] // s), -(-size[1] // s)) for s in (4, 8, 16, 32)]
-    assert [tuple(y.shape[2:]) for y in maps] == expected
-    assert all(y.isfinite().all() for y in maps)
+    assert_same_model(*pair("full"), torch.randn(1, 3, *size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("switch", ["full", "no_fusion"])
 def test_model__trains_as_the_slow_reference(switch):
-    ours, slow = (model.train() for model in pair(switch))
-    assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
-    statistics = dict(slow.named_buffers())
-    assert len(statistics) == 3 * (2 + 3 + 2 * 5 + 1)
-    for name, buffer in ours.named_buffers():
-        torch.testing.assert_close(buffer, statistics[name], rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("sliced", [False, True])
-def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
-    ours, _ = pair("full")
-    assert_batch_equals_images(ours, sliced, monkeypatch)
+    assert_trains_alike(*pair(switch), statistics=3 * (2 + 3 + 2 * 5 + 1))
 
 
 def test_model__bfloat16_stays_close():
-    model = EMSNet(**SMALL).eval()
-    x = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        expected, got = model(x), model.bfloat16()(x.bfloat16())
-    assert got.dtype == torch.bfloat16 and got.isfinite().all()
-    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+    assert_bfloat16(EMSNet(**SMALL), 0.05)
 
 
 def test_initial_weights__every_parameter_learns():
@@ -149,10 +102,6 @@ def on_meta(name: str, **switches) -> nn.Module:
     return timm.create_model(name, device=torch.device("meta"), **switches)
 
 
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
 @pytest.mark.parametrize("row", ROWS)
 def test_sizes_and_macs__of_every_row(row):
     switches, total, macs = ROWS[row]
@@ -187,12 +136,6 @@ def test_sizes__of_stem_transitions_and_mlps():
     assert [parameters(stage.blocks[0].mlp) for stage in model.stages] == [16384, 65536, 131072, 294912]
 
 
-def test_drop_path__grows_linearly_over_all_blocks():
-    model = EMSNet(**SMALL, drop_path_rate=0.4)
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
-    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -208,8 +151,3 @@ def test_drop_path__grows_linearly_over_all_blocks():
 def test_wrong_arguments__are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         EMSNet(**SMALL | arguments)
-
-
-def test_unknown_argument__is_refused():
-    with pytest.raises(TypeError, match="bananas"):
-        EMSNet(**SMALL, bananas=3)

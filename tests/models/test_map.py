@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from broadsight import swap_pool
 from broadsight.surgery.pooling import PooledModel
 from broadsight.weights.released_map import MODELS, model_to_release
-from tests.compare import assert_close, randomize
+from tests.compare import assert_close, parameters, randomize
 
 NAMES = timm.list_models(module="map")
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
@@ -72,10 +72,6 @@ def blank(name: str) -> PooledModel:
     """Without memory; to be looked at, not changed."""
     with torch.device("meta"):
         return timm.create_model(name).eval()
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def test_tables__name_every_model():

@@ -3,12 +3,12 @@
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from broadsight.inspection.macs import FVCORE, count, published_macs
 from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
 from broadsight.models import MAT
-from tests.compare import assert_batch_equals_images, assert_close, assert_same_function, randomize
+from tests.compare import assert_bfloat16, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import mat as reference
 
 SMALL = dict(dim=4, depths=(1, 1, 2, 1), heads=(1, 2, 4, 8), num_classes=5)
@@ -33,48 +33,23 @@ SWITCHES = {
 
 def pair(switch: str) -> tuple[MAT, reference.MAT]:
     mine, theirs = SWITCHES[switch]
-    ours = randomize(MAT(**SMALL, **mine).double())
     shared = {key: value for key, value in mine.items() if key != "mlp_conv"}
-    return ours.eval(), reference.MAT(**SMALL, **shared, **theirs).double().eval()
-
-
-def logits_and_features(model: MAT, x: Tensor) -> list[Tensor]:
-    features, maps = model.forward_intermediates(x)
-    return [model.forward_head(features), *maps]
-
-
-def assert_agrees(ours: MAT, slow: reference.MAT, x: Tensor) -> None:
-    assert_same_function(
-        ours,
-        slow,
-        x,
-        run_ours=logits_and_features,
-        run_reference=lambda model, x: [model(x), *model.features(x)],
-        tolerance=1e-9,
-    )
+    return randomize(MAT(**SMALL, **mine).double()), reference.MAT(**SMALL, **shared, **theirs).double()
 
 
 @pytest.mark.parametrize("size", [(64, 64), (117, 58)])  # the third stage: one padded window, two padded windows
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_model__agrees_with_the_slow_reference_in_value_and_gradient(switch, size):
     ours, slow = pair(switch)
-    x = torch.randn(2, ours.in_chans, *size, dtype=torch.float64)
-    assert_agrees(ours, slow, x)
-    assert_close(ours(x), slow(x), "logits", 1e-9)
+    assert_same_model(ours, slow, torch.randn(2, ours.in_chans, *size, dtype=torch.float64))
 
 
 def test_model__several_windows_in_the_last_stage():
-    ours, slow = pair("default")
-    assert_agrees(ours, slow, torch.randn(1, 3, 230, 33, dtype=torch.float64))
+    assert_same_model(*pair("default"), torch.randn(1, 3, 230, 33, dtype=torch.float64))
 
 
 def test_model__trains_as_the_slow_reference():
-    ours, slow = (model.train() for model in pair("default"))
-    assert_same_function(ours, slow, torch.randn(3, 3, 70, 58, dtype=torch.float64), tolerance=1e-8)
-    statistics = dict(slow.named_buffers())
-    assert len(statistics) == 7 * 3
-    for name, buffer in ours.named_buffers():
-        torch.testing.assert_close(buffer, statistics[name], rtol=1e-11, atol=1e-12)
+    assert_trains_alike(*pair("default"), statistics=7 * 3)
 
 
 def test_heads__of_early_stages_follow_from_late_ones():
@@ -82,29 +57,8 @@ def test_heads__of_early_stages_follow_from_late_ones():
     assert [stage.blocks[0].attn.heads for stage in full.stages] == [2, 4, 8, 16]
 
 
-@pytest.mark.parametrize("size", [(32, 32), (97, 131), (1, 1)])
-def test_model__any_size(size):
-    model = MAT(**SMALL).eval()
-    with torch.no_grad():
-        maps = model.forward_intermediates(torch.randn(1, 3, *size), intermediates_only=True)
-    expected = [(-(-size[0] // s), -(-size[1] // s)) for s in (4, 8, 16, 32)]
-    assert [tuple(y.shape[2:]) for y in maps] == expected
-    assert all(y.isfinite().all() for y in maps)
-
-
-@pytest.mark.parametrize("sliced", [False, True])
-def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
-    ours, _ = pair("default")
-    assert_batch_equals_images(ours, sliced, monkeypatch)
-
-
 def test_model__bfloat16_stays_close():
-    model = MAT(**SMALL).eval()
-    x = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        expected, got = model(x), model.bfloat16()(x.bfloat16())
-    assert got.dtype == torch.bfloat16 and got.isfinite().all()
-    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+    assert_bfloat16(MAT(**SMALL), 0.05)
 
 
 def gradients(size: int, dtype: torch.dtype) -> tuple[MAT, dict[str, Tensor]]:
@@ -172,10 +126,6 @@ def on_meta(name: str, **switches) -> MAT:
     return timm.create_model(name, device=torch.device("meta"), **switches)
 
 
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
 @pytest.mark.slow  # test_verify counts them too, to the digits that are printed
 @pytest.mark.parametrize("row", ROWS)
 def test_sizes_and_macs__of_every_row(row):
@@ -232,12 +182,6 @@ def test_widths__of_mlp_window_and_head():
     assert model.stages[2].blocks[0].attn.window == 5
 
 
-def test_drop_path__grows_linearly_over_all_blocks():
-    model = MAT(**SMALL, drop_path_rate=0.4)
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
-    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-
-
 def test_no_weight_decay__is_the_abstract_tokens():
     expected = {"stages.2.blocks.0.attn.token", "stages.2.blocks.1.attn.token", "stages.3.blocks.0.attn.token"}
     assert MAT(**SMALL).no_weight_decay() == expected
@@ -258,8 +202,3 @@ def test_no_weight_decay__is_the_abstract_tokens():
 def test_wrong_arguments__are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         MAT(**SMALL | arguments)
-
-
-def test_unknown_argument__is_refused():
-    with pytest.raises(TypeError, match="bananas"):
-        MAT(**SMALL, bananas=3)

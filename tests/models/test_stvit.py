@@ -9,7 +9,8 @@ from torch import nn
 
 import broadsight
 from broadsight.inspection.macs import FVCORE, PRODUCTS, count, published_macs
-from broadsight.models import STViT, _backbone
+from broadsight.models import STViT
+from tests.compare import parameters
 from tests.golden import checkpoint, images, key_lists
 
 IO = {
@@ -121,10 +122,6 @@ SIZES = {
 }
 
 
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
 # The larger ones, which test_verify counts too, though only to the digits that are printed.
 LARGER = ("stvit_base", "stvit_large")
 
@@ -227,23 +224,6 @@ def test_stem__patches_by_hand():
             torch.testing.assert_close(stem(x)[0, :, i, j], expected)
 
 
-@pytest.mark.parametrize("sliced", [False, True])
-def test_model__a_batch_of_8_equals_8_images(sliced, monkeypatch):
-    model = STViT(**SMALL).double().eval()
-    x = torch.randn(8, 3, 64, 48, dtype=torch.float64)
-    expected = torch.cat([model(image[None]) for image in x])
-    if sliced:
-        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
-    with torch.set_grad_enabled(not sliced):
-        torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
-
-
-def test_drop_path__grows_linearly_over_all_blocks():
-    model = STViT(**SMALL, drop_path_rate=0.4)
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
-    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -262,8 +242,3 @@ def test_drop_path__grows_linearly_over_all_blocks():
 def test_wrong_arguments__are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         STViT(**SMALL | arguments)
-
-
-def test_unknown_argument__is_refused():
-    with pytest.raises(TypeError, match="bananas"):
-        STViT(**SMALL, bananas=3)
