@@ -17,6 +17,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 import broadsight
 from broadsight.data import decoding
 from broadsight.data.decoding import UnreadableImage, decode, open_image, within_memory
+from tests.refusals import refused
 
 WIDE = np.arange(24 * 16 * 3, dtype=np.uint8).reshape(16, 24, 3) // 2  # 24 wide, 16 high, no two corners alike
 
@@ -236,17 +237,14 @@ def test_decode__nothing_else_escapes_from_damaged_files(kind):
 
 
 def test_decode__no_such_file_and_a_folder(tmp_path):
-    with pytest.raises(UnreadableImage, match=r"^no such file or directory$"):
-        decode(tmp_path / "x.jpg")
-    with pytest.raises(UnreadableImage, match=r"^is a directory$"):
-        decode(tmp_path)
+    refused(r"^no such file or directory$", decode, tmp_path / "x.jpg", error=UnreadableImage)
+    refused(r"^is a directory$", decode, tmp_path, error=UnreadableImage)
 
 
 def test_decode__decompression_bomb(monkeypatch):
     data = saved(photograph(64), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(UnreadableImage, match=r"^more than 2,000 pixels; see PIL.Image.MAX_IMAGE_PIXELS$"):
-        decode(data)
+    refused(r"^more than 2,000 pixels; see PIL.Image.MAX_IMAGE_PIXELS$", decode, data, error=UnreadableImage)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +262,7 @@ def test_decode__any_error_is_that_of_one_image_but_interrupts_escape(monkeypatc
         raise error
 
     monkeypatch.setattr(Image, "open", stop)
-    with pytest.raises(UnreadableImage if expected else KeyboardInterrupt, match=expected):
-        decode(b"x")
+    refused(expected or "", decode, b"x", error=UnreadableImage if expected else KeyboardInterrupt)
 
 
 def test_within_memory__turns_what_is_too_large_into_an_unreadable_image_and_nothing_else():
@@ -285,8 +282,7 @@ def test_decode__starts_no_program(tmp_path, monkeypatch):
     photograph(16).save(path, "EPS")
     assert Image.open(path).format == "EPS"  # or there is nothing to test
     for file in (path, path.read_bytes(), io.BytesIO(path.read_bytes())):
-        with pytest.raises(UnreadableImage, match=r"^not an image, or of a kind that is not read here"):
-            decode(file)
+        refused(r"^not an image, or of a kind that is not read here", decode, file, error=UnreadableImage)
         with pytest.raises(Image.UnidentifiedImageError):
             open_image(file)
     with pytest.raises(UnreadableImage, match=r"^of format EPS, which is not accepted; convert it to PNG$"):
@@ -300,8 +296,7 @@ def test_decode__formats_that_are_not_named_are_refused(format):
         data = b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 4, 4, 8, 3) + bytes(100)
     else:
         data = saved(photograph(16).convert("1" if format == "XBM" else "RGB"), format)
-    with pytest.raises(UnreadableImage, match=r"^not an image, or of a kind that is not read here"):
-        decode(data)
+    refused(r"^not an image, or of a kind that is not read here", decode, data, error=UnreadableImage)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names on this platform")
@@ -311,11 +306,9 @@ def test_decode__pipes_sockets_and_devices_are_no_images(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket.jpg"))
         for name, kind in (("pipe", "a pipe"), ("link", "a pipe"), ("socket", "a socket")):
-            with pytest.raises(UnreadableImage, match=f"^{kind}, not a file$"):
-                decode(tmp_path / f"{name}.jpg")
+            refused(f"^{kind}, not a file$", decode, tmp_path / f"{name}.jpg", error=UnreadableImage)
     if os.path.exists("/dev/zero"):
-        with pytest.raises(UnreadableImage, match=r"^a device, not a file$"):
-            decode("/dev/zero")
+        refused(r"^a device, not a file$", decode, "/dev/zero", error=UnreadableImage)
 
 
 def test_decode__a_file_of_terabytes_is_not_read(tmp_path):
@@ -323,8 +316,7 @@ def test_decode__a_file_of_terabytes_is_not_read(tmp_path):
     path.write_bytes(saved(photograph(16), "WEBP"))
     with path.open("r+b") as file:
         file.truncate(2**32)  # a hole: takes no room
-    with pytest.raises(UnreadableImage, match=r"^a file of 4.0 GB; up to 2 GB are read$"):
-        decode(path)
+    refused(r"^a file of 4.0 GB; up to 2 GB are read$", decode, path, error=UnreadableImage)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "I", "F"])
@@ -374,8 +366,7 @@ def test_decode__keeps_pil_quiet_and_nobody_else(monkeypatch):
 
 
 def test_decode__channels():
-    with pytest.raises(ValueError, match=r"channels=4 is neither 1 \(grey\) nor 3 \(RGB\)"):
-        decode(Image.new("RGB", (1, 1)), 4)
+    refused(r"channels=4 is neither 1 \(grey\) nor 3 \(RGB\)", decode, Image.new("RGB", (1, 1)), 4)
 
 
 def test_decode__says_nothing_on_the_terminal(tmp_path):

@@ -13,6 +13,7 @@ from broadsight.data.decoding import decode
 from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transforms, default_workers, load
 from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
+from tests.refusals import refused
 
 from ..training.small_runs import fill, png
 
@@ -134,8 +135,7 @@ def test_train_order__asks_a_source_that_knows_better():
     ],
 )
 def test_train_order__refuses_a_batch(batch, options, message):
-    with pytest.raises(ValueError, match=message):
-        TrainOrder(Numbered(20), batch, **options)
+    refused(message, TrainOrder, Numbered(20), batch, **options)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

@@ -23,6 +23,8 @@ pytest.importorskip("faster_coco_eval", reason="the extra `det` is not installed
 
 from pycocotools import mask as coco_mask
 
+from tests.refusals import refused
+
 from .coco_scenes import CATEGORY_IDS, EVALUATED, NAMES, as_file, by_name, entries, pycoco, scene
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -222,17 +224,13 @@ def test_state__holds_runs_not_masks():
 def test_update__errors_name_the_image(change, words):
     found, there = one(masks=torch.zeros(1, 100, 100))
     found = {k: v for k, v in (found | dict(masks=torch.zeros(1, 1, 100, 100)) | change).items() if v is not None}
-    with pytest.raises(ValueError, match=words):
-        AveragePrecision(["mask"], CATEGORY_IDS, NAMES).update(7, (100, 100), found, there)
+    refused(words, AveragePrecision(["mask"], CATEGORY_IDS, NAMES).update, 7, (100, 100), found, there)
 
 
 def test_constructor__refuses_what_cannot_be_meant(monkeypatch):
-    with pytest.raises(ValueError, match="expected a list of some of box, mask, keypoint"):
-        AveragePrecision(["boxes"], CATEGORY_IDS, NAMES)
-    with pytest.raises(ValueError, match="3 class names but 4 labels"):
-        AveragePrecision(["box"], CATEGORY_IDS, NAMES[:3])
-    with pytest.raises(ValueError, match="max_detections=10; expected more"):
-        AveragePrecision(["box"], CATEGORY_IDS, NAMES, max_detections=10)
+    refused("expected a list of some of box, mask, keypoint", AveragePrecision, ["boxes"], CATEGORY_IDS, NAMES)
+    refused("3 class names but 4 labels", AveragePrecision, ["box"], CATEGORY_IDS, NAMES[:3])
+    refused("max_detections=10; expected more", AveragePrecision, ["box"], CATEGORY_IDS, NAMES, max_detections=10)
     for package in ("faster_coco_eval", "pycocotools"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)

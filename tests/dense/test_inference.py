@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from broadsight.dense.inference import detect_with_flip, resize_factor, segment, slide, window_starts
+from tests.refusals import refused
 
 
 def pointwise(classes: int = 3) -> nn.Module:
@@ -79,8 +80,7 @@ def test_resize_factor__by_hand():
     assert resize_factor((480, 640), 512, 2048) == 512 / 480
     assert resize_factor((480, 640), None, 320) == 0.5
     assert resize_factor((480, 640), None, 6400) == 1  # a limit does not enlarge
-    with pytest.raises(ValueError, match="short_side=0; expected pixels"):
-        resize_factor((480, 640), 0, None)
+    refused("short_side=0; expected pixels", resize_factor, (480, 640), 0, None)
 
 
 def test_segment__sizes_that_the_model_sees():
@@ -117,8 +117,7 @@ def test_segment__resized_answers_come_back_by_bilinear_resizing():
     ],
 )
 def test_segment__refuses(options, words):
-    with pytest.raises(ValueError, match=words):
-        segment(pointwise(), torch.rand(3, 8, 8), **options)
+    refused(words, segment, pointwise(), torch.rand(3, 8, 8), **options)
 
 
 def test_training_mode__is_refused():
@@ -126,8 +125,7 @@ def test_training_mode__is_refused():
         lambda: segment(pointwise().train(), torch.rand(3, 8, 8)),
         lambda: detect_with_flip(Spots().train(), []),
     ):
-        with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
-            call()
+        refused(r"call model.eval\(\) first", call)
 
 
 class Spots(nn.Module):
@@ -265,5 +263,4 @@ def test_detect__one_view_is_the_model_s_own_answer():
     two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
     (found,) = detect_with_flip(Told(two_on_each_other), [torch.zeros(3, 50, 100)], flip=False)
     assert found is two_on_each_other
-    with pytest.raises(ValueError, match="scores='max'; expected kept or mean"):
-        detect_with_flip(Spots(), [], scores="max")
+    refused("scores='max'; expected kept or mean", detect_with_flip, Spots(), [], scores="max")

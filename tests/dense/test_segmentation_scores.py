@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from broadsight.dense.segmentation_scores import SegmentationScores
+from tests.refusals import refused
 
 TARGET = torch.tensor([[0, 0, 1], [1, 255, 2]])
 SAID = torch.tensor([[0, 1, 1], [1, 0, 1]])
@@ -116,11 +117,9 @@ def test_merge__each_process_counts_once_in_any_order():
     ],
 )
 def test_update__refuses(prediction, target, words):
-    with pytest.raises(ValueError, match=words):
-        counted((prediction, target))
+    refused(words, counted, (prediction, target))
 
 
 def test_constructor__wants_a_name_for_each_class():
-    with pytest.raises(ValueError, match="1 class names but 2 classes"):
-        SegmentationScores(2, class_names=["sky"])
+    refused("1 class names but 2 classes", SegmentationScores, 2, class_names=["sky"])
     assert [row["name"] for row in SegmentationScores(2).per_class()] == ["0", "1"]

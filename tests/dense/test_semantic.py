@@ -13,6 +13,7 @@ from torch import nn
 from broadsight.dense import build
 from broadsight.dense.semantic import Segmenter, SemanticFPN, chosen_norm, enlarged, group_norm
 from broadsight.inspection.macs import PRODUCTS, published_macs
+from tests.refusals import refused
 
 SMALL = {
     "semantic_fpn": dict(pyramid_channels=16, channels=8),
@@ -208,14 +209,11 @@ def test_bfloat16_and_channels_last__give_about_the_same(name):
 
 
 def test_errors__say_what_to_do():
-    with pytest.raises(ValueError, match=r"2 class_weights for num_classes=3; give one for each"):
-        small("semantic_fpn", class_weights=(1, 2))
-    with pytest.raises(ValueError, match=r"norm='layer' is not known; choose one of 'batch', 'group'"):
-        chosen_norm("layer")
+    refused(r"2 class_weights for num_classes=3; give one for each", small, "semantic_fpn", class_weights=(1, 2))
+    refused(r"norm='layer' is not known; choose one of 'batch', 'group'", chosen_norm, "layer")
     with pytest.raises(ValueError, match=r"was given no masks; pass them or call model.eval\(\)"):
         small("semantic_fpn").train()(torch.rand(2, 3, 32, 32))
-    with pytest.raises(ValueError, match=r"semantic_fpn cannot be built: .*'widht'"):
-        small("semantic_fpn", widht=3)
+    refused(r"semantic_fpn cannot be built: .*'widht'", small, "semantic_fpn", widht=3)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
 from broadsight.dense.set_prediction import RTDETR
+from tests.refusals import refused
 
 SMALL = dict(
     queries=10, image_size=(64, 96), channels=16, heads=2, feed_forward=32, decoder_layers=2, denoising=8, in_chans=1
@@ -170,21 +171,17 @@ def test_size__is_that_of_the_paper():
 
 def test_errors__say_what_to_do(monkeypatch):
     model = small().train()
-    with pytest.raises(ValueError, match=r"was given no targets; pass them or call model.eval\(\)"):
-        model(make_images())
+    refused(r"was given no targets; pass them or call model.eval\(\)", model, make_images())
     with pytest.raises(ValueError, match=r"labels from 0 to 2; expected 1 to 2, the number of classes"):
         model(make_images(), [dict(OBJECTS, labels=torch.tensor([0, 2])), NOTHING])
     stages = model.stages
-    with pytest.raises(ValueError, match=r"image_size=640x600 of rtdetr is no multiple of 32"):
-        RTDETR(stages, 2, image_size=(640, 600))
+    refused(r"image_size=640x600 of rtdetr is no multiple of 32", RTDETR, stages, 2, image_size=(640, 600))
     with pytest.raises(ValueError, match=r"queries=300 is more than image_size=64x64 has positions: 84"):
         RTDETR(stages, 2, queries=300, image_size=(64, 64))
     assert RTDETR(stages, 2, image_size=(64, 64), decoder_layers=1).detector.config.num_queries == 84
-    with pytest.raises(ValueError, match=r"channels=20 is no multiple of heads=8"):
-        RTDETR(stages, 2, channels=20)
+    refused(r"channels=20 is no multiple of heads=8", RTDETR, stages, 2, channels=20)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"^rtdetr needs transformers; pip install broadsight\[hf\]$"):
-        RTDETR(stages, 2)
+    refused(r"^rtdetr needs transformers; pip install broadsight\[hf\]$", RTDETR, stages, 2, error=ImportError)
 
 
 @pytest.mark.slow

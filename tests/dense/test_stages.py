@@ -10,6 +10,7 @@ from torch import nn
 import broadsight
 from broadsight.dense.stages import open_stages, rescaling, sources_of
 from broadsight.layers import MultiTokenNeck
+from tests.refusals import refused
 
 # One of each kind: ours, a CNN with a stem stage, rows of tokens, NHWC, fixed size, pooling swapped, broadcast.
 NAMES = (
@@ -156,5 +157,4 @@ def test_rescaling(factor, side):
     ],
 )
 def test_open_stages__refuses(arguments, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        open_stages(arguments[0], **arguments[1])
+    refused(f"^{message}", open_stages, arguments[0], **arguments[1])

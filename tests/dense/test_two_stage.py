@@ -7,6 +7,7 @@ from torchvision.ops import roi_align
 
 from broadsight.dense import build
 from broadsight.dense.two_stage import RegionPool
+from tests.refusals import refused
 
 FEW = dict(
     rpn_pre_nms_top_n_train=50,
@@ -138,5 +139,4 @@ def test_keypoints__train_in_channels_last():
 
 
 def test_mistakes__are_said():
-    with pytest.raises(ValueError, match="box_detections_per_image"):
-        build("faster_rcnn", "test_resnet", 3, box_detections_per_image=5)
+    refused("box_detections_per_image", build, "faster_rcnn", "test_resnet", 3, box_detections_per_image=5)

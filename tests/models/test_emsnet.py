@@ -10,6 +10,7 @@ from broadsight.layers.ems import VARIANTS, AttentionPath
 from broadsight.models import EMSNet
 from tests.compare import assert_bfloat16, assert_close, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import emsnet as reference
+from tests.refusals import refused
 
 SMALL = dict(dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), mlp_ratios=(2, 3, 1, 2), num_classes=5)
 
@@ -149,5 +150,4 @@ def test_sizes__of_stem_transitions_and_mlps():
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        EMSNet(**SMALL | arguments)
+    refused(words, EMSNet, **SMALL | arguments)

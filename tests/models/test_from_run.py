@@ -35,7 +35,7 @@ REFUSED = r"names the model|expected a name, not a place"
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Everything that would go to the model, by name; nothing gets there."""
+    """Everything that would go to the internet, by name; nothing gets there."""
     asked = []
 
     def ask(*arguments, **_):

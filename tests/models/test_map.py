@@ -14,6 +14,7 @@ from broadsight import swap_pool
 from broadsight.surgery.pooling import PooledModel
 from broadsight.weights.released_map import MODELS, model_to_release
 from tests.compare import assert_close, parameters, randomize
+from tests.refusals import refused
 
 NAMES = timm.list_models(module="map")
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
@@ -193,8 +194,7 @@ def test_create__another_task_and_other_images():
     assert model(x).shape == (2, 5) and model(x).isfinite().all()
     groups = model.forward_groups(x)
     assert groups.tokens.shape == groups.average.shape == (2, 4, 5)
-    with pytest.raises(ValueError, match=r"expected \(batch, 1, height, width\)"):
-        model(torch.randn(2, 3, 64, 64))
+    refused(r"expected \(batch, 1, height, width\)", model, torch.randn(2, 3, 64, 64))
 
 
 def test_create__arguments_of_pool_and_backbone():
@@ -213,8 +213,7 @@ def test_create__arguments_of_pool_and_backbone():
 
 @pytest.mark.parametrize("name", ["map_resnet50", "map_mobilenetv1", "map_pit_s", "map_deit_small", "cap_resmlp_24"])
 def test_create__unknown_argument_is_refused(name):
-    with pytest.raises((TypeError, ValueError), match="bananas"):
-        timm.create_model(name, bananas=3, device="meta")
+    refused("bananas", timm.create_model, name, error=(TypeError, ValueError), bananas=3, device="meta")
 
 
 @torch.no_grad()
@@ -329,14 +328,12 @@ def test_pretrained__other_weights_are_refused(mobilenet, serve, wrong):
         key = "fc.heads.1.weight"
         state[key] = torch.zeros(2, 2)
     serve(state)
-    with pytest.raises(RuntimeError, match=key):
-        timm.create_model("map_mobilenetv1", pretrained=True)
+    refused(key, timm.create_model, "map_mobilenetv1", error=RuntimeError, pretrained=True)
 
 
 @pytest.mark.parametrize("name", ["map_resnet50d", "map_deit_small", "cap_resnet50"])
 def test_pretrained__without_a_release_is_refused(name):
-    with pytest.raises(RuntimeError, match=name):
-        timm.create_model(name, pretrained=True, device="meta")
+    refused(name, timm.create_model, name, error=RuntimeError, pretrained=True, device="meta")
 
 
 def test_pretrained_cfg__can_be_stored(mobilenet):

@@ -10,6 +10,7 @@ from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
 from broadsight.models import MAT
 from tests.compare import assert_bfloat16, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import mat as reference
+from tests.refusals import refused
 
 SMALL = dict(dim=4, depths=(1, 1, 2, 1), heads=(1, 2, 4, 8), num_classes=5)
 
@@ -200,5 +201,4 @@ def test_no_weight_decay__is_the_abstract_tokens():
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        MAT(**SMALL | arguments)
+    refused(words, MAT, **SMALL | arguments)

@@ -11,6 +11,7 @@ from broadsight.models import PartialFormer
 from broadsight.models.partialformer import saliency
 from tests.compare import assert_bfloat16, assert_close, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import partialformer as reference
+from tests.refusals import refused
 
 SMALL = dict(dim=8, depths=(1, 1, 2, 1), heads=(1, 2, 2, 4), num_classes=5)
 
@@ -197,5 +198,4 @@ def test_no_weight_decay__is_the_abstract_tokens():
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        PartialFormer(**SMALL | arguments)
+    refused(words, PartialFormer, **SMALL | arguments)

@@ -12,6 +12,7 @@ from broadsight.inspection.macs import FVCORE, PRODUCTS, count, published_macs
 from broadsight.models import STViT
 from tests.compare import parameters
 from tests.golden import checkpoint, images, key_lists
+from tests.refusals import refused
 
 IO = {
     "stvit_tiny_io_224x224": "stvit_tiny_weights",
@@ -240,5 +241,4 @@ def test_stem__patches_by_hand():
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        STViT(**SMALL | arguments)
+    refused(words, STViT, **SMALL | arguments)

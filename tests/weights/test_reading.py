@@ -14,6 +14,7 @@ from broadsight.models import STViT
 from broadsight.weights.loading import begin_dense, load_given
 from broadsight.weights.packaged import packaged_weights
 from broadsight.weights.released_stvit import convert_release
+from tests.refusals import refused
 
 from ..training.small_runs import refusal
 
@@ -99,11 +100,9 @@ def test_release__neither_loaded_nor_converted(tmp_path, kind):
     torch.save({"model": weights}, tmp_path / "x.pth")
     cast = kind == "infinite once cast"  # in the model, so by its name
     for source in (tmp_path / "x.pth", weights):
-        with pytest.raises(RuntimeError, match="not finite" if cast else name):
-            load_release(model, source)
+        refused("not finite" if cast else name, load_release, model, source, error=RuntimeError)
     if not cast:
-        with pytest.raises(RuntimeError, match=name):
-            convert_release(tmp_path / "x.pth", tmp_path / "x.safetensors")
+        refused(name, convert_release, tmp_path / "x.pth", tmp_path / "x.safetensors", error=RuntimeError)
         assert not (tmp_path / "x.safetensors").exists()
 
 
@@ -114,8 +113,7 @@ def test_convert__writes_no_more_than_the_file_holds(tmp_path):
         convert_release(source, target)
     whole = torch.zeros(100_000)
     torch.save({f"w{number}": whole for number in range(100)}, source)
-    with pytest.raises(RuntimeError, match="would take 40,000,000 bytes"):
-        convert_release(source, target)
+    refused("would take 40,000,000 bytes", convert_release, source, target, error=RuntimeError)
     torch.save({"w": whole[:10]}, source)  # a part of a large memory
     assert convert_release(source, target).stat().st_size < 1000
 
@@ -126,16 +124,14 @@ def test_compressed_archive__is_refused_before_it_grows(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pth") as plain, packed:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
-    with pytest.raises(RuntimeError, match="is compressed"):
-        convert_release(tmp_path / "small.pth", tmp_path / "x.safetensors")
+    refused("is compressed", convert_release, tmp_path / "small.pth", tmp_path / "x.safetensors", error=RuntimeError)
 
 
 def test_packaged_weights__are_looked_at_too(tmp_path, monkeypatch):
     own = timm.create_model("tf_efficientnet_lite0").state_dict()
     torch.save({**own, "bn1.running_var": own["bn1.running_var"].clone().fill_(torch.nan)}, tmp_path / "x.pth")
     monkeypatch.setattr("broadsight.weights.packaged._file", lambda name: tmp_path / "x.pth")
-    with pytest.raises(RuntimeError, match=r"'bn1.running_var' in .*not finite"):
-        packaged_weights("tf_efficientnet_lite0")
+    refused(r"'bn1.running_var' in .*not finite", packaged_weights, "tf_efficientnet_lite0", error=RuntimeError)
 
 
 @pytest.mark.parametrize("content", [{1: torch.zeros(2)}, [torch.zeros(2)], {"a": 1}, {"state_dict": {None: 1}}])

@@ -22,6 +22,7 @@ from broadsight.weights.released_map import (
 from broadsight.weights.released_stvit import released_tensors
 from tests.compare import assert_close, randomize
 from tests.golden import checkpoint, images, key_lists
+from tests.refusals import refused
 
 GOLDEN_HEADS = ["paper_r50", "release_r50", "convnext", "pit", "mobilenet", "nogram", "ga", "fastervit"]
 # Ours -> the authors', where they differ.
@@ -111,12 +112,10 @@ def test_pool__translated_tensors_are_copies():
 def test_pool__what_the_release_does_not_know():
     pool = small_pool(distill_tokens=2)
     key = "distill_classifier.norm.weight"
-    with pytest.raises(ValueError, match=f"^'{key}' has no counterpart in the release; "):
-        pool_to_release(pool, {key: pool.state_dict()[key]})
+    refused(f"^'{key}' has no counterpart in the release; ", pool_to_release, pool, {key: pool.state_dict()[key]})
     with pytest.raises(RuntimeError, match=f"^'{key}' and 3 more has no counterpart in the release; .*"):
         pool_from_release(pool, {})
-    with pytest.raises(ValueError, match=r"^'merge' is not a tensor of this module; "):
-        pool_to_release(pool, {"merge": torch.zeros(1)})
+    refused(r"^'merge' is not a tensor of this module; ", pool_to_release, pool, {"merge": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"^'merge.weight' has shape \(20, 12\); expected \(12, 20\)$"):
         pool_to_release(pool, {"merge.weight": pool.state_dict()["merge.weight"].mT})
 
@@ -124,8 +123,7 @@ def test_pool__what_the_release_does_not_know():
 def test_pool__fused_is_refused():
     pool = small_pool().eval()
     released = pool_to_release(pool, pool.state_dict())
-    with pytest.raises(RuntimeError, match="has no counterpart in the release"):
-        pool_from_release(broadsight.fuse(pool), released)
+    refused("has no counterpart in the release", pool_from_release, broadsight.fuse(pool), released, error=RuntimeError)
 
 
 def test_pool__counts_are_optional_and_may_differ():
@@ -321,10 +319,8 @@ def test_model__light_takes_the_full_checkpoint():
 def test_model__without_a_release_is_refused():
     model = broadsight.swap_pool("test_resnet", "map", dim=24, heads=4, mlp_dim=48)
     expected = "^no released weights are known for 'test_resnet'; expected one of map_mobilenetv1, "
-    with pytest.raises(ValueError, match=expected):
-        broadsight.load_release(model, {})
-    with pytest.raises(ValueError, match=expected):
-        released_tensors(model, {})
+    refused(expected, broadsight.load_release, model, {})
+    refused(expected, released_tensors, model, {})
 
 
 class OwnFasterViT(nn.Module):

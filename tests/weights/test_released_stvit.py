@@ -21,6 +21,7 @@ from broadsight.weights import reading as checkpoint
 from broadsight.weights import released_stvit as release
 from broadsight.weights.released_stvit import contents, convert_release, released_tensors
 from tests.compare import randomize
+from tests.refusals import refused
 
 Weights = dict[str, Tensor]
 BLOCK = "layers.2.blocks.0"
@@ -330,8 +331,7 @@ def test_refuse__another_variant(released):
 
 @pytest.mark.parametrize("module", [nn.Linear(2, 2), small(seed=1)])
 def test_released_tensors__of_pools_and_their_models_alone(module):
-    with pytest.raises(ValueError, match=f"^{type(module).__name__} has no released names; .*MultiTokenPool.*$"):
-        released_tensors(module, {})
+    refused(f"^{type(module).__name__} has no released names; .*MultiTokenPool.*$", released_tensors, module, {})
 
 
 # ---- the pool of MAP; its names are the matter of tests/weights/test_released_map.py
@@ -555,8 +555,7 @@ def test_convert__tensors_that_share_memory_or_have_gaps(tmp_path):
 def test_convert__overwrites_when_told_to_alone(pickled):
     target = pickled.with_name("stvit.safetensors")
     target.write_text("precious")
-    with pytest.raises(FileExistsError, match=r"stvit\.safetensors exists; .*overwrite=True$"):
-        convert_release(pickled, target)
+    refused(r"stvit\.safetensors exists; .*overwrite=True$", convert_release, pickled, target, error=FileExistsError)
     assert target.read_text() == "precious"
     convert_release(pickled, target, overwrite=True)
     assert_loaded(broadsight.load_release(small(seed=2), target))

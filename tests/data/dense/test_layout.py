@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from broadsight.data.dense.layout import find_parts
+from tests.refusals import refused
 
 
 def coco(file: Path, *images: Path) -> Path:
@@ -64,8 +65,7 @@ def test_coco__train_and_val_each_with_a_file(tmp_path):
 def test_coco__several_of_one_part_are_refused(tmp_path):
     coco(tmp_path / "a.json", tmp_path / "a.png")
     coco(tmp_path / "b.json", tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"has several COCO files: a.json, b.json; give the path of one"):
-        find_parts(tmp_path, "detect")
+    refused(r"has several COCO files: a.json, b.json; give the path of one", find_parts, tmp_path, "detect")
     for name in ("train", "val"):
         coco(tmp_path / "whole" / "train" / f"{name}.json", tmp_path / "whole" / "train" / "a.png")
     with pytest.raises(ValueError, match=r"train holds train/train.json, train/val.json; keep one of them there"):
@@ -83,8 +83,7 @@ def test_coco__others_beside_train_and_val_are_told(tmp_path):
 def test_masks__a_pair_of_folders(tmp_path, images, masks):
     make_image(tmp_path / images / "a.png", tmp_path / masks / "a.png")
     assert found(tmp_path, "segment") == {"all": ("masks", images, masks)}
-    with pytest.raises(ValueError, match="holds masks of pixels, which are for segment; detect needs a COCO file"):
-        find_parts(tmp_path, "detect")
+    refused("holds masks of pixels, which are for segment; detect needs a COCO file", find_parts, tmp_path, "detect")
 
 
 def test_masks__divided_inside_or_outside(tmp_path):
@@ -111,20 +110,16 @@ def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
     coco(tmp_path / "objects.json", tmp_path / "images" / "a.png")
     assert found(tmp_path, "segment")["all"][0] == "masks" and found(tmp_path, "instances")["all"][0] == "coco"
     make_image(tmp_path / "labels" / "a.png")
-    with pytest.raises(ValueError, match="more than one pair of images and masks: images, masks, labels"):
-        find_parts(tmp_path, "segment")
+    refused("more than one pair of images and masks: images, masks, labels", find_parts, tmp_path, "segment")
 
 
 def test_nothing__is_said_in_one_line(tmp_path):
     make_image(tmp_path / "photos" / "a.png")
-    with pytest.raises(ValueError, match="holds no labelled images; expected a COCO JSON file"):
-        find_parts(tmp_path, "detect")
+    refused("holds no labelled images; expected a COCO JSON file", find_parts, tmp_path, "detect")
     with pytest.raises(FileNotFoundError, match=r"no such data: .*photo; did you mean .*photos\?"):
         find_parts(tmp_path / "photo", "detect")
-    with pytest.raises(FileNotFoundError, match=r"no such data: scene; did you mean scenes\?"):
-        find_parts("scene", "detect")
+    refused(r"no such data: scene; did you mean scenes\?", find_parts, "scene", "detect", error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"give a COCO .json, a folder with images and labels, or scenes"):
         find_parts(tmp_path / "xyz" / "w", "detect")
     (tmp_path / "list.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"list.txt is not a COCO file"):
-        find_parts(tmp_path / "list.txt", "detect")
+    refused(r"list.txt is not a COCO file", find_parts, tmp_path / "list.txt", "detect")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from broadsight.data.dense.part import open_dense_part
+from tests.refusals import refused
 
 from ...training.dense_runs import write_coco
 
@@ -44,10 +45,8 @@ def test_part__refusals(coco, tmp_path):
         open_dense_part(str(coco), "detect", classes=("green",), category_ids={1: 3})
     with pytest.raises(ValueError, match="has no part 'val'; it has all; leave --part out, or give --split"):
         open_dense_part(str(coco), "detect", "val", **MODEL)
-    with pytest.raises(ValueError, match="scenes have the parts train, val and test"):
-        open_dense_part("scenes", "detect", "all", **MODEL)
-    with pytest.raises(FileNotFoundError, match="no such data: nowhere"):
-        open_dense_part("nowhere", "detect", **MODEL)
+    refused("scenes have the parts train, val and test", open_dense_part, "scenes", "detect", "all", **MODEL)
+    refused("no such data: nowhere", open_dense_part, "nowhere", "detect", error=FileNotFoundError, **MODEL)
     content = json.loads(coco.read_text("utf-8"))
     content["categories"] = [{**one, "keypoints": ["tip"]} for one in content["categories"]]
     (tmp_path / "images").symlink_to(coco.parent / "images")

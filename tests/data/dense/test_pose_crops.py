@@ -9,6 +9,7 @@ from torchvision import tv_tensors
 from broadsight.data.dense.pose_crops import PoseCrops, cut_out
 from broadsight.data.dense.pose_geometry import apply_affine
 from broadsight.data.seeds import seed_transforms
+from tests.refusals import refused
 
 NAMES = ("nose", "left_hand", "right_hand")
 SIZE = (64, 48)
@@ -152,16 +153,13 @@ def test_detections__instead_of_labelled_boxes():
         (2, 0, 102, 1.0, 3),
     ]
     assert len(crops(detections=[found[1]] * 3)) == 0
-    with pytest.raises(ValueError, match="detections are for 1 images; expected one of each of 3"):
-        crops(detections=found[:1])
-    with pytest.raises(ValueError, match="no keypoints to learn from"):
-        crops(detections=found, training=True)
+    refused("detections are for 1 images; expected one of each of 3", crops, detections=found[:1])
+    refused("no keypoints to learn from", crops, detections=found, training=True)
 
 
 def test_crops__none_at_all(monkeypatch):
     monkeypatch.setattr(Dots, "__len__", lambda self: 0)
-    with pytest.raises(ValueError, match="no object has a labelled keypoint"):
-        crops()
+    refused("no object has a labelled keypoint", crops)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

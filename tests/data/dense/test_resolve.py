@@ -11,6 +11,7 @@ from PIL import Image
 from broadsight.data.dense.loading import DenseDataset
 from broadsight.data.dense.resolve import held_out, mirrored, resolve_dense
 from broadsight.data.dense.transforms import DenseTransforms
+from tests.refusals import refused
 
 CATEGORIES = [dict(id=3, name="cat"), dict(id=7, name="dog")]
 JOINTS = ["nose", "left_eye", "right_eye"]
@@ -82,8 +83,7 @@ def test_hold_out__some_of_the_images_by_their_names(tmp_path):
 def test_hold_out__at_least_one_and_never_all():
     assert [held_out("ab", share, 0, "x").sum() for share in (0.01, 0.99)] == [1, 1]
     assert held_out("abcdefghij", 0.99, 0, "x").sum() == 9
-    with pytest.raises(ValueError, match="x has one image, which cannot be divided"):
-        held_out("a", 0.5, 0, "x")
+    refused("x has one image, which cannot be divided", held_out, "a", 0.5, 0, "x")
     assert held_out("abcdefghij", 0.3, 3, "").tolist() == held_out("jihgfedcba", 0.3, 3, "").tolist()[::-1]
 
 
@@ -139,8 +139,7 @@ def test_val__without_any_label_is_refused(tmp_path, task):
 
 def test_val__nothing_to_hold_out_is_refused(tmp_path):
     file = write(tmp_path, [box(1)])
-    with pytest.raises(ValueError, match=r"too few labelled images to hold some out.*give the images"):
-        resolve_dense(file, "detect")
+    refused(r"too few labelled images to hold some out.*give the images", resolve_dense, file, "detect")
     people = write(tmp_path / "b", [person(1), person(2, 2)], categories=PERSON)
     blind = write(tmp_path / "c", [person(1, keypoints=[0] * 9)], categories=PERSON)
     with pytest.raises(ValueError, match="has no labelled keypoint to validate on; every visibility is 0"):
@@ -155,12 +154,10 @@ def test_masks__all_ignored_or_one_class_are_refused(tmp_path):
     paint(tmp_path / "b", "train/a", "train/b")
     paint(tmp_path / "b", "val/a", values=(255,))
     (tmp_path / "b" / "classes.txt").write_text("sky\nsea\n")
-    with pytest.raises(ValueError, match="val has no pixels of any class to validate on"):
-        resolve_dense(tmp_path / "b", "segment")
+    refused("val has no pixels of any class to validate on", resolve_dense, tmp_path / "b", "segment")
     paint(tmp_path / "c", "a", "b", values=(0,))
     (tmp_path / "c" / "classes.txt").write_text("sky\n")
-    with pytest.raises(ValueError, match="has one class only, 'sky'; segmentation needs two"):
-        resolve_dense(tmp_path / "c", "segment")
+    refused("has one class only, 'sky'; segmentation needs two", resolve_dense, tmp_path / "c", "segment")
 
 
 def test_val__another_file_whose_classes_come_in_another_order(tmp_path):
@@ -183,8 +180,7 @@ def test_val__unknown_classes_are_refused(tmp_path):
         resolve_dense(train, "detect", val=val)
     twice = write(tmp_path / "c", [box(1)], categories=[dict(id=3, name="cat"), dict(id=4, name="cat")])
     alone = write(tmp_path / "d", [box(1)], categories=[dict(id=3, name="cat")])
-    with pytest.raises(ValueError, match=r"c/coco.json has two classes called 'cat'"):
-        resolve_dense(twice, "detect", val=alone)
+    refused(r"c/coco.json has two classes called 'cat'", resolve_dense, twice, "detect", val=alone)
     assert len(resolve_dense(twice, "detect", val=twice).classes) == 2
 
 
@@ -192,8 +188,7 @@ def test_val__the_same_images_again(tmp_path):
     file = write(tmp_path, [box(1)], 1)
     splits = resolve_dense(file, "detect", val=file)
     assert names(splits.train) == names(splits.val) == ["1.png"]
-    with pytest.raises(ValueError, match=r"coco.json has one image, which cannot be divided; give the images"):
-        resolve_dense(file, "detect")
+    refused(r"coco.json has one image, which cannot be divided; give the images", resolve_dense, file, "detect")
 
 
 def test_parts__of_the_data_itself(tmp_path):
@@ -219,15 +214,13 @@ def test_masks__parts_share_the_file_of_classes(tmp_path):
     (tmp_path / "masks" / "val" / "classes.txt").write_text("sea\nsky\n")
     assert resolve_dense(tmp_path, "segment").val.target(0)[0].tolist() == [1, 0] * 4
     (tmp_path / "masks" / "val" / "classes.txt").write_text("sea\nlake\n")
-    with pytest.raises(ValueError, match=r"has classes that .* has not: lake"):
-        resolve_dense(tmp_path, "segment")
+    refused(r"has classes that .* has not: lake", resolve_dense, tmp_path, "segment")
 
 
 def test_masks__at_most_255_classes(tmp_path):
     paint(tmp_path, "a", "b")
     (tmp_path / "classes.txt").write_text("\n".join(f"c{n}" for n in range(256)))
-    with pytest.raises(ValueError, match="has 256 classes; segment takes 255"):
-        resolve_dense(tmp_path, "segment")
+    refused("has 256 classes; segment takes 255", resolve_dense, tmp_path, "segment")
 
 
 @pytest.mark.parametrize("task", ["detect", "instances", "keypoints", "segment"])
@@ -374,8 +367,7 @@ def test_images__without_objects_stay(tmp_path):
         seen = batch(splits.train, "instances", training=training)
         assert [len(target["boxes"]) for target in seen.targets] == [1, 0, 0]
         assert seen.targets[1]["masks"].shape == (0, *seen.images[1].shape[1:])
-    with pytest.raises(ValueError, match=r"coco.json has no objects to train on"):
-        resolve_dense(write(tmp_path / "b", []), "detect")
+    refused(r"coco.json has no objects to train on", resolve_dense, write(tmp_path / "b", []), "detect")
 
 
 def test_masks__with_unknown_values_are_refused_when_read(tmp_path):
@@ -392,8 +384,7 @@ def test_masks__without_any_but_boxes_are_refused(tmp_path):
     item = box(1)
     del item["segmentation"]
     file = write(tmp_path, [item])
-    with pytest.raises(ValueError, match=r"coco.json has no masks, only boxes"):
-        resolve_dense(file, "instances")
+    refused(r"coco.json has no masks, only boxes", resolve_dense, file, "instances")
     assert len(resolve_dense(file, "detect", val=file).train) == 4
 
 
@@ -411,11 +402,9 @@ def test_masks__without_any_but_boxes_are_refused(tmp_path):
 )
 def test_options__refused_in_one_line(tmp_path, options, message):
     write(tmp_path, [box(1)])
-    with pytest.raises(ValueError, match=message):
-        resolve_dense(**{"data": tmp_path, "task": "detect", **options})
+    refused(message, resolve_dense, **{"data": tmp_path, "task": "detect", **options})
 
 
 def test_data__with_a_part_to_validate_alone(tmp_path):
     write(tmp_path / "val", [box(1)])
-    with pytest.raises(ValueError, match=r"has a part to validate, .*coco.json, but none to train on; add train/"):
-        resolve_dense(tmp_path, "detect")
+    refused(r"has a part to validate, .*coco.json, but none to train on; add train/", resolve_dense, tmp_path, "detect")

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from broadsight.data.dense.samples import Dense, find_dense
+from tests.refusals import refused
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 
@@ -54,34 +55,27 @@ def test_find_dense__several_things(tmp_path):
     image(tmp_path / "images" / "a.png")
     coco(tmp_path / "annotations" / "train.json", "a.png")
     coco(tmp_path / "annotations" / "val.json", "a.png")
-    with pytest.raises(ValueError, match=r"holds annotations.train\.json, annotations.val\.json; give the path"):
-        find_dense(tmp_path)
+    refused(r"holds annotations.train\.json, annotations.val\.json; give the path", find_dense, tmp_path)
     (tmp_path / "annotations" / "val.json").unlink()
     image(tmp_path / "masks" / "a.png")
-    with pytest.raises(ValueError, match=r"holds annotations.train\.json and the masks in masks; give the path"):
-        find_dense(tmp_path)
+    refused(r"holds annotations.train\.json and the masks in masks; give the path", find_dense, tmp_path)
     (tmp_path / "annotations" / "train.json").unlink()
     image(tmp_path / "labels" / "a.png")
-    with pytest.raises(ValueError, match="more than one pair of images and masks: images, masks, labels"):
-        find_dense(tmp_path)
+    refused("more than one pair of images and masks: images, masks, labels", find_dense, tmp_path)
 
 
 def test_find_dense__nothing(tmp_path):
     image(tmp_path / "images" / "a.png")
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "a.txt").write_text("0 0.5 0.5 1 1")
-    with pytest.raises(ValueError, match="holds no labelled images; expected a COCO JSON file beside its images, or"):
-        find_dense(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        find_dense(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"a\.txt is not a COCO file"):
-        find_dense(tmp_path / "labels" / "a.txt")
+    refused("holds no labelled images; expected a COCO JSON file beside its images, or", find_dense, tmp_path)
+    refused("nowhere does not exist", find_dense, tmp_path / "nowhere", error=FileNotFoundError)
+    refused(r"a\.txt is not a COCO file", find_dense, tmp_path / "labels" / "a.txt")
 
 
 def test_find_dense__coco_whose_images_are_elsewhere(tmp_path):
     coco(tmp_path / "x.json", "a.png")
-    with pytest.raises(FileNotFoundError, match=r"x\.json lists a\.png, which is not in .*; move them there"):
-        find_dense(tmp_path)
+    refused(r"x\.json lists a\.png, which is not in .*; move them there", find_dense, tmp_path, error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from broadsight.data.dense import transforms as dense_transforms
 from broadsight.data.dense.object_geometry import GROUND
 from broadsight.data.dense.transforms import DenseTransforms, iou_window
 from broadsight.data.seeds import seed_transforms
+from tests.refusals import refused
 
 PAIRS = ((0, 1),)
 CHAINS = {
@@ -271,8 +272,7 @@ def test_segment__of_ignored_pixels_alone():
 @pytest.mark.parametrize("crop", ["none", "iou"])
 def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
     if task == "segment" and crop == "iou":
-        with pytest.raises(ValueError, match="crop='iou' is not known for segment; choose 'none' or 'random'"):
-            DenseTransforms(task, 40, crop="iou")
+        refused("crop='iou' is not known for segment; choose 'none' or 'random'", DenseTransforms, task, 40, crop="iou")
         return
     image, target = drawn(4) if task == "detect" else scene(4)
     image = image.convert(mode)
@@ -315,5 +315,4 @@ def test_seed__decides_everything():
     ],
 )
 def test_settings__refused_in_one_line(changes, message):
-    with pytest.raises(ValueError, match=message):
-        DenseTransforms(**{"task": "detect", "image_size": 64, **changes})
+    refused(message, DenseTransforms, **{"task": "detect", "image_size": 64, **changes})

@@ -18,6 +18,7 @@ from broadsight.data.record_file import RecordFile
 from broadsight.data.scenes import Scene, Scenes, draw_scene, locate
 from broadsight.data.scenes.composition import SPLITS, compose
 from broadsight.data.scenes.objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS, POINTS, SHAPES, template
+from tests.refusals import refused
 
 # The package itself imports torch; an empty stand-in for it shows that scenes need nothing but numpy and Pillow.
 ALONE = f"""
@@ -145,16 +146,11 @@ def test_draw_scene__other_size_is_the_same_scene():
 
 
 def test_draw_scene__wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="index=-1"):
-        draw_scene(-1)
-    with pytest.raises(ValueError, match="split='dev' is not known; choose one of 'train', 'val', 'test'"):
-        draw_scene(0, split="dev")
-    with pytest.raises(ValueError, match="without='ears' is not known; choose one of None, 'salient', 'other'"):
-        draw_scene(0, without="ears")
-    with pytest.raises(ValueError, match="expected different ones of crab, fish"):
-        draw_scene(0, classes=("crab", "cow"))
-    with pytest.raises(ValueError, match=r"size=\(64, 7\); expected at least 8 pixels"):
-        draw_scene(0, size=(64, 7))
+    refused("index=-1", draw_scene, -1)
+    refused("split='dev' is not known; choose one of 'train', 'val', 'test'", draw_scene, 0, split="dev")
+    refused("without='ears' is not known; choose one of None, 'salient', 'other'", draw_scene, 0, without="ears")
+    refused("expected different ones of crab, fish", draw_scene, 0, classes=("crab", "cow"))
+    refused(r"size=\(64, 7\); expected at least 8 pixels", draw_scene, 0, size=(64, 7))
 
 
 def test_draw_scene__subset_of_classes():
@@ -295,8 +291,7 @@ def test_scenes__as_a_source():
     assert image.mode == "RGB" and image.size == (48, 32)
     assert (np.asarray(image) == source.scene(7).image).all()
     for i in (-1, 12):
-        with pytest.raises(IndexError, match=f"scene {i} of 12"):
-            source.open(i)
+        refused(f"scene {i} of 12", source.open, i, error=IndexError)
     for wrong in (dict(split="dev"), dict(seed=-1), dict(without="ears"), dict(classes=()), dict(classes=["cow"])):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Scenes(3, **wrong)  # at once, not in a worker

@@ -8,6 +8,7 @@ from PIL import Image
 
 from broadsight.data.sources import elpv
 from broadsight.data.sources.elpv import open_elpv
+from tests.refusals import refused
 
 CELLS = [("0.0", "mono"), ("0.3333333333333333", "poly"), ("0.6666666666666666", "poly"), ("1.0", "mono")]
 
@@ -44,24 +45,19 @@ def test_elpv__images_and_labels(package):
 def test_elpv__damaged(package):
     table = package / "data" / "labels.csv"
     (package / "data" / "images" / "cell0002.png").unlink()
-    with pytest.raises(ValueError, match=r"^poly/cell0002\.png: no such file"):
-        open_elpv(Path())["all"].source.open(1)
+    refused(r"^poly/cell0002\.png: no such file", open_elpv(Path())["all"].source.open, 1)
     table.write_text("images/cell0001.png 0.0 mono\nimages/cell0002.png\n")
-    with pytest.raises(ValueError, match=r"labels\.csv, line 2: 'images/cell0002\.png' is not a file, a probability"):
-        open_elpv(Path())
+    refused(r"labels\.csv, line 2: 'images/cell0002\.png' is not a file, a probability", open_elpv, Path())
     table.write_text("")
-    with pytest.raises(ValueError, match=r"labels\.csv lists no images; install elpv-dataset anew"):
-        open_elpv(Path())
+    refused(r"labels\.csv lists no images; install elpv-dataset anew", open_elpv, Path())
     table.unlink()
-    with pytest.raises(ValueError, match=r"labels\.csv cannot be read: .*; install elpv-dataset anew"):
-        open_elpv(Path())
+    refused(r"labels\.csv cannot be read: .*; install elpv-dataset anew", open_elpv, Path())
 
 
 def test_elpv__not_installed(monkeypatch):
     monkeypatch.setattr(elpv, "find_spec", lambda name: None)
     expected = r"^elpv is not installed; pip install elpv-dataset \(its images are CC-BY-NC-SA-4\.0, non-commercial\)$"
-    with pytest.raises(FileNotFoundError, match=expected):
-        open_elpv(Path())
+    refused(expected, open_elpv, Path(), error=FileNotFoundError)
 
 
 def test_elpv__the_real_package():

@@ -6,6 +6,7 @@ import pytest
 from broadsight.data.sources import resolve
 from broadsight.data.sources.evaluation import open_part, same_data
 from broadsight.data.view import labels_of
+from tests.refusals import refused
 
 from ...training.small_runs import fill
 
@@ -65,8 +66,7 @@ def test_scenes__each_part(tmp_path):
 )
 def test_refused(request, data, options, message):
     data = data if data.startswith("scenes") else request.getfixturevalue(data)
-    with pytest.raises(ValueError, match=message):
-        open_part(data, **options)
+    refused(message, open_part, data, **options)
 
 
 def test_part__train_alone_is_noted(tmp_path):

@@ -10,6 +10,7 @@ from broadsight.data.inside import outside_allowed
 from broadsight.data.sources import list_file as list_source
 from broadsight.data.sources.list_file import open_list, read_paths
 from broadsight.data.sources.sample_table import Part
+from tests.refusals import refused
 
 from ..reading import grey, rows
 
@@ -169,10 +170,7 @@ def test_list__paths_from_the_working_directory(folder, monkeypatch):
     (folder / "lists").mkdir()
     path = put(folder / "lists", "l.txt", "cats/1.png 0\ncats/2.png 1\n")
     monkeypatch.chdir(folder)
-    with pytest.raises(
-        ValueError, match=r"paths are relative to .*lists; these are relative to the working directory$"
-    ):
-        open_list(path, 3)
+    refused(r"paths are relative to .*lists; these are relative to the working directory$", open_list, path, 3)
 
 
 # --- lists without labels ------------------------------------------------------------------------------------------
@@ -212,5 +210,4 @@ def test_read_paths__wrong(folder, name, text, said):
 
 
 def test_read_paths__no_such_list(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.txt: no such file or directory; give a list of images"):
-        read_paths(tmp_path / "none.txt")
+    refused(r"none\.txt: no such file or directory; give a list of images", read_paths, tmp_path / "none.txt")

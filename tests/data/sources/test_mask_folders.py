@@ -13,6 +13,7 @@ from torchvision import tv_tensors
 
 from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources.mask_folders import MaskFolder, read_indices
+from tests.refusals import refused
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 CLASSES = ["sky", "tree", "dog"]
@@ -88,8 +89,7 @@ def test_masks__in_colour_are_refused(pair, mode):
 def test_masks__as_jpeg_are_refused(pair):
     (pair[1] / "a.png").unlink()
     Image.fromarray(VALUES).save(pair[1] / "a.JPG")
-    with pytest.raises(ValueError, match=r"a\.JPG is a JPEG, which alters values; save masks as PNG"):
-        MaskFolder(*pair, classes=CLASSES)
+    refused(r"a\.JPG is a JPEG, which alters values; save masks as PNG", MaskFolder, *pair, classes=CLASSES)
 
 
 def test_masks__with_an_unlisted_class_are_refused(pair):
@@ -214,10 +214,8 @@ def test_classes__errors_of_a_file(pair, text, message):
 
 
 def test_classes__must_be_known(pair):
-    with pytest.raises(ValueError, match=r"no classes\.yaml or classes\.txt in or beside .*masks; write one"):
-        MaskFolder(*pair)
-    with pytest.raises(FileNotFoundError, match=r"names\.txt is not a file"):
-        MaskFolder(*pair, classes="names.txt")
+    refused(r"no classes\.yaml or classes\.txt in or beside .*masks; write one", MaskFolder, *pair)
+    refused(r"names\.txt is not a file", MaskFolder, *pair, error=FileNotFoundError, classes="names.txt")
 
 
 def test_real__semantic():

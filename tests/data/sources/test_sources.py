@@ -16,6 +16,7 @@ from broadsight.data.sources import folder as folder_source
 from broadsight.data.sources import resolve
 from broadsight.data.sources import timm_string as timm_source
 from broadsight.data.sources.sample_table import Names, in_order, is_image
+from tests.refusals import refused
 
 from ..reading import grey, rows, said
 
@@ -102,11 +103,9 @@ def test_folder__validation_is_numbered_as_training(tmp_path):
 def test_folder__class_in_validation_alone(tmp_path):
     fill(tmp_path / "train", a=1, b=1)
     fill(tmp_path / "val", a=1, zebra=1)
-    with pytest.raises(ValueError, match=r"val has classes that .*train has not: zebra; add images of them"):
-        resolve(str(tmp_path))
+    refused(r"val has classes that .*train has not: zebra; add images of them", resolve, tmp_path)
     (tmp_path / "train" / "zebra").mkdir()  # a folder without images does not help
-    with pytest.raises(ValueError, match="has not: zebra"):
-        resolve(str(tmp_path))
+    refused("has not: zebra", resolve, tmp_path)
 
 
 def test_folder__empty_classes_are_left_out(tmp_path):
@@ -183,8 +182,7 @@ def test_folder__unreadable_images_say_which(tmp_path):
     source = resolve(str(tmp_path)).train
     row = list(rows(source)).index("a/bad.jpg")
     assert source.label(row) == 0
-    with pytest.raises(UnreadableImage, match=r"^a/bad\.jpg: empty file$"):
-        source.open(row)
+    refused(r"^a/bad\.jpg: empty file$", source.open, row, error=UnreadableImage)
 
 
 def test_folder__grey(tmp_path):
@@ -236,17 +234,14 @@ def test_hold_out__never_all_of_a_class(tmp_path):
 
 @pytest.mark.parametrize("split", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_hold_out__is_a_fraction(tmp_path, split):
-    with pytest.raises(ValueError, match=rf"split={split} is not between 0 and 1; 0.1 holds out a tenth"):
-        resolve(str(tmp_path), split=split)
+    refused(rf"split={split} is not between 0 and 1; 0.1 holds out a tenth", resolve, tmp_path, split=split)
 
 
 def test_hold_out__not_beside_validation_images(tmp_path):
     fill(tmp_path / "train", a=2, b=2)
     fill(tmp_path / "val", a=1, b=1)
-    with pytest.raises(ValueError, match=r"split=0.5, but .*val is set apart to validate; leave split out"):
-        resolve(str(tmp_path), split=0.5)
-    with pytest.raises(ValueError, match="two ways to validate; give one of them"):
-        resolve(str(tmp_path), val=str(tmp_path / "val"), split=0.5)
+    refused(r"split=0.5, but .*val is set apart to validate; leave split out", resolve, tmp_path, split=0.5)
+    refused("two ways to validate; give one of them", resolve, tmp_path, val=str(tmp_path / "val"), split=0.5)
 
 
 # --- val= -----------------------------------------------------------------------------------------------------------
@@ -304,12 +299,10 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
     fill(tmp_path / "flowers", a=1, b=1)
     with pytest.raises(FileNotFoundError, match=r"^no such data: .*/flower; did you mean .*/flowers\?$"):
         resolve(str(tmp_path / "flower"))
-    with pytest.raises(FileNotFoundError, match=r"did you mean .*/flowers\?$"):
-        resolve(str(tmp_path / "flower" / "train"))
+    refused(r"did you mean .*/flowers\?$", resolve, tmp_path / "flower" / "train", error=FileNotFoundError)
     monkeypatch.chdir(tmp_path)
     for data, near in (("scene", "scenes"), ("fashion_mnist", "fashion-mnist"), ("torch/cifar", "torch/cifar10")):
-        with pytest.raises((FileNotFoundError, ValueError), match=rf"no such data: {data}; did you mean {near}\?$"):
-            resolve(data)
+        refused(rf"no such data: {data}; did you mean {near}\?$", resolve, data, error=(FileNotFoundError, ValueError))
     with pytest.raises(
         FileNotFoundError, match=r"; give a folder, a tar, a list, a COCO .json, or one of scenes, fashion"
     ):
@@ -317,35 +310,29 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
 
 
 def test_errors__no_images(tmp_path):
-    with pytest.raises(ValueError, match=r"^no images in .*; expected folders named after classes, with images"):
-        resolve(str(tmp_path))
+    refused(r"^no images in .*; expected folders named after classes, with images", resolve, tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x.txt").write_text("")
-    with pytest.raises(ValueError, match=r"^no images in"):
-        resolve(str(tmp_path))
+    refused(r"^no images in", resolve, tmp_path)
     put(tmp_path / "c" / "1.png")
     put(tmp_path / "c" / "2.png")
-    with pytest.raises(ValueError, match=r"holds 2 images but no class folders; put the images of each class into"):
-        resolve(str(tmp_path / "c"))
+    refused(r"holds 2 images but no class folders; put the images of each class into", resolve, tmp_path / "c")
 
 
 def test_errors__one_class(tmp_path):
-    with pytest.raises(ValueError, match=r"has one class only, 'cats'; a classifier needs two$"):
-        resolve(str(fill(tmp_path, cats=3)))
+    refused(r"has one class only, 'cats'; a classifier needs two$", resolve, fill(tmp_path, cats=3))
 
 
 def test_errors__nothing_to_train_on(tmp_path):
     fill(tmp_path / "val", a=1, b=1)
-    with pytest.raises(ValueError, match=r"has a part to validate, .*/val, but none to train on"):
-        resolve(str(tmp_path))
+    refused(r"has a part to validate, .*/val, but none to train on", resolve, tmp_path)
 
 
 @pytest.mark.parametrize("inside", [".", "train"])
 def test_errors__images_and_masks(tmp_path, inside):
     fill(tmp_path / inside, images=2, masks=2)
-    with pytest.raises(ValueError, match=r"pairs images with masks \(images, masks\).*; such data is for segmentation"):
-        resolve(str(tmp_path))
+    refused(r"pairs images with masks \(images, masks\).*; such data is for segmentation", resolve, tmp_path)
 
 
 def test_errors__permission_denied(tmp_path, monkeypatch):
@@ -358,25 +345,21 @@ def test_errors__permission_denied(tmp_path, monkeypatch):
         return real(path)
 
     monkeypatch.setattr(folder_source.os, "scandir", refuse)  # tests may run as root, who is never refused
-    with pytest.raises(ValueError, match=r"^permission denied: .*/b; make it readable for this user$"):
-        resolve(str(tmp_path))
+    refused(r"^permission denied: .*/b; make it readable for this user$", resolve, tmp_path)
 
 
 def test_errors__a_file_of_another_kind(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"x.zip is neither a folder, a tar .* nor a COCO .json$"):
-        resolve(str(tmp_path / "x.zip"))
+    refused(r"x.zip is neither a folder, a tar .* nor a COCO .json$", resolve, tmp_path / "x.zip")
 
 
 @pytest.mark.parametrize("data", ["hfids/a/b", "tfds/cifar10", "wds/https://x.org/a.tar", "pipe:curl x", "s3://b/k"])
 def test_errors__streams(data):
-    with pytest.raises(ValueError, match=r"is a stream, which cannot be resumed exactly; download it and give the"):
-        resolve(data)
+    refused(r"is a stream, which cannot be resumed exactly; download it and give the", resolve, data)
 
 
 def test_errors__channels():
-    with pytest.raises(ValueError, match="channels=2 is neither 1"):
-        resolve("scenes", channels=2)
+    refused("channels=2 is neither 1", resolve, "scenes", channels=2)
 
 
 def test_errors__are_one_line(tmp_path):
@@ -410,12 +393,9 @@ def test_scenes__kept_in_the_cache(tmp_path):
 
 
 def test_scenes__errors():
-    with pytest.raises(ValueError, match="'many' is not a count; write for example scenes:2000"):
-        resolve("scenes:many")
-    with pytest.raises(ValueError, match="3 scenes are too few"):
-        resolve("scenes:3")
-    with pytest.raises(ValueError, match="val and split are for other data"):
-        resolve("scenes", split=0.2)
+    refused("'many' is not a count; write for example scenes:2000", resolve, "scenes:many")
+    refused("3 scenes are too few", resolve, "scenes:3")
+    refused("val and split are for other data", resolve, "scenes", split=0.2)
 
 
 # --- COCO -----------------------------------------------------------------------------------------------------------
@@ -503,8 +483,7 @@ def test_coco__parts_by_file_name(tmp_path):
     splits = resolve(str(tmp_path))
     assert (len(splits.train), len(splits.val)) == (8, 4)
     (tmp_path / "instances_val.json").rename(tmp_path / "other_train.json")
-    with pytest.raises(ValueError, match=r"has several COCO files: .*; give the path of one, and another for val"):
-        resolve(str(tmp_path))
+    refused(r"has several COCO files: .*; give the path of one, and another for val", resolve, tmp_path)
 
 
 def test_coco__a_file_in_each_part(tmp_path):
@@ -523,22 +502,19 @@ def test_coco__an_image_of_another_size_is_unreadable(tmp_path):
     source = resolve(str(file), split=0.5)
     both = [(part, row) for part in (source.train, source.val) for row in range(len(part))]
     part, row = next((part, row) for part, row in both if part.name(row).startswith("1.png"))
-    with pytest.raises(UnreadableImage, match=r"^1\.png#\d+: .*20x15.*40x30"):
-        part.open(row)
+    refused(r"^1\.png#\d+: .*20x15.*40x30", part.open, row, error=UnreadableImage)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"images": [], "annotations": []}', "x" * 10])
 def test_coco__not_one(tmp_path, content):
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(ValueError, match=r"x\.json is not a COCO file; expected JSON with images, annotations and"):
-        resolve(str(tmp_path / "x.json"))
+    refused(r"x\.json is not a COCO file; expected JSON with images, annotations and", resolve, tmp_path / "x.json")
 
 
 def test_coco__damaged(tmp_path):
     file = coco(tmp_path)
     file.write_text(file.read_text().replace('"category_id"', '"kind"'))
-    with pytest.raises(ValueError, match=r"is not a COCO file as expected: KeyError 'category_id'$"):
-        resolve(str(file))
+    refused(r"is not a COCO file as expected: KeyError 'category_id'$", resolve, file)
 
 
 def test_coco__real_images():
@@ -595,8 +571,7 @@ def test_timm__inaturalist_from_files(tmp_path):
 
 
 def test_timm__folders_are_given_as_they_are(tmp_path):
-    with pytest.raises(ValueError, match=r"^torch/folder: give the folder itself"):
-        resolve("torch/folder", root=str(tmp_path))
+    refused(r"^torch/folder: give the folder itself", resolve, "torch/folder", root=str(tmp_path))
 
 
 def test_timm__not_there(tmp_path):
@@ -648,8 +623,7 @@ def test_timm__hugging_face_reads_a_folder(tmp_path):
 
 def test_timm__hugging_face_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(timm_source, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"^hfds/a/b needs a package that is not installed: pip install datasets$"):
-        resolve("hfds/a/b")
+    refused(r"^hfds/a/b needs a package that is not installed: pip install datasets$", resolve, "hfds/a/b")
     assert capsys.readouterr().out == ""
 
 

@@ -12,6 +12,7 @@ from broadsight.data.sources.folder import holds_images, open_folder
 from broadsight.data.sources.mask_folders import MaskFolder
 from broadsight.data.sources.unlabelled import find_images
 from broadsight.data.sources.walking import images_below
+from tests.refusals import refused
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 
@@ -101,8 +102,7 @@ def test_classes_of_links(tmp_path):
         f"{tmp_path / 'data'}: links to what is there already, or around it, are not followed: a/same.png"
     ]
     (tmp_path / "data/b/twice.png").symlink_to(store / "0.png")
-    with pytest.raises(ValueError, match=r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep"):
-        open_folder(tmp_path / "data")
+    refused(r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep", open_folder, tmp_path / "data")
 
 
 def test_one_folder_under_two_classes_is_refused(tmp_path):
@@ -110,8 +110,7 @@ def test_one_folder_under_two_classes_is_refused(tmp_path):
     put(tmp_path / "data/c/1.png")
     for name in "ab":
         (tmp_path / "data" / name).symlink_to(tmp_path / "store")
-    with pytest.raises(ValueError, match=r"b is the same folder as that of 'a'; keep one of the two, or copy it$"):
-        open_folder(tmp_path / "data")
+    refused(r"b is the same folder as that of 'a'; keep one of the two, or copy it$", open_folder, tmp_path / "data")
     (tmp_path / "data/b").unlink()
     (tmp_path / "data/c/more").symlink_to(tmp_path / "store")
     with pytest.raises(ValueError, match=r"^links of both 'a' and 'c' lead to .*store \(c/more/\); keep one of them$"):
@@ -119,8 +118,7 @@ def test_one_folder_under_two_classes_is_refused(tmp_path):
     (tmp_path / "data/c/more").unlink()
     put(tmp_path / "data/c/inner/2.png")
     (tmp_path / "data/d").symlink_to("c/inner")
-    with pytest.raises(ValueError, match=r"inner belongs to both 'c' and, by a link, 'd'; remove the link, or copy"):
-        open_folder(tmp_path / "data")
+    refused(r"inner belongs to both 'c' and, by a link, 'd'; remove the link, or copy", open_folder, tmp_path / "data")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names on this platform")
