@@ -63,14 +63,12 @@ def assert_loaded(model: nn.Module) -> None:
         assert torch.equal(value, expected[key]), key
 
 
-def assert_refused(source, kind: type[Exception], *words: str) -> None:
+def assert_refused(source, kind: type[Exception], *words: str, model: nn.Module | None = None) -> None:
     """One line that holds all the words; the module is as it was."""
-    model = small(seed=2)
+    model = small(seed=2) if model is None else model
     before = deepcopy(model.state_dict())
-    with pytest.raises(kind) as error:
-        broadsight.load_release(model, source)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in words), message
+    message = refused("", broadsight.load_release, model, source, error=kind)
+    assert all(word in message for word in words), message
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
@@ -107,26 +105,6 @@ def test_load__safetensors_file(released, tmp_path, kind):
     assert_loaded(broadsight.load_release(small(seed=2), kind(tmp_path / "stvit.safetensors")))
 
 
-ARGUMENTS = argparse.Namespace(lr=1e-3, data="imagenet")
-
-
-@pytest.mark.parametrize("place", [None, "model", "state_dict", "state_dict_ema"])
-def test_load__torch_file(released, tmp_path, place):
-    torch.save(dict([(place, released)], args=ARGUMENTS, epoch=299) if place else released, tmp_path / "stvit.pth")
-    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth"))
-
-
-def test_load__torch_file_with_several_weights(released, tmp_path):
-    averaged = as_released(small(seed=3))
-    torch.save(dict(state_dict_ema=averaged, model=averaged, state_dict=released), tmp_path / "stvit.pth")
-    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth"))
-
-
-def test_load__torch_file_as_timm_saves_it(released, tmp_path):
-    torch.save(timm_checkpoint(released), tmp_path / "stvit.pth.tar")
-    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth.tar"))
-
-
 def timm_checkpoint(released: Weights) -> dict:
     """With all that may be beside the weights: an optimizer's state, the command line, numbers of numpy."""
     parameter = nn.Parameter(torch.zeros(2))
@@ -142,6 +120,25 @@ def timm_checkpoint(released: Weights) -> dict:
         args=argparse.Namespace(lr=np.float64(1e-3), mean=(0.5, np.float32(0.25)), resume=None, amp=np.bool_(True)),
         metric=np.float64(82.85),
     )
+
+
+def beside_others(place: str):
+    return lambda released: {place: released, "args": argparse.Namespace(lr=1e-3, data="imagenet"), "epoch": 299}
+
+
+CHECKPOINTS = {place: beside_others(place) for place in ("model", "state_dict", "state_dict_ema")} | {
+    "weights alone": lambda released: released,
+    "several": lambda released: (
+        dict.fromkeys(("state_dict_ema", "model"), as_released(small(3))) | {"state_dict": released}
+    ),
+    "as timm saves it": timm_checkpoint,
+}
+
+
+@pytest.mark.parametrize("content", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_load__torch_file(released, tmp_path, content):
+    torch.save(content(released), tmp_path / "stvit.pth.tar")
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "stvit.pth.tar"))
 
 
 @pytest.mark.parametrize("kind", list("?bhilqBHILQefd"))
@@ -251,23 +248,16 @@ def test_refuse__altered_constant(released, fold, altered):
 
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], "weights", None, 3])
-def test_refuse__what_is_no_tensor(released, value):
-    released["norm.weight"] = value
-    assert_refused(released, RuntimeError, "'norm.weight'", type(value).__name__)
+def test_refuse__what_is_no_tensor_or_no_name(released, value):
+    assert_refused(released | {"norm.weight": value}, RuntimeError, "'norm.weight'", type(value).__name__)
+    assert_refused(released | {7: torch.zeros(1)}, RuntimeError, "7")
+    assert_refused({}, RuntimeError, "'patch_embed.proj.0.weight'", "missing")
 
 
 @pytest.mark.parametrize("content", [[1, 2, 3], torch.zeros(3), None])
 def test_refuse__file_without_a_dictionary(tmp_path, content):
     torch.save(content, tmp_path / "other.pth")
     assert_refused(tmp_path / "other.pth", RuntimeError, "other.pth")
-
-
-def test_refuse__empty_dictionary():
-    assert_refused({}, RuntimeError, "'patch_embed.proj.0.weight'", "missing")
-
-
-def test_refuse__key_that_is_no_name(released):
-    assert_refused(released | {7: torch.zeros(1)}, RuntimeError, "7")
 
 
 def test_refuse__file_that_is_not_there(tmp_path):
@@ -323,10 +313,7 @@ def test_refuse__other_modules(released, module):
 
 def test_refuse__another_variant(released):
     other = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=5)
-    before = deepcopy(other.state_dict())
-    with pytest.raises(RuntimeError, match=r"'layers\.1\.blocks\.1\.\S+' and \d+ more is unexpected; .*"):
-        broadsight.load_release(other, released)
-    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+    assert_refused(released, RuntimeError, "'layers.1.blocks.1.", " more is unexpected; ", model=other)
 
 
 @pytest.mark.parametrize("module", [nn.Linear(2, 2), small(seed=1)])
@@ -355,13 +342,7 @@ def released_pool() -> Weights:
 
 
 def assert_pool_refused(source, *words: str, **changes) -> None:
-    pool = small_pool(seed=2, **changes)
-    before = deepcopy(pool.state_dict())
-    with pytest.raises(RuntimeError) as error:
-        broadsight.load_release(pool, source)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in (*words, "nothing was loaded")), message
-    assert all(torch.equal(value, before[key]) for key, value in pool.state_dict().items())
+    assert_refused(source, RuntimeError, *words, "nothing was loaded", model=small_pool(seed=2, **changes))
 
 
 @pytest.mark.parametrize("suffix", ["dict", "safetensors", "pth.tar"])
@@ -437,14 +418,9 @@ def test_pool__unexpected(released_pool, name):
     ],
 )
 def test_pool__misshapen(released_pool, name, shape):
-    assert released_pool[name].shape != shape
-    released_pool[name] = torch.zeros(shape)
-    assert_pool_refused(released_pool, f"'{name}'", str(shape), str(tuple(released_tensors_shape(name))))
-
-
-def released_tensors_shape(name: str) -> torch.Size:
-    pool = small_pool(seed=1)
-    return released_tensors(pool, pool.state_dict())[name].shape
+    own = tuple(released_pool[name].shape)
+    assert own != shape
+    assert_pool_refused(released_pool | {name: torch.zeros(shape)}, f"'{name}'", str(shape), str(own))
 
 
 @pytest.mark.parametrize(
@@ -477,24 +453,12 @@ def test_pool__light_ignores_token_classifiers_alone(released_pool):
     assert_pool_refused(released_pool, "'self_dt_heads.0.head.bias' is missing", light=True)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(groups=1),
-        dict(groups=3),
-        dict(tokens=4),
-        dict(layers=2),
-        dict(gram=False),
-        dict(gram_dim=7),
-        dict(head_mixing=True),
-        dict(classifier="linear"),
-        dict(mean_token=False),
-        dict(level=-1),
-        dict(attn_dim=24),
-        dict(mlp_groups=1),
-        dict(mlp_ratio=2),
-    ],
-)
+VARIANTS = [dict(groups=1), dict(groups=3), dict(tokens=4), dict(layers=2), dict(gram=False), dict(gram_dim=7)]
+VARIANTS += [dict(head_mixing=True), dict(classifier="linear"), dict(mean_token=False), dict(level=-1)]
+VARIANTS += [dict(attn_dim=24), dict(mlp_groups=1), dict(mlp_ratio=2)]
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
 def test_pool__another_variant(released_pool, changes):
     assert_pool_refused(released_pool, "variant", **changes)
 
@@ -528,19 +492,14 @@ def test_convert__keeps_all_weights_and_plain_values(pickled, released, kind):
     assert files(target.parent) == ["stvit.pth.tar", "stvit.safetensors"]
 
 
-def test_convert__weights_alone(released, tmp_path):
-    torch.save(released, tmp_path / "bare.pth")
-    convert_release(tmp_path / "bare.pth", tmp_path / "bare.safetensors")
-    assert contents(tmp_path / "bare.safetensors")[1] == {"format": "pt"}
-    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "bare.safetensors"))
-
-
-def test_convert__tells_of_further_weights(released, tmp_path):
+@pytest.mark.parametrize("further", [False, True])
+def test_convert__weights_alone_and_what_is_left_out(released, tmp_path, further):
     averaged = as_released(small(seed=3))
-    torch.save(dict(state_dict=released, state_dict_ema=averaged), tmp_path / "two.pth")
-    convert_release(tmp_path / "two.pth", tmp_path / "two.safetensors")
-    assert contents(tmp_path / "two.safetensors")[1]["left_out"] == "state_dict_ema"
-    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "two.safetensors"))
+    torch.save(dict(state_dict=released, state_dict_ema=averaged) if further else released, tmp_path / "x.pth")
+    convert_release(tmp_path / "x.pth", tmp_path / "x.safetensors")
+    metadata = {"format": "pt"} | ({"left_out": "state_dict_ema"} if further else {})
+    assert contents(tmp_path / "x.safetensors")[1] == metadata
+    assert_loaded(broadsight.load_release(small(seed=2), tmp_path / "x.safetensors"))
 
 
 def test_convert__tensors_that_share_memory_or_have_gaps(tmp_path):
@@ -603,10 +562,10 @@ def test_convert__interrupted_leaves_nothing(pickled, monkeypatch, overwrite, mo
 )
 def test_convert__refuses_what_is_no_tensor(tmp_path, content, words):
     torch.save(content, tmp_path / "odd.pth")
-    with pytest.raises(RuntimeError) as error:
-        convert_release(tmp_path / "odd.pth", tmp_path / "odd.safetensors")
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in ("odd.pth", *words)), message
+    message = refused(
+        "odd.pth", convert_release, tmp_path / "odd.pth", tmp_path / "odd.safetensors", error=RuntimeError
+    )
+    assert all(word in message for word in words), message
     assert files(tmp_path) == ["odd.pth"]
 
 
@@ -618,13 +577,15 @@ def test_convert__corrupt_file(pickled, content):
     assert files(pickled.parent) == ["stvit.pth.tar"]
 
 
-def test_convert__wrong_names(pickled, tmp_path):
-    with pytest.raises(ValueError, match=r"cannot convert to .*x\.pth; expected a name ending in \.safetensors"):
-        convert_release(pickled, tmp_path / "x.pth")
-    with pytest.raises(ValueError, match=r"x\.safetensors is a safetensors file already; "):
-        convert_release(tmp_path / "x.safetensors", tmp_path / "y.safetensors")
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.pth is not a file; "):
-        convert_release(tmp_path / "nowhere.pth", tmp_path / "y.safetensors")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; create it first"):
-        convert_release(pickled, tmp_path / "nowhere" / "y.safetensors")
+@pytest.mark.parametrize(
+    ("source", "target", "words", "error"),
+    [
+        ("stvit.pth.tar", "x.pth", r"cannot convert to .*x\.pth; expected a name ending in \.safetensors", ValueError),
+        ("x.safetensors", "y.safetensors", r"x\.safetensors is a safetensors file already; ", ValueError),
+        ("nowhere.pth", "y.safetensors", r"nowhere\.pth is not a file; ", FileNotFoundError),
+        ("stvit.pth.tar", "nowhere/y.safetensors", "there is no folder .*nowhere; create it first", FileNotFoundError),
+    ],
+)
+def test_convert__wrong_names(pickled, tmp_path, source, target, words, error):
+    refused(words, convert_release, tmp_path / source, tmp_path / target, error=error)
     assert files(tmp_path) == ["stvit.pth.tar"]
