@@ -6,15 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.dense import build
 from broadsight.dense.cascade import OneBoxPredictor, refined
 from tests.refusals import refused
 
-from .test_two_stage import FEW, target
-
-
-def small(num_classes=3, **options):
-    return build("cascade_mask_rcnn", "test_resnet", num_classes, **{**FEW, "box_head": "fc", **options})
+from .detectors import small, target
 
 
 def says(predictor, scores=None, deltas=None):
@@ -27,55 +22,15 @@ def says(predictor, scores=None, deltas=None):
         predictor.bbox_pred.bias.data = torch.tensor(deltas, dtype=torch.float).flatten()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backbone, millions, options",
-    [
-        ("convnext_tiny", 85.94, {}),  # printed 86
-        ("convnext_tiny", 82.01, dict(box_head="fc")),
-        ("convnext_tiny", 84.96, dict(class_agnostic=True)),
-        ("convnext_tiny", 80.66, dict(masks_on="last")),
-        ("convnext_small", 107.58, {}),  # printed 108
-    ],
-)
-def test_parameters__as_printed_with_the_defaults(backbone, millions, options):
-    model = build("cascade_mask_rcnn", backbone, 80, **options)
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "options", [dict(box_head="conv"), dict(class_agnostic=True, masks_on="last")], ids=["conv", "agnostic"]
-)
-def test_train_step__reaches_every_parameter(options):
-    model = small(**options).train()
-    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 50)]
-    targets = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3]), target(70, 50, labels=[])]
-    losses = model(images, targets)
-    assert all(loss.ndim == 0 and loss.isfinite() for loss in losses.values())
-    assert ("loss_mask_1" in losses) == ("masks_on" not in options) and "loss_mask_3" in losses
-    sum(losses.values()).backward()
-    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-
-
-def test_image__alone_gray_without_objects():
-    model = small(num_classes=1, in_chans=1, box_score_thresh=0.0).train()
-    losses = model([torch.rand(1, 40, 64)], [target(40, 64, labels=[])])
-    assert all(loss.isfinite() for loss in losses.values())
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        (found,) = model.eval()([torch.rand(1, 40, 64)])
-    assert set(found["labels"].tolist()) == {1} and found["masks"].shape[1:] == (1, 40, 64)
-    assert {found[name].dtype for name in ("boxes", "scores", "masks")} == {torch.float32}
-
-
 def test_stages__thresholds_and_codes():
-    steps = small().roi_heads.steps
+    steps = small("cascade").roi_heads.steps
     assert [step.proposal_matcher.high_threshold for step in steps] == [0.5, 0.6, 0.7]
     assert [step.proposal_matcher.low_threshold for step in steps] == [0.5, 0.6, 0.7]
     assert [step.box_coder.weights for step in steps] == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
 
 
 def test_refined__by_the_class_of_the_box():
-    step = small().roi_heads.steps[1]  # codes with 20 and 10
+    step = small("cascade").roi_heads.steps[1]  # codes with 20 and 10
     boxes = [torch.tensor([[10.0, 10, 30, 30], [10, 10, 30, 30]]), torch.tensor([[40.0, 40, 60, 60]])]
     deltas = torch.zeros(3, 4, 4)
     deltas[:, 1, 0] = 4.0  # 4 / 20 of 20 pixels: 4 to the right
@@ -93,7 +48,7 @@ def test_refined__by_the_class_of_the_box():
 
 
 def test_training__goes_on_with_refined_boxes_and_ground_truth():
-    model = small(box_batch_size_per_image=512, box_positive_fraction=1.0).train()
+    model = small("cascade", box_batch_size_per_image=512, box_positive_fraction=1.0).train()
     steps = model.roi_heads.steps
     says(steps[0].box_predictor, deltas=[[1.0, 0, 0, 0]] * 4)  # a tenth of its width to the right
     says(steps[1].box_predictor, deltas=[[0.0] * 4] * 4)
@@ -114,7 +69,7 @@ def test_losses__are_weighted_by_stage():
     images, found = [torch.rand(3, 64, 80)], []
     for weights in ((1.0, 1.0, 1.0), (1.0, 0.5, 0.25)):
         torch.manual_seed(0)
-        model = small(loss_weights=weights).train()
+        model = small("cascade", loss_weights=weights).train()
         torch.manual_seed(0)
         found.append(model(images, truth))
     plain, weighted = found
@@ -125,7 +80,7 @@ def test_losses__are_weighted_by_stage():
 
 
 def test_predictions__mean_of_scores_and_masks_on_boxes_of_the_last():
-    model = small(num_classes=1, box_score_thresh=0.0, image_size=(64, 80)).eval()
+    model = small("cascade", num_classes=1, box_score_thresh=0.0, image_size=(64, 80)).eval()
     steps = model.roi_heads.steps
     for step, share in zip(steps, (0.2, 0.5, 0.8), strict=True):
         says(step.box_predictor, scores=[0.0, math.log(share / (1 - share))], deltas=[[0.0] * 4] * 2)
@@ -165,4 +120,4 @@ def test_one_box__repeated_for_every_class():
     ],
 )
 def test_mistakes__are_said(options, said):
-    refused(said, small, **options)
+    refused(said, small, "cascade", **options)

@@ -1,4 +1,4 @@
-"""RetinaNet, FCOS and SSDLite: sizes as printed, labels from 1, boxes in pixels of the image that came."""
+"""RetinaNet, FCOS and SSDLite: labels from 1, boxes in pixels of the image that came."""
 
 import pytest
 import torch
@@ -11,86 +11,10 @@ from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors, oct
 from broadsight.dense.stages import open_stages
 from tests.refusals import refused
 
-KINDS = {
-    "retinanet": ("retinanet", dict(width=32)),
-    "atss": ("retinanet", dict(width=64, assigner="atss")),
-    "fcos": ("fcos", dict(width=64)),
-    "ssdlite": ("ssdlite", dict(image_size=(64, 96))),
-}
+from .detectors import ONE_STAGE, small, target
 
 
-def small(kind, num_classes=3, **options):
-    name, usual = KINDS[kind]
-    return build(name, "test_resnet", num_classes, **{**usual, **options})
-
-
-def target(*boxes, labels):
-    return {"boxes": torch.tensor(boxes, dtype=torch.float).reshape(-1, 4), "labels": torch.tensor(labels).long()}
-
-
-def parameters(model):
-    return sum(p.numel() for p in model.parameters()) / 1e6
-
-
-RETINANETS = {
-    "partialformer_b1": 16.16,
-    "partialformer_b2": 29.20,
-    "partialformer_b3": 44.43,
-    "mat_2": 18.68,
-    "mat_3": 24.97,
-    "mat_4": 37.16,
-    "mat_5": 58.40,
-    "emsnet_tiny": 14.75,
-}
-
-
-@pytest.mark.slow  # test_dense_tables counts two of them
-def test_retinanet__has_the_papers_parameters():
-    assert parameters(build("retinanet", "emsnet_xxtiny", 80)) == pytest.approx(11.74, abs=0.006)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backbone", RETINANETS)
-def test_retinanet__has_the_papers_parameters_of_all(backbone):
-    assert parameters(build("retinanet", backbone, 80)) == pytest.approx(RETINANETS[backbone], abs=0.006)
-
-
-@pytest.mark.slow
-def test_ssdlite__has_the_papers_parameters():
-    assert round(parameters(build("ssdlite", "mat_1", 80)), 1) == 6.4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backbone, millions", [("partialformer_b0", 5.0), ("partialformer_b1", 8.0), ("mat_2", 10.5), ("mat_3", 16.7)]
-)
-def test_ssdlite__has_the_papers_parameters_of_all(backbone, millions):
-    assert round(parameters(build("ssdlite", backbone, 80)), 1) == millions
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_train_step__reaches_every_parameter(kind):
-    model = small(kind).train()
-    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 50)]
-    losses = model(images, [target([4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3]), target(labels=[])])
-    assert all(loss.ndim == 0 and loss.isfinite() and loss > 0 for loss in losses.values())
-    sum(losses.values()).backward()
-    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_image__alone_small_gray_without_objects(kind):
-    """One image of one class and channel: a map of one position, and nothing to find."""
-    model = small(kind, num_classes=1, in_chans=1).train()
-    losses = model([torch.rand(1, 40, 64)], [target(labels=[])])
-    assert all(loss.isfinite() for loss in losses.values())
-    sum(losses.values()).backward()
-    with torch.no_grad():
-        (found,) = model.eval()([torch.rand(1, 40, 64)])
-    assert set(found["labels"].tolist()) <= {1}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_STAGE)
 def test_predictions__in_pixels_of_the_image_that_came(kind):
     size = (64, 64) if kind == "ssdlite" else (48, 64)
     model = small(kind, image_size=size, score_thresh=0.0).eval()
@@ -104,11 +28,11 @@ def test_predictions__in_pixels_of_the_image_that_came(kind):
     assert boxes.min() >= 0 and boxes[:, 2].max() <= 200.001 and boxes[:, 3].max() <= 100.001
     assert boxes[:, 2].max() > 150 and boxes[:, 3].max() > 75  # not in those of the resized one
     model.train()
-    model([torch.rand(3, 96, 128)], [target([5, 5, 60, 60], labels=[1])])
+    model([torch.rand(3, 96, 128)], [target(96, 128, [5, 5, 60, 60], labels=[1])])
     assert seen[1:] == [(96, 128)]  # nothing is resized
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_STAGE)
 def test_predictions__hold_under_bfloat16(kind):
     model = small(kind, score_thresh=0.0).eval()
     images = [torch.rand(3, 64, 96)]
@@ -133,7 +57,7 @@ def test_labels__count_from_one_outside_and_zero_inside(kind):
         (found,) = model.eval()([torch.rand(3, 64, 64)])
     assert set(found["labels"].tolist()) == {2}
     model.train()
-    given = [target([10, 10, 50, 50], labels=[label]) for label in (1, 2, 3)]
+    given = [target(64, 64, [10, 10, 50, 50], labels=[label]) for label in (1, 2, 3)]
     with torch.no_grad():
         losses = [model([torch.ones(3, 64, 64) / 2], [one])["classification"] for one in given]
     assert losses[1] < losses[0] and losses[1] < losses[2]
@@ -176,7 +100,7 @@ class Raw(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_STAGE)
 def test_raw__exports(kind):
     model, images = small(kind).eval(), torch.rand(1, 3, 64, 96)
     program = torch.export.export(Raw(model), (images,))
@@ -240,8 +164,8 @@ def test_batch_norm__single_value_by_running_statistics():
         (lambda: build("retinanet", "test_resnet", 2, image_size=(1333, 800)), r"\(800, 1333\)"),
         (lambda: small("retinanet").train()([torch.rand(3, 64, 64)]), "no targets"),
         (lambda: small("retinanet").eval()([torch.rand(1, 64, 64)]), "1 channels"),
-        (lambda: small("retinanet").train()([torch.rand(3, 64, 64)], [target([1, 1, 9, 9], labels=[4])]), "1 to 3"),
-        (lambda: small("retinanet").train()([torch.rand(3, 64, 64)], [target([1, 1, 9, 9], labels=[0])]), "1 to 3"),
+        (lambda: small("retinanet")([torch.rand(3, 9, 9)], [target(9, 9, [1, 1, 9, 9], labels=[4])]), "1 to 3"),
+        (lambda: small("retinanet")([torch.rand(3, 9, 9)], [target(9, 9, [1, 1, 9, 9], labels=[0])]), "1 to 3"),
     ],
 )
 def test_mistakes__are_said(call, said):

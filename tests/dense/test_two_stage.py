@@ -1,4 +1,4 @@
-"""Faster, Mask and Keypoint R-CNN: sizes as printed, everything in pixels of the image that came."""
+"""Faster, Mask and Keypoint R-CNN: everything in pixels of the image that came."""
 
 import pytest
 import torch
@@ -9,77 +9,12 @@ from broadsight.dense import build
 from broadsight.dense.two_stage import RegionPool
 from tests.refusals import refused
 
-FEW = dict(
-    rpn_pre_nms_top_n_train=50,
-    rpn_post_nms_top_n_train=40,
-    rpn_pre_nms_top_n_test=40,
-    rpn_post_nms_top_n_test=30,
-    box_batch_size_per_image=16,
-    box_detections_per_img=5,
-    width=32,
-    hidden=32,
-)
-KINDS = {
-    "faster_rcnn": ("detect", set(), {}),
-    "mask_rcnn": ("instances", {"masks"}, {}),
-    "keypoint_rcnn": ("keypoints", {"keypoints", "keypoints_scores"}, dict(num_keypoints=4, keypoint_layers=(32, 32))),
-}
+from .detectors import small, target
+
+EXTRA = dict(faster_rcnn=set(), mask_rcnn={"masks"}, keypoint_rcnn={"keypoints", "keypoints_scores"})
 
 
-def small(name, num_classes=3, **options):
-    return build(name, "test_resnet", num_classes, **{**FEW, **KINDS[name][2], **options})
-
-
-def target(height, width, *boxes, labels):
-    masks = torch.zeros(len(boxes), height, width, dtype=torch.uint8)
-    points = torch.zeros(len(boxes), 4, 3)
-    for number, (left, top, right, bottom) in enumerate(boxes):
-        masks[number, top:bottom, left:right] = 1
-        points[number] = torch.tensor([(left + right) / 2, (top + bottom) / 2, 2])
-    corners = torch.tensor(boxes, dtype=torch.float).reshape(-1, 4)
-    return {"boxes": corners, "labels": torch.tensor(labels).long(), "masks": masks, "keypoints": points}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backbone, millions",
-    [("partialformer_b1", 26.65), ("partialformer_b2", 39.41), ("partialformer_b3", 54.35), ("mat_2", 29.18)],
-)
-def test_mask_rcnn__has_the_papers_parameters(backbone, millions):
-    model = build("mask_rcnn", backbone, 80)
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
-
-
-@pytest.mark.slow
-def test_mask_rcnn__has_the_papers_parameters_emsnet():
-    model = build("mask_rcnn", "emsnet_tiny", 80)
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == 25.3
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_train_step__reaches_every_parameter(name):
-    model = small(name).train()
-    assert model.task == KINDS[name][0]
-    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 50)]
-    targets = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3]), target(70, 50, labels=[])]
-    losses = model(images, targets)
-    assert all(loss.ndim == 0 and loss.isfinite() and loss > 0 for loss in losses.values())
-    sum(losses.values()).backward()
-    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_image__alone_small_gray_without_objects(name):
-    model = small(name, num_classes=1, in_chans=1, box_score_thresh=0.0).train()
-    losses = model([torch.rand(1, 40, 64)], [target(40, 64, labels=[])])
-    assert all(loss.isfinite() for loss in losses.values())
-    sum(losses.values()).backward()
-    with torch.no_grad():
-        (found,) = model.eval()([torch.rand(1, 40, 64)])
-    assert set(found["labels"].tolist()) == {1}
-
-
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", EXTRA)
 def test_predictions__in_pixels_of_the_image_that_came(name):
     model = small(name, image_size=(48, 64), box_score_thresh=0.0).eval()
     seen = []
@@ -87,7 +22,7 @@ def test_predictions__in_pixels_of_the_image_that_came(name):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         first, second = model([torch.rand(3, 100, 200), torch.rand(3, 60, 60)], [{"boxes": None}] * 2)
     assert seen == [(64, 64)]  # 32 x 64 and 48 x 48, padded
-    assert set(first) == {"boxes", "labels", "scores"} | KINDS[name][1]
+    assert set(first) == {"boxes", "labels", "scores"} | EXTRA[name]
     boxes = first["boxes"]
     assert len(boxes) == 5 and boxes.dtype == first["scores"].dtype == torch.float32
     assert boxes.min() >= 0 and boxes[:, 2].max() <= 200.001 and boxes[:, 3].max() <= 100.001
