@@ -1,6 +1,29 @@
-"""What tests of sources ask them."""
+"""Images for tests of sources, and what those are asked."""
+
+import io
+from pathlib import Path
+
+from PIL import Image
 
 from broadsight.data.sources import Source, Splits
+
+
+def put(path: Path, shade: int = 0, size: tuple[int, int] = (4, 3)) -> Path:
+    """An image of one brightness, in folders that are made for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade,) * 3).save(path, "PNG")
+    return path
+
+
+def png(shade: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (shade,) * 3).save(file, "PNG")
+    return file.getvalue()
+
+
+def everything(splits: Splits) -> dict[str, str]:
+    """Names with their classes, of both parts."""
+    return rows(splits.train) | rows(splits.val)
 
 
 def rows(source: Source) -> dict[str, str]:

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from broadsight.cli.main import main
 from broadsight.data.inside import is_inside, outside_allowed
@@ -15,21 +14,15 @@ from broadsight.data.sources.unlabelled import find_images
 from tests.refusals import refused
 
 from ..training.small_runs import SIZE
-from .reading import rows
-
-
-def put(path: Path, shade: int = 0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (40, 30), (shade, 0, 0)).save(path)
-    return path
+from .reading import put, rows
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
     """A folder with four images, and one beside it that is none of its business."""
     for number in range(8):
-        put(tmp_path / "data" / "images" / f"{number}.png", number)
-    put(tmp_path / "secret.png", 200)
+        put(tmp_path / "data" / "images" / f"{number}.png", number, (40, 30))
+    put(tmp_path / "secret.png", 200, (40, 30))
     return tmp_path / "data"
 
 

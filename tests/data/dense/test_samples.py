@@ -4,17 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from broadsight.data.dense.samples import Dense, find_dense
 from tests.refusals import refused
 
+from ..reading import put
+
 DATA = Path(__file__).parents[4] / "shared" / "data"
-
-
-def image(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (2, 2)).save(path)
 
 
 def coco(path: Path, name: str) -> Path:
@@ -38,7 +34,7 @@ def coco(path: Path, name: str) -> Path:
 )
 def test_find_dense__coco(tmp_path, file, name, stored, folder):
     found = Dense("coco", tmp_path / folder, coco(tmp_path / file, name))
-    image(tmp_path / stored)
+    put(tmp_path / stored)
     (tmp_path / "settings.json").write_text('{"images": 3}')  # another program's
     (tmp_path / "empty.json").touch()
     assert find_dense(tmp_path) == find_dense(str(tmp_path / file)) == found
@@ -47,25 +43,25 @@ def test_find_dense__coco(tmp_path, file, name, stored, folder):
 @pytest.mark.parametrize("folders", [("images", "masks"), ("imgs", "labels"), ("JPEGImages", "SegmentationClass")])
 def test_find_dense__pair(tmp_path, folders):
     for folder in folders:
-        image(tmp_path / folder / "train" / "a.png")
+        put(tmp_path / folder / "train" / "a.png")
     assert find_dense(tmp_path) == Dense("masks", tmp_path / folders[0], tmp_path / folders[1])
 
 
 def test_find_dense__several_things(tmp_path):
-    image(tmp_path / "images" / "a.png")
+    put(tmp_path / "images" / "a.png")
     coco(tmp_path / "annotations" / "train.json", "a.png")
     coco(tmp_path / "annotations" / "val.json", "a.png")
     refused(r"holds annotations.train\.json, annotations.val\.json; give the path", find_dense, tmp_path)
     (tmp_path / "annotations" / "val.json").unlink()
-    image(tmp_path / "masks" / "a.png")
+    put(tmp_path / "masks" / "a.png")
     refused(r"holds annotations.train\.json and the masks in masks; give the path", find_dense, tmp_path)
     (tmp_path / "annotations" / "train.json").unlink()
-    image(tmp_path / "labels" / "a.png")
+    put(tmp_path / "labels" / "a.png")
     refused("more than one pair of images and masks: images, masks, labels", find_dense, tmp_path)
 
 
 def test_find_dense__nothing(tmp_path):
-    image(tmp_path / "images" / "a.png")
+    put(tmp_path / "images" / "a.png")
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "a.txt").write_text("0 0.5 0.5 1 1")
     refused("holds no labelled images; expected a COCO JSON file beside its images, or", find_dense, tmp_path)

@@ -165,9 +165,7 @@ def test_masks__missing_ones(write):
     ],
 )
 def test_annotation__error_names_the_file_and_it(write, item, message):
-    with pytest.raises(ValueError, match=rf"coco\.json: {message}") as caught:
-        CocoDataset(write([item]))
-    assert "\n" not in str(caught.value)
+    refused(rf"coco\.json: {message}", CocoDataset, write([item]))
 
 
 def test_keypoints__errors(write):
@@ -210,9 +208,7 @@ def test_file__errors(write, changes, message):
 )
 def test_file__not_coco(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"x\.json {message}|x\.json has {message}") as caught:
-        CocoDataset(tmp_path / "x.json")
-    assert "\n" not in str(caught.value)
+    refused(rf"x\.json {message}|x\.json has {message}", CocoDataset, tmp_path / "x.json")
 
 
 def test_file__not_text_or_not_there(tmp_path):

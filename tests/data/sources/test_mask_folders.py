@@ -43,6 +43,10 @@ def grey_png(path: Path, values: np.ndarray, bits: int) -> None:
     path.write_bytes(written)
 
 
+def first(*folders: Path, **options) -> tuple[Image.Image, torch.Tensor]:
+    return MaskFolder(*folders, **options)[0]
+
+
 def test_getitem__by_hand(pair):
     data = MaskFolder(*pair, classes=CLASSES)
     image, mask = data[0]
@@ -82,8 +86,7 @@ def test_masks__of_few_bits_are_not_stretched(tmp_path, bits):
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
 def test_masks__in_colour_are_refused(pair, mode):
     Image.new(mode, (4, 2)).save(pair[1] / "a.png")
-    with pytest.raises(ValueError, match=rf"a\.png holds colours \(mode {mode}\).*save it as grey or palette PNG"):
-        MaskFolder(*pair, classes=CLASSES)[0]
+    refused(rf"a\.png holds colours \(mode {mode}\).*save it as grey or palette PNG", first, *pair, classes=CLASSES)
 
 
 def test_masks__as_jpeg_are_refused(pair):
@@ -93,21 +96,16 @@ def test_masks__as_jpeg_are_refused(pair):
 
 
 def test_masks__with_an_unlisted_class_are_refused(pair):
-    with pytest.raises(ValueError, match=r"a\.png holds 2, which is none of the 2 classes or 255 to ignore"):
-        MaskFolder(*pair, classes=CLASSES[:2])[0]
-    with pytest.raises(ValueError, match=r"a\.png holds 255, which is none of the 3 classes;"):
-        MaskFolder(*pair, classes=CLASSES, ignore=None)[0]
-    with pytest.raises(ValueError, match=r"a\.png holds 255, which is none of the 3 classes or 254 to ignore"):
-        MaskFolder(*pair, classes=CLASSES, ignore=254)[0]
+    refused(r"a\.png holds 2, which is none of the 2 classes or 255 to ignore", first, *pair, classes=CLASSES[:2])
+    refused(r"a\.png holds 255, which is none of the 3 classes;", first, *pair, classes=CLASSES, ignore=None)
+    refused(r"a\.png holds 255, which is none of the 3 classes or 254 to", first, *pair, classes=CLASSES, ignore=254)
 
 
 def test_masks__of_another_size_or_damaged(pair):
     Image.fromarray(VALUES[:1]).save(pair[1] / "a.png")
-    with pytest.raises(ValueError, match=r"a\.jpg has 4x2 pixels but its mask a\.png 4x1"):
-        MaskFolder(*pair, classes=CLASSES)[0]
+    refused(r"a\.jpg has 4x2 pixels but its mask a\.png 4x1", first, *pair, classes=CLASSES)
     (pair[1] / "a.png").write_bytes(b"nothing")
-    with pytest.raises(UnreadableImage, match=r"a\.png: not an image"):
-        MaskFolder(*pair, classes=CLASSES)[0]
+    refused(r"a\.png: not an image", first, *pair, classes=CLASSES, error=UnreadableImage)
 
 
 def test_masks__black_and_white_are_not_ignored_silently(pair):
@@ -191,8 +189,7 @@ def test_classes__from_a_file(pair, name, text, expected):
 
 def test_classes__an_index_left_out_may_not_occur(pair):
     (pair[1] / "classes.yaml").write_text("{0: sky, 2: dog}")
-    with pytest.raises(ValueError, match=r"a\.png holds 1, which is none of the 3 classes"):
-        MaskFolder(*pair)[0]
+    refused(r"a\.png holds 1, which is none of the 3 classes", first, *pair)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +205,7 @@ def test_classes__an_index_left_out_may_not_occur(pair):
 )
 def test_classes__errors_of_a_file(pair, text, message):
     (pair[1] / "classes.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"classes\.yaml {message}") as caught:
-        MaskFolder(*pair)
-    assert "\n" not in str(caught.value)
+    refused(rf"classes\.yaml {message}", MaskFolder, *pair)
 
 
 def test_classes__must_be_known(pair):

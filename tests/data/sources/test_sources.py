@@ -18,15 +18,9 @@ from broadsight.data.sources import timm_string as timm_source
 from broadsight.data.sources.sample_table import Names, in_order, is_image
 from tests.refusals import refused
 
-from ..reading import grey, rows, said
+from ..reading import everything, grey, put, rows, said
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
-
-
-def put(path: Path, colour: int = 0, size: tuple[int, int] = (4, 3)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (colour, colour, colour)).save(path, "PNG")
-    return path
 
 
 def fill(folder: Path, **counts: int) -> Path:
@@ -48,11 +42,7 @@ def test_folder__with_parts(tmp_path, train, val):
     splits = resolve(str(tmp_path))
     assert splits.classes == splits.train.classes == splits.val.classes == ("cat", "dog")
     assert rows(splits.train) == {
-        "cat/0.png": "cat",
-        "cat/1.png": "cat",
-        "dog/0.png": "dog",
-        "dog/1.png": "dog",
-        "dog/2.png": "dog",
+        f"{name}/{i}.png": name for name, count in (("cat", 2), ("dog", 3)) for i in range(count)
     }
     assert [grey(splits.train, row) for row in range(5)] == [10, 11, 0, 1, 2]
     assert rows(splits.val) == {"cat/0.png": "cat", "cat/1.png": "cat", "dog/0.png": "dog"}
@@ -124,7 +114,7 @@ def test_folder__names_of_all_kinds(tmp_path):
     put(tmp_path / "ß" / "0.png")
     put(tmp_path / "ß" / "1.png")
     splits = resolve(str(tmp_path), split=0.5)
-    found = rows(splits.train) | rows(splits.val)
+    found = everything(splits)
     assert found.keys() == {f"one class/{name}" for name in names} | {"ß/0.png", "ß/1.png"}
     assert {found[f"one class/{name}"] for name in names} == {"one class"}
     for source in (splits.train, splits.val):
@@ -139,7 +129,7 @@ def test_folder__names_that_are_no_unicode(tmp_path):
     splits = resolve(str(tmp_path))
     source = splits.train if len(splits.train) == 3 else splits.val
     assert all(source.open(row) for row in range(len(source)))
-    assert "a/\udcff\udcfe.png" in rows(splits.train) | rows(splits.val)
+    assert "a/\udcff\udcfe.png" in everything(splits)
 
 
 def test_folder__ignores_what_is_hidden_or_no_image(tmp_path):
@@ -169,7 +159,7 @@ def test_folder__follows_links_but_not_in_circles(tmp_path):
     (root / "self").symlink_to(root / "self")
     (root / "b" / "gone.png").symlink_to(tmp_path / "nothing.png")
     splits = resolve(str(root), split=0.5)
-    found = rows(splits.train) | rows(splits.val)
+    found = everything(splits)
     assert {"a/0.png", "a/1.png", "b/linked.png", "b/own.png"} <= found.keys()
     assert all(name.count("around") <= 1 for name in found)
     assert said(splits, "are ignored", "b/gone.png, b/self.png, self")
@@ -185,16 +175,13 @@ def test_folder__unreadable_images_say_which(tmp_path):
     refused(r"^a/bad\.jpg: empty file$", source.open, row, error=UnreadableImage)
 
 
-def test_folder__grey(tmp_path):
-    splits = resolve(str(fill(tmp_path, a=2, b=2)), channels=1)
-    assert splits.train.open(0).mode == splits.val.open(0).mode == "L"
-
-
-def test_folder__goes_to_other_processes_in_few_bytes(tmp_path):
-    source = resolve(str(fill(tmp_path, a=60, b=60))).train
+def test_folder__goes_to_other_processes_in_few_bytes_and_may_be_grey(tmp_path):
+    source = resolve(fill(tmp_path, a=60, b=60)).train
     copy = pickle.loads(pickle.dumps(source))
     assert rows(copy) == rows(source) and grey(copy, 3) == grey(source, 3)
     assert len(pickle.dumps(source)) < 40 * len(source) + 2000
+    splits = resolve(str(tmp_path), channels=1)
+    assert splits.train.open(0).mode == splits.val.open(0).mode == "L"
 
 
 # --- hold-out -------------------------------------------------------------------------------------------------------
@@ -309,7 +296,7 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
         resolve("zzzzzz")
 
 
-def test_errors__no_images(tmp_path):
+def test_errors__what_is_missing(tmp_path):
     refused(r"^no images in .*; expected folders named after classes, with images", resolve, tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -318,15 +305,13 @@ def test_errors__no_images(tmp_path):
     put(tmp_path / "c" / "1.png")
     put(tmp_path / "c" / "2.png")
     refused(r"holds 2 images but no class folders; put the images of each class into", resolve, tmp_path / "c")
-
-
-def test_errors__one_class(tmp_path):
-    refused(r"has one class only, 'cats'; a classifier needs two$", resolve, fill(tmp_path, cats=3))
-
-
-def test_errors__nothing_to_train_on(tmp_path):
-    fill(tmp_path / "val", a=1, b=1)
-    refused(r"has a part to validate, .*/val, but none to train on", resolve, tmp_path)
+    refused(r"has one class only, 'cats'; a classifier needs two$", resolve, fill(tmp_path / "d", cats=3))
+    fill(tmp_path / "e" / "val", a=1, b=1)
+    refused(r"has a part to validate, .*/val, but none to train on", resolve, tmp_path / "e")
+    (tmp_path / "x.json").write_text("{")
+    for data in ("nowhere", "torch/nothing", tmp_path / "x.json", "hfids/x", "scenes:x"):
+        refused("", resolve, data, error=(ValueError, FileNotFoundError))
+    refused("channels=2 is neither 1", resolve, "scenes", channels=2)
 
 
 @pytest.mark.parametrize("inside", [".", "train"])
@@ -356,18 +341,6 @@ def test_errors__a_file_of_another_kind(tmp_path):
 @pytest.mark.parametrize("data", ["hfids/a/b", "tfds/cifar10", "wds/https://x.org/a.tar", "pipe:curl x", "s3://b/k"])
 def test_errors__streams(data):
     refused(r"is a stream, which cannot be resumed exactly; download it and give the", resolve, data)
-
-
-def test_errors__channels():
-    refused("channels=2 is neither 1", resolve, "scenes", channels=2)
-
-
-def test_errors__are_one_line(tmp_path):
-    (tmp_path / "x.json").write_text("{")
-    for data in ("nowhere", "torch/nothing", str(tmp_path), str(tmp_path / "x.json"), "hfids/x", "scenes:x"):
-        with pytest.raises((ValueError, FileNotFoundError)) as raised:
-            resolve(data)
-        assert "\n" not in str(raised.value)
 
 
 # --- scenes ---------------------------------------------------------------------------------------------------------
@@ -506,12 +479,9 @@ def test_coco__an_image_of_another_size_is_unreadable(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"images": [], "annotations": []}', "x" * 10])
-def test_coco__not_one(tmp_path, content):
+def test_coco__not_one_or_damaged(tmp_path, content):
     (tmp_path / "x.json").write_text(content)
     refused(r"x\.json is not a COCO file; expected JSON with images, annotations and", resolve, tmp_path / "x.json")
-
-
-def test_coco__damaged(tmp_path):
     file = coco(tmp_path)
     file.write_text(file.read_text().replace('"category_id"', '"kind"'))
     refused(r"is not a COCO file as expected: KeyError 'category_id'$", resolve, file)
@@ -570,13 +540,10 @@ def test_timm__inaturalist_from_files(tmp_path):
     assert [(splits.train.label(row), grey(splits.train, row)) for row in range(2)] == [(0, 0), (1, 40)]
 
 
-def test_timm__folders_are_given_as_they_are(tmp_path):
+def test_timm__not_there_or_a_folder_which_is_given_as_it_is(tmp_path):
     refused(r"^torch/folder: give the folder itself", resolve, "torch/folder", root=str(tmp_path))
-
-
-def test_timm__not_there(tmp_path):
-    with pytest.raises(ValueError, match=rf"^torch/cifar10 is not in {re.escape(str(tmp_path))} \(.*--download"):
-        resolve("torch/cifar10", root=str(tmp_path))
+    words = rf"^torch/cifar10 is not in {re.escape(str(tmp_path))} \(.*--download"
+    refused(words, resolve, "torch/cifar10", root=str(tmp_path))
 
 
 def test_timm__hugging_face_rows(tmp_path, monkeypatch):
@@ -645,13 +612,8 @@ def test_in_order__numbers_by_value_and_never_fails():
 
 
 def test_is_image():
-    assert [
-        name for name in ("a.JPG", "b.webp", ".c.png", "._d.jpg", "e.txt", "jpg", "f.tar.jpeg") if is_image(name)
-    ] == [
-        "a.JPG",
-        "b.webp",
-        "f.tar.jpeg",
-    ]
+    others = (".c.png", "._d.jpg", "e.txt", "jpg")
+    assert all(map(is_image, ("a.JPG", "b.webp", "f.tar.jpeg"))) and not any(map(is_image, others))
 
 
 def test_resolve__needs_no_torch_state():

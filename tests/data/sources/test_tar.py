@@ -20,27 +20,15 @@ from broadsight.data.sources import tar as tar_source
 from broadsight.data.sources.tar import ShardSource, expanded
 from tests.refusals import refused
 
-from ..reading import grey, rows, said
+from ..reading import everything, grey, png, rows, said
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("BROADSIGHT_CACHE", str(folder))
-    return folder
-
-
-def image(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 3), (value, value, value)).save(file, "PNG")
-    return file.getvalue()
-
-
-def write(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
+def write(path: Path, content: dict[str, bytes], mode: str = "w", form: int = tarfile.DEFAULT_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as tar:
+    with tarfile.open(path, mode, format=form) as tar:
         for name, data in content.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
@@ -50,7 +38,7 @@ def write(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
 
 def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[str, bytes]:
     return {
-        f"{top}{name}/{number}.png": image(start + 20 * place + number)
+        f"{top}{name}/{number}.png": png(start + 20 * place + number)
         for place, name in enumerate(names)
         for number in range(count)
     }
@@ -94,7 +82,7 @@ def test_tar__two_of_them(tmp_path):
         assert [splits.val.label(row) for row in range(2)] == [1, 1]
     folder = tmp_path / "folder" / "b"
     folder.mkdir(parents=True)
-    (folder / "x.png").write_bytes(image(7))
+    (folder / "x.png").write_bytes(png(7))
     splits = resolve(str(train), val=str(folder.parent))  # a tar and a folder
     assert splits.val.label(0) == 1 and grey(splits.val, 0) == 7
 
@@ -108,18 +96,12 @@ def test_tar__a_class_called_train_and_parts_not_used(tmp_path):
 
 def test_tar__names_of_all_kinds(tmp_path):
     long = "l" * 180 + "/" + "m" * 180 + ".PNG"
-    content = {f"ü ß/{name}": image(1) for name in ("ö.png", "a b.png", "deep/er/x.png", long)}
-    content |= {f"b/{name}": image(2) for name in ("1.png", "._1.png", ".DS_Store", "readme.txt")}
-    content |= {"__MACOSX/b/._1.png": b"", "b/2.png": image(2), "loose.png": image(3)}
+    content = {f"ü ß/{name}": png(1) for name in ("ö.png", "a b.png", "deep/er/x.png", long)}
+    content |= {f"b/{name}": png(2) for name in ("1.png", "._1.png", ".DS_Store", "readme.txt")}
+    content |= {"__MACOSX/b/._1.png": b"", "b/2.png": png(2), "loose.png": png(3)}
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        path = tmp_path / f"{form}.tar"
-        with tarfile.open(path, "w", format=form) as tar:
-            for name, data in content.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-        splits = resolve(str(path), split=0.5)
-        names = {name.partition(":")[2] for name in rows(splits.train) | rows(splits.val)}
+        splits = resolve(write(tmp_path / f"{form}.tar", content, form=form), split=0.5)
+        names = {name.partition(":")[2] for name in everything(splits)}
         assert names == {"ü ß/ö.png", "ü ß/a b.png", "ü ß/deep/er/x.png", f"ü ß/{long}", "b/1.png", "b/2.png"}
         assert said(splits, "files that are no images are ignored: b/readme.txt")
         assert said(splits, "images outside class folders are ignored: loose.png")
@@ -133,8 +115,8 @@ def test_tar__evil_members_are_refused_and_nothing_is_extracted(tmp_path, cache)
     with tarfile.open(path, "a") as tar:
         for name in ("../../victim.png", "/etc/evil.png", "a/../../../victim.png", str(victim)):
             member = tarfile.TarInfo(name)
-            member.size = len(image(9))
-            tar.addfile(member, io.BytesIO(image(9)))
+            member.size = len(png(9))
+            tar.addfile(member, io.BytesIO(png(9)))
         for kind, name, target in (
             (tarfile.SYMTYPE, "a/link.png", "/etc/passwd"),
             (tarfile.LNKTYPE, "a/hard.png", "../../victim.png"),
@@ -158,7 +140,7 @@ def test_tar__errors(tmp_path):
     with pytest.raises(ValueError, match=r"^no images in .*x\.tar; expected folders named after classes"):
         resolve(str(write(tmp_path / "x.tar", {"a/readme.txt": b"x"})))
     with pytest.raises(ValueError, match=r"holds 2 images but no class folders; put the images of each class"):
-        resolve(str(write(tmp_path / "y.tar", {"1.png": image(1), "2.png": image(2)})))
+        resolve(str(write(tmp_path / "y.tar", {"1.png": png(1), "2.png": png(2)})))
     refused(r"has one class only, 'a'; a classifier needs two$", resolve, str(write(tmp_path / "z.tar", classes("a"))))
     with pytest.raises(ValueError, match=r"has a part to validate, .*v\.tar:val, but none to train on"):
         resolve(str(write(tmp_path / "v.tar", classes("a", "b", top="val/"))))
@@ -166,15 +148,11 @@ def test_tar__errors(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [700, 5000, -10300])
-def test_tar__cut_short(tmp_path, cut):
-    path = write(tmp_path / "x.tar", classes("a", "b"))
-    path.write_bytes(path.read_bytes()[:cut])
-    refused(r"x\.tar is damaged or no tar: .*; write or fetch it again$", resolve, path)
-
-
-def test_tar__damaged_in_the_middle(tmp_path):
+def test_tar__cut_short_or_damaged_in_the_middle(tmp_path, cut):
     path = write(tmp_path / "x.tar", classes("a", "b"))
     data = bytearray(path.read_bytes())
+    path.write_bytes(data[:cut])
+    refused(r"x\.tar is damaged or no tar: .*; write or fetch it again$", resolve, path)
     data[4 * 1024 : 4 * 1024 + 512] = b"\x07" * 512  # a header; tarfile would take this for the end
     path.write_bytes(data)
     refused(r"damaged or no tar: no header at byte 4,096; write or fetch it again$", resolve, path)
@@ -315,7 +293,7 @@ def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
 def shard(path: Path, labels: dict[str, int], start: int = 0) -> Path:
     content = {}
     for place, (key, label) in enumerate(labels.items()):
-        content |= {f"{key}.png": image(start + place), f"{key}.cls": str(label).encode()}
+        content |= {f"{key}.png": png(start + place), f"{key}.cls": str(label).encode()}
     return write(path, content)
 
 
@@ -365,26 +343,26 @@ def test_shards__json_labels_other_members_and_incomplete_samples(tmp_path):
     write(
         tmp_path / "x.tar",
         {
-            "a.jpg": image(1),
+            "a.jpg": png(1),
             "a.json": b'{"label": 1, "caption": "x"}',
             "a.txt": b"caption",
-            "b.seg.png": image(99),
-            "b.webp": image(2),
+            "b.seg.png": png(99),
+            "b.webp": png(2),
             "b.json": b'{"cls": 0}',
-            "c.jpg": image(3),
+            "c.jpg": png(3),
             "d.cls": b"1",
-            "e.jpg": image(4),
+            "e.jpg": png(4),
             "e.cls": b"zebra",
-            "f.jpg": image(5),
+            "f.jpg": png(5),
             "f.json": b"{",
-            "g.JPEG": image(6),
+            "g.JPEG": png(6),
             "g.CLS": b" 1\n",
-            "h.png": image(7),
+            "h.png": png(7),
             "h.cls": b"0",
         },
     )
     splits = resolve(str(tmp_path / "x.tar"), split=0.5)
-    found = rows(splits.train) | rows(splits.val)
+    found = everything(splits)
     assert found == {"x.tar:a.jpg": "1", "x.tar:b.webp": "0", "x.tar:g.JPEG": "1", "x.tar:h.png": "0"}
     assert said(
         splits, "samples skipped: x.tar:c (no label), x.tar:d (no image), x.tar:e (no label), x.tar:f (no label)"
@@ -436,7 +414,7 @@ def test_shards__or_class_folders_is_told_by_content(tmp_path):
     for name in ("a", "b"):  # tars lying beside class folders
         (tmp_path / "y" / name).mkdir()
         for row in range(2):
-            (tmp_path / "y" / name / f"{row}.png").write_bytes(image(row))
+            (tmp_path / "y" / name / f"{row}.png").write_bytes(png(row))
     splits = resolve(str(tmp_path / "y"))
     assert splits.classes == ("a", "b") and said(splits, "files that are no images are ignored: 0.tar")
 

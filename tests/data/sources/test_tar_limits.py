@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import shutil
@@ -11,25 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
 from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources import resolve, tar_limits
 from broadsight.data.sources.tar import expanded, open_tars
 from tests.refusals import refused
 
+from ..reading import png
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("BROADSIGHT_CACHE", str(folder))
-    return folder
-
-
-def image(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 3), (value,) * 3).save(file, "PNG")
-    return file.getvalue()
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -44,7 +33,7 @@ def tar_of(content: dict[str, bytes], more: bytes = b"") -> bytes:
     return b"".join(blocks) + more + bytes(1024)
 
 
-GOOD = {f"{name}/{number}.png": image(number) for name in "ab" for number in range(3)}
+GOOD = {f"{name}/{number}.png": png(number) for name in "ab" for number in range(3)}
 
 
 def left_in(folder: Path) -> list[str]:

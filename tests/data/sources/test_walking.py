@@ -14,13 +14,9 @@ from broadsight.data.sources.unlabelled import find_images
 from broadsight.data.sources.walking import images_below
 from tests.refusals import refused
 
+from ..reading import put
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
-
-
-def put(path: Path, shade: int = 0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (shade, 0, 0)).save(path)
-    return path
 
 
 def below(folder: Path, **options) -> list[str]:
@@ -129,5 +125,5 @@ def test_pipes_are_no_images(tmp_path):
         (tmp_path / name / "3.png").symlink_to("2.png")
     assert below(tmp_path / "images") == ["1.png"]
     assert not has_images(tmp_path / "nothing")
-    Image.new("L", (4, 4)).save(tmp_path / "masks/1.png")
+    Image.new("L", (4, 3)).save(tmp_path / "masks/1.png")
     assert len(MaskFolder(tmp_path / "images", tmp_path / "masks", classes=["ground", "thing"])) == 1
