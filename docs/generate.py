@@ -77,7 +77,7 @@ def sizes(*families: str) -> str:
         for row in models(family):
             figures = ((row["paper_params_m"], "M"), (row["paper_macs_g"], "G"))
             paper = ", ".join("-" if value is None else f"{value:g} {unit}" for value, unit in figures)
-            top1 = "not printed here" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"
+            top1 = "[recipes](recipes.md)" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"
             lines.append(f"| `{row['model']}` | {row['params']:,} | {row['macs'] / 1e9:.3f} G | {paper} | {top1} |")
     return "\n".join(lines)
 
@@ -202,15 +202,13 @@ def broadcast(file: str) -> str:
             cells.append(ratio if share is None else f"{share:.2%} of it; {ratio}")
         cells.append(f"{reports[1]['rows'][place]['saved_ratio']:.2f}")
         if place:
-            lines.append(
-                f"| {'nothing: itself again' if kind == 'none' else f'`{kind}`'} | " + " | ".join(cells) + " |"
-            )
+            lines.append(f"| {'nothing (noise)' if kind == 'none' else f'`{kind}`'} | " + " | ".join(cells) + " |")
     machine, settings, batch = reports[0]["machine"], reports[0]["settings"], study["shares"][0]["batch"]
     note = (
-        f"First, what a stopwatch around the broadcasts and their backward passes shows, batch {batch}. Then what "
-        f"`broadsight bench` shows, batch {settings['batch']}: the median ratio of CPU times to the plain model's in "
-        f"{settings['rounds']} interleaved rounds, and where it lies with 95 % confidence; the plain model beside "
-        f"itself shows how far that can be trusted. 224x224, float32, 1 thread; {machine['cpu']}, "
+        f"First: share of the time spent in the broadcasts, batch {batch}. Then: change of CPU time against the plain "
+        f"model (`broadsight bench`), batch {settings['batch']}, median of {settings['rounds']} interleaved rounds "
+        f"with a 95 % confidence interval. The first row compares the plain model with itself. "
+        f"224x224, float32, 1 thread; {machine['cpu']}, "
         f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
     )
     return "\n".join([*lines, "", note])
@@ -299,7 +297,7 @@ def cifar10_pools(file: str) -> str:
     lines.append("|---|---|---|---|---|---|---|")
     for row in report["summary"]:
         over = "-" if row["pool"] == "gap" else mean_spread(row, "over_gap", 2, "+")
-        minutes = f"{row['cpu_seconds_mean'] / 60:.1f}" if "cpu_seconds_mean" in row else "those of MAP"
+        minutes = f"{row['cpu_seconds_mean'] / 60:.1f}" if "cpu_seconds_mean" in row else "as MAP"
         lines.append(
             f"| {POOL_NAMES[row['pool']]} | {row['parameters']:,} | {row['macs'] / 1e6:.2f} M | "
             f"{mean_spread(row, 'top1', 2)} | {over} | {mean_spread(row, 'val_loss', 3)} | {minutes} |"
@@ -327,7 +325,7 @@ def transfer(file: str) -> str:
             f"| {row['how']} | {starts[row['start']]} | {POOL_NAMES[row['pool']]} | {mean_spread(hundred, 'auc', 2)} | "
             f"{mean_spread(row, 'accuracy', 2)} | {over} |"
         )
-    lines += ["", f"Whoever calls every cell sound is right for {report['majority']:.1f} % of them."]
+    lines += ["", f"Calling every cell sound gives {report['majority']:.1f} % accuracy."]
     return "\n".join(lines)
 
 
@@ -363,8 +361,8 @@ def unseen_scenes(file: str) -> str:
         lines.append(
             f"| {name} | " + " | ".join(f"{figures[f'box_{key}']:.1f}" for key in ("ap", "ap50", "ap75")) + " |"
         )
-    lines += ["", f"`{row['head']}`, {row['images']} scenes of {row['pixels']} pixels to learn from, "]
-    lines[-1] += f"a quarter as many others to judge by; {row['minutes']:.0f} minutes."
+    lines += ["", f"`{row['head']}`, {row['images']} training scenes of {row['pixels']} pixels, "]
+    lines[-1] += f"a quarter as many for validation; {row['minutes']:.0f} minutes."
     return "\n".join(lines)
 
 
@@ -399,8 +397,8 @@ def growth(file: str) -> str:
     machine, settings, side = report["machine"], report["settings"], report["growth_from"]
     loads = [row["load_before"][0] for row in report["models"]]
     note = (
-        f"Exponents in pixels from {side}x{side} up: the median of the rounds' own; in brackets, rounds being few, the "
-        f"smallest and the largest. Inference, batch {settings['batch']}, {settings['dtype']}, "
+        f"Exponents in pixels from {side}x{side} up: median, smallest and "
+        f"largest of the rounds. Inference, batch {settings['batch']}, {settings['dtype']}, "
         f"{settings['threads']} thread, default allocator; {machine['cpu']}, {machine['cores']} cores under a load of "
         f"{min(loads):.1f} to {max(loads):.1f}; torch {machine['versions']['torch']}, "
         f"timm {machine['versions']['timm']}."
@@ -454,9 +452,9 @@ def study(file: str) -> str:
     counts = report["data"]["counts"]
     made = report["versions"]
     return (
-        f"`{report['model']}`, recipe `{report['recipe']}` with {changed}; {counts['train']:,} images to learn from, "
-        f"{counts['val']:,} to judge by; {report['seeds']} seeds; {report['cores']} cores, {report['jobs']} runs at a "
-        f"time, {report['seconds'] / 60:.0f} minutes in all on a machine that had other work; torch {made['torch']}, "
+        f"`{report['model']}`, recipe `{report['recipe']}` with {changed}; {counts['train']:,} training images, "
+        f"{counts['val']:,} validation images; {report['seeds']} seeds; {report['cores']} cores, {report['jobs']} runs at "
+        f"a time, {report['seconds'] / 60:.0f} minutes in all on a busy machine; torch {made['torch']}, "
         f"timm {made['timm']}. ± is the {report['spread']}."
     )
 
