@@ -453,8 +453,8 @@ def study(file: str) -> str:
     made = report["versions"]
     return (
         f"`{report['model']}`, recipe `{report['recipe']}` with {changed}; {counts['train']:,} training images, "
-        f"{counts['val']:,} validation images; {report['seeds']} seeds; {report['cores']} cores, {report['jobs']} runs at "
-        f"a time, {report['seconds'] / 60:.0f} minutes in all on a busy machine; torch {made['torch']}, "
+        f"{counts['val']:,} validation images; {report['seeds']} seeds; {report['cores']} cores, {report['jobs']} "
+        f"runs at a time, {report['seconds'] / 60:.0f} minutes in all on a busy machine; torch {made['torch']}, "
         f"timm {made['timm']}. ± is the {report['spread']}."
     )
 
