@@ -33,7 +33,7 @@ WORK = (
     "cli.export:_classifier",
     "cli.analyze:_run",
     "data.sources.unlabelled:find_images",
-    "app.candidates:open_contestants",
+    "app.candidates:open_candidates",
     "papers.verify:verify",
     "papers.verify:catalogue",
     "report.run:report_run",

@@ -1,4 +1,4 @@
-"""What models say of one image, side by side, and how long each takes for it."""
+"""Answers of models to one image, side by side, and the time that each takes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ..prediction.dense import finder, told
 from ..runs.classifier import Classifier
 from ..runs.dense_model import DenseModel
 from ..visual.objects import draw_objects, draw_semantic
-from .candidates import Contestant
+from .candidates import Candidate
 
 TOP = 5
 ROUNDS, SECONDS = 7, 2.0  # timed passes of each model: so many, or fewer if all together would take longer
@@ -25,7 +25,7 @@ ROWS = 20  # objects that a table lists
 
 @dataclass(frozen=True)
 class Answer:
-    """What one model says.
+    """The answer of one model.
 
     Args:
         latency: Milliseconds of one pass of the model, without reading and resizing the image.
@@ -49,7 +49,7 @@ class Answer:
     drawn: Image.Image | None = None
 
 
-def answer(asked: Sequence[Contestant], image: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:
+def answer(asked: Sequence[Candidate], image: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:
     """Ask models about an image in RGB; times are taken in turns, after a first pass that gives the answers.
 
     Whoever calls sees to it that nothing else computes meanwhile.
@@ -77,13 +77,13 @@ def answer(asked: Sequence[Contestant], image: Image.Image, threshold: float = T
 
 
 def image_of(classifier: Classifier, image: Image.Image) -> Tensor:
-    """An image in RGB as the model takes it: normalised, (1, C, H, W), on its device."""
+    """Turn an image in RGB into the model's input: normalised, (1, C, H, W), on its device."""
     shown = image.convert("L") if classifier.transforms.channels == 1 else image
     pixels = torch.as_tensor(classifier.transforms.build(training=False)(shown))
     return classifier.normalise(pixels[None])
 
 
-def _pass_of(one: Contestant, photo: Image.Image) -> Callable[[], Any]:
+def _pass_of(one: Candidate, photo: Image.Image) -> Callable[[], Any]:
     if one.run is not None:
         find, shown = finder(one.run), photo.convert("L") if one.run.channels == 1 else photo
         return lambda: find(shown, None)
@@ -92,7 +92,7 @@ def _pass_of(one: Contestant, photo: Image.Image) -> Callable[[], Any]:
     return lambda: classifier.logits(image)
 
 
-def _answer(one: Contestant, image: Image.Image, found: Any, latency: Summary, rounds: int, threshold: float) -> Answer:
+def _answer(one: Candidate, image: Image.Image, found: Any, latency: Summary, rounds: int, threshold: float) -> Answer:
     options: dict[str, Any] = dict(threads=torch.get_num_threads(), device=one.device.type)
     if one.run is not None:
         options |= dict(words=told(one.run, found, threshold), rows=_rows(one.run, found, threshold))
@@ -103,7 +103,7 @@ def _answer(one: Contestant, image: Image.Image, found: Any, latency: Summary, r
 
 
 def top_classes(classifier: Classifier, logits: Tensor, top: int = TOP) -> tuple[tuple[str, float], ...]:
-    """Logits (1, classes) -> names and probabilities of the most probable; of equals the first class."""
+    """Names and probabilities of the most probable classes by logits (1, classes); of equals the first class."""
     names = classifier.classes
     order = logits[0].argsort(descending=True, stable=True)[:top].tolist()
     probabilities = logits[0].softmax(0).tolist()

@@ -1,13 +1,13 @@
 """The page: an image on the left, three tabs on the right."""
 
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from .candidates import Contestants
+from ..visual import html
+from .candidates import Candidates
 from .compare_tab import add_compare_tab
 from .inside_tab import NAME as LOOK
 from .inside_tab import add_look_tab
@@ -20,18 +20,20 @@ TITLE = "Broadsight"
 # Gradio calls them "Thumbnail 1 of 10", whatever they show.
 NAME_SAMPLES = """() => { for (const button of document.querySelectorAll('#samples button')) {
   const name = button.querySelector('img')?.alt; if (name) button.setAttribute('aria-label', 'Sample: ' + name); } }"""
+GALLERY: dict[str, Any] = dict(columns=5, rows=2, height="auto", object_fit="cover", format="png")
+GALLERY |= dict(allow_preview=False, interactive=False, buttons=[])
 
 
-def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks:
-    """The page, to be launched with `look_of_page()`.
+def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
+    """Build the page, to be launched with `look_of_page()`.
 
     Args:
-        contestants: The models that it offers.
+        candidates: The models that it offers.
         folder: Where Gradio puts uploads, which GRADIO_TEMP_DIR says before Gradio is imported.
         megabytes: The most that an uploaded file may have.
     """
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
-        gr.HTML(_header(contestants), elem_id="bs-header", padding=False)
+        gr.HTML(header(candidates), elem_id="bs-header", padding=False)
         tab = gr.State("predict")
         with gr.Row(equal_height=False, elem_id="bs-main"):
             with gr.Column(scale=2, min_width=280, elem_id="bs-image"):
@@ -46,23 +48,11 @@ def build(contestants: Contestants, folder: Path, megabytes: float) -> gr.Blocks
                     elem_id="image",
                     alt_text="The image that the models are asked about",
                 )
-                gr.HTML('<h2 class="bs-small">Samples: drawn scenes</h2>', elem_id="samples-title", padding=False)
-                gallery = gr.Gallery(
-                    [(image, name) for name, image in samples()],
-                    label="Samples",
-                    show_label=False,
-                    columns=5,
-                    rows=2,
-                    height="auto",
-                    object_fit="cover",
-                    allow_preview=False,
-                    interactive=False,
-                    buttons=[],
-                    format="png",
-                    elem_id="samples",
-                )
+                gr.HTML(html.render("app/samples"), elem_id="samples-title", padding=False)
+                shown = [(image, name) for name, image in samples()]
+                gallery = gr.Gallery(shown, elem_id="samples", label="Samples", show_label=False, **GALLERY)
             with gr.Column(scale=5, min_width=320, elem_id="bs-tabs"), gr.Tabs():
-                page = Page(contestants, folder, megabytes, photo, tab)
+                page = Page(candidates, folder, megabytes, photo, tab)
                 with gr.Tab("Predict", id="predict", elem_id="tab-predict") as predict:
                     add_predict_tab(page, blocks)
                 with gr.Tab("Look inside", id=LOOK, elem_id="tab-look") as look:
@@ -91,20 +81,9 @@ def opened(tab: gr.Tab, state: gr.State, name: str) -> None:
 def look_of_page() -> dict[str, Any]:
     """Theme and style, as `launch` takes them."""
     style = (files("broadsight.app") / "style.css").read_text(encoding="utf-8")
-    return dict(theme=theme(), css=style, head='<meta name="color-scheme" content="light dark">')
+    return dict(theme=theme(), css=style, head=html.render("app/head"))
 
 
-def _header(contestants: Contestants) -> str:
-    banner = ""
-    if contestants.untrained:
-        which = "This model has" if len(contestants.untrained) == 1 else "These models have"
-        names = ", ".join(escape(name) for name in contestants.untrained)
-        banner = (
-            f'<div class="bs-banner" role="alert"><strong>Untrained: {names}.</strong> {which} random weights, so the '
-            "answers and maps mean nothing. To get trained ones, run <code>broadsight train</code> (minutes on two "
-            "cores), then start <code>broadsight app</code> again in the same folder.</div>"
-        )
-    return (
-        f'<header class="bs-header"><h1>{TITLE}</h1><p>Ask models about an image, look inside them, compare '
-        f"them. All of it stays on this computer.</p></header>{banner}"
-    )
+def header(candidates: Candidates) -> str:
+    """Write the page's header, with a warning if models are untrained."""
+    return html.render("app/header", title=TITLE, untrained=candidates.untrained)

@@ -1,4 +1,4 @@
-"""The models that the page offers: runs, timm names, or for want of those an untrained model that says so."""
+"""The models that the page offers: runs, timm names, or if there are none an untrained model that says so."""
 
 import threading
 from collections import OrderedDict
@@ -26,11 +26,10 @@ RUNS = Path("runs")
 FOUND = 3  # the newest so many runs that classify, and as many dense ones
 MOST_PARAMETERS = 250e6  # of a model that somebody adds in the page: 1 GB
 MOST_MACS = 60e9  # likewise: seconds of an image on two cores
-DENSE_TASKS = {"detect": "boxes", "instances": "masks", "segment": "classes of pixels", "keypoints": "keypoints"}
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """A model of the page. It has a classifier, or else it is a dense run.
 
     Args:
@@ -51,16 +50,18 @@ class Contestant:
 
     @property
     def parameters(self) -> int:
-        found: Any = self.classifier or self.run
-        return found.parameters
+        return self._opened.parameters
 
     @property
     def device(self) -> torch.device:
-        found: Any = self.classifier or self.run
-        return found.device
+        return self._opened.device
+
+    @property
+    def _opened(self) -> Any:
+        return self.classifier or self.run
 
 
-class Contestants:
+class Candidates:
     """All models of the page, shared by everybody who looks at it.
 
     Only one of them computes at a time, under `computing`: a single model takes all threads anyway, a time that is
@@ -72,11 +73,11 @@ class Contestants:
         device: Where models compute that are added later.
     """
 
-    def __init__(self, given: Sequence[Contestant], notes: Sequence[str] = (), device: str = "auto"):
+    def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
         self.given = {one.name: one for one in _distinct(given)}
         self.notes, self.device = tuple(notes), device
         self.computing = threading.RLock()
-        self._added: OrderedDict[str, Contestant] = OrderedDict()
+        self._added: OrderedDict[str, Candidate] = OrderedDict()
 
     @property
     def names(self) -> list[str]:
@@ -90,21 +91,21 @@ class Contestants:
     def untrained(self) -> list[str]:
         return [name for name, one in self.given.items() if not one.trained]
 
-    def of(self, name: Any) -> Contestant:
-        """The one of this name; a ValueError for any other name, whatever somebody has sent."""
+    def of(self, name: Any) -> Candidate:
+        """The model of this name; a ValueError for whatever else somebody has sent."""
         if not isinstance(name, str) or name not in self.given:
             raise ValueError(f"no model here is called {_quoted(name)}; choose from the list")
         return self.given[name]
 
-    def added(self, name: Any) -> Contestant:
-        """A model of timm's with random weights, for its size and speed. Only what timm has registered: no path, no
-        address, and nothing that would be fetched."""
+    def added(self, name: Any) -> Candidate:
+        """Make a model of timm's with random weights, for its size and speed. Only names that timm has
+        registered: no path, no address, and nothing that would be fetched."""
         if not isinstance(name, str) or name not in registered():
             raise ValueError(f"timm has no model called {_quoted(name)}; choose from the list")
         with self.computing:
             if name not in self._added:
                 _refuse_large(name)
-                self._added[name] = Contestant(name, name, False, _random(name, self.device))
+                self._added[name] = Candidate(name, name, False, _random(name, self.device))
             self._added.move_to_end(name)
             while len(self._added) > 1 and sum(one.parameters for one in self._added.values()) > MOST_PARAMETERS:
                 self._added.popitem(last=False)
@@ -112,11 +113,11 @@ class Contestants:
 
 
 def registered() -> frozenset[str]:
-    """Names that timm knows, ours among them."""
+    """Names of the models that timm knows, ours among them."""
     return frozenset(timm.list_models())
 
 
-def open_contestants(
+def open_candidates(
     sources: Sequence[str] = (),
     *,
     checkpoint: str | None = None,
@@ -125,8 +126,8 @@ def open_contestants(
     size: int | None = None,
     device: str = "auto",
     runs: Path = RUNS,
-) -> Contestants:
-    """Models as they are named, or the newest runs, or an untrained one.
+) -> Candidates:
+    """Open the models that are named, or the newest runs, or an untrained one.
 
     Args:
         sources: Run folders, of any task, and timm names.
@@ -136,27 +137,26 @@ def open_contestants(
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
+    options: dict[str, Any] = dict(size=size, device=device)
     if sources:
         timm_names = [source for source in sources if not Path(source).is_dir()]
         if checkpoint and len(timm_names) != 1:
             raise ValueError(f"--checkpoint with {len(timm_names)} timm names; expected exactly one")
-        named = dict.fromkeys(sources)
-        return Contestants(
-            [_open(source, checkpoint, pretrained, model_args, size, device) for source in named], device=device
-        )
+        options |= dict(checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
+        return Candidates([_open(source, **options) for source in dict.fromkeys(sources)], device=device)
     if checkpoint or model_args:
         raise ValueError("--checkpoint and --model-args are for a timm name; name one")
     found, notes = [], []
     for path in newest_runs(runs):
         try:
-            found.append(_open(str(path), None, True, None, size, device))
+            found.append(_open(str(path), **options))
         except Exception as error:  # an unfinished run must not keep the others from the page
             notes.append(f"left out {path}: {first_line(error)}")
-    return Contestants(found or [untrained(device, size)], notes, device)
+    return Candidates(found or [untrained(device, size)], notes, device)
 
 
 def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
-    """The newest runs of a folder that have weights, and the twins beside them: so many of each kind."""
+    """The newest runs of a folder that have weights, and their twins: so many that classify, and so many dense ones."""
     if not folder.is_dir():
         return []
     places = [path for path in (*folder.glob("*"), *folder.glob("*/twin-*")) if is_run(path)]
@@ -171,18 +171,15 @@ def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
     return [*kept[True][:most], *kept[False][:most]]
 
 
-def untrained(device: str = "auto", size: int | None = None) -> Contestant:
+def untrained(device: str = "auto", size: int | None = None) -> Candidate:
     """The model that `broadsight train` would train on the scenes, as it is before that."""
     entry = recipes.find("scenes")
     place = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         model: Any = swap_pool(
             str(entry.model), str(entry.pool), num_classes=len(CLASSES), **entry.model_args, **entry.pool_args
         )
-    finally:
-        torch.set_rng_state(state)
     transforms = Transforms(size or entry.recipe.image_size or 96, crop_pct=1.0)
     classifier = Classifier(
         title=f"{entry.model}-{entry.pool}",
@@ -193,32 +190,23 @@ def untrained(device: str = "auto", size: int | None = None) -> Contestant:
         normalise=Normalise(transforms.mean, transforms.std, place),
         run={},
     )
-    return Contestant(f"{classifier.title} (untrained)", classifier.source, False, classifier)
+    return Candidate(f"{classifier.title} (untrained)", classifier.source, False, classifier)
 
 
-def _open(
-    source: str,
-    checkpoint: str | None,
-    pretrained: bool,
-    model_args: Mapping[str, Any] | None,
-    size: int | None,
-    device: str,
-) -> Contestant:
+def _open(source: str, *, size: int | None, device: str, **of_timm: Any) -> Candidate:
+    """Open a run folder or, with the options of `open_classifier`, a timm name."""
     folder = Path(source).is_dir()
-    options: dict[str, Any] = (
-        {} if folder else dict(checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
-    )
-    run = open_run(source, size=size, device=device, **options)
+    run = open_run(source, size=size, device=device, **({} if folder else of_timm))
     if isinstance(run, DenseModel):
-        return Contestant(run.title, source, True, run=run)
-    trained = folder or bool(checkpoint) or pretrained
-    return Contestant(run.title if trained else f"{run.title} (untrained)", source, trained, run)
+        return Candidate(run.title, source, True, run=run)
+    trained = folder or bool(of_timm["checkpoint"]) or of_timm["pretrained"]
+    return Candidate(run.title if trained else f"{run.title} (untrained)", source, trained, run)
 
 
-def _distinct(given: Sequence[Contestant]) -> list[Contestant]:
-    """Those that share a name also get that of their folder, and if need be a number."""
+def _distinct(given: Sequence[Candidate]) -> list[Candidate]:
+    """Add to a name that several share the name of their folder, and if need be a number."""
     counts = [one.name for one in given]
-    found: list[Contestant] = []
+    found: list[Candidate] = []
     for one in given:
         name = one.name if counts.count(one.name) == 1 else f"{one.name} ({Path(one.source).absolute().name})"
         taken, plain, number = {other.name for other in found}, name, 2

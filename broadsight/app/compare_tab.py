@@ -6,18 +6,17 @@ import gradio as gr
 
 from .candidates import registered
 from .cards import hint
-from .comparison import AXES, MOST, Row, compare, first_axes, points, table
+from .comparison import AXES, MOST, Row, compare, first_axes, plot, points, table
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 from .samples import sample
-from .scatter import plot
 
 EMPTY = "Choose models and press Measure: sizes, times and accuracies appear here."
 
 
 def add_compare_tab(page: Page, tab: gr.Tab) -> None:
     """Put the tab's parts into whatever is being built."""
-    contestants = page.contestants
-    names = contestants.names
+    candidates = page.candidates
+    names = candidates.names
     known = gr.State(None, time_to_live=3600)
     with gr.Row(equal_height=False):
         models = gr.CheckboxGroup(names, value=names[:MOST], label="Models", min_width=300, elem_id="compare-models")
@@ -32,20 +31,9 @@ def add_compare_tab(page: Page, tab: gr.Tab) -> None:
             elem_id="compare-added",
         )
     with gr.Row(equal_height=True):
-        across = gr.Radio(
-            [(words, axis) for axis, words in AXES.items()],
-            value="latency",
-            label="Across",
-            min_width=300,
-            elem_id="compare-x",
-        )
-        upwards = gr.Radio(
-            [(words, axis) for axis, words in AXES.items()],
-            value="accuracy",
-            label="Upwards",
-            min_width=300,
-            elem_id="compare-y",
-        )
+        axes = [(words, axis) for axis, words in AXES.items()]
+        across = gr.Radio(axes, value="latency", label="Across", min_width=300, elem_id="compare-x")
+        upwards = gr.Radio(axes, value="accuracy", label="Upwards", min_width=300, elem_id="compare-y")
     button = gr.Button("Measure", variant="primary", size="md", elem_id="compare-button")
     shown = gr.HTML("", elem_id="compare-plot", padding=False)
     missing = gr.HTML("", elem_id="compare-missing", padding=False)
@@ -62,9 +50,9 @@ def add_compare_tab(page: Page, tab: gr.Tab) -> None:
             raise ValueError("expected lists of models' names; choose from those shown")
         if len(models) + len(added) > MOST:
             raise ValueError(f"{len(models) + len(added)} models are chosen; expected at most {MOST}")
-        with contestants.computing:
-            chosen = [contestants.of(name) for name in dict.fromkeys(models)]
-            chosen += [contestants.added(name) for name in dict.fromkeys(added)]
+        with candidates.computing:
+            chosen = [candidates.of(name) for name in dict.fromkeys(models)]
+            chosen += [candidates.added(name) for name in dict.fromkeys(added)]
             rows = compare(chosen, sample(0))
         if before is None:  # the axes that suit what is there; afterwards they are the visitor's choice
             x, y = first_axes(rows)
@@ -84,11 +72,5 @@ def add_compare_tab(page: Page, tab: gr.Tab) -> None:
     triggers = [models.input, added.input, button.click]
     gr.on(triggers, measure, given, found, api_name="compare", **quiet, **COMPUTE)
     tab.select(measure_first, given, found, api_visibility="private", **quiet, **COMPUTE)
-    gr.on(
-        [across.input, upwards.input],
-        turn,
-        [known, across, upwards],
-        [shown, missing],
-        api_visibility="private",
-        **(quiet | dict(show_progress="hidden")),
-    )
+    hidden = quiet | dict(show_progress="hidden", api_visibility="private")
+    gr.on([across.input, upwards.input], turn, [known, across, upwards], [shown, missing], **hidden)

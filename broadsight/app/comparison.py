@@ -1,9 +1,12 @@
-"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot."""
+"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot.
+
+The plot is HTML: Gradio's own shows the figures before last when its axes change with them, and cannot be reached by
+keyboard.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +17,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..benchmark.timing import Summary
 from ..evaluation.run import macs_of
 from ..prediction.dense import finder
+from ..report.charts import axis
 from ..training.run_folder import RunFolder
+from ..visual import html
+from ..visual.metrics import GOALS, label
+from ..visual.words import milliseconds
 from .answers import answer
-from .candidates import Contestant
-from .cards import TASKS, colour_of, milliseconds
+from .candidates import Candidate
+from .cards import TASKS, colour_of
 from .gate import without_paths
-from .scatter import Point, marker
 
 MOST = 6  # models at once, each with a colour of its own
 EVALUATIONS = Path("evaluations")
-# What a task is after: the figure in records, and in words.
-GOALS = {
-    "classify": ("top1", "top-1"),
-    "detect": ("box_ap", "box AP"),
-    "instances": ("mask_ap", "mask AP"),
-    "segment": ("miou", "mIoU"),
-    "keypoints": ("keypoint_ap", "keypoint AP"),
-}
-HEADS = ("task", "parameters", "size", "MACs", "latency", "accuracy")  # of a table, behind the model
-NOT_RUN, NOT_COUNTED = "not run", "not counted"
-AXES = {
-    "accuracy": "accuracy, %",
-    "latency": "latency, ms",
-    "macs": "MACs, G",
-    "parameters": "parameters, M",
-}
+AXES = {"accuracy": "accuracy, %", "latency": "latency, ms", "macs": "MACs, G", "parameters": "parameters, M"}
 
 
 @dataclass(frozen=True)
@@ -63,19 +54,51 @@ class Row:
     measure: str
     measured_on: str
 
-    def value(self, axis: str) -> float | None:
-        """What a plot shows."""
-        if axis == "accuracy":
-            return self.accuracy
-        if axis == "latency":
-            return self.latency.median
-        if axis == "macs":
-            return None if self.macs is None else self.macs / 1e9
-        return self.parameters / 1e6
+    def value(self, key: str) -> float | None:
+        """Value on one of AXES, in its unit."""
+        macs = None if self.macs is None else self.macs / 1e9
+        values = dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=self.parameters / 1e6)
+        return values[key]
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """Figures in words; those that nobody has are named, not left empty."""
+        return {
+            "task": TASKS[self.task],
+            "parameters": f"{self.parameters / 1e6:.2f} M",
+            "size": f"{4 * self.parameters / 1e6:.1f} MB",
+            "MACs": "not counted" if self.macs is None else f"{self.macs / 1e9:.3f} G",
+            "latency": milliseconds(self.latency.median),
+            "accuracy": "not run" if self.accuracy is None else f"{self.accuracy:.1f} % {self.measure}",
+        }
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Small print below figures."""
+        return {"latency": f"± {50 * self.latency.spread:.0f} %", "accuracy": self.measured_on}
 
 
-def compare(chosen: Sequence[Contestant], image: Image.Image) -> list[Row]:
-    """Figures of models; their times are taken in turns on one image.
+@dataclass(frozen=True)
+class Point:
+    """A model in the plot.
+
+    Args:
+        x, y: On the axes; 0 or more.
+        place: Number of its shape.
+        colour: Of the shape, for CSS.
+        about: Its figures by name.
+    """
+
+    name: str
+    x: float
+    y: float
+    place: int
+    colour: str
+    about: Mapping[str, str]
+
+
+def compare(chosen: Sequence[Candidate], image: Image.Image) -> list[Row]:
+    """Collect the figures of models; their times are taken in turns on one image.
 
     Whoever calls sees to it that nothing else computes meanwhile.
     """
@@ -85,27 +108,15 @@ def compare(chosen: Sequence[Contestant], image: Image.Image) -> list[Row]:
         raise ValueError(f"{len(chosen)} models are chosen; expected at most {MOST}")
     rows = []
     for one, said in zip(chosen, answer(chosen, image), strict=True):
-        accuracy, measured_on = accuracy_of(one)
-        measure = GOALS[one.task][1]
-        rows.append(
-            Row(
-                one.name,
-                one.task,
-                one.trained,
-                one.parameters,
-                _macs(one, image),
-                said.latency,
-                accuracy,
-                measure,
-                measured_on,
-            )
-        )
+        accuracy, place = accuracy_of(one)
+        costs = one.parameters, _macs(one, image), said.latency
+        rows.append(Row(one.name, one.task, one.trained, *costs, accuracy, label(GOALS[one.task]), place))
     return rows
 
 
-def accuracy_of(one: Contestant, evaluations: Path = EVALUATIONS) -> tuple[float | None, str]:
-    """The newest that was measured, in per cent, and where: an evaluation of this model, or the run's own."""
-    figure = GOALS[one.task][0]
+def accuracy_of(one: Candidate, evaluations: Path = EVALUATIONS) -> tuple[float | None, str]:
+    """Newest accuracy of a model in per cent, and its place: an evaluation of this model, or the run's own."""
+    figure = GOALS[one.task]
     for path in sorted(evaluations.glob("*/evaluation.json"), key=lambda path: -path.stat().st_mtime):
         record = _read(path)
         value = record.get("figures", {}).get(figure)
@@ -120,72 +131,53 @@ def accuracy_of(one: Contestant, evaluations: Path = EVALUATIONS) -> tuple[float
     except (ValueError, OSError):  # written to at this moment, or damaged
         return None, ""
     best = next((line["best"] for line in reversed(lines) if isinstance(line.get("best"), (int, float))), None)
-    return best, f"validation of the run{f', {without_paths(str(data))}' if data else ''}" if best is not None else ""
+    place = f"validation of the run{f', {without_paths(str(data))}' if data else ''}"
+    return (None, "") if best is None else (best, place)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As HTML; figures that nobody has are named, not left empty."""
-    head = "".join(f'<th scope="col">{text}</th>' for text in ("model", *HEADS))
+    """Write the figures of at least one model as an HTML table."""
     order = [row.name for row in rows]
-    body = "".join(f"<tr>{_cells(row, order)}</tr>" for row in rows)
-    return (
-        '<div class="bs-scroll" tabindex="0" role="region" aria-label="Figures of the models">'
-        f'<table class="bs-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return html.render("app/table", rows=rows, colours={name: colour_of(name, order) for name in order})
+
+
+def plot(points: Sequence[Point], x_label: str, y_label: str) -> str:
+    """Write the plot as HTML, or nothing where there is no point. Both axes begin at zero."""
+    if not points:
+        return ""
+    across = axis(x_label, 0, max(point.x for point in points) * 1.05 or 1)
+    upwards = axis(y_label, 0, max(point.y for point in points) * 1.05 or 1)
+    return html.render("app/plot", points=points, x=across, y=upwards)
 
 
 def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[Point], list[str]]:
-    """What can be drawn, and why the others cannot: who lacks a figure, or has one that means something else."""
+    """Points of the models that can be drawn, and for each of the others why not: a figure is lacking, or means
+    something else."""
     measures = [row.measure for row in rows if row.accuracy is not None]
     shared = max(dict.fromkeys(measures), key=measures.count, default="top-1")
     names = [row.name for row in rows]
     drawn, missing = [], []
     for place, row in enumerate(rows):
-        values = {axis: row.value(axis) for axis in (x, y)}
-        lacking = [AXES[axis].partition(",")[0] for axis, value in values.items() if value is None]
+        values = {key: row.value(key) for key in (x, y)}
+        lacking = [AXES[key].partition(",")[0] for key, value in values.items() if value is None]
         if lacking:
             missing.append(f"{row.name}: {' and '.join(lacking)} not known")
         elif "accuracy" in values and row.measure != shared:
             missing.append(f"{row.name}: measured in {row.measure}, not in {shared}")
         else:
             at = [float(value) for value in (values[x], values[y]) if value is not None]
-            drawn.append(Point(row.name, at[0], at[-1], place, colour_of(row.name, names), _about(row)))
+            drawn.append(Point(row.name, at[0], at[-1], place, colour_of(row.name, names), row.figures))
     return drawn, missing
 
 
 def first_axes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Accuracy over latency where there is any, else latency over MACs."""
+    """Axes to begin with: accuracy over latency if any accuracy is known, else latency over MACs."""
     if any(row.accuracy is not None for row in rows):
         return "latency", "accuracy"
     return "macs", "latency"
 
 
-def _about(row: Row) -> dict[str, str]:
-    """A model's figures in words."""
-    return {
-        "task": TASKS[row.task],
-        "parameters": f"{row.parameters / 1e6:.2f} M",
-        "size": f"{4 * row.parameters / 1e6:.1f} MB",
-        "MACs": NOT_COUNTED if row.macs is None else f"{row.macs / 1e9:.3f} G",
-        "latency": milliseconds(row.latency.median),
-        "accuracy": NOT_RUN if row.accuracy is None else f"{row.accuracy:.1f} % {row.measure}",
-    }
-
-
-def _cells(row: Row, order: Sequence[str]) -> str:
-    random = "" if row.trained else ' <span class="bs-tag bs-random">random weights</span>'
-    more = {"latency": f"± {50 * row.latency.spread:.0f} %", "accuracy": row.measured_on}
-    figures = ""
-    for label, value in _about(row).items():
-        small = f"<small>{escape(more[label])}</small>" if more.get(label) else ""
-        shown = f'<span class="bs-none">{value}</span>' if value in (NOT_RUN, NOT_COUNTED) else escape(value)
-        # a narrow screen shows each figure on a line of its own, behind its label
-        figures += f'<td data-label="{label}">{shown}{small}</td>'
-    sign = marker(order.index(row.name), colour_of(row.name, order))
-    return f'<th scope="row">{sign}{escape(row.name)}{random}</th>{figures}'
-
-
-def _macs(one: Contestant, image: Image.Image) -> int | None:
+def _macs(one: Candidate, image: Image.Image) -> int | None:
     if one.classifier is not None:
         return macs_of(one.classifier)
     run: Any = one.run
@@ -197,7 +189,7 @@ def _macs(one: Contestant, image: Image.Image) -> int | None:
         return None
 
 
-def _same(source: str, one: Contestant) -> bool:
+def _same(source: str, one: Candidate) -> bool:
     if Path(one.source).is_dir():
         return Path(source).absolute() == Path(one.source).absolute()
     return source == one.source and one.trained

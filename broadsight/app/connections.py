@@ -1,4 +1,4 @@
-"""Connections of a local server: so many at once, and none that dawdles.
+"""Connections of a local server: a limited number at once, and none that dawdles.
 
 uvicorn waits for ever for the rest of a request's headers, and for a body that comes a byte at a time. A few hundred
 such connections keep everybody else out.
@@ -21,7 +21,7 @@ LENGTH = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MUL
 
 @dataclass(frozen=True)
 class Patience:
-    """How long and for how many a server waits.
+    """Limits of a server: how long and for how many connections it waits.
 
     Args:
         connections: That are open at once; more are sent away with 503.
@@ -102,7 +102,7 @@ class _Protocol(H11Protocol):
             self._writing = None
 
     def _look(self) -> None:
-        """What is waited for now."""
+        """Find out what is waited for now, and start its clock."""
         if self.transport.is_closing():
             return
         answered = self.cycle is not None and self.cycle.response_complete
@@ -139,8 +139,10 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
     def _problem_of_head(self, data: bytes) -> bytes:
-        """What is wrong with the headers as far as they are here: they are long, or say the body's length more than
-        once. h11 would take headers of any length if they come at once, and make one of several that agree."""
+        """Name what is wrong with the headers as far as they are here: too long, or the body's length is there twice.
+
+        h11 would take headers of any length if they come at once, and make one length of several that agree.
+        """
         self._head += data
         end = HEAD.search(self._head)
         head = self._head[: end.start()] if end else self._head

@@ -13,8 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .gate import Gate, Message, Receive, Refusal, Send, header, refuse
-from .storage import Storage
-from .uploads import is_uploaded
+from .uploads import Storage, is_uploaded
 
 MOST_JSON = 2**20  # bytes of an event: names and numbers, and where the image is
 EXTRA = 2**16  # bytes of an upload beside the file
@@ -76,7 +75,7 @@ class Door(Gate):
             self.open -= 1
 
     async def _let_in_upload(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Gradio gets a whole upload or none, so that nothing half is left on the disk."""
+        """Pass on a whole upload or none, so that nothing half is left on the disk."""
         length = int(header(scope, b"content-length")[0])
         if self.reading + length > max(MOST_READING, self.most_bytes + EXTRA):
             await refuse(send, 503, "too many uploads are on their way; try again")
@@ -129,8 +128,10 @@ class Door(Gate):
         return None
 
     def read_event(self, body: bytes) -> tuple[Refusal | None, bytes]:
-        """An event with the real paths of uploads; or why it is refused: files must be uploads, never addresses or
-        other files."""
+        """Read an event: the reason if it is refused, and its body with the real paths of uploads.
+
+        Files must be uploads, never addresses or other files.
+        """
         try:
             content = json.loads(body)
         except (ValueError, RecursionError):
@@ -173,7 +174,7 @@ class Door(Gate):
 
 
 async def body_parts(receive: Receive, most: int) -> list[bytes] | None:
-    """A whole body in its pieces, or None if it is longer than `most` or its client has left."""
+    """Receive a whole body in its pieces, or None if it is longer than `most` or its client has left."""
     parts: list[bytes] = []
     length = 0
     while True:
@@ -189,7 +190,7 @@ async def body_parts(receive: Receive, most: int) -> list[bytes] | None:
 
 
 def again(parts: list[bytes], rest: Receive) -> Receive:
-    """Whoever asks next receives the body that was read, and then what follows."""
+    """Make a `receive` that gives the body that was read, and then what follows."""
     waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts[:-1]]
     waiting.append({"type": "http.request", "body": parts[-1], "more_body": False})
 
@@ -200,7 +201,7 @@ def again(parts: list[bytes], rest: Receive) -> Receive:
 
 
 def hiding(send: Send, hide: Callable[[bytes], bytes]) -> Send:
-    """Answers with text pass through `hide`: an event stream line by line, others as a whole."""
+    """Make a `send` that passes text through `hide`: an event stream line by line, other answers as a whole."""
     start: Message | None = None
     kind, kept = "", b""
 

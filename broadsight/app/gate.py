@@ -63,7 +63,7 @@ class Gate:
         return refusal_of_length(scope) or refusal_of_host(scope, self.allowed) or self.refusal_of_site(scope)
 
     def refusal_of_site(self, scope: Any) -> Refusal | None:
-        """Likewise if another site's page asks: it says so in `Origin`, or its browser does in `Sec-Fetch-Site`."""
+        """Status and reason if another site's page asks: `Origin` says so, or its browser does in `Sec-Fetch-Site`."""
         foreign = 403, "another site's page may not ask this server"
         origins = header(scope, b"origin")
         if len(origins) > 1 or (origins and not self._is_ours(scope, origins[0])):
@@ -119,7 +119,7 @@ def refusal_of_length(scope: Any) -> Refusal | None:
 
 
 def refusal_of_host(scope: Any, allowed: Collection[str]) -> Refusal | None:
-    """Likewise if the name that a request asks for is not one of this server's."""
+    """Status and reason if the name that a request asks for is not one of this server's."""
     hosts = header(scope, b"host")
     if len(hosts) != 1:
         return 400, "a request must have one Host"
@@ -129,8 +129,8 @@ def refusal_of_host(scope: Any, allowed: Collection[str]) -> Refusal | None:
 
 
 def is_allowed(authority: str, scope: Any, allowed: Collection[str], usual_port: int = 80) -> bool:
-    """Whether `name` or `name:port` is this server's: loopback or the very address that the connection came to, with
-    the port that is listened on; or a name that the user has given, with that port, its own or none."""
+    """Tell whether `name` or `name:port` is this server's: loopback or the very address that the connection came to,
+    with the port that is listened on; or a name that the user has given, with that port, its own or none."""
     found = AUTHORITY.fullmatch(authority.lower())
     if found is None:
         return False
@@ -145,8 +145,8 @@ def is_allowed(authority: str, scope: Any, allowed: Collection[str], usual_port:
 
 
 def without_paths(value: Any) -> Any:
-    """Text, or all texts in lists and mappings, with only the last part of every absolute path: strangers need not know
-    whose computer this is, nor how its folders are called."""
+    """Shorten every absolute path in a text, or in all texts of lists and mappings, to its last part: strangers need
+    not know whose computer this is, nor what its folders are called."""
     if isinstance(value, str):
         if WHOLE_PATH.match(value):
             return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
@@ -166,7 +166,7 @@ async def refuse(send: Send, status: int, reason: str) -> None:
 
 
 def _with_headers(send: Send) -> Send:
-    """Answers get our headers, and none that lets another site read them."""
+    """Make a `send` that adds our headers to answers, and drops those that let another site read them."""
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,20 +1,23 @@
-"""What is seen inside a model while one image passes: looked up once, then leafed through by depth and title."""
+"""Maps of what happens inside a model while one image passes: made once, then leafed through by depth and title."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
+from ..explanation.inside import kinds_of, look_inside
 from ..explanation.maps.map import Look
+from ..explanation.overlay import colour_bar, is_flat
+from ..explanation.sheet import overview_sheet
 from ..runs.classifier import Classifier
+from ..visual import html
 from .answers import image_of, top_classes
-from .candidates import Contestant
-from .cards import data_address
+from .candidates import Candidate
+from .cards import data_uri
 
 KINDS = {
     "gradcam": "Grad-CAM",
@@ -51,39 +54,37 @@ class Looked:
         return max(look.depth for look in self.looks) + 1
 
     def at(self, depth: Any) -> list[Look]:
-        """All that is seen at a depth; the nearest there is to whatever number was sent."""
+        """Maps of a depth, or of the nearest depth there is to whatever number was sent."""
         wanted = depth if isinstance(depth, (int, float)) and depth == depth else 0
         nearest = min({look.depth for look in self.looks}, key=lambda place: abs(place - wanted))
         return [look for look in self.looks if look.depth == nearest]
 
     def one(self, depth: Any, title: Any = None) -> Look:
-        """The look of this title at a depth, or the first."""
+        """Map of this title at a depth, or the first there."""
         there = self.at(depth)
         return next((look for look in there if look.title == title), there[0])
 
 
-def kinds(one: Contestant) -> tuple[str, ...]:
-    """Which maps a model has."""
-    from ..explanation.inside import kinds_of
-
-    return tuple(kinds_of(_classifier(one).model))
+def kinds(one: Candidate) -> dict[str, str]:
+    """Kinds of maps that a model has, by the names that the page gives them."""
+    return {KINDS[kind]: kind for kind in kinds_of(_classifier(one).model)}
 
 
 def kind_called(words: Any) -> str:
-    """The kind that the page calls so."""
+    """Kind of maps by the name that the page gives it; a ValueError for whatever else somebody has sent."""
     found = {name: kind for kind, name in KINDS.items()}
     if not isinstance(words, str) or words not in found:
         raise ValueError("there is no such kind of map; choose from the list")
     return found[words]
 
 
-def classes_of(one: Contestant) -> list[str]:
+def classes_of(one: Candidate) -> list[str]:
     """The choices of the class to explain; numbered, since two classes may have one name."""
     return [LIKELY, *(f"{number}: {name}" for number, name in enumerate(_classifier(one).classes))]
 
 
-def class_called(one: Contestant, words: Any) -> int | None:
-    """The class of such a choice, or None for the most probable."""
+def class_called(one: Candidate, words: Any) -> int | None:
+    """Number of the class of such a choice, or None for the most probable."""
     if words in (None, LIKELY):
         return None
     if words not in classes_of(one):
@@ -91,17 +92,15 @@ def class_called(one: Contestant, words: Any) -> int | None:
     return int(words.partition(":")[0])
 
 
-def look(one: Contestant, image: Image.Image, kind: str, target: int | None = None) -> Looked:
+def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
     """Let an image in RGB pass and collect one kind of maps.
 
     Whoever calls sees to it that nobody else uses the model meanwhile.
     """
-    from ..explanation.inside import look_inside
-
     classifier = _classifier(one)
     there = kinds(one)
-    if kind not in there:
-        has = f"it has {', '.join(KINDS[name] for name in there)}" if there else "choose another model"
+    if kind not in there.values():
+        has = f"it has {', '.join(there)}" if there else "choose another model"
         raise ValueError(f"{one.name} has no {KINDS.get(kind, 'such')} maps; {has}")
     looks = look_inside(classifier.model, image_of(classifier, image), kinds=(kind,), target=target)
     if not looks:
@@ -111,23 +110,13 @@ def look(one: Contestant, image: Image.Image, kind: str, target: int | None = No
 
 
 def _with_name(seen: Look, names: Sequence[str]) -> Look:
-    """Grad-CAM's titles have the number of a class; people know it by its name."""
+    """Add the name of the class to a title of Grad-CAM, which has its number."""
     number = re.fullmatch(r"class (\d+)", seen.title)
     return replace(seen, title=f"{seen.title}, {names[int(number[1])]}") if number else seen
 
 
-def drawn(view: Image.Image, seen: Look) -> Image.Image:
-    """A look laid over what the model sees."""
-    from ..explanation.overlay import overlay
-
-    return overlay(view, seen)
-
-
-def sheet(one: Contestant, photo: Image.Image, target: int | None = None) -> Image.Image:
-    """The overview: the image, the answers, all kinds of maps, depth from left to right."""
-    from ..explanation.inside import look_inside
-    from ..explanation.sheet import overview_sheet
-
+def sheet(one: Candidate, photo: Image.Image, target: int | None = None) -> Image.Image:
+    """Draw the overview: the image, the answers, all kinds of maps, depth from left to right."""
     classifier = _classifier(one)
     image = image_of(classifier, photo)
     looks = look_inside(classifier.model, image, target=target)
@@ -146,7 +135,7 @@ def sheet(one: Contestant, photo: Image.Image, target: int | None = None) -> Ima
 
 
 def view_of(classifier: Classifier, image: Image.Image, side: int = SIDE) -> Image.Image:
-    """The square in the middle that the model sees, at a size to look at."""
+    """Cut out the square in the middle that the model sees, at a size to look at."""
     part = min(1.0, classifier.transforms.crop_pct)
     edge = min(image.size) * part
     left, top = (image.width - edge) / 2, (image.height - edge) / 2
@@ -154,26 +143,12 @@ def view_of(classifier: Classifier, image: Image.Image, side: int = SIDE) -> Ima
 
 
 def described(seen: Look, depths: int) -> str:
-    """What is seen, as HTML for below the image: title, layer, how to read it, and the scale of a heat map."""
-    from ..explanation.overlay import colour_bar, is_flat
-
-    place = f"depth {seen.depth + 1} of {depths}" if depths > 1 else "its only depth"
-    flat = "the map is flat: no place stands out" if is_flat(seen) else ""
-    notes = "".join(f"<p>{escape(note)}</p>" for note in (seen.note, flat) if note)
-    bar = ""
-    if seen.form == "heat":
-        scale = f'<img alt="from dark blue to yellow" src="{data_address(colour_bar(160, 10))}">'
-        bar = f'<p class="bs-scale">least {scale} most</p>'
-    layer = escape(seen.layer or "the model")
-    title = f"<p><strong>{escape(seen.title)}</strong>, {place}: <code>{layer}</code></p>"
-    return f'<div class="bs-caption">{title}{bar}{notes}</div>'
+    """Write the caption of a map as HTML: title, layer, how to read it, and the scale of a heat map."""
+    scale = data_uri(colour_bar(160, 10))
+    return html.render("app/caption", seen=seen, depths=depths, flat=is_flat(seen), scale=scale)
 
 
-def _classifier(one: Contestant) -> Classifier:
+def _classifier(one: Candidate) -> Classifier:
     if one.classifier is None:
         raise ValueError(f"{one.name} does not classify; maps are of models that do")
     return one.classifier
-
-
-def names_of(found: Sequence[str]) -> list[str]:
-    return [KINDS.get(kind, kind) for kind in found]

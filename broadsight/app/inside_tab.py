@@ -6,26 +6,27 @@ from typing import Any
 
 import gradio as gr
 
+from ..explanation.overlay import overlay
 from . import inside as looking
-from .candidates import Contestant
 from .cards import hint
 from .inside import Looked
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 
 NAME = "look"
 KEPT = 1800  # seconds that maps of a visitor are kept
+DRAWN: dict[str, Any] = dict(format="png", interactive=False, buttons=["download", "fullscreen"])
 EMPTY = hint("Drop an image or pick a sample to look inside.")
 
 
 def add_look_tab(page: Page, tab: gr.Tab) -> None:
     """Put the tab's parts into whatever is being built."""
-    contestants = page.contestants
-    names = contestants.classifiers
+    candidates = page.candidates
+    names = candidates.classifiers
     if not names:
         gr.Markdown("Maps are of models that classify; none of those here does. Start the page with such a run.")
         return
-    first = contestants.of(names[0])
-    kinds = looking.names_of(looking.kinds(first))
+    first = candidates.of(names[0])
+    kinds = list(looking.kinds(first))
     seen = gr.State(None, time_to_live=KEPT)
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
@@ -35,7 +36,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
                 looking.classes_of(first),
                 value=looking.LIKELY,
                 label="Class to explain",
-                visible=_first_kind(kinds) == looking.KINDS["gradcam"],
+                visible=_explains(_first_kind(kinds)),
                 elem_id="look-class",
             )
             depth = gr.Slider(1, 2, 1, step=1, label="Depth, from the input to the answer", elem_id="look-depth")
@@ -43,43 +44,31 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             overview = gr.Button("Draw the overview sheet", elem_id="look-sheet-button")
             download = gr.DownloadButton("Download the sheet (PNG)", visible=False, elem_id="look-sheet-download")
         with gr.Column(scale=3, min_width=300):
-            shown = gr.Image(
-                label="Map over the image",
-                format="png",
-                interactive=False,
-                buttons=["download", "fullscreen"],
-                elem_id="look-map",
-                alt_text="The image with the chosen map laid over it",
-            )
+            alt = "The image with the chosen map laid over it"
+            shown = gr.Image(label="Map over the image", elem_id="look-map", alt_text=alt, **DRAWN)
             caption = gr.HTML(EMPTY, elem_id="look-caption", padding=False)
-    sheet = gr.Image(
-        label="Overview: all maps, depth from left to right",
-        format="png",
-        interactive=False,
-        visible=False,
-        buttons=["download", "fullscreen"],
-        elem_id="look-sheet",
-        alt_text="Overview sheet: the image, the answers and all maps",
-    )
+    alt = "Overview sheet: the image, the answers and all maps"
+    title_of_sheet = "Overview: all maps, depth from left to right"
+    sheet = gr.Image(label=title_of_sheet, visible=False, elem_id="look-sheet", alt_text=alt, **DRAWN)
 
     def picked(found: Looked, place: Any, wanted: Any) -> tuple[Any, ...]:
-        """Title choices, image and caption for a position of the slider, which counts from 1."""
+        """Choices of titles, image and caption for a position of the slider, which counts from 1."""
         number = place - 1 if isinstance(place, (int, float)) else 0
         one = found.one(number, wanted)
         titles = [look.title for look in found.at(number)]
         choice = gr.Dropdown(titles, value=one.title, visible=len(titles) > 1)
-        return choice, looking.drawn(found.view, one), looking.described(one, found.depths)
+        return choice, overlay(found.view, one), looking.described(one, found.depths)
 
     @in_one_line
     def look(photo: Any, model: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
         if photo is None:
             return None, gr.Slider(), gr.Dropdown(), None, EMPTY
-        one = contestants.of(model)
+        one = candidates.of(model)
         image, which = page.read(photo), looking.kind_called(kind)
         asked_for = (photo["path"], model, kind, target)
         if before is not None and before.asked_for == asked_for:  # Gradio calls it input to pass a list by Tab
             return tuple(gr.skip() for _ in range(5))
-        with contestants.computing:
+        with candidates.computing:
             found = looking.look(one, image, which, looking.class_called(one, target))
         found = replace(found, asked_for=asked_for)
         slider = gr.Slider(maximum=max(2, found.depths), value=found.depths, visible=found.depths > 1)
@@ -96,17 +85,17 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     @in_one_line
     def other_model(model: Any, kind: Any, target: Any) -> tuple[Any, ...]:
         """Choices that this model has; what was chosen stays if it can."""
-        one = contestants.of(model)
-        there, classes = looking.names_of(looking.kinds(one)), looking.classes_of(one)
+        one = candidates.of(model)
+        there, classes = list(looking.kinds(one)), looking.classes_of(one)
         chosen = kind if kind in there else _first_kind(there)
         explained = target if target in classes else looking.LIKELY
         return gr.Radio(there, value=chosen), gr.Dropdown(classes, value=explained, visible=_explains(chosen))
 
     @in_one_line
     def draw_sheet(photo: Any, model: Any, target: Any) -> tuple[Any, ...]:
-        one: Contestant = contestants.of(model)
+        one = candidates.of(model)
         image = page.read(photo)
-        with contestants.computing:
+        with candidates.computing:
             drawn = looking.sheet(one, image, looking.class_called(one, target))
         with tempfile.NamedTemporaryFile(dir=page.folder, prefix="overview-", suffix=".png", delete=False) as file:
             drawn.save(file, "PNG")
@@ -117,28 +106,21 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=shown, **RAW)
     private: dict[str, Any] = dict(api_visibility="private")
     gr.on([kind.input, target.input], look, asked, answered, api_name="look", **quiet, **COMPUTE)
-    kind.input(
-        lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, queue=False, show_progress="hidden", **private
-    )
+    explains: dict[str, Any] = dict(queue=False, show_progress="hidden") | private
+    kind.input(lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, **explains)
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
     page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
     # not input, which comes also when somebody passes the list by Tab, and would undo what is chosen next meanwhile
     model.change(other_model, [model, kind, target], [kind, target], **quiet, **private).success(
         look, asked, answered, **quiet, **COMPUTE, **private
     )
-    gr.on(
-        [depth.input, title.input],
-        leaf,
-        [seen, depth, title],
-        [title, shown, caption],
-        **(quiet | dict(show_progress="hidden")),
-        **private,
-    )
+    hidden = quiet | private | dict(show_progress="hidden")
+    gr.on([depth.input, title.input], leaf, [seen, depth, title], [title, shown, caption], **hidden)
     overview.click(draw_sheet, [page.image, model, target], [sheet, download], api_name="overview", **quiet, **COMPUTE)
 
 
 def _first_kind(kinds: list[str]) -> str | None:
-    """The model's own maps say most, where it has some."""
+    """First choice among kinds of maps: the model's own where it has some."""
     own = [kind for kind in kinds if kind not in (looking.KINDS["gradcam"], looking.KINDS["attention"])]
     return next(iter(own or kinds), None)
 

@@ -1,4 +1,4 @@
-"""What the tabs of the page share: the models, the image, and errors as one line."""
+"""Parts that the tabs of the page share: the models, the image, and errors as one line."""
 
 import functools
 import sys
@@ -12,7 +12,7 @@ import gradio as gr
 from PIL import Image
 
 from ..errors import first_line
-from .candidates import Contestants
+from .candidates import Candidates
 from .gate import without_paths
 from .uploads import read_upload
 
@@ -35,7 +35,7 @@ class Page:
         tab: State: the name of the tab that is open.
     """
 
-    contestants: Contestants
+    candidates: Candidates
     folder: Path
     megabytes: float
     image: gr.Image
@@ -47,7 +47,7 @@ class Page:
 
 
 def in_one_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the page whose errors are shown as one line, never as a traceback."""
+    """Decorate a function of the page so that its errors are shown as one line, never as a traceback."""
 
     @functools.wraps(function)
     def safe(*arguments: Any, **named: Any) -> Any:

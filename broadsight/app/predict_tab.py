@@ -14,9 +14,9 @@ EMPTY = "Drop an image or pick a sample: the answers appear here."
 
 def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
     """Put the tab's parts into whatever is being built."""
-    names = page.contestants.names
+    names = page.candidates.names
     models = gr.CheckboxGroup(names, value=names[:FIRST], label="Models to ask", elem_id="predict-models")
-    dense = any(one.run is not None for one in page.contestants.given.values())
+    dense = any(one.run is not None for one in page.candidates.given.values())
     threshold = gr.Slider(
         0, 1, THRESHOLD, step=0.05, label="Lowest score of an object", visible=dense, elem_id="threshold"
     )
@@ -27,12 +27,12 @@ def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
     def predict(image: Any, models: Any, threshold: Any) -> str:
         if image is None:
             return hint(EMPTY)
-        asked = [page.contestants.of(name) for name in dict.fromkeys(_list(models))]
+        asked = [page.candidates.of(name) for name in dict.fromkeys(_list(models))]
         if not asked:
             return hint("Choose at least one model above.")
         lowest = float(threshold) if isinstance(threshold, (int, float)) and 0 <= threshold <= 1 else THRESHOLD
         shown = page.read(image)
-        with page.contestants.computing:
+        with page.candidates.computing:
             found = answer(asked, shown, lowest)
         return cards(found, names)
 

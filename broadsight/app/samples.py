@@ -11,7 +11,7 @@ SIZE = 288
 
 @cache
 def samples() -> tuple[tuple[str, Image.Image], ...]:
-    """Name and image of each; they are of the test part, which training never draws."""
+    """Names and images of the samples, from the test part, which training never draws."""
     found: dict[int, Image.Image] = {}
     for index in range(len(CLASSES)):  # every so many scenes in a row show each class once
         scene = draw_scene(index, size=SIZE, split="test")

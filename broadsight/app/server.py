@@ -1,6 +1,7 @@
-"""Serves the page on this computer until somebody stops it."""
+"""The server of the page, on this computer, until somebody stops it."""
 
 import atexit
+import errno
 import os
 import shutil
 import signal
@@ -12,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .candidates import Contestants
+from .candidates import Candidates
 from .door import Door
 from .gate import allowed_names
-from .storage import Storage
-from .uploads import MOST_MEGABYTES
+from .uploads import MOST_MEGABYTES, Storage
 
 if TYPE_CHECKING:
     from .connections import Patience
@@ -28,7 +28,7 @@ VISITORS = 200  # whose state is kept
 
 
 def need_gradio() -> None:
-    """An ImportError in one line if it is not there. It reads its settings when it is imported: here and not before."""
+    """Import Gradio, or raise an ImportError of one line. Gradio reads its settings when it is imported."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try:
         import gradio  # noqa: F401
@@ -38,7 +38,7 @@ def need_gradio() -> None:
 
 @contextmanager
 def serving(
-    contestants: Contestants,
+    candidates: Candidates,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -72,7 +72,7 @@ def serving(
         from .connections import Patience, ThreadServer, config_of
 
         most = int(megabytes * 2**20)
-        blocks = build(contestants, folder, megabytes)
+        blocks = build(candidates, folder, megabytes)
         page = _page(blocks, most)
         door = Door(page, folder=folder, most_bytes=most, storage=Storage(folder, int(room * 2**20)), allowed=allowed)
         server = ThreadServer(
@@ -90,7 +90,7 @@ def serving(
             os.environ.pop("GRADIO_TEMP_DIR", None)
         else:
             os.environ["GRADIO_TEMP_DIR"] = before
-        with contestants.computing:  # whoever was waiting for an answer gets none, and it must not be written
+        with candidates.computing:  # whoever was waiting for an answer gets none, and it must not be written
             shutil.rmtree(folder, ignore_errors=True)
         atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
 
@@ -131,22 +131,22 @@ def free_port(host: str, port: int | None) -> int:
     if port is not None and not 1 <= port <= 65535:
         raise ValueError(f"--port {port}; expected 1 to 65535")
     for number in [port] if port is not None else range(PORT, PORT + TRIES):
-        problem = _problem(host, number)
-        if problem is None:
+        try:
+            _listening(host, number).close()
             return number
-        if not isinstance(problem, OSError) or problem.errno is None or isinstance(problem, socket.gaierror):
-            break
-        if isinstance(problem, PermissionError):
+        except PermissionError:
             raise ValueError(f"--port {number} may not be used by this user; choose one above 1023") from None
-        if problem.errno == 99:  # no such address on this computer
-            break
-    else:
-        what = f"--port {port} is taken" if port is not None else f"all ports from {PORT} on are taken"
-        raise ValueError(f"{what}; choose another --port")
-    raise ValueError(f"--host {host} is no address of this computer; use 127.0.0.1, or 0.0.0.0 for all of them")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ValueError(
+                    f"--host {host} is no address of this computer; use 127.0.0.1, or 0.0.0.0 for all of them"
+                ) from None
+    what = f"--port {port} is taken" if port is not None else f"all ports from {PORT} on are taken"
+    raise ValueError(f"{what}; choose another --port")
 
 
 def check_megabytes(megabytes: float) -> None:
+    """Refuse a limit of uploads that limits nothing."""
     if not 0 < megabytes <= 1000:
         raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
 
@@ -167,7 +167,7 @@ def is_loopback(host: str) -> bool:
 
 
 def wait() -> None:
-    """Until Ctrl-C, or until the system asks the process to end. A second Ctrl-C ends it at once."""
+    """Wait until Ctrl-C, or until the system asks the process to end. A second Ctrl-C ends it at once."""
     stopped = threading.Event()
     before = {}
 
@@ -183,14 +183,3 @@ def wait() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _problem(host: str, port: int) -> OSError | None:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return error
-    return None

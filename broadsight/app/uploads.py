@@ -1,5 +1,8 @@
-"""Images that come from a browser: only what was uploaded here, only images, none too large."""
+"""Uploads: only images that were uploaded here are read, and all together take no more than a quota of the disk."""
 
+import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,11 @@ from ..data.decoding import KINDS, UnreadableImage, decode, open_image
 MOST_PIXELS = 40_000_000  # 120 MB once it is unpacked
 SIDE = 1600  # pixels of the longer side that are kept; no model here looks at more
 MOST_MEGABYTES = 20.0
+MOST_FILES = 2000
 
 
 def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABYTES) -> Image.Image:
-    """The image in RGB, upright, its longer side at most SIDE pixels.
+    """Read an upload: the image in RGB, upright, its longer side at most SIDE pixels.
 
     Args:
         payload: What the page's image input sends: a mapping with the path of a file in `folder`. Its other entries,
@@ -39,7 +43,7 @@ def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABY
 
 
 def is_uploaded(path: str, folder: str | Path) -> bool:
-    """Whether a path, all links followed, lies in the folder of uploads."""
+    """Tell whether a path, all links followed, lies in the folder of uploads."""
     try:
         return Path(path).resolve().is_relative_to(Path(folder).resolve()) and "\0" not in path
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle
@@ -47,7 +51,7 @@ def is_uploaded(path: str, folder: str | Path) -> bool:
 
 
 def open_upload(file: Path) -> Image.Image:
-    """An image of an accepted format with at most MOST_PIXELS, which its header says before anything is unpacked."""
+    """Open an image of an accepted format with at most MOST_PIXELS: its header says so before anything is unpacked."""
     try:
         with open_image(file) as image:
             width, height = image.size
@@ -64,3 +68,55 @@ def open_upload(file: Path) -> Image.Image:
         raise ValueError(f"the file is not an image that is known here; expected {KINDS}") from None
     photo.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     return photo
+
+
+class Storage:
+    """The folder of uploads with its quota: the oldest files make room for new ones.
+
+    Args:
+        folder: What lies in it already belongs to the page itself, is counted and never removed.
+        most_bytes, most_files: Of all files in it.
+    """
+
+    def __init__(self, folder: str | Path, most_bytes: int, most_files: int = MOST_FILES):
+        self.folder, self.most_bytes, self.most_files = Path(folder), most_bytes, most_files
+        self.lasting = {path for path, _, _ in self.files()}
+        self._lock = threading.Lock()
+
+    def files(self) -> list[tuple[str, int, float]]:
+        """Path, bytes and time of all files, the oldest first; links are not followed."""
+        found = []
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                path = os.path.join(place, name)
+                try:
+                    status = os.lstat(path)
+                except OSError:  # removed meanwhile
+                    continue
+                found.append((path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda one: one[2])
+
+    def make_room(self, needed: int = 0, files: int = 1) -> bool:
+        """Remove the oldest files until so many bytes fit in; False if they never will."""
+        with self._lock:
+            found = self.files()
+            total, count = sum(size for _, size, _ in found), len(found)
+            for path, size, _ in found:
+                if total + needed <= self.most_bytes and count + files <= self.most_files:
+                    break
+                if path not in self.lasting and self._remove(path):
+                    total, count = total - size, count - 1
+            return total + needed <= self.most_bytes and count + files <= self.most_files
+
+    def _remove(self, path: str) -> bool:
+        try:
+            os.remove(path)
+        except FileNotFoundError:
+            return True
+        except OSError:  # in use, on Windows
+            return False
+        parent = Path(path).parent
+        if parent != self.folder:
+            with suppress(OSError):  # others are in there
+                parent.rmdir()
+        return True

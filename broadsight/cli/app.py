@@ -61,13 +61,13 @@ def app(
     register_models()
     import torch
 
-    from ..app.candidates import open_contestants
+    from ..app.candidates import open_candidates
     from ..prediction.classification import check_counts
     from ..training.recipes import assignments
 
     check_counts(threads=threads)
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1)
-    contestants = open_contestants(
+    candidates = open_candidates(
         runs or [],
         checkpoint=checkpoint,
         pretrained=pretrained,
@@ -75,17 +75,17 @@ def app(
         size=size,
         device=device,
     )
-    for note in contestants.notes:
+    for note in candidates.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    if contestants.untrained:
-        names = printable(", ".join(contestants.untrained))
+    if candidates.untrained:
+        names = printable(", ".join(candidates.untrained))
         print(f"note: {names}: random weights, the answers mean nothing; `broadsight train` makes trained ones")
     if not server.is_loopback(host):
         print(f"warning: --host {host}: everybody who reaches this computer can use the page", file=sys.stderr)
     with server.serving(
-        contestants, host=host, port=port, megabytes=max_upload, storage=max_storage, allow_host=allow_host or ""
+        candidates, host=host, port=port, megabytes=max_upload, storage=max_storage, allow_host=allow_host or ""
     ) as address:
-        print(f"{printable(', '.join(contestants.names))}: {address} (Ctrl-C stops)", flush=True)
+        print(f"{printable(', '.join(candidates.names))}: {address} (Ctrl-C stops)", flush=True)
         if open:
             webbrowser.open(address)
         server.wait()

@@ -1,4 +1,4 @@
-"""The report's colours by day and by night, all made from the palette, each with enough contrast to be told apart."""
+"""Colours of the report, light and dark: all are made from the palette, with enough contrast to be read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ DARK = Theme(page="#0f1216", surface="#171b20", sunken="#20262c", ink="#e7eaed",
 
 
 def mix(colour: str, other: str, share: float) -> str:
-    """So much of the other colour in the first."""
+    """Mix two colours; `share` is that of the other."""
     pairs = zip(_channels(colour), _channels(other), strict=True)
     return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in pairs)
 
 
 def contrast(colour: str, other: str) -> float:
-    """As WCAG defines it, 1 to 21."""
+    """Contrast of two colours as WCAG defines it, 1 to 21."""
     dark, light = sorted((_luminance(colour), _luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
 def readable(colour: str, theme: Theme, at_least: float) -> str:
-    """The colour, with as much ink as it needs to be seen on the theme's surface."""
+    """Mix as much ink into a colour as it needs to be seen on the theme's surface."""
     shares = (share / 20 for share in range(21))
     return next(
         c for c in (mix(colour, theme.ink, share) for share in shares) if contrast(c, theme.surface) >= at_least

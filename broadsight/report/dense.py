@@ -33,16 +33,24 @@ def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path, command: s
 
 
 def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as a report has it."""
+    """Turn the record of an evaluation into that of a report."""
     task, figures, data = record["task"], record["figures"], record["data"]
-    goal = GOALS[task]
+    goal, place = GOALS[task], data.get("place") or data.get("val")
     names = [name for name in HEADLINES[task] if name in figures]
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
     over = over_classes(there, classes).strip()
-    asked = [f"{data['images']:,} images of {data.get('place') or data.get('val')}"]
+    asked = [f"{data['images']:,} images of {place}"]
     asked += ["mirrored as well"] * record["views"]["flip"] + ["by windows"] * record["views"]["slide"]
     if record["views"]["scales"] != [1.0]:
         asked.append(f"scales {', '.join(f'{scale:g}' for scale in record['views']['scales'])}")
+    absent = dict(record["absent"])
+    if figures.get(goal) is None:
+        absent["figures"] = f"{meaning(goal).label} {why_missing(goal, there)}"
+    rows = [
+        ["data", str(place)],
+        ["time of an image", f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"],
+        ["device", f"{record['device']}, threads: {record['threads']}"],
+    ]
     return {
         "title": record["model"]["title"],
         "kind": "evaluation",
@@ -52,25 +60,12 @@ def page_of(record: Mapping[str, Any]) -> dict[str, Any]:
             for name in names
         ],
         "figures": defined(figures),
-        "absent": record["absent"]
-        | ({} if figures.get(goal) is not None else {"figures": f"{meaning(goal).label} {why_missing(goal, there)}"}),
+        "absent": absent,
         "class_figures": record["per_class"],
         "parameters": record["model"]["parameters"],
-        "skipped": record["skipped"],
         "notes": [*record["notes"], *(["interrupted: not all images were asked about"] * record["interrupted"])],
-        "facts": [
-            {
-                "group": "Evaluation",
-                "rows": [
-                    ["data", str(data.get("place") or data.get("val"))],
-                    ["time of an image", f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"],
-                    ["device", f"{record['device']}, threads: {record['threads']}"],
-                ],
-            }
-        ],
-        "command": record["command"],
-        "versions": record["versions"],
-        "commit": record["commit"],
+        "facts": [{"group": "Evaluation", "rows": rows}],
+        **{key: record[key] for key in ("skipped", "command", "versions", "commit")},
     }
 
 
@@ -94,7 +89,6 @@ def report_dense_run(
         asked = DenseAsked(str(path), workers=workers, device=device)
         evaluation = evaluate_dense(asked, lambda *_: None)
         record, shown = page_of(record_of(evaluation, about["command"])), evaluation.shown
-    skipped = folder.skipped()
     settings, recipe = about["settings"], about["recipe"]
     rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
     rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
@@ -109,12 +103,9 @@ def report_dense_run(
         "title": f"{settings['head']} with {settings['model']} on {settings['data']}",
         "kind": "run",
         "subtitle": f"{done}; best {goal} {best:.1f} %{over}" if best is not None else f"{done}{kept}",
-        "skipped": {**skipped, **record.get("skipped", {})},
+        "skipped": {**folder.skipped(), **record.get("skipped", {})},
         "facts": [*record.get("facts", []), {"group": "Training", "rows": rows}],
-        "command": about["command"],
-        "seed": about["seed"],
-        "versions": about["versions"],
-        "commit": about["commit"],
+        **{key: about[key] for key in ("command", "seed", "versions", "commit")},
     }
     write_page(render(record, curves=lines, findings=shown), path / REPORT)
     return path / REPORT

@@ -1,4 +1,4 @@
-"""The page itself: head, headline figures, table of contents, and every section that there is something to say in."""
+"""The page of a report: header, contents, every section that has something to say, and images inside the file."""
 
 import base64
 import hashlib
@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from ..visual import html
 from ..visual.captioned import CaptionedImage
-from ..visual.words import escape, sentence
-from . import colours
-from .calibration import calibration
-from .classes import class_figures, confusions, per_class
-from .comparison import beside, twins
-from .curves import curves as training_curves
-from .details import facts, figures, skipped
-from .images import LARGE, gallery
-from .suites import suites
+from . import colours, sections
+from . import curves as plotted
 
 KINDS = {"run": "Training run", "evaluation": "Evaluation"}
 # In the order in which they are read. The key is the section's id, and says in `absent` why the section is not there.
@@ -35,6 +31,9 @@ SECTIONS = {
     "skipped": "Skipped images",
     "facts": "Details",
 }
+SIDE = 224  # pixels of the longer side of an image at most
+LARGE = 960  # pixels of images that show what was found in them
+TINY = 64  # up to here an image is kept exactly, and enlarged with its pixels visible
 
 
 def render(
@@ -45,7 +44,7 @@ def render(
     samples: Sequence[CaptionedImage] = (),
     findings: Sequence[CaptionedImage] = (),
 ) -> str:
-    """A report as one HTML file that loads nothing from anywhere. The same data give the same text.
+    """Write a report as one HTML file that loads nothing from anywhere. The same data give the same text.
 
     Args:
         record: What is known of the run or the evaluation, as the package's own text lists it; all but `title` may
@@ -57,96 +56,61 @@ def render(
     """
     if not record.get("title"):
         raise ValueError("a report needs a title; expected record['title'], e.g. 'resnet18 on photos'")
-    absent = record.get("absent") or {}
     bodies = {
-        "curves": training_curves(curves),
-        "figures": figures(record, SECTIONS),
-        "twins": twins(record),
-        "beside": beside(record),
+        "curves": plotted.curves(curves),
+        "figures": sections.figures(record, SECTIONS),
         "findings": gallery(findings, LARGE),
-        "class_figures": class_figures(record),
-        "per_class": per_class(record),
-        "confusion": confusions(record),
-        "calibration": calibration(record),
-        "suites": suites(record),
+        "calibration": plotted.calibration(record),
+        "suites": plotted.suites(record),
         "mistakes": gallery(mistakes),
-        "samples": _samples(samples),
-        "skipped": skipped(record),
-        "facts": facts(record),
+        "samples": gallery(samples),
     }
-    assert bodies.keys() == SECTIONS.keys()
-    for key, why in absent.items():
-        if key in bodies:
-            bodies[key] = f'<p class="absent">Not measured: {sentence(why)}</p>\n' + bodies[key]
-    shown = {key: body for key, body in bodies.items() if body}
-    sections = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-title">'
-        f'<h2 id="{key}-title">{SECTIONS[key]}</h2>\n{body}</section>\n\n'
-        for key, body in shown.items()
-    )
-    links = "".join(f'<li><a href="#{key}">{SECTIONS[key]}</a></li>' for key in shown)
-    contents = f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n' if len(shown) > 1 else ""
-    return f"""{_head(str(record["title"]))}<body>
-<div class="page">
-{_header(record)}{contents}<main>
-{_notes(record)}{sections}</main>
-<footer><p>{_made_by(record)} This file is complete: it loads nothing from elsewhere.</p></footer>
-</div>
-<script>{_asset("sort.js")}</script>
-</body>
-</html>
-"""
-
-
-def _head(title: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(_asset("sort.js").encode()).digest()).decode("ascii")
-    # Not even a mistake of ours could load anything, or run a script out of a class name.
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{colours.style()}
-{_asset("style.css")}</style>
-</head>
-"""
-
-
-def _header(record: Mapping[str, Any]) -> str:
-    kind = KINDS.get(str(record.get("kind")), "Report")
-    subtitle = f'<p class="subtitle">{escape(record["subtitle"])}</p>\n' if record.get("subtitle") else ""
-    cards = "".join(
-        f"<div><dt>{escape(entry.get('label', ''))}</dt><dd>{escape(entry.get('value', ''))}</dd>"
-        + (f'<dd class="note">{escape(entry["note"])}</dd>' if entry.get("note") else "")
-        + "</div>\n"
-        for entry in record.get("headline") or ()
-    )
-    headline = f'<dl class="headline">\n{cards}</dl>\n' if cards else ""
-    return (
-        f'<header>\n<p class="kind">broadsight <span>{kind}</span></p>\n<h1>{escape(record["title"])}</h1>\n'
-        f"{subtitle}{headline}</header>\n"
+    tables = ("twins", "beside", "class_figures", "per_class", "confusion", "skipped", "facts")
+    bodies |= {key: getattr(sections, key)(record) for key in tables}
+    absent = record.get("absent") or {}
+    shown = [
+        dict(key=key, title=title, body=bodies[key], absent=absent.get(key))
+        for key, title in SECTIONS.items()
+        if bodies[key] or key in absent
+    ]
+    script = _asset("sort.js")
+    return html.render(
+        "report/page",
+        record=record,
+        kind=KINDS.get(str(record.get("kind")), "Report"),
+        version=(record.get("versions") or {}).get("broadsight"),
+        sections=shown,
+        style=f"{colours.style()}\n{_asset('style.css')}",
+        script=script,
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
 
 
-def _notes(record: Mapping[str, Any]) -> str:
-    notes = "".join(f"<p>{sentence(note)}</p>" for note in record.get("notes") or ())
-    return f'<aside class="notes" aria-label="Notes">{notes}</aside>\n' if notes else ""
+def gallery(images: Sequence[CaptionedImage], side: int = SIDE) -> dict[str, Any]:
+    """Images of a gallery, encoded; a side beyond the usual makes a wide grid of large ones."""
+    shown = []
+    for one in images:
+        image = shrunk(one.image, side)
+        tiny, (width, height) = max(image.size) <= TINY, image.size
+        options: dict[str, Any] = dict(form="PNG") if tiny else dict(form="JPEG", quality=82)
+        source = html.data_uri(image, optimize=True, **options)
+        lines = one.caption.splitlines() or [""]
+        shown.append(dict(src=source, tiny=tiny, width=width, height=height, alt=one.alt, caption=lines))
+    return dict(images=shown, wide=side > SIDE) if shown else {}
 
 
-def _samples(samples: Sequence[CaptionedImage]) -> str:
-    shown = gallery(samples)
-    return f"<p>As the model saw them: cropped, flipped and changed in colour at random.</p>\n{shown}" if shown else ""
-
-
-def _made_by(record: Mapping[str, Any]) -> str:
-    version = (record.get("versions") or {}).get("broadsight")
-    return f"Made by broadsight {escape(version)}." if version else "Made by broadsight."
+def shrunk(image: Image.Image, side: int = SIDE) -> Image.Image:
+    """Scale an image to at most `side` pixels wide and high, in RGB; what is transparent becomes white."""
+    if image.mode.startswith("I;16") or image.mode in "IF":
+        low, high = (float(value) for value in image.getextrema())  # ty: ignore[invalid-argument-type]
+        scale = 255 / (high - low) if high > low else 0
+        image = image.convert("F").point(lambda value: value * scale - low * scale).convert("L")
+    transparent = image.has_transparency_data
+    image = image.convert("RGBA" if transparent else "RGB")
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    if transparent:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image
 
 
 def _asset(name: str) -> str:

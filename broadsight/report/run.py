@@ -93,7 +93,7 @@ def report_run(
     check_records(folder)
     config, lines = folder.config(), folder.metrics()
     run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
-    record: dict[str, Any] = {"absent": {}}
+    record: dict[str, Any] = {"absent": {"figures": "the model was not evaluated, since the run has not finished"}}
     images: dict[str, Sequence[CaptionedImage]] = {}
     if evaluated and (path / WEIGHTS).is_file():
         classifier = open_classifier(path, device=device)
@@ -102,20 +102,14 @@ def report_run(
         record = page_of(record_of(evaluation, run["command"]))
         images = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
         del record["asked"]
-    else:
-        record["absent"]["figures"] = "the model was not evaluated, since the run has not finished"
-    skipped = folder.skipped()
     record |= {
         "title": f"{title(run['settings'])} on {run['settings']['data']}",
         "kind": "run",
         "subtitle": _state(run["recipe"], epochs),
-        "skipped": {**skipped, **record.get("skipped", {})},
+        "skipped": {**folder.skipped(), **record.get("skipped", {})},
         "facts": [*record.get("facts", []), _facts(run, seconds)],
         "twins": _twins(path),
-        "command": run["command"],
-        "seed": run["seed"],
-        "versions": run["versions"],
-        "commit": run["commit"],
+        **{key: run[key] for key in ("command", "seed", "versions", "commit")},
     }
     write_page(render(record, curves=lines, **images), path / REPORT)
     return path / REPORT
@@ -133,7 +127,7 @@ def _evaluation(classifier: Classifier, splits: Splits, workers: int | None) -> 
 
 
 def mistakes(result: Result, most: int = SHOWN) -> list[CaptionedImage]:
-    """The images that the classifier was most sure and wrong about."""
+    """Images that the classifier was most sure and wrong about."""
     said, task, shown = result.predictions, result.task, []
     for place in most_confident_mistakes(said, most):
         row = int(said.rows[place])
@@ -170,15 +164,13 @@ def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[C
         augment.begin_epoch(0)
         images, targets = augment(normalise(batch.images), batch.labels)
     pixels = normalise.invert(images).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()  # B H W C
-    shown = []
-    for image, target in zip(pixels, targets, strict=True):
-        name = _target(target, classes)
-        shown.append(CaptionedImage(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image), name, name))
-    return shown
+    names = [_target(target, classes) for target in targets]
+    shown = [Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one) for one in pixels]
+    return [CaptionedImage(image, name, name) for image, name in zip(shown, names, strict=True)]
 
 
 def _target(target: Tensor, classes: Sequence[str]) -> str:
-    """What an image shows, and how much of what if two were mixed."""
+    """Name what an image shows, and the share of each class if two were mixed."""
     if target.ndim == 0:
         return classes[int(target)]
     floor = target.min()  # what label smoothing gives to all
@@ -190,7 +182,7 @@ def _target(target: Tensor, classes: Sequence[str]) -> str:
 
 
 def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> str:
-    """How far a run came, in a line."""
+    """Say in a line how far a run came."""
     whole = recipe["epochs"] + recipe["cooldown_epochs"]
     done = epochs[-1]["epoch"] if epochs else 0
     text = f"{'finished' if done >= whole else 'stopped'} after {done} of {whole} epochs"
@@ -202,33 +194,24 @@ def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> st
 
 
 def _facts(run: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
+    """Settings of a run as a group of facts."""
     settings, recipe = run["settings"], run["recipe"]
-    rows = [["recipe", settings["recipe"]]]
-    rows += [
-        ["changed", ", ".join(f"{key}={value}" for key, value in settings.get("changes", {}).items()) or "nothing"]
-    ]
+    changes = ", ".join(f"{key}={value}" for key, value in settings.get("changes", {}).items())
+    rows = [["recipe", settings["recipe"]], ["changed", changes or "nothing"]]
     rows += [[name, f"{recipe[key]}"] for name, key in SETTINGS.items() if recipe.get(key) not in (None, 0, "none")]
     rows += [["started", str(run["started"])], ["device", f"{run['device']}, threads: {run['threads']}"]]
     rows += [["processes", str(run["processes"])]]
-    if seconds is not None:
-        rows.append(["took", f"{seconds / 60:.1f} minutes"])
+    rows += [["took", f"{seconds / 60:.1f} minutes"]] if seconds is not None else []
     return {"group": "Run", "rows": rows}
 
 
 def _twins(path: Path) -> list[dict[str, Any]]:
-    """The run and those that were trained beside it, for comparison."""
+    """Rows of the run and of those that were trained beside it, for comparison."""
     others = [folder for folder in sorted(path.glob("twin-*")) if is_run(folder)]
     rows = []
     for folder in [path, *others] if others else []:
-        config, lines = RunFolder(folder).config()["broadsight"], RunFolder(folder).metrics()
+        run, lines = RunFolder(folder).config()["broadsight"], RunFolder(folder).metrics()
         best = next((line["best"] for line in reversed(lines) if "best" in line), None)
-        if best is not None:
-            rows.append(
-                {
-                    "title": title(config["settings"]),
-                    "top1": best,
-                    "parameters": config["parameters"],
-                    "folder": folder.name,
-                }
-            )
+        row = dict(title=title(run["settings"]), top1=best, parameters=run["parameters"], folder=folder.name)
+        rows += [row] if best is not None else []
     return rows

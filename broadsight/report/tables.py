@@ -1,9 +1,10 @@
-"""Tables that scroll inside their own box, with headers that are told apart from data."""
+"""Tables as plain data; `templates/table.html` writes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..visual.words import NOTHING, SPACE, escape, known
+from ..visual.words import NOTHING, known, percent
 
 
 @dataclass(frozen=True)
@@ -11,76 +12,60 @@ class Cell:
     """A cell of a table.
 
     Args:
-        text: HTML.
-        kind: Names of classes: "n" for numbers, "h0" to "h10" for heat.
+        kind: CSS classes: "n" for numbers, "h0" to "h10" for heat.
         bar: Length of the bar below the text, 0 to 100; None for no bar.
+        tag: Element around the text, such as "code".
+        before, after: A number in front of the text, and small text behind it.
     """
 
     text: str
     kind: str = ""
     bar: float | None = None
+    tag: str = ""
+    before: str = ""
+    after: str = ""
 
-    def html(self) -> str:
-        kind = " ".join(part for part in (self.kind, "bar" if self.bar is not None else "") if part)
-        length = f' style="--v:{min(max(self.bar, 0.0), 100.0):.4g}"' if self.bar is not None else ""
-        return f"<td{_class(kind)}{length}>{self.text}</td>"
+    @property
+    def classes(self) -> str:
+        return self.kind if self.bar is None else f"{self.kind} bar"
 
 
 @dataclass(frozen=True)
-class Column:
-    """The head of a column: its text, and whether it holds numbers."""
-
-    title: str
-    numeric: bool = False
-
-
-def numeric(text: str) -> Cell:
-    return Cell(text, "n")
-
-
-def share(value: object) -> Cell:
-    """A percentage with a bar."""
-    if not isinstance(value, (int, float)) or not known(value):
-        return Cell(NOTHING, "n")
-    return Cell(f"{value:.1f}{SPACE}%", "n", float(value))
-
-
-def table(
-    columns: Sequence[Column],
-    rows: Iterable[Sequence[Cell | str]],
-    *,
-    caption: str,
-    kind: str = "",
-    marked: int | None = None,
-) -> str:
+class Table:
     """A table whose first cell of every row is that row's header.
 
     Args:
-        rows: Cells; texts are HTML.
-        caption: What the table holds, plain text; for those who do not see it.
-        kind: Names of classes of the table: "sortable", "heat".
+        caption: Text for readers who do not see the table.
+        kind: CSS classes: "sortable", "heat", "narrow".
         marked: The row that stands out.
     """
-    head = "".join(
-        f'<th scope="col"{_class("n" if c.numeric else "")}><span>{escape(c.title)}</span></th>' for c in columns
-    )
-    lines = []
-    for index, (first, *others) in enumerate(rows):
-        title = first.text if isinstance(first, Cell) else first
-        cells = "".join(cell.html() if isinstance(cell, Cell) else f"<td>{cell}</td>" for cell in others)
-        mark = ' class="marked"' if index == marked else ""
-        lines.append(f'<tr{mark}><th scope="row">{title}</th>{cells}</tr>\n')
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{_class(kind)}>'
-        f'<caption class="unseen">{escape(caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody></table></div>\n"
-    )
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    kind: str = ""
+    marked: int | None = None
+
+    @property
+    def heads(self) -> Iterator[tuple[str, bool]]:
+        """Titles of the columns, and whether a column holds numbers: its first row shows it."""
+        row = self.rows[0] if self.rows else ("", *map(numeric, self.columns[1:]))
+        kinds = (isinstance(cell, Cell) and cell.kind.startswith("n") for cell in row)
+        return zip(self.columns, kinds, strict=True)
+
+    @property
+    def lines(self) -> Iterator[tuple[Cell, list[Cell]]]:
+        """Rows, as the header and the other cells of each."""
+        for row in self.rows:
+            first, *others = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+            yield first, others
 
 
-def folded(summary: str, body: str) -> str:
-    """What is shown on demand; the summary is plain text."""
-    return f"<details><summary>{escape(summary)}</summary>\n{body}</details>\n"
+def numeric(text: str) -> Cell:
+    """Make a cell of a number."""
+    return Cell(text, "n")
 
 
-def _class(names: str) -> str:
-    return f' class="{names}"' if names else ""
+def share(value: Any) -> Cell:
+    """Make a cell of a percentage with a bar."""
+    return Cell(percent(value), "n", float(value)) if known(value) else Cell(NOTHING, "n")

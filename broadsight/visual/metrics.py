@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..visual.words import NOTHING, SPACE, amount, escape, known, number, percent
+from ..visual.words import NOTHING, SPACE, amount, known, number, percent
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def figure(key: str, value: Any) -> str:
     """The value of a figure with its unit."""
     unit = meaning(key).unit
     if not known(value):
-        return escape(value) if isinstance(value, str) else NOTHING
+        return value if isinstance(value, str) else NOTHING
     if unit == "%":
         return percent(value)
     if key in ("parameters", "macs"):
@@ -91,11 +91,12 @@ def figure(key: str, value: Any) -> str:
 MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
 
 # By task, the figures that a headline shows; the first is the goal, by which the best epoch is chosen.
+# Instances and keypoints come before detection: their runs have box AP as well.
 HEADLINES = {
     "classify": ("top1", "top5"),
-    "detect": ("box_ap", "box_ap50", "box_ap75"),
     "instances": ("mask_ap", "mask_ap50", "box_ap"),
     "keypoints": ("keypoint_ap", "keypoint_ap50", "keypoint_ap75"),
+    "detect": ("box_ap", "box_ap50", "box_ap75"),
     "segment": ("miou", "macc", "aacc"),
 }
 GOALS = {task: names[0] for task, names in HEADLINES.items()}

@@ -9,7 +9,7 @@ from PIL import Image
 
 from broadsight.app import answers
 from broadsight.app.answers import answer, image_of, top_classes
-from broadsight.app.candidates import Contestant, Contestants
+from broadsight.app.candidates import Candidate, Candidates
 from broadsight.data.sources.unlabelled import find_images
 from broadsight.prediction.classification import predict
 from broadsight.runs.classifier import open_classifier
@@ -21,7 +21,7 @@ def runs(tmp_path):
     found = []
     for seed, name in enumerate(("one", "two")):
         torch.manual_seed(seed)
-        found.append(Contestant(name, name, True, open_classifier(leave_run(tmp_path / name, num_classes=3)[0])))
+        found.append(Candidate(name, name, True, open_classifier(leave_run(tmp_path / name, num_classes=3)[0])))
     return found
 
 
@@ -53,17 +53,17 @@ def test_answer__grey_models_get_grey(tmp_path):
     folder, _ = leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})
     classifier = open_classifier(folder)
     assert image_of(classifier, make_image()).shape == (1, 1, 32, 32)
-    assert len(answer([Contestant("grey", "grey", True, classifier)], make_image())[0].top) == 2
+    assert len(answer([Candidate("grey", "grey", True, classifier)], make_image())[0].top) == 2
 
 
 def test_answer__many_at_once_get_their_own(runs):
-    contestants = Contestants(runs)
+    candidates = Candidates(runs)
     images = [make_image(seed) for seed in range(4)]
     alone = [answer(runs, one)[0].top for one in images]
     assert len(set(alone)) == 4
 
     def ask(place: int) -> bool:
-        with contestants.computing:
+        with candidates.computing:
             return answer(runs, images[place % 4])[0].top == alone[place % 4]
 
     with ThreadPoolExecutor(4) as pool:
@@ -86,7 +86,7 @@ def test_answer__objects_above_the_threshold(monkeypatch):
         scores=torch.tensor([0.9, 0.3]),
     )
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
-    run = Contestant("net", "net", True, run=dense("detect"))  # ty: ignore[invalid-argument-type]
+    run = Candidate("net", "net", True, run=dense("detect"))  # ty: ignore[invalid-argument-type]
     said = answer([run], make_image(), threshold=0.5)[0]
     assert said.rows == (("dog", "0.90", "1, 2", "20 x 30"),)
     assert said.words == "dog (best 0.90)"
@@ -98,5 +98,5 @@ def test_answer__shares_of_pixels(monkeypatch):
     classes = torch.zeros(50, 70, dtype=torch.int64)
     classes[:25, :35] = 1
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
-    run = Contestant("net", "net", True, run=dense("segment"))  # ty: ignore[invalid-argument-type]
+    run = Candidate("net", "net", True, run=dense("segment"))  # ty: ignore[invalid-argument-type]
     assert answer([run], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))

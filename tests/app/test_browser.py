@@ -6,14 +6,11 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
-import torch
 from PIL import Image
 
-from broadsight.app.answers import answer
-from broadsight.app.candidates import Contestant, Contestants, untrained
 from broadsight.app.samples import sample
-from broadsight.runs.classifier import open_classifier
-from tests.training.small_runs import leave_run
+
+from .conftest import expected, png, shares
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # looked for, not imported: that takes seconds, also where these tests are not run
@@ -23,21 +20,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(LACKING), reason=f"th
 WIDTHS = (390, 1440)
 PATIENCE = 60_000  # milliseconds, on a busy machine
 MAP = "resnet10t-map (untrained)"
-
-
-@pytest.fixture(scope="module")
-def contestants(tmp_path_factory):
-    torch.manual_seed(0)
-    folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
-    return Contestants([untrained("cpu"), Contestant("mine", str(folder), True, open_classifier(folder))])
-
-
-@pytest.fixture(scope="module")
-def address(contestants):
-    from broadsight.app.server import serving
-
-    with serving(contestants, megabytes=1) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +65,8 @@ def colours(page, selector: str) -> int:
     return len(shown.convert("L").getcolors())
 
 
-def shares(page) -> list[tuple[str, str]]:
-    return re.findall(r'bs-name">(.*?)</span><span class="bs-share">(.*?) %', page.inner_html("#answers"))
-
-
-def expected(contestants, image) -> list[tuple[str, str]]:
-    said = answer(list(contestants.given.values()), image)
-    return [(name, f"{100 * share:.1f}") for one in said for name, share in one.top]
-
-
-def send(page, image: Image.Image) -> None:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    choose(page, "mine.png", "image/png", file.getvalue())
+def answers(page) -> list[tuple[str, str]]:
+    return shares(page.inner_html("#answers"))
 
 
 def choose(page, name: str, kind: str, content: bytes) -> None:
@@ -110,13 +81,13 @@ def wait_for(page, condition, what: str) -> None:
     raise AssertionError(f"{what} did not come")
 
 
-def test_whole_way__upload_predict_inside_compare(page, contestants):
+def test_whole_way__upload_predict_inside_compare(page, candidates):
     assert "Untrained: resnet10t-map (untrained)." in page.inner_text(".bs-banner")
-    assert shares(page) == expected(contestants, sample(0))
+    assert answers(page) == expected(candidates.given.values(), sample(0))
 
-    send(page, sample(7).rotate(90))
-    wanted = expected(contestants, sample(7).rotate(90))
-    wait_for(page, lambda: shares(page) == wanted, "the answers to the upload")
+    choose(page, "mine.png", "image/png", png(sample(7).rotate(90)))
+    wanted = expected(candidates.given.values(), sample(7).rotate(90))
+    wait_for(page, lambda: answers(page) == wanted, "the answers to the upload")
     assert re.fullmatch(r"[\d.]+ ms", page.inner_text(".bs-card .bs-time >> nth=0"))
     assert "1 thread" in page.inner_text(".bs-card footer >> nth=0")
     assert colours(page, "#image img") > 50
@@ -183,10 +154,10 @@ def test_compare__any_model_of_timm(page):
     wait_for(page, lambda: "test_resnet" in page.inner_text("#compare-table"), "the added model")
 
 
-def test_samples__and_several_models(page, contestants):
+def test_samples__and_several_models(page, candidates):
     page.click("#samples button >> nth=4")
-    wanted = expected(contestants, sample(4))
-    wait_for(page, lambda: shares(page) == wanted, "the answers to the sample")
+    wanted = expected(candidates.given.values(), sample(4))
+    wait_for(page, lambda: answers(page) == wanted, "the answers to the sample")
     page.uncheck("#predict-models input >> nth=1")
     wait_for(page, lambda: page.locator(".bs-card").count() == 1, "the answer of one model")
     assert page.get_attribute("#samples button >> nth=4", "aria-label") == "Sample: rocket"
@@ -198,7 +169,7 @@ def test_mistakes__one_line_in_the_page(page):
     assert "not an image" in shown and "Traceback" not in shown
 
 
-def test_keyboard__alone(page, contestants):
+def test_keyboard__alone(page, candidates):
     def to(name: str) -> None:
         for _ in range(60):
             page.keyboard.press("Tab")
@@ -213,8 +184,8 @@ def test_keyboard__alone(page, contestants):
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none"
     page.keyboard.press("Enter")
-    wanted = expected(contestants, sample(7))
-    wait_for(page, lambda: shares(page) == wanted, "the answers to the sample")
+    wanted = expected(candidates.given.values(), sample(7))
+    wait_for(page, lambda: answers(page) == wanted, "the answers to the sample")
     to("Look inside")
     page.keyboard.press("Enter")
     page.wait_for_selector("#look-map img")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from broadsight.app import candidates as module
-from broadsight.app.candidates import Contestant, Contestants, newest_runs, open_contestants, untrained
+from broadsight.app.candidates import Candidate, Candidates, newest_runs, open_candidates, untrained
 from broadsight.data.scenes import CLASSES
 from tests.training.small_runs import leave_run, refusal
 
@@ -19,12 +19,12 @@ def one():
 
 @pytest.fixture
 def found(one):
-    return Contestants([one], device="cpu")
+    return Candidates([one], device="cpu")
 
 
 def test_open__a_run_and_a_timm_name(tmp_path):
     folder, _ = leave_run(tmp_path / "mine")
-    found = open_contestants([str(folder), "test_resnet"], pretrained=False, size=None)
+    found = open_candidates([str(folder), "test_resnet"], pretrained=False, size=None)
     assert found.names == ["mine", "test_resnet (untrained)"]
     assert [one.trained for one in found.given.values()] == [True, False]
     assert found.untrained == ["test_resnet (untrained)"]
@@ -33,7 +33,7 @@ def test_open__a_run_and_a_timm_name(tmp_path):
 
 def test_open__same_titles_get_the_folders_names(tmp_path):
     one, two = leave_run(tmp_path / "a" / "run")[0], leave_run(tmp_path / "b" / "run")[0]
-    assert open_contestants([str(one), str(two), str(one)]).names == ["run (run)", "run (run) 2"]
+    assert open_candidates([str(one), str(two), str(one)]).names == ["run (run)", "run (run) 2"]
 
 
 def test_open__nothing_named_takes_the_newest_runs(tmp_path):
@@ -47,19 +47,19 @@ def test_open__nothing_named_takes_the_newest_runs(tmp_path):
     (tmp_path / "damaged" / "config.json").write_text("{")
     (tmp_path / "damaged" / "model.safetensors").write_text("")
     assert [path.name for path in newest_runs(tmp_path)] == ["twin-gap", "newest", "new"]
-    assert open_contestants(runs=tmp_path).names == ["twin-gap", "newest", "new"]
+    assert open_candidates(runs=tmp_path).names == ["twin-gap", "newest", "new"]
 
 
 def test_open__a_broken_run_is_left_out_and_named(tmp_path):
     leave_run(tmp_path / "good")
     (leave_run(tmp_path / "bad")[0] / "model.safetensors").write_bytes(b"nothing")
-    found = open_contestants(runs=tmp_path)
+    found = open_candidates(runs=tmp_path)
     assert found.names == ["good"]
     assert "left out" in found.notes[0] and "bad" in found.notes[0]
 
 
 def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
-    found = open_contestants(runs=tmp_path / "none")
+    found = open_candidates(runs=tmp_path / "none")
     assert found.names == found.untrained == ["resnet10t-map (untrained)"]
     classifier = found.of(found.names[0]).classifier
     assert classifier is not None
@@ -80,14 +80,14 @@ def test_untrained__the_same_at_every_start_and_leaves_the_seed_alone():
 
 
 def test_open__refuses_what_does_not_fit(tmp_path):
-    assert "expected exactly one" in refusal(lambda: open_contestants(["a", "b"], checkpoint="x"))
-    assert "for a timm name" in refusal(lambda: open_contestants(checkpoint="x", runs=tmp_path))
-    assert "there is no run" in refusal(lambda: open_contestants(["runs/none"]), FileNotFoundError)
+    assert "expected exactly one" in refusal(lambda: open_candidates(["a", "b"], checkpoint="x"))
+    assert "for a timm name" in refusal(lambda: open_candidates(checkpoint="x", runs=tmp_path))
+    assert "there is no run" in refusal(lambda: open_candidates(["runs/none"]), FileNotFoundError)
 
 
 def test_open__a_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no CUDA device" in refusal(lambda: open_contestants(device="cuda"))
+    assert "no CUDA device" in refusal(lambda: open_candidates(device="cuda"))
 
 
 def test_of__only_names_of_the_list(found):
@@ -133,9 +133,9 @@ def test_computing__one_at_a_time(found):
     assert taken == [False]
 
 
-def test_contestant__of_a_dense_run_has_its_task():
+def test_candidate__of_a_dense_run_has_its_task():
     class Run:
         task, parameters, device = "segment", 5, torch.device("cpu")
 
-    one = Contestant("x", "y", True, run=Run())  # ty: ignore[invalid-argument-type]
+    one = Candidate("x", "y", True, run=Run())  # ty: ignore[invalid-argument-type]
     assert (one.task, one.parameters, one.device.type) == ("segment", 5, "cpu")

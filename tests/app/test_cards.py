@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from PIL import Image
 
 from broadsight.app.answers import Answer
-from broadsight.app.cards import cards, colour_of, data_address, milliseconds
+from broadsight.app.cards import cards, colour_of, data_uri
 from broadsight.benchmark.timing import Summary
 from broadsight.visual.plots import PALETTE
 
@@ -37,11 +37,7 @@ def test_cards__classes_bars_and_time():
     assert "75.0 %" in text and "crab" in text
     assert "3.46 ms" in text and "median of 7 passes in turns, 2 threads" in text
     assert f"--accent:{PALETTE[1]}" in text
-    assert "random weights" not in text
-
-
-def test_cards__untrained_ones_say_so():
-    assert "random weights" in cards([an_answer(trained=False)], ["net"])
+    assert "random weights" not in text and "random weights" in cards([an_answer(trained=False)], ["net"])
 
 
 def test_cards__names_are_text():
@@ -56,8 +52,7 @@ def test_cards__names_are_text():
 
 
 def test_cards__images_lie_in_the_page():
-    address = data_address(Image.new("RGB", (2000, 1000), (9, 8, 7)))
-    head, _, data = address.partition(",")
+    head, _, data = data_uri(Image.new("RGB", (2000, 1000), (9, 8, 7))).partition(",")
     assert head == "data:image/webp;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (900, 450)
 
@@ -65,7 +60,3 @@ def test_cards__images_lie_in_the_page():
 def test_colours__go_round_and_round():
     names = [str(number) for number in range(8)]
     assert [colour_of(name, names) for name in names] == [*PALETTE, *PALETTE[:2]]
-
-
-def test_milliseconds__three_digits():
-    assert [milliseconds(value) for value in (1.234, 12.34, 123.4)] == ["1.23 ms", "12.3 ms", "123 ms"]

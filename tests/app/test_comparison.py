@@ -1,16 +1,18 @@
 """The comparison: figures, where they come from, and those that nobody has."""
 
 import json
+import re
 
 import pytest
 from PIL import Image
 
-from broadsight.app.candidates import Contestant
-from broadsight.app.comparison import MOST, Row, accuracy_of, compare, first_axes, points, table
+from broadsight.app.candidates import Candidate
+from broadsight.app.comparison import MOST, Point, Row, accuracy_of, compare, first_axes, plot, points, table
 from broadsight.benchmark.timing import Summary
 from broadsight.evaluation.run import macs_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.visual.plots import PALETTE
+from tests.app.test_cards import EVIL, tags
 from tests.training.small_runs import leave_run, refusal
 
 
@@ -25,7 +27,7 @@ def run(tmp_path):
     folder, _ = leave_run(tmp_path / "runs" / "mine")
     lines = [dict(kind="epoch", best=value) for value in (10.0, 34.5)] + [dict(kind="updates")]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return Contestant("mine", str(folder), True, open_classifier(folder))
+    return Candidate("mine", str(folder), True, open_classifier(folder))
 
 
 def evaluation(folder, source, **figures):
@@ -57,8 +59,8 @@ def test_accuracy__an_evaluation_of_this_model_comes_first(run, tmp_path):
 
 def test_accuracy__random_weights_have_none(tmp_path):
     evaluation(tmp_path / "e" / "x", "resnet18", top1=70.0)
-    assert accuracy_of(Contestant("resnet18", "resnet18", False), tmp_path / "e") == (None, "")
-    assert accuracy_of(Contestant("resnet18", "resnet18", True), tmp_path / "e") == (70.0, "evaluation x")
+    assert accuracy_of(Candidate("resnet18", "resnet18", False), tmp_path / "e") == (None, "")
+    assert accuracy_of(Candidate("resnet18", "resnet18", True), tmp_path / "e") == (70.0, "evaluation x")
 
 
 def test_points__values_on_the_axes():
@@ -90,3 +92,41 @@ def test_table__not_run_where_nobody_knows():
     assert "not run" in text and "not counted" in text and "random weights" in text
     assert "&lt;b&gt;" in text and "<b>" not in text
     assert "71.0 % top-1" in table([a_row()]) and "8.0 MB" in table([a_row()])
+
+
+def test_table__every_model_has_a_shape_of_its_own():
+    signs = re.findall("<svg.*?</svg>", table([a_row(str(number)) for number in range(MOST)]))
+    assert len({re.sub("style=.*? ", "", sign) for sign in signs}) == len(signs) == MOST
+
+
+def a_point(**more) -> Point:
+    return Point(**dict(name="net", x=4.0, y=50.0, place=0, colour="#0072B2", about={"latency": "4 ms"}) | more)
+
+
+def places(html: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r'style="left:([\d.]+)%;bottom:([\d.]+)%"', html)]
+
+
+def test_plot__points_at_their_shares_of_the_axes():
+    html = plot([a_point(), a_point(x=8.0, y=95.0)], "latency, ms", "accuracy, %")
+    across = [float(tick) for tick in re.findall(r'class="bs-x" style="left:[\d.]+%">([\d.]+)<', html)]
+    upwards = [float(tick) for tick in re.findall(r'class="bs-y" style="bottom:[\d.]+%">([\d.]+)<', html)]
+    assert across[0] == upwards[0] == 0 and across[-1] >= 8 and upwards[-1] >= 95
+    for (x, y), found in zip([(4, 50), (8, 95)], places(html), strict=True):
+        assert found == pytest.approx((100 * x / across[-1], 100 * y / upwards[-1]), abs=0.01)
+
+
+def test_plot__nothing_and_zeros():
+    assert plot([], "x", "y") == ""
+    assert places(plot([a_point(x=0.0, y=0.0)], "x", "y")) == [(0, 0)]
+
+
+def test_plot__each_point_is_told_and_reached_and_words_stay_inside():
+    html = plot([a_point(x=1.0, y=1.0), a_point(x=10.0, y=10.0)], "x", "y")
+    assert re.findall(r'class="bs-point bs-(\w+) bs-(\w+)"', html) == [("right", "above"), ("left", "below")]
+    assert html.count('tabindex="0"') == html.count('aria-label="net; latency 4 ms"') == 2
+
+
+def test_plot__names_are_text():
+    evil = a_point(name=EVIL, about={EVIL: EVIL})
+    assert tags(plot([evil], EVIL, EVIL)) == tags(plot([a_point()], "x", "y"))

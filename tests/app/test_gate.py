@@ -37,39 +37,14 @@ def test_host__names_of_this_computer(host):
     assert knock(host=host)[0] == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        "localhost",
-        "localhost:80",
-        "localhost:07860",
-        "localhost:7860:7860",
-        "localhost:",
-        "localhost.:7860",
-        "evil.example",
-        "evil.example:7860",
-        "localhost.evil.example:7860",
-        "127.0.0.1.nip.io:7860",
-        "0.0.0.0:7860",
-        "evil@localhost:7860",
-        "localhost:7860@evil.example",
-        "localhost:7860/",
-        "localhost:7860, evil",
-        "[::1:7860",
-        "::1:7860",
-        "[::]:7860",
-        "[::ffff:127.0.0.1]:7860",
-        "2130706433:7860",
-        "127.1:7860",
-        "192.168.1.5:7860",
-        "localhost\t:7860",
-        "http://localhost:7860",
-        "localhost:\uff17\uff18\uff16\uff10",
-        "*",
-        "localhost:78600",
-    ],
-)
+NAMES = ["localhost.", "evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "0.0.0.0", "127.1"]
+NAMES += ["evil@localhost", "[::1", "::1", "[::]", "[::ffff:127.0.0.1]", "2130706433", "192.168.1.5", "localhost\t"]
+HOSTS = [f"{name}:7860" for name in NAMES] + ["", "*", "localhost", "evil.example"]
+HOSTS += [f"localhost:{port}" for port in ("", "80", "07860", "7860:7860", "78600", "7860/", "7860, evil")]
+HOSTS += ["localhost:7860@evil.example", "http://localhost:7860", "localhost:\uff17\uff18\uff16\uff10"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_host__all_others_are_refused(host):
     assert knock(host=host)[0] == 403
 
@@ -98,24 +73,22 @@ def test_host__the_address_that_the_connection_came_to_and_names_that_are_given(
         assert "expected a host name" in refusal(lambda wrong=wrong: allowed_names(wrong))
 
 
+ORIGINS = [
+    "http://evil.example",
+    "null",
+    "",
+    "x",
+    "file://",
+    "https://localhost",
+    f"{OWN}/",
+    f"{OWN} x",
+    f"{OWN}.evil.example",
+]
+ORIGINS += ["http://localhost", "http://localhost:3000", "http://evil@localhost:7860"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://evil.example",
-        "null",
-        "",
-        "http://localhost",
-        "http://localhost:3000",
-        "https://localhost",
-        OWN + "/",
-        "http://localhost:7860.evil.example",
-        "http://evil@localhost:7860",
-        "file://",
-        "http://localhost:7860 x",
-        "x",
-    ],
-)
+@pytest.mark.parametrize("origin", ORIGINS)
 def test_origin__other_sites_are_refused(origin, method):
     status, _, headers = knock(("origin", origin), method=method)
     assert status == 403

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 from broadsight.app import inside as looking
-from broadsight.app.candidates import Contestant, untrained
+from broadsight.app.candidates import Candidate, untrained
 from broadsight.app.inside import LIKELY, Looked, class_called, classes_of, described, kind_called, look, view_of
 from broadsight.explanation.maps.map import Look
+from broadsight.explanation.overlay import overlay
 from broadsight.runs.classifier import open_classifier
 from tests.training.small_runs import leave_run, refusal
 
@@ -70,8 +71,7 @@ def test_view__has_the_proportions_of_the_transform(tmp_path):
 def test_look__maps_of_the_one_kind(model):
     found = look(model, Image.new("RGB", (96, 96), (90, 120, 30)), "map-tokens")
     assert {one.kind for one in found.looks} == {"map-tokens"}
-    assert found.view.size == (looking.SIDE, looking.SIDE)
-    assert looking.drawn(found.view, found.looks[0]).mode == "RGB"
+    assert found.view.size == (looking.SIDE, looking.SIDE) and overlay(found.view, found.looks[0]).mode == "RGB"
 
 
 def test_look__classes_by_their_names(model):
@@ -82,7 +82,7 @@ def test_look__classes_by_their_names(model):
 def test_look__leaves_the_model_as_it_was(model):
     photo, image = Image.new("RGB", (96, 96), (90, 120, 30)), torch.rand(1, 3, 96, 96)
     before = model.classifier.model(image)
-    for kind in looking.kinds(model):
+    for kind in looking.kinds(model).values():
         look(model, photo, kind, 3)
     assert torch.equal(model.classifier.model(image), before)
     assert not any(parameter.requires_grad for parameter in model.classifier.model.parameters())
@@ -104,15 +104,11 @@ def test_kinds__every_one_has_a_name():
 
 def test_class__by_choice(model):
     assert classes_of(model)[:2] == [LIKELY, "0: crab"]
-    assert (class_called(model, None), class_called(model, LIKELY), class_called(model, "3: butterfly")) == (
-        None,
-        None,
-        3,
-    )
+    assert [class_called(model, words) for words in (None, LIKELY, "3: butterfly")] == [None, None, 3]
     for words in ("crab", "99: crab", 3, ["0: crab"]):
         assert "no such class" in refusal(lambda words=words: class_called(model, words))
 
 
 def test_look__dense_runs_have_none():
-    one = Contestant("seg", "seg", True, run=object())  # ty: ignore[invalid-argument-type]
+    one = Candidate("seg", "seg", True, run=object())  # ty: ignore[invalid-argument-type]
     assert "does not classify" in refusal(lambda: look(one, Image.new("RGB", (9, 9)), "gradcam"))

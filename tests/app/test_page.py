@@ -6,18 +6,18 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
-from broadsight.app.answers import answer
-from broadsight.app.candidates import Contestant, Contestants, untrained
+from broadsight.app.candidates import Candidates
 from broadsight.app.samples import sample
-from broadsight.runs.classifier import open_classifier
 from tests.app.test_uploads import png_header
 from tests.data.nasty_names import NASTY
-from tests.training.small_runs import leave_run
+
+from .conftest import expected, png, shares
+from .test_door import NEEDED, OTHERS
 
 # looked for, not imported: that takes seconds, also where these tests are not run
 NO_GRADIO = pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio")
@@ -27,33 +27,19 @@ META = {"_type": "gradio.FileData"}
 
 
 @pytest.fixture(scope="module")
-def contestants(tmp_path_factory):
-    torch.manual_seed(0)
-    folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
-    return Contestants([Contestant("mine", str(folder), True, open_classifier(folder)), untrained("cpu")])
+def browser(address):
+    with client_of(address) as client:
+        yield client
 
 
-@pytest.fixture(scope="module")
-def browser(contestants):
+def client_of(address):
     import httpx
 
-    from broadsight.app.server import serving
-
-    with (
-        serving(contestants, megabytes=1) as address,
-        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
-    ):
-        yield client
+    return httpx.Client(base_url=address, timeout=60, trust_env=False)
 
 
 def upload(browser, content: bytes, name: str = "a.png"):
     return browser.post("/gradio_api/upload", files={"files": (name, content)})
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def call(browser, event: str, *data):
@@ -71,10 +57,6 @@ def sent(path: str) -> dict:
     return {"path": path, "meta": META}
 
 
-def shares(html: str) -> list[str]:
-    return re.findall(r'bs-name">(.*?)</span><span class="bs-share">(.*?) %', html)
-
-
 def test_page__says_that_weights_are_random(browser):
     text = browser.get("/").text
     assert "Untrained: resnet10t-map (untrained)." in text
@@ -82,31 +64,24 @@ def test_page__says_that_weights_are_random(browser):
     assert "fonts.googleapis" not in text
 
 
-def test_predict__what_the_model_says(browser, contestants):
+def test_predict__what_the_model_says(browser, candidates):
     path = upload(browser, png(sample(3))).json()[0]
-    status, (html,) = call(browser, "predict", sent(path), ["mine", "resnet10t-map (untrained)"], 0.5)
-    expected = answer(list(contestants.given.values()), sample(3))
-    assert status == 200
-    assert shares(html) == [(name, f"{100 * share:.1f}") for one in expected for name, share in one.top]
+    status, (html,) = call(browser, "predict", sent(path), candidates.names, 0.5)
+    assert status == 200 and shares(html) == expected(candidates.given.values(), sample(3))
     assert html.count("random weights") == 1
 
 
-def test_predict__everybody_gets_their_own(browser, contestants):
-    mine = contestants.of("mine")
-    expected = [shares_of(answer([mine], sample(place))[0]) for place in range(6)]
-    assert len(set(map(tuple, expected))) == 6
+def test_predict__everybody_gets_their_own(browser, candidates):
+    wanted = [expected([candidates.of("mine")], sample(place)) for place in range(6)]
+    assert len(set(map(tuple, wanted))) == 6
 
     def ask(place: int):
-        with type(browser)(base_url=browser.base_url, timeout=60, trust_env=False) as own:
+        with client_of(browser.base_url) as own:
             path = upload(own, png(sample(place))).json()[0]
             return shares(call(own, "predict", sent(path), ["mine"], 0.5)[1][0])
 
     with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(ask, [*range(6), *range(6)])) == expected * 2
-
-
-def shares_of(said):
-    return [(name, f"{100 * share:.1f}") for name, share in said.top]
+        assert list(pool.map(ask, [*range(6), *range(6)])) == wanted * 2
 
 
 @pytest.mark.parametrize(
@@ -126,16 +101,12 @@ def test_addresses__beside_a_path_are_not_looked_at(browser):
         assert status == 200 and "bs-card" in found[0]
 
 
-def test_files__only_uploads_are_served(browser, contestants):
+def test_files__only_uploads_are_served(browser, candidates):
     path = upload(browser, b"<script>alert(1)</script>", "a.html").json()[0]
     served = browser.get(f"/gradio_api/file={path}")
     assert served.headers["content-disposition"].startswith("attachment")
-    for path in (
-        "/etc/passwd",
-        contestants.of("mine").source + "/config.json",
-        "http://127.0.0.1:1/",
-        "/proc/self/environ",
-    ):
+    config = f"{candidates.of('mine').source}/config.json"
+    for path in ("/etc/passwd", config, "http://127.0.0.1:1/", "/proc/self/environ"):
         assert browser.get(f"/gradio_api/file={path}").status_code == 403
 
 
@@ -188,37 +159,7 @@ def test_others__names_of_this_computer_are_refused(browser):
     assert browser.get("/gradio_api/proxy=http://127.0.0.1:1/").status_code == 404
 
 
-ROUTES = [
-    "/",
-    "/config",
-    "/info",
-    "/queue/data?session_hash=a",
-    "/queue/join",
-    "/upload",
-    "/call/predict",
-    "/run/predict",
-]
-ROUTES += [
-    "/api/predict",
-    "/heartbeat/a",
-    "/proxy=http://127.0.0.1:1/",
-    "/component_server",
-    "/deep_link",
-    "/monitoring",
-]
-ROUTES += [
-    "/stream/a",
-    "/startup-events",
-    "/reset",
-    "/cancel",
-    "/upload_progress?upload_id=a",
-    "/login",
-    "/mcp",
-    "/runs",
-]
-
-
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ["/", "/config", *(f"/{route}" for route in (*NEEDED, *OTHERS))])
 def test_others__sites_get_nothing_from_any_route(browser, route):
     for path in (route, f"/gradio_api{route}"):
         for method in ("GET", "POST", "OPTIONS"):
@@ -243,24 +184,16 @@ def test_own_page__may_upload_and_ask(browser):
 
 def test_uploads__two_lengths_are_refused(browser):
     """The finding: a small Content-Length, and 90 MB in chunks behind it."""
-    form = (
-        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
-        + bytes(3 * 2**20)
-        + b"\r\n--x--\r\n"
-    )
-    headers = {
-        "content-type": "multipart/form-data; boundary=x",
-        "content-length": "100",
-        "transfer-encoding": "chunked",
-    }
+    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+    form = head + bytes(3 * 2**20) + b"\r\n--x--\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=x", "content-length": "100"}
+    headers["transfer-encoding"] = "chunked"
     assert browser.post("/gradio_api/upload", headers=headers, content=iter([form])).status_code == 400
 
 
-def test_paths__none_is_told(browser, contestants):
+def test_paths__none_is_told(browser, candidates):
     """Neither of the runs, nor of this user, nor of the temporary folder."""
-    from pathlib import Path
-
-    source = Path(contestants.of("mine").source)
+    source = Path(candidates.of("mine").source)
     path = upload(browser, png(sample(0)), "<b>../..\\x.png").json()[0]
     assert path.startswith("/uploads/")
     texts = [browser.get(page).text for page in ("/", "/config", "/gradio_api/info", "/gradio_api/file=/x")]
@@ -277,20 +210,15 @@ def test_paths__none_is_told(browser, contestants):
             assert str(secret) not in text
 
 
-def test_names__are_text_in_the_page(contestants):
+def test_names__are_text_in_the_page(candidates):
     """Models and classes that are called like scripts, in the page, its settings and all answers."""
-    import httpx
-
     from broadsight.app.server import serving
 
     names = [name for name in NASTY if name.strip() and "\udcff" not in name][:24]
-    mine = contestants.of("mine")
+    mine = candidates.of("mine")
     odd = replace(mine.classifier, labels=tuple(names[10:14]))
-    given = Contestants([replace(mine, name=name, classifier=odd) for name in names])
-    with (
-        serving(given, megabytes=1) as address,
-        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
-    ):
+    given = Candidates([replace(mine, name=name, classifier=odd) for name in names])
+    with serving(given, megabytes=1) as address, client_of(address) as client:
         path = upload(client, png(sample(3)), '"><img src=x onerror=alert(1)>.png').json()[0]
         texts = [client.get("/").text]
         texts += call(client, "predict", sent(path), names, 0.5)[1]

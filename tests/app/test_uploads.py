@@ -1,6 +1,7 @@
-"""Uploads: what is read, and all that is refused in one line."""
+"""Uploads: what is read, all that is refused in one line, and the quota under which the oldest make room."""
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from broadsight.app.uploads import MOST_PIXELS, SIDE, is_uploaded, read_upload
+from broadsight.app.uploads import MOST_PIXELS, SIDE, Storage, is_uploaded, read_upload
 from tests.training.small_runs import refusal
 
 
@@ -31,12 +32,8 @@ def png_header(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
-        + chunk(b"IEND", b"")
-    )
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"\0" * 1000)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -53,23 +50,19 @@ def test_read__turned_upright_and_not_larger_than_needed(tmp_path):
     assert image.size == (SIDE // 4, SIDE)
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        {"path": "/etc/passwd"},
-        {"path": "../../../etc/passwd"},
-        {"path": "file:///etc/passwd"},
-        {"path": "http://127.0.0.1/a.png"},
-        {"path": None, "url": "http://127.0.0.1/a.png"},
-        {"url": "data:image/png;base64,AAAA"},
-        {"path": ["a"]},
-        {"path": "a\0b"},
-        {"path": "x" * 100_000},
-        "/etc/passwd",
-        7,
-        [],
-    ],
-)
+PATHS = [
+    "/etc/passwd",
+    "../../../etc/passwd",
+    "file:///etc/passwd",
+    "http://127.0.0.1/a.png",
+    ["a"],
+    "a\0b",
+    "x" * 100_000,
+]
+ADDRESSES = [{"path": None, "url": "http://127.0.0.1/a.png"}, {"url": "data:image/png;base64,AAAA"}]
+
+
+@pytest.mark.parametrize("payload", [*({"path": path} for path in PATHS), *ADDRESSES, "/etc/passwd", 7, []])
 def test_read__nothing_but_uploads(tmp_path, payload):
     text = refusal(lambda: read_upload(payload, tmp_path))
     assert "not uploaded here" in text and len(text) < 120
@@ -106,13 +99,8 @@ def test_read__bombs_are_refused_by_their_header(tmp_path, size, monkeypatch):
 
 
 def test_read__what_is_no_image(tmp_path):
-    for content in (
-        b"",
-        b"root:x:0:0",
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        b"%!PS-Adobe EPSF\n",
-        b"\x89PNG\r\n",
-    ):
+    svg = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    for content in (b"", b"root:x:0:0", svg, b"%!PS-Adobe EPSF\n", b"\x89PNG\r\n"):
         text = refusal(lambda content=content: read_upload(put(tmp_path, "x.png", content), tmp_path))
         assert "not an image" in text and "root" not in text
 
@@ -120,3 +108,44 @@ def test_read__what_is_no_image(tmp_path):
 def test_read__cut_short(tmp_path):
     payload = put(tmp_path, "a.jpg", encoded("JPEG", (200, 200))[:-200])
     assert "the image cannot be read" in refusal(lambda: read_upload(payload, tmp_path))
+
+
+def store(folder, name, size, age):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (1000 - age, 1000 - age))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_room__the_oldest_go_and_the_page_stays(tmp_path):
+    store(tmp_path, "page/sample", 30, 9)
+    storage = Storage(tmp_path, 100)
+    for name, age in (("c/new", 1), ("a/old", 5), ("b/older", 6)):
+        store(tmp_path, name, 20, age)
+    assert storage.make_room(10) and names(tmp_path) == ["new", "old", "older", "sample"]
+    assert storage.make_room(25) and names(tmp_path) == ["new", "old", "sample"]
+    assert not (tmp_path / "b").exists()
+    assert storage.make_room(70) and names(tmp_path) == ["sample"]
+    assert not storage.make_room(71) and names(tmp_path) == ["sample"]
+
+
+def test_room__of_files_too(tmp_path):
+    storage = Storage(tmp_path, 10**6, most_files=3)
+    for age in range(5):
+        store(tmp_path, f"f{age}", 1, age)
+    assert storage.make_room() and names(tmp_path) == ["f0", "f1"]
+    assert storage.make_room(0, 0) and names(tmp_path) == ["f0", "f1"]
+
+
+def test_room__links_are_not_followed(tmp_path):
+    folder, outside = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    store(tmp_path, "out/kept", 500, 9)
+    storage = Storage(folder, 100)
+    (folder / "link").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "kept")
+    assert storage.make_room(100) and (outside / "kept").exists()

@@ -17,8 +17,8 @@ def served(monkeypatch):
     calls = []
 
     @contextmanager
-    def serving(contestants, **options):
-        calls.append((contestants.names, options, torch.get_num_threads()))
+    def serving(candidates, **options):
+        calls.append((candidates.names, options, torch.get_num_threads()))
         yield "http://127.0.0.1:1/"
 
     monkeypatch.setattr(server, "need_gradio", lambda: None)

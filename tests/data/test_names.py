@@ -115,10 +115,11 @@ def test_files__stay_in_their_folder(tmp_path):
 
 
 def test_nasty__html_of_a_name_is_its_text():
-    from broadsight.visual.words import escape
+    from broadsight.visual.html import environment
 
+    template = environment().from_string("{{ name }}")
     for name in NASTY:
-        shown = escape(name)
+        shown = template.render(name=name)
         assert not re.search("[<>\"']", shown) and "\x1b" not in shown and "\u202e" not in shown
         left = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\udcff]", "\ufffd", name)
         assert html.unescape(shown) == left

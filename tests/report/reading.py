@@ -3,6 +3,9 @@
 from html.parser import HTMLParser
 from xml.etree.ElementTree import Element
 
+from broadsight.report import render
+from broadsight.visual.html import environment
+
 VOID = {"meta", "link", "img", "br"}
 
 
@@ -58,5 +61,16 @@ def rows(table: Element) -> list[list[str]]:
     return [[text(cell) for cell in row if cell.tag in ("td", "th")] for row in table.iter("tr")]
 
 
-def tables(html: str) -> list[list[list[str]]]:
-    return [rows(table) for table in read(html).iter("table")]
+def tables(tree: Element) -> list[list[list[str]]]:
+    """What all tables say."""
+    return [rows(table) for table in tree.iter("table")]
+
+
+def section(key: str, record: dict | None = None, **arguments) -> Element | None:
+    """One section of a report, or None if the report has none of this key."""
+    page = read(render({"title": "x"} | (record or {}), **arguments))
+    return page.find(f".//section[@id='{key}']")
+
+
+def draw(chart) -> Element:
+    return read(environment().get_template("report/templates/charts.html").module.chart(chart))

@@ -1,5 +1,7 @@
 """The page as a whole: complete in itself, well-formed, safe whatever the data hold, and quick."""
 
+import base64
+import io
 import json
 import re
 import time
@@ -9,10 +11,10 @@ import pytest
 from PIL import Image
 
 from broadsight.report import CaptionedImage, render
-from broadsight.report.page import SECTIONS
+from broadsight.report.page import SECTIONS, SIDE, shrunk
 from tests.data.nasty_names import NASTY as NASTY_NAMES
 
-from .reading import of_class, read, text
+from .reading import of_class, read, section, text
 
 NASTY = '<b>&"x"</b><script>alert(1)</script>'
 BIN = dict(low=0.5, high=1.0, count=10, confidence=80.0, accuracy=70.0)
@@ -93,26 +95,29 @@ def test_section__is_there_if_its_data_are(key):
 
 @pytest.mark.parametrize("key", SECTIONS)
 def test_section__says_why_it_is_not_there(key):
-    page = read(render(dict(title="x", absent={key: "too few images"})))
-    (section,) = (element for element in page.iter("section") if element.get("id"))
-    assert section.get("id") == key and "Not measured: too few images." in text(section)
+    html = render(dict(title="x", absent={key: "too few images"}))
+    assert sections(html) == [key] and "Not measured: too few images." in text(read(html).find(".//main"))
 
 
-def test_contents__lead_to_every_section_in_order():
-    page = read(whole())
-    assert [a.get("href") for a in page.iter("a")] == [f"#{key}" for key in SECTIONS]
+@pytest.fixture(scope="module")
+def plain():
+    """The page of harmless names, as a tree."""
+    return read(whole())
+
+
+def test_contents__lead_to_every_section_in_order(plain):
+    assert [a.get("href") for a in plain.iter("a")] == [f"#{key}" for key in SECTIONS]
     assert sections(whole()) == list(SECTIONS)
 
 
-def test_ids__are_unique_and_refer():
-    page = read(whole())
-    ids = [element.get("id") for element in page.iter() if element.get("id")]
+def test_ids__are_unique_and_refer(plain):
+    ids = [element.get("id") for element in plain.iter() if element.get("id")]
     assert len(ids) == len(set(ids))
-    assert {e.get("aria-labelledby") for e in page.iter() if e.get("aria-labelledby")} <= set(ids)
+    assert {e.get("aria-labelledby") for e in plain.iter() if e.get("aria-labelledby")} <= set(ids)
 
 
-def test_headings__in_order():
-    levels = [int(element.tag[1]) for element in read(whole()).iter() if re.fullmatch("h[1-6]", element.tag)]
+def test_headings__in_order(plain):
+    levels = [int(element.tag[1]) for element in plain.iter() if re.fullmatch("h[1-6]", element.tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
@@ -129,21 +134,19 @@ def test_page__loads_nothing():
     assert policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
 
 
-def test_text__is_escaped_everywhere():
-    page, plain = read(whole(NASTY)), read(whole())
-    assert [element.tag for element in page.iter()] == [element.tag for element in plain.iter()]
-    assert text(page.find(".//h1")) == text(page.find(".//title")) == NASTY
-    assert {element.get("alt") for element in page.iter("img")} == {NASTY}
-
-
 @pytest.mark.parametrize(
-    "name", [one for one in NASTY_NAMES if one and not re.search("[\r\n]", one)], ids=lambda name: ascii(name)[:12]
+    "name",
+    [NASTY, *(one for one in NASTY_NAMES if one and not re.search("[\r\n]", one))],
+    ids=lambda name: ascii(name)[:12],
 )
-def test_text__of_any_name_is_escaped(name):
+def test_text__of_any_name_is_escaped(name, plain):
     """All elements and attributes are those of a harmless name."""
-    page, plain = read(whole(name)), read(whole("dog"))
+    page = read(whole(name))
     assert [element.tag for element in page.iter()] == [element.tag for element in plain.iter()]
     assert [list(element.attrib) for element in page.iter()] == [list(element.attrib) for element in plain.iter()]
+    shown = text(page.find(".//h1"))
+    assert shown == text(page.find(".//title")) and {image.get("alt") for image in page.iter("img")} == {shown}
+    assert shown == name or "\ufffd" in shown
 
 
 def test_text__that_cannot_be_written_as_utf8():
@@ -151,8 +154,8 @@ def test_text__that_cannot_be_written_as_utf8():
     assert text(read(html).find(".//h1")) == "a\ufffd\ufffdb" and html.encode("utf-8")
 
 
-def test_access():
-    page = read(whole())
+def test_access(plain):
+    page = plain
     assert page.find("html").get("lang") == "en"
     assert all(th.get("scope") in ("col", "row") for th in page.iter("th"))
     assert all(table.find("caption") is not None for table in page.iter("table"))
@@ -163,10 +166,9 @@ def test_access():
     assert all(figure.find("figcaption") is not None for figure in page.iter("figure"))
 
 
-def test_tables__scroll_in_their_own_box():
-    page = read(whole())
-    boxed = [table for box in of_class(page, "scroll") for table in box.findall("table")]
-    assert boxed == list(page.iter("table"))
+def test_tables__scroll_in_their_own_box(plain):
+    boxed = [table for box in of_class(plain, "scroll") for table in box.findall("table")]
+    assert boxed == list(plain.iter("table"))
 
 
 def test_headline():
@@ -215,7 +217,52 @@ def test_thousand_classes__small_and_quick():
 
 def test_images__fit():
     noise = Image.effect_noise((400, 300), 80).convert("RGB")  # the worst that a JPEG can meet
-    html = render(
-        dict(title="x"), mistakes=[CaptionedImage(noise, "a", "b")] * 24, samples=[CaptionedImage(noise, "a", "b")] * 24
-    )
-    assert len(html) < 2_500_000
+    images = [CaptionedImage(noise, "a", "b")] * 24
+    assert len(render(dict(title="x"), mistakes=images, samples=images)) < 2_500_000
+
+
+def shown(image: Image.Image):
+    """The tag of an image, and what a browser makes of it."""
+    (tag,) = section("mistakes", mistakes=[CaptionedImage(image, "a", "b")]).iter("img")
+    kind, _, data = tag.get("src").partition(";base64,")
+    decoded = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert kind == f"data:image/{decoded.format.lower()}"
+    assert (tag.get("width"), tag.get("height")) == tuple(map(str, decoded.size))
+    return tag, decoded
+
+
+def test_images__large_ones_are_shrunk_to_a_jpeg_and_tiny_ones_kept_exactly():
+    tag, image = shown(Image.new("RGB", (1000, 500), "teal"))
+    assert image.format == "JPEG" and image.size == (SIDE, SIDE // 2) and tag.get("class") is None
+    original = Image.effect_noise((32, 32), 90).convert("RGB")
+    tag, image = shown(original)
+    assert image.format == "PNG" and image.tobytes() == original.tobytes() and tag.get("class") == "tiny"
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16"])
+def test_images__of_every_mode(mode):
+    assert shown(Image.new(mode, (40, 30)))[1].mode == "RGB"
+
+
+def test_shrunk__many_levels_are_brought_into_range():
+    deep = Image.new("I;16", (2, 1))
+    deep.putpixel((0, 0), 1000)
+    deep.putpixel((1, 0), 3000)
+    assert [shrunk(deep).getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
+
+
+def test_shrunk__transparent_becomes_white_and_the_original_stays():
+    assert shrunk(Image.new("RGBA", (4, 4), (200, 0, 0, 0))).getpixel((0, 0)) == (255, 255, 255)
+    large = Image.new("RGB", (500, 500))
+    shrunk(large)
+    assert large.size == (500, 500)
+
+
+def test_caption__first_of_several_lines_stands_out():
+    image = Image.new("L", (2, 2))
+    pages = [
+        section("samples", samples=[CaptionedImage(image, words, '"alt"')]) for words in ("cat & dog\n97 %\nx.jpg", "")
+    ]
+    caption = pages[0].find(".//figcaption")
+    assert text(caption.find("strong")) == "cat & dog" and len(caption.findall("br")) == 2
+    assert pages[0].find(".//img").get("alt") == '"alt"' and pages[1].find(".//strong") is None

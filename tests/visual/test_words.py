@@ -1,11 +1,10 @@
-"""Numbers with units, and text that is safe in HTML."""
+"""Numbers with units, and sentences."""
 
 import math
 
 import pytest
 
-from broadsight.visual.metrics import figure
-from broadsight.visual.words import NOTHING, amount, escape, number, percent, plural, sentence
+from broadsight.visual.words import NOTHING, amount, milliseconds, number, percent, plural, sentence
 
 
 @pytest.mark.parametrize(
@@ -38,31 +37,8 @@ def test_amount(value, shown):
     assert amount(value) == shown.replace(" ", "\u00a0")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("top1", 34.46, "34.5 %"),
-        ("top1", None, NOTHING),
-        ("latency_ms", 12.0, "12.0 ms"),
-        ("macs", 2.1e8, "210 M"),
-        ("loss", 1.9, "1.90 nats"),
-        ("unheard_of", 0.5, "0.500"),
-        ("unheard_of", "a & b", "a &amp; b"),
-    ],
-)
-def test_figure(key, value, shown):
-    assert figure(key, value) == shown.replace(" %", "\u00a0%").replace(" ms", "\u00a0ms").replace(
-        " M", "\u00a0M"
-    ).replace(" nats", "\u00a0nats")
-
-
 def test_percent():
     assert percent(81) == "81.0\u00a0%" and percent(math.nan) == NOTHING
-
-
-def test_escape():
-    assert escape('<b>&"x"\'') == "&lt;b&gt;&amp;&quot;x&quot;&#x27;"
-    assert escape("tab\tline\r\nend\x00\udcff") == "tab\tline\r\nend\ufffd\ufffd"
 
 
 def test_sentence():
@@ -72,3 +48,7 @@ def test_sentence():
 def test_plural():
     assert (plural(1, "class", "classes"), plural(1000, "class", "classes")) == ("1 class", "1,000 classes")
     assert plural(0, "image") == "0 images"
+
+
+def test_milliseconds__three_digits():
+    assert [milliseconds(value) for value in (1.234, 12.34, 123.4)] == ["1.23 ms", "12.3 ms", "123 ms"]

@@ -1,0 +1,244 @@
+"""Sections of figures, classes, other models and details, as plain data that `templates/sections.html` writes.
+
+Every function takes the record of a report and gives what its section shows; an empty answer leaves the section out.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+from ..visual.metrics import MEANS, figure, meaning
+from ..visual.words import NOTHING, SPACE, amount, known, number, numbers, percent
+from .charts import Chart, Dot, axis
+from .colours import LEVELS
+from .tables import Cell, Table, numeric, share
+
+ALL_SHOWN = 40  # classes up to here are one table
+WORST, BEST = 20, 5
+MATRIX = 60  # classes up to here are a matrix
+ROOMY = 20  # classes up to here have cells wide enough for any count
+CONFUSIONS = 30
+SKIPPED = 100  # images that are named
+OBJECTS = ("box_", "mask_", "keypoint_")
+_COSTS = ("parameters", "macs", "latency_ms")
+_ACROSS = (("macs", 1e9, "MACs, G"), ("latency_ms", 1.0, "latency, ms"))
+
+Record = Mapping[str, Any]
+
+
+def figures(record: Record, sections: Collection[str]) -> list[dict[str, Any]]:
+    """Rows of all figures with their meaning, then of those that could not be measured, with the reason.
+
+    Args:
+        sections: Keys of sections; why one of those is missing is said in its own place.
+    """
+    measured = {key: value for key, value in (record.get("figures") or {}).items() if value is not None}
+    absent = {key: why for key, why in (record.get("absent") or {}).items() if key not in (*sections, *measured)}
+    rows = [
+        dict(label=meaning(key).label, value=figure(key, value), about=_about(key, record), absent=None)
+        for key, value in measured.items()
+    ]
+    return rows + [dict(label=meaning(key).label, value=NOTHING, absent=why) for key, why in absent.items()]
+
+
+def _about(key: str, record: Record) -> str:
+    """Meaning of a figure, and over how many classes it is if not over all."""
+    covered = record.get("coverage") or {}
+    there, classes = covered.get("occurring"), covered.get("classes")
+    if there == classes or not (key in MEANS or key.startswith(OBJECTS)):
+        return meaning(key).about
+    return f"{meaning(key).about}; over {there} of {classes} classes, since the others do not occur"
+
+
+def twins(record: Record) -> Table | None:
+    """Table of the run and of those that it was compared with."""
+    runs = record.get("twins") or ()
+    if not runs:
+        return None
+    timed = any(known(run.get("minutes")) for run in runs)
+    rows = []
+    for run in runs:
+        time, place = run.get("minutes"), run.get("folder")
+        minutes = [numeric(f"{number(time)}{SPACE}min" if known(time) else NOTHING)] if timed else []
+        folder = Cell(place, tag="code") if place else NOTHING
+        rows.append(
+            (run.get("title", ""), share(run.get("top1")), numeric(amount(run.get("parameters"))), *minutes, folder)
+        )
+    columns = ["run", "top-1", "parameters", *(["training time"] if timed else []), "folder"]
+    return Table("Runs that were compared", columns, rows)
+
+
+def beside(record: Record) -> dict[str, Any]:
+    """Table of this model and the others, the best of every column in bold, and charts of accuracy over cost.
+
+    This model's row is made from the record itself, unless a row of the same title is given. Figures that only one
+    model has are left out: there is nothing to compare.
+    """
+    others = list(record.get("beside") or ())
+    if not others:
+        return {}
+    title = record.get("model") or record["title"]
+    ours = next((model for model in others if model.get("title") == title), None)
+    if ours is None:
+        ours = {key: record.get(key) for key in (*_COSTS, "figures")} | {"title": title}
+    models = [ours, *(model for model in others if model is not ours)]
+    costs = [key for key in _COSTS if any(known(model.get(key)) for model in models)]
+    counts = Counter(key for model in models for key, value in (model.get("figures") or {}).items() if known(value))
+    shared = [key for key, count in counts.items() if count > 1]
+    values = [[*(m.get(key) for key in costs), *((m.get("figures") or {}).get(key) for key in shared)] for m in models]
+    keys = [*costs, *shared]
+    best = [_best(key, column) for key, column in zip(keys, zip(*values, strict=True), strict=True)]
+    rows = []
+    for index, (model, row) in enumerate(zip(models, values, strict=True), 1):
+        cells = [
+            Cell(figure(key, value), "n", tag="strong" if top is not None and value == top else "")
+            for key, value, top in zip(keys, row, best, strict=True)
+        ]
+        rows.append((Cell(str(model.get("title", "")), before=str(index)), *cells))
+    columns = ["model", *(meaning(key).label for key in keys)]
+    return dict(
+        table=Table("This model beside others", columns, rows, "sortable names", marked=0), charts=_cost_charts(models)
+    )
+
+
+def _best(key: str, column: Sequence[Any]) -> Any:
+    """The best value if values differ and it is known which way is better."""
+    found, better = [value for value in column if known(value)], meaning(key).better
+    if not better or len(set(found)) < 2:
+        return None
+    return max(found) if better > 0 else min(found)
+
+
+def _cost_charts(models: Sequence[Record]) -> list[Chart]:
+    charts = []
+    for key, unit, label in _ACROSS:
+        dots = []
+        for index, model in enumerate(models, 1):
+            if numbers(model, key) and numbers(model.get("figures") or {}, "top1"):
+                top1 = model["figures"]["top1"]
+                about = f"{index} {model.get('title', '')}: {percent(top1)}, {figure(key, model[key])}"
+                dots.append(Dot(model[key] / unit, top1, str(index), about, index == 1))
+        if len(dots) < 2:
+            continue
+        heights = [dot.y for dot in dots]
+        margin = max((max(heights) - min(heights)) / 10, 0.5)
+        up = axis("top-1, %", min(heights) - margin, max(heights) + margin, within=(0.0, 100.0))
+        across = axis(label, 0.0, 1.04 * max(dot.x for dot in dots))
+        charts.append(Chart(f"Accuracy over {meaning(key).label}", across, up, dots=dots[::-1]))
+    return charts
+
+
+def class_figures(record: Record) -> Table | None:
+    """Table of the figures of each class that a detector or segmenter finds, the weakest first."""
+    rows = record.get("class_figures") or ()
+    named = dict.fromkeys(key for row in rows for key in row if known(row[key]))
+    counts = [key for key in named if key in ("objects", "pixels")]
+    keys = [*counts, *(key for key in named if key not in counts)]
+    if not keys:
+        return None
+    first = next((key for key in keys if key not in counts), keys[0])
+    ranked = sorted(rows, key=lambda row: row[first] if known(row.get(first)) else float("inf"))
+    columns = ["class", *(key if key in counts else meaning(key).label for key in keys)]
+    lines = [
+        (row["name"], *(numeric(number(row.get(k))) if k in counts else share(row.get(k)) for k in keys))
+        for row in ranked
+    ]
+    return Table("Every class, the weakest first", columns, lines, "sortable")
+
+
+def per_class(record: Record) -> dict[str, Any]:
+    """Table of all classes, or of the weakest and of the strongest with the others folded away."""
+    rows = record.get("per_class") or ()
+    if not rows:
+        return {}
+    ranked = sorted((row for row in rows if known(row.get("recall"))), key=lambda row: row["recall"])
+    ends = dict(low=ranked[0], high=ranked[-1]) if ranked else dict(low=None)
+    if len(rows) <= ALL_SHOWN or len(ranked) < WORST + BEST:
+        tables, others = [("", _class_table(rows, "Every class"))], []
+    else:
+        worst, best = ranked[:WORST], ranked[: -BEST - 1 : -1]
+        shown = {id(row) for row in (*worst, *best)}
+        others = [row for row in rows if id(row) not in shown]
+        tables = [
+            (f"The {WORST} weakest", _class_table(worst, f"The {WORST} weakest classes")),
+            (f"The {BEST} strongest", _class_table(best, f"The {BEST} strongest classes")),
+        ]
+    return dict(count=len(rows), tables=tables, others=_class_table(others, "The other classes"), **ends)
+
+
+def _class_table(rows: Sequence[Record], caption: str) -> Table:
+    lines = []
+    for row in rows:
+        other, count = row.get("most_confused_with"), row.get("confused")
+        taken = Cell(str(other), tag="bdi", after=number(count)) if other is not None and count else NOTHING
+        scores = [share(row.get(key)) for key in ("recall", "precision", "f1")]
+        lines.append((row.get("class", ""), numeric(number(row.get("images"))), *scores, taken))
+    columns = ("class", "images", "recall", "precision", "F1", "most often taken for")
+    return Table(caption, columns, lines, "sortable")
+
+
+def confusion(record: Record) -> dict[str, Any]:
+    """The confusion matrix if it can be read, and the most frequent confusions."""
+    matrix = record.get("confusion") or ()
+    names = [str(name) for name in record.get("classes") or ()]
+    names += [str(i) for i in range(len(names), len(matrix))]
+    frequent = record.get("confused") or _most_frequent(matrix, names)
+    faultless = not frequent and any(map(any, matrix))
+    if not matrix and not frequent:
+        return {}
+    rows = [
+        (row.get("class", ""), row.get("as", ""), numeric(number(row.get("count"))), numeric(percent(row.get("share"))))
+        for row in frequent[:CONFUSIONS]
+    ]
+    columns = ("class", "taken for", "images", "share")
+    table = Table("Most frequent confusions", columns, rows, "sortable narrow")
+    shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix, names))
+    return dict(frequent=table, faultless=faultless, levels=LEVELS, **shown)
+
+
+def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, Any]:
+    """The matrix as a heat table, and the largest share of a row that is wrong, in per cent."""
+    shares = [[count / (sum(row) or 1) for count in row] for row in matrix]
+    worst = max((s for i, row in enumerate(shares) for j, s in enumerate(row) if i != j), default=0) or 1
+    rows = []
+    for i, row in enumerate(matrix):
+        cells = [Cell(names[i], tag="span")]
+        for j, count in enumerate(row):
+            level = max(round(shares[i][j] / (1 if i == j else worst) * LEVELS), 1)
+            cells.append(Cell(number(count), f"{'h' if i == j else 'e'}{level}") if count else Cell(""))
+        rows.append(cells)
+    columns = ["truth \\ prediction", *names[: len(matrix)]]
+    kind = "heat matrix" if len(matrix) <= ROOMY else "heat matrix dense"
+    return dict(matrix=Table("Confusion matrix", columns, rows, kind) if rows else None, worst=100 * worst)
+
+
+def _most_frequent(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[dict[str, Any]]:
+    wrong = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count and i != j)
+    return [
+        {"class": names[i], "as": names[j], "count": -less, "share": -100 * less / sum(matrix[i])}
+        for less, i, j in nsmallest(CONFUSIONS, wrong)
+    ]
+
+
+def skipped(record: Record) -> dict[str, Any]:
+    """Number of images that could not be read, and a table of the first of them."""
+    left_out = record.get("skipped") or {}
+    if not left_out:
+        return {}
+    rows = [(Cell(name, tag="code"), why) for name, why in list(left_out.items())[:SKIPPED]]
+    return dict(count=len(left_out), table=Table("Images that could not be read", ("image", "why"), rows))
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """Groups of facts, the last of them of versions and commit; and the command."""
+    groups = [(str(group.get("group", "")), group.get("rows") or ()) for group in record.get("facts") or ()]
+    made: list[tuple[str, Any]] = []
+    if record.get("seed") is not None:
+        made.append(("seed", number(record["seed"])))
+    if "commit" in record:
+        made.append(("commit", record["commit"] or "unknown: not run from a checkout"))
+    made += (record.get("versions") or {}).items()
+    groups = [(title, rows) for title, rows in [*groups, ("Made with", made)] if rows]
+    command = record.get("command")
+    return dict(groups=groups, command=command) if groups or command else {}

@@ -1,0 +1,44 @@
+"""A served page with two models, shared by the tests over HTTP and those in a browser."""
+
+import io
+import re
+
+import pytest
+import torch
+from PIL import Image
+
+from broadsight.app.answers import answer
+from broadsight.app.candidates import Candidate, Candidates, untrained
+from broadsight.runs.classifier import open_classifier
+from tests.training.small_runs import leave_run
+
+
+@pytest.fixture(scope="session")
+def candidates(tmp_path_factory):
+    torch.manual_seed(0)
+    folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
+    return Candidates([untrained("cpu"), Candidate("mine", str(folder), True, open_classifier(folder))])
+
+
+@pytest.fixture(scope="module")
+def address(candidates):
+    from broadsight.app.server import serving
+
+    with serving(candidates, megabytes=1) as found:
+        yield found
+
+
+def shares(html: str) -> list[tuple[str, str]]:
+    """Classes and percentages that the cards show."""
+    return re.findall(r'bs-name">(.*?)</span><span class="bs-share">(.*?) %', html)
+
+
+def expected(models, image) -> list[tuple[str, str]]:
+    """Classes and percentages as the models say them."""
+    return [(name, f"{100 * share:.1f}") for one in answer(list(models), image) for name, share in one.top]
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

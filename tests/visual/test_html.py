@@ -1,0 +1,30 @@
+"""Templates: text of others stays text, and what is misspelt is an error."""
+
+import base64
+import io
+
+import pytest
+from jinja2 import UndefinedError
+from PIL import Image
+
+from broadsight.visual.html import data_uri, environment
+
+
+def filled(template, **data):
+    return environment().from_string(template).render(**data)
+
+
+def test_text__is_escaped_and_printable():
+    assert filled("{{ x }}", x='<b>&"x"\'') == "&lt;b&gt;&amp;&#34;x&#34;&#39;"
+    assert filled("{{ x }}", x="tab\tline\r\nend\x00\udcff") == "tab\tline\r\nend\ufffd\ufffd"
+    assert filled("{% macro m(x) %}<b>{{ x }}</b>{% endmacro %}{{ m(x) }}", x="<\x1b") == "<b>&lt;\ufffd</b>"
+
+
+def test_names__that_the_data_lack_are_refused():
+    with pytest.raises(UndefinedError, match="'y' is undefined"):
+        filled("{{ y }}", x=1)
+
+
+def test_data_uri__is_the_image():
+    kind, _, data = data_uri(Image.new("RGB", (3, 2), "teal"), "PNG").partition(";base64,")
+    assert kind == "data:image/png" and Image.open(io.BytesIO(base64.b64decode(data))).getpixel((1, 1)) == (0, 128, 128)
