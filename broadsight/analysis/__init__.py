@@ -1,7 +1,7 @@
 """Measurements of what a model does inside. They read models and never change them."""
 
-from ..inspection.attention_weights import find_attention as find_attention
-from ..inspection.attention_weights import watch_attention as watch_attention
+from ..inspection.attention import find_attention as find_attention
+from ..inspection.attention import watch_attention as watch_attention
 from ..inspection.blocks import Block as Block
 from ..inspection.blocks import find_blocks as find_blocks
 from ..inspection.blocks import find_layers as find_layers

@@ -13,7 +13,7 @@ from ..data.normalising import per_channel
 from ..layers.check_images import check_images
 from ..layers.pooling.neck import MultiTokenNeck
 from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
-from ..surgery.pyramid import Pyramid, find_pyramid, takes
+from ..surgery.pyramid import Pyramid, as_backbone, find_pyramid, takes
 
 STRIDES = (4, 8, 16, 32)
 NECKS = ("fpn", "map")
@@ -140,10 +140,11 @@ def open_stages(
     described = getattr(model, "pretrained_cfg", None) or {}
     if isinstance(model, PooledModel):
         for tap in model.pyramid.taps:
-            tap.handle.remove()
+            tap.detach(model.backbone)
         model = model.backbone
     normed = wants_norms(model)
-    model, pyramid = find_pyramid(model, indices=wanted_features(model), stem="", in_chans=in_chans)
+    pyramid = find_pyramid(model, indices=wanted_features(model), stem="", in_chans=in_chans)
+    model = as_backbone(model, pyramid)
     mean, std = (per_channel(described.get(key) or IMAGENET[key], pyramid.in_chans) for key in ("mean", "std"))
     stages = Stages(model, pyramid, normed=normed, mean=mean, std=std)
     if neck == "map":

@@ -1,6 +1,5 @@
 """Where a self-supervised ViT looks (DINO, Caron et al., ICCV 2021): attention of its class token in the last block."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,12 @@ import timm
 import torch.nn.functional as F
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ..data.loading import Batch
 from ..data.normalising import Normalise
 from ..errors import first_line
+from ..inspection.attention import watch_attention
+from ..inspection.attention_rows import Rows
 from ..inspection.meta_pass import as_pair, in_eval_mode
 from ..weights.loading import load_given
 
@@ -40,9 +40,6 @@ class Dino:
             raise ValueError(f"{name} has no class token in blocks of attention; give a ViT, such as {NAME}")
         self.size = size
         self.about = f"class-token attention of {name}" + (f" at {size} pixels" if size else "")
-        for module in self.model.modules():
-            if hasattr(module, "fused_attn"):
-                module.fused_attn = True  # the other way shows no query
         config = resolve_model_data_config(self.model)
         self.normalise = Normalise(config["mean"], config["std"])
 
@@ -63,25 +60,16 @@ class Dino:
         size = [cells * step for cells, step in zip(grid, patch, strict=True)]
         if size != list(images.shape[-2:]):
             images = F.interpolate(images, size, mode="bicubic", align_corners=False, antialias=True)
-        with in_eval_mode(self.model), _LastAttention() as last:
+        found: list[Tensor] = []
+
+        def keep(name: str, rows: Rows, _: nn.Module) -> None:
+            found[:] = [rows.weights(slice(0, 1))[..., 0, :]]  # B heads N, of the latest attention
+
+        with in_eval_mode(self.model), watch_attention(self.model, keep):
             self.model.forward_features(images)
-        if last.row is None:
+        if not found:
             raise ValueError(f"{type(self.model).__name__} shows no attention of its last block; give another ViT")
-        return last.row[..., -grid[0] * grid[1] :].unflatten(-1, (grid[0], grid[1]))  # without other tokens
-
-
-class _LastAttention(TorchFunctionMode):
-    """Computes the first token's row of attention weights a second time: fused attention does not show it."""
-
-    row: Tensor | None = None  # (B, heads, N), of the latest attention
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            query, key = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
-            scale = kwargs.get("scale") or query.shape[-1] ** -0.5
-            self.row = (scale * query[..., :1, :] @ key.mT).float().softmax(-1)[..., 0, :]
-        return func(*args, **kwargs)
+        return found[0][..., -grid[0] * grid[1] :].unflatten(-1, (grid[0], grid[1]))  # without other tokens
 
 
 def _created(name: str, checkpoint: str | Path | None) -> nn.Module:

@@ -100,7 +100,7 @@ def maps_and_gradients(
     def keep(place: Place) -> Callable[..., Any]:
         def hook(module: nn.Module, inputs: tuple, output: Any) -> Any:
             x = place.tensor(output)
-            if not place.suits(x):
+            if not place.layout.suits(x):
                 return None
             if not leaves or not x.requires_grad:
                 # Gradients end here: what came before needs none, and with frozen weights there would be none
@@ -130,7 +130,8 @@ def maps_and_gradients(
             raise ValueError(f"layer {place.name} takes no part in a pass through the model; choose another")
         leaf, gradient = leaves[place].detach(), gradients[place]
         # None: the answer does not depend on any map
-        pairs.append((place.as_map(leaf), place.as_map(torch.zeros_like(leaf) if gradient is None else gradient)))
+        as_map = place.layout.as_map
+        pairs.append((as_map(leaf), as_map(torch.zeros_like(leaf) if gradient is None else gradient)))
     return pairs
 
 

@@ -1,14 +1,15 @@
 """One image through one model, and all that there is to see of it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..inspection.meta_pass import in_eval_mode
-from ..inspection.passing import check_model, uncompiled
+from ..inspection.passing import check_model, moved
+from ..inspection.watch import eager, uncompiled
 from .maps.abstract_token import AbstractTokenLooks, FusionLooks
 from .maps.attention import AttentionLooks
 from .maps.foreground import ForegroundLooks
@@ -54,7 +55,7 @@ WHERE = {
 def kinds_of(model: nn.Module) -> tuple[str, ...]:
     """Which kinds of looks a model has, without running it, in the order in which `look_inside` gives them."""
     check_model(model)
-    inner, _ = uncompiled(model)
+    inner = uncompiled(model)
     return tuple(kind for kind, suits in SUITS.items() if suits(inner))
 
 
@@ -76,16 +77,14 @@ def look_inside(
         ValueError: The model lacks a kind, or this is not one image.
     """
     check_model(model)
-    inner, compiled = uncompiled(model)
+    inner = uncompiled(model)
     wanted = kinds_of(inner) if kinds is None else _checked(inner, kinds)
     _check_image(image)
-    like = next((x for x in (*inner.parameters(), *inner.buffers()) if x.is_floating_point()), image)
-    image = image.to(like.device, like.dtype)
+    image = moved(image, inner)
     size = (image.shape[-2], image.shape[-1])
     collectors = [collector(inner, size) for kind, collector in COLLECTORS.items() if kind in wanted]
     found: dict[str, list[Look]] = {}
-    # Nothing can be watched in what a compiler made of a model.
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+    with eager(inner):
         if collectors:
             trains = any(module.training for module in inner.modules())
             with in_eval_mode(inner) if trains else torch.no_grad(), ExitStack() as watching:

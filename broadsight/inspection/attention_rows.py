@@ -1,4 +1,4 @@
-"""The rows of attention weights that a soft-max gives, computed again from what it was called with, a few at once."""
+"""Rows of attention weights, computed again from what a soft-max or fused attention was called with, a few at once."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,41 +13,83 @@ WEIGHTS_BYTES = 4 << 20
 
 # Slices of the first axis and of the queries, and those rows' logits; and their weights where the model made them.
 Piece = tuple[slice, slice, Tensor, Tensor | None]
+# Computes some of the queries' rows.
+Pieces = Callable[[slice], Iterator[Piece]]
+ALL = slice(None)
 
 
 class Rows:
-    """The rows of one soft-max, to be gone through while whoever is told of them is called, and not later.
+    """The rows of attention weights that one soft-max gives.
 
     Iterating gives (images, queries, logits, weights, head_axis), a few rows at a time: slices of the first axis and of
     the last but one of the weights (B, ..., N, M), and what is there, (b, ..., n, M), in float32 or float64. The first
-    axis has images, or windows of images where the model cuts them up.
+    axis has images, or windows of images where the model cuts them up. What the model computes next may overwrite them:
+    go through them at once, unless it is known that it does not.
 
     Args:
         shape: Of all weights, (B, ..., N, M): N queries and M keys.
-        head_axis: Which of the axes has the heads; None if they are not apart.
         pieces: Computes the rows.
+        head_axis: Which of the axes has the heads; None if they are not apart.
+        axis: Which axis of the model's tensor the soft-max is over, from the end; here it is always the last.
         written_out: Logits and weights of all rows, where the model has them as a whole.
     """
 
     def __init__(
         self,
         shape: torch.Size,
-        head_axis: int | None,
-        pieces: Callable[[], Iterator[Piece]],
+        pieces: Pieces,
+        *,
+        head_axis: int | None = None,
+        axis: int = -1,
         written_out: tuple[Tensor, Tensor] | None = None,
     ):
-        self.shape, self.head_axis, self._pieces, self._written_out = shape, head_axis, pieces, written_out
+        self.shape, self.head_axis, self.axis = shape, head_axis, axis
+        self._pieces, self._written_out = pieces, written_out
 
     def __iter__(self) -> Iterator[tuple[slice, slice, Tensor, Tensor, int | None]]:
         for images, queries, logits, weights in self.pieces():
             yield images, queries, logits, logits.softmax(-1) if weights is None else weights, self.head_axis
 
-    def pieces(self) -> Iterator[Piece]:
-        """Like iterating, without the soft-max: weights are None unless the model made them itself.
+    def pieces(self, queries: slice = ALL) -> Iterator[Piece]:
+        """Like iterating, for some of the queries, and without the soft-max.
 
-        Logits that come without weights may be written to; others are the model's.
+        Weights are None unless the model made them. Logits that come without may be written to; others are the model's.
         """
-        return self._pieces()
+        return self._pieces(queries)
+
+    def weights(self, queries: slice = ALL) -> Tensor:
+        """All weights (B, ..., n, M) of some queries; for few of them."""
+        start, stop, _ = queries.indices(self.shape[-2])
+        whole = torch.zeros(())
+        for images, part, logits, weights in self.pieces(queries):
+            weights = logits.softmax(-1) if weights is None else weights
+            if whole.ndim == 0:
+                whole = weights.new_zeros(*self.shape[:-2], stop - start, self.shape[-1])
+            whole[images, ..., part.start - start : part.stop - start, :] = weights
+        return whole
+
+    def received(self, queries: slice = ALL, counted: Tensor | None = None) -> Tensor:
+        """What every key receives on average over some queries, (B, ..., M). Rows in which all is masked do not count.
+
+        Args:
+            counted: Which rows count, (B, ..., N); all if None.
+        """
+        shape = (*self.shape[:-2], self.shape[-1])
+        total, count = torch.zeros(()), torch.zeros(())
+        for images, part, logits, weights in self.pieces(queries):
+            weights = logits.softmax(-1) if weights is None else weights
+            if total.ndim == 0:
+                total, count = weights.new_zeros(shape), weights.new_zeros(shape[:-1])
+            used = torch.ones_like(weights[..., 0], dtype=torch.bool)
+            if counted is not None:
+                used &= counted[images, ..., part].to(used.device)
+            if weights[..., 0].isnan().any():
+                used &= ~logits.isneginf().all(-1)
+            if not used.all():
+                weights = weights.masked_fill(~used[..., None], 0)
+            total[images] += weights.sum(-2)
+            count[images] += used.sum(-1)
+        return total / count.clamp(min=1)[..., None]
 
     def split(self, sizes: Sequence[int], head_axis: int) -> "Rows":
         """The same rows (B, N, M) as (B, *sizes, M), for a layer that has more than queries in their axis.
@@ -56,14 +98,20 @@ class Rows:
         """
         assert self._written_out is not None
         logits, weights = (x.unflatten(-2, tuple(sizes)) for x in self._written_out)
-        return Rows(weights.shape, head_axis, lambda: pieces_of_softmax(weights, logits), (logits, weights))
+        return rows_of_softmax(logits, weights, head_axis=head_axis)
 
 
-def pieces_of_softmax(result: Tensor, input: Tensor, *_: Any, **__: Any) -> Iterator[Piece]:
-    rounded = result.dtype not in (torch.float32, torch.float64)
-    for images, queries in _parts(result.shape, 8 if result.dtype == torch.float64 else 4):
-        logits = _precise(input[images, ..., queries, :])
-        yield images, queries, logits, logits.softmax(-1) if rounded else result[images, ..., queries, :]
+def rows_of_softmax(logits: Tensor, weights: Tensor, axis: int = -1, head_axis: int | None = None) -> Rows:
+    """Rows of a soft-max over that axis, counted from the end, from what it got and gave."""
+    logits, weights = logits.movedim(axis, -1), weights.movedim(axis, -1)
+    rounded = weights.dtype not in (torch.float32, torch.float64)
+
+    def pieces(queries: slice) -> Iterator[Piece]:
+        for images, part in _parts(weights.shape, 8 if weights.dtype == torch.float64 else 4, queries):
+            given = _precise(logits[images, ..., part, :])
+            yield images, part, given, given.softmax(-1) if rounded else weights[images, ..., part, :]
+
+    return Rows(weights.shape, pieces, head_axis=head_axis, axis=axis, written_out=(logits, weights))
 
 
 def rows_of_product(
@@ -75,41 +123,42 @@ def rows_of_product(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[torch.Size, Callable[[], Iterator[Piece]]]:
+) -> Rows:
     """Of torch's scaled dot product attention, with its arguments: (..., N, d), (..., M, d) -> rows of (..., N, M)."""
     groups = query.shape[-3] // key.shape[-3] if enable_gqa else 1  # of heads of queries that share one of keys
     (N, d), M = query.shape[-2:], key.shape[-2]
     heads = key.shape[:-2] if groups == 1 else (*key.shape[:-3], query.shape[-3])
     lead = heads if heads == query.shape[:-2] else torch.broadcast_shapes(query.shape[:-2], heads)
     shape = torch.Size((*(lead or (1,)), N, M))
+    query, key = query.detach(), key.detach()
 
-    def pieces() -> Iterator[Piece]:
+    def pieces(queries: slice) -> Iterator[Piece]:
         keys = key if groups == 1 else key.repeat_interleave(groups, -3)
         asked, keys = _precise(query).expand(*shape[:-1], d), _precise(keys).expand(*shape[:-2], M, d).mT
         mask = None if attn_mask is None else attn_mask.expand(shape)
-        for images, queries in _parts(shape, asked.element_size()):
-            scaled = asked[images, ..., queries, :] * (d**-0.5 if scale is None else scale)
+        for images, part in _parts(shape, asked.element_size(), queries):
+            scaled = asked[images, ..., part, :] * (d**-0.5 if scale is None else scale)
             with torch.autocast(query.device.type, enabled=False):
                 logits = scaled @ keys[images]
             if is_causal:
-                places = torch.arange(N, device=query.device)[queries, None]
+                places = torch.arange(N, device=query.device)[part, None]
                 logits.masked_fill_(torch.arange(M, device=query.device) > places, float("-inf"))
             if mask is not None:
-                part = mask[images, ..., queries, :]
-                logits = logits.masked_fill_(~part, float("-inf")) if part.dtype == torch.bool else logits.add_(part)
-            yield images, queries, logits, None
+                bias = mask[images, ..., part, :]
+                logits = logits.masked_fill_(~bias, float("-inf")) if bias.dtype == torch.bool else logits.add_(bias)
+            yield images, part, logits, None
 
-    return shape, pieces
+    return Rows(shape, pieces)
 
 
-def rows_of_multi_head(given: Mapping[str, Any]) -> tuple[torch.Size, Callable[[], Iterator[Piece]]]:
+def rows_of_multi_head(given: Mapping[str, Any]) -> Rows:
     """Of the function behind nn.MultiheadAttention, with its arguments: (N, B, C), (M, B, C) -> of (B, heads, N, M)."""
     asking, asked = (x if x.ndim == 3 else x[:, None] for x in (given["query"], given["key"]))
     heads, images = given["num_heads"], asking.shape[1]
     more = (given["bias_k"] is not None) + bool(given["add_zero_attn"])  # keys that no token stands for
     shape = torch.Size((images, heads, len(asking), len(asked) + more))
 
-    def pieces() -> Iterator[Piece]:
+    def pieces(queries: slice) -> Iterator[Piece]:
         if given.get("use_separate_proj_weight"):
             weights = given["q_proj_weight"], given["k_proj_weight"]
         else:
@@ -121,9 +170,10 @@ def rows_of_multi_head(given: Mapping[str, Any]) -> tuple[torch.Size, Callable[[
         if given["add_zero_attn"]:
             key = F.pad(key, (0, 0, 0, 0, 0, 1))
         query, key = (x.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for x in (query, key))
-        return rows_of_product(query, key, attn_mask=_multi_head_mask(given, shape, more, query.dtype))[1]()
+        mask = _multi_head_mask(given, shape, more, query.dtype)
+        return rows_of_product(query, key, attn_mask=mask).pieces(queries)
 
-    return shape, pieces
+    return Rows(shape, pieces)
 
 
 def _multi_head_mask(given: Mapping[str, Any], shape: torch.Size, more: int, dtype: torch.dtype) -> Tensor | None:
@@ -144,15 +194,16 @@ def _multi_head_mask(given: Mapping[str, Any], shape: torch.Size, more: int, dty
     return mask
 
 
-def _parts(shape: torch.Size, bytes_per_weight: int) -> Iterator[tuple[slice, slice]]:
+def _parts(shape: torch.Size, bytes_per_weight: int, queries: slice = ALL) -> Iterator[tuple[slice, slice]]:
     """Slices of the first axis and of the queries of weights (B, ..., N, M), each small enough to be computed aside."""
+    start, stop, _ = queries.indices(shape[-2])
     most = WEIGHTS_BYTES // (3 * bytes_per_weight)  # logits, weights, and what is made of them
     query = max(1, math.prod(shape[1:-2]) * shape[-1])
-    queries = min(max(1, most // query), shape[-2])
-    images = max(1, most // (query * shape[-2])) if queries == shape[-2] else 1
+    step = min(max(1, most // query), max(1, stop - start))
+    images = max(1, most // (query * step)) if step >= stop - start else 1
     for i in range(0, shape[0], images):
-        for j in range(0, shape[-2], queries):
-            yield slice(i, i + images), slice(j, j + queries)
+        for j in range(start, stop, step):
+            yield slice(i, i + images), slice(j, min(j + step, stop))
 
 
 def _precise(x: Tensor) -> Tensor:

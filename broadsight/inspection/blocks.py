@@ -1,20 +1,66 @@
-"""The blocks of any vision model, in order of execution, and the map that each of them gives."""
+"""The blocks of any vision model, in order of execution, and the map that each of them gives.
 
+Models say little about their blocks. In one pass it is watched which modules add a branch to what they got, and which
+of them give a map of the whole image.
+"""
+
+import re
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from .block import Block as Block
-from .block_search import watched
-from .passing import batches, check_model, uncompiled
+from ..errors import first_line
+from ..layers import MultiTokenPool
+from .branch_structure import affine_layers
+from .layout import MOST_PREFIX_TOKENS, Layout, layouts_of, path_of, prefix_tokens
+from .map_places import Place
+from .meta_pass import in_eval_mode
+from .passing import check_model, moved, peek
+from .watch import eager, hooked, uncompiled
 
+SUMS, JOINS = ("add", "add_", "addcmul", "addcmul_"), ("cat", "concat")
+# Parts of a path inside which there are no blocks, and classes that are none: they change the class token alone.
+ELSEWHERE = re.compile(r"(^|\.)(head\w*|fc|classifier|\w*stem\w*|patch_embed\w*|downsample\w*|attn_pool)(\.|$)")
+OF_CLASS_TOKEN = re.compile("Class(Attn|Attention|Block)")
+# What belongs to the layer before it, in a model that is a plain sequence.
+FOLLOWERS = re.compile(r"norm|relu|act|elu|swish|mish|sigmoid|tanh", re.IGNORECASE)
 # Called with the number of a block, from 0, and its map (B, C, h, w).
 See = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Block(Place):
+    """A block of a model and how to read the map that it gives.
+
+    Args:
+        module, item, layout, name: As of a Place; the grid is that of images of `image_size`.
+        image_size: (H, W) of the images that it was found with.
+        reorder: (B, N, C) -> (B, h, w, C), for a model that does not keep its tokens row by row.
+    """
+
+    image_size: tuple[int, int] = (0, 0)
+    reorder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
+
+    def map_of(self, output: Any, image_size: tuple[int, int]) -> Tensor:
+        """What the module gave for images of that size, as a view (B, C, h, w)."""
+        x, layout = self.tensor(output), self.layout
+        if self.reorder is not None:
+            return self.reorder(x).permute(0, 3, 1, 2)
+        if layout.form != "NLC" or image_size == self.image_size:
+            return layout.as_map(x)
+        found = layouts_of(x.shape, image_size, prefixes=[layout.prefix])
+        if not found:
+            raise ValueError(
+                f"{self.name} gives {x.shape[1]} tokens for an image of {image_size[0]}x{image_size[1]}, which are no "
+                f"grid after {layout.prefix} others; pass images of {self.image_size[0]}x{self.image_size[1]}"
+            )
+        return found[0].as_map(x)
 
 
 def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]:
@@ -36,9 +82,9 @@ def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]
         ValueError: Nothing of that kind is found, or the model does not take the images.
     """
     check_model(model)
-    inner, compiled = uncompiled(model)
+    inner = uncompiled(model)
     image, _ = peek(images)
-    watch = watched(inner, image, compiled)
+    watch = _watched(inner, image)
     found = watch.blocks()
     if not found:
         raise ValueError(
@@ -61,7 +107,7 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
         ValueError: No such module gives a map.
     """
     check_model(model)
-    inner, compiled = uncompiled(model)
+    inner = uncompiled(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
     names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
     if not names:
@@ -69,7 +115,7 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
             f"no module of {type(inner).__name__} is called {', '.join(patterns)}; * stands for anything, as in "
             "'*.mlp', and modules are listed by model.named_modules()"
         )
-    watch = watched(inner, peek(images)[0], compiled)
+    watch = _watched(inner, peek(images)[0])
     found = [block for name in names & set(watch.calls) if (block := watch.place(name)) is not None]
     if not found:
         raise ValueError(f"{', '.join(sorted(names)[:3])} gives no map of several places; name modules that do")
@@ -78,49 +124,223 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
 
 @contextmanager
 def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generator[None, None, None]:
-    """While it lasts, `see` is told of every map that a block gives, which it must neither keep nor change.
+    """Call `see` with every map that a block gives while this is open, which it must neither keep nor change.
 
-    The model runs as it does without, which with ours may mean a few images of the batch at a time: a block is then
-    seen several times in a pass, its images in their order.
+    The model runs as it does without, which with ours may mean a few images of the batch at a time: `see` is then
+    called several times in a pass for a block, with the images in their order.
     """
-    inner, compiled = uncompiled(model)
+    inner, chosen = uncompiled(model), list(blocks)
+    numbers: dict[nn.Module, list[int]] = {}
+    for number, block in enumerate(chosen):
+        numbers.setdefault(block.module, []).append(number)
     size: list[tuple[int, int]] = []
 
-    def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def begins(module: nn.Module, args: tuple, kwargs: dict) -> None:
         images = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         size[:] = [(images.shape[-2], images.shape[-1])]
 
-    def listener(number: int, block: Block) -> Callable[[nn.Module, tuple, Any], None]:
-        def look(module: nn.Module, inputs: tuple, output: Any) -> None:
-            with torch.no_grad():
-                see(number, block.map_of(output, size[0] if size else block.image_size))
+    def ends(module: nn.Module, args: tuple, output: Any) -> None:
+        with torch.no_grad():
+            for number in numbers[module]:
+                see(number, chosen[number].map_of(output, size[0] if size else chosen[number].image_size))
 
-        look.__dict__["image_by_image"] = True  # so that our models run in slices as ever, and give the same bits
-        return look
+    with eager(model), hooked([inner], before=begins), hooked(numbers, after=ends):
+        yield
 
-    begin.__dict__["image_by_image"] = True
-    handles = [inner.register_forward_pre_hook(begin, with_kwargs=True)]
+
+@dataclass
+class _Call:
+    """What a module was called with and gave, in its last call; of tensors only the shape.
+
+    Args:
+        order: How many modules had ended before.
+        times: How often it was called.
+        merges: Names of the functions by which it merged maps or rows itself.
+    """
+
+    args: tuple = ()
+    output: Any = None
+    order: int = -1
+    times: int = 0
+    merges: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Watched:
+    """One pass of two equal images.
+
+    Args:
+        size: (H, W) of them.
+        calls: By the module's path.
+    """
+
+    model: nn.Module
+    size: tuple[int, int]
+    calls: dict[str, _Call]
+
+    def __post_init__(self) -> None:
+        self.modules = {name: module for name, module in self.model.named_modules() if name in self.calls}
+        self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))
+        self.places: dict[str, Block | None] = {}
+        self.doubtful: set[str] = set()  # may be (B, C, h, w) or (B, h, w, C)
+
+    def blocks(self) -> list[Block]:
+        names = self.merging(SUMS) or self.merging(JOINS) or self.plain()
+        found = [block for name in names if (block := self.place(name)) is not None]
+        sure = {type(block.module): block.layout.form for block in found if block.name not in self.doubtful}
+        return [self.settled(block, sure.get(type(block.module), block.layout.form)) for block in found]
+
+    def merging(self, functions: tuple[str, ...]) -> list[str]:
+        """Names of the blocks around the modules that call one of these functions."""
+        merging = {name for name, call in self.calls.items() if name and not call.merges.isdisjoint(functions)}
+        found = {block for name in merging if (block := self.around(name)) is not None}
+        if any(map(_numbered, found)):
+            found = set(filter(_numbered, found))
+        for name in sorted(found, key=len, reverse=True):
+            inside = sum(other.startswith(f"{name}.") for other in found)
+            if inside > 1 or (inside and name not in merging):
+                found.discard(name)  # a stage, not a block
+        kinds = {_kind(name) for name in found if _numbered(name)}
+        found |= {name for name in self.modules if _numbered(name) and _kind(name) in kinds and self.is_block(name)}
+        found = {name for name in found if not any(name.startswith(f"{other}.") for other in found)}
+        return sorted(found, key=lambda name: self.calls[name].order)
+
+    def around(self, name: str) -> str | None:
+        """The nearest numbered block that holds a module, or the module itself if it is a block."""
+        path = name.split(".")
+        holders = (".".join(path[:depth]) for depth in range(len(path), 0, -1))
+        return next((x for x in holders if _numbered(x) and self.is_block(x)), name if self.is_block(name) else None)
+
+    def is_block(self, name: str) -> bool:
+        """Whether the module has two layers at least and gives a map."""
+        module = self.modules.get(name)
+        if module is None or self.is_elsewhere(name) or next(module.children(), None) is None:
+            return False
+        layers = affine_layers(module)
+        return next(layers, None) is not None and next(layers, None) is not None and self.place(name) is not None
+
+    def is_elsewhere(self, name: str) -> bool:
+        of_class_token = OF_CLASS_TOKEN.search(type(self.modules[name]).__name__)
+        return bool(of_class_token or ELSEWHERE.search(name)) or f"{name}.".startswith(self.pools)
+
+    def plain(self) -> list[str]:
+        """Names of the last modules of all layers of a model that has no blocks."""
+        ends: list[str] = []
+        goes_on = False
+        for name in sorted(self.calls, key=lambda name: self.calls[name].order):
+            module = self.modules[name]
+            if next(module.children(), None) is not None:
+                continue
+            begins = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+            follows = goes_on and bool(FOLLOWERS.search(type(module).__name__))
+            goes_on = (begins or follows) and self.calls[name].times == 1 and self.place(name) is not None
+            if goes_on:
+                ends[len(ends) - follows :] = [name]
+        return ends if len(ends) > 1 else []
+
+    def place(self, name: str) -> Block | None:
+        if name not in self.places:
+            self.places[name] = self._place(name)
+        return self.places[name]
+
+    def _place(self, name: str) -> Block | None:
+        output, module = self.calls[name].output, self.modules[name]
+        several = isinstance(output, tuple)
+        for item, x in enumerate(output if several else (output,)):
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim not in (3, 4) or len(x) != 2:
+                continue
+            found = [layout for layout in self._layouts(name, x) if layout.places > 1]
+            if not found:
+                continue
+            if x.ndim == 4 and len(found) > 1:
+                self.doubtful.add(name)
+            reorder = self._reorder(name) if x.ndim == 3 else None
+            where = item if several else None
+            return Block(module, where, found[0], name, image_size=self.size, reorder=reorder)
+        return None
+
+    def _layouts(self, name: str, x: Tensor) -> list[Layout]:
+        call = self.calls[name]
+        if x.ndim == 3:
+            for pair in (*call.args, *(call.output if isinstance(call.output, tuple) else ())):  # some get the grid
+                if isinstance(pair, tuple) and len(pair) in (2, 3) and all(isinstance(n, int) for n in pair):
+                    prefix = x.shape[1] - pair[-2] * pair[-1]
+                    if 0 <= prefix <= MOST_PREFIX_TOKENS:
+                        return [Layout("NLC", (pair[-2], pair[-1]), prefix)]
+        said, _ = prefix_tokens(path_of(self.model, name)[1:])
+        prefixes = dict.fromkeys((0, 1, 2) if said is None else (said, 0, 1, 2))
+        return layouts_of(x.shape, self.size, form=getattr(self.model, "output_fmt", None), prefixes=prefixes)
+
+    def _reorder(self, name: str) -> Callable[[Tensor], Tensor] | None:
+        """Hiera keeps the tokens of one window together; it knows itself how to undo that."""
+        holder, _, number = name.rpartition(".blocks.") if ".blocks." in name else ("", "", name.rpartition(".")[2])
+        reroll = getattr(self.model.get_submodule(holder), "reroll", None)
+        if not callable(reroll) or not number.isdigit():
+            return None
+        return lambda x: reroll(x, int(number))
+
+    def settled(self, block: Block, form: str) -> Block:
+        """A block whose form is in doubt has the form that others of its class have."""
+        if block.name not in self.doubtful:
+            return block
+        x = block.tensor(self.calls[block.name].output)
+        return replace(block, layout=layouts_of(x.shape, self.size, form=form)[0])
+
+
+def _watched(model: nn.Module, image: Tensor) -> _Watched:
+    """Run an image (1, C, H, W) and watch all modules.
+
+    Raises:
+        ValueError: The model does not take it.
+    """
+    calls: dict[str, _Call] = {}
+    names = {module: name for name, module in model.named_modules()}
+    running = [""]
+
+    def begins(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        running.append(names[module])
+        calls.setdefault(names[module], _Call()).args = _shapes((*args, *kwargs.values()))
+
+    def ends(module: nn.Module, args: tuple, output: Any) -> None:
+        call = calls[running.pop()]
+        call.output, call.order, call.times = _shapes(output), sum(x.order >= 0 for x in calls.values()), call.times + 1
+
+    class Merges(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            name = getattr(func, "__name__", "")
+            if (name in SUMS or name in JOINS) and _merges(name, args):
+                calls.setdefault(running[-1], _Call()).merges.add(name)
+            return func(*args, **(kwargs or {}))
+
     try:
-        handles += [block.module.register_forward_hook(listener(number, block)) for number, block in enumerate(blocks)]
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        with in_eval_mode(model), eager(model), hooked(names, before=begins, after=ends, in_slices=False), Merges():
+            model(moved(image, model).repeat(2, 1, 1, 1))
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
+            f"{first_line(error)}; pass images of the size that it was built for"
+        ) from error
+    return _Watched(model, (image.shape[-2], image.shape[-1]), {name: x for name, x in calls.items() if x.times})
 
 
-def peek(images: Tensor | Iterable[Any]) -> tuple[Tensor, Tensor | Iterable[Any]]:
-    """One image (1, C, H, W) of those that come, and all of them again: a generator gives its own but once."""
-    if isinstance(images, Tensor) or not isinstance(images, Iterable):
-        first = next(batches(images), None)
-    else:
-        rest, items, first = iter(images), [], None
-        for item in rest:
-            items.append(item)
-            first = next(batches([item]), None)
-            if first is not None:
-                break
-        images = chain(items, rest)
-    if first is None:
-        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
-    return first[0][:1], images
+def _merges(name: str, args: tuple) -> bool:
+    """Whether a function gets maps, rows or windows of both images to merge."""
+    parts = args[0] if name in JOINS and args and isinstance(args[0], tuple | list) else args[:2]
+    if not all(isinstance(x, Tensor) and x.ndim > 2 and len(x) and len(x) % 2 == 0 for x in parts):
+        return False
+    return name in JOINS or (len(parts) > 1 and parts[0].shape == parts[1].shape)
+
+
+def _shapes(x: Any) -> Any:
+    """The same without the content of its tensors: the activations of a whole pass would be many."""
+    if isinstance(x, tuple | list):
+        return tuple(_shapes(item) for item in x)
+    return torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x
+
+
+def _numbered(name: str) -> bool:
+    return name.rpartition(".")[2].isdigit()
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)

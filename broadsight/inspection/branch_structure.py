@@ -1,4 +1,4 @@
-"""What has the structure of an attention or an MLP: by names and parts, whatever it may see.
+"""Modules that have the structure of an attention or an MLP, by their names and parts alone.
 
 timm's models keep to a few conventions in naming and structure, which are all that is asked for here.
 """
@@ -23,7 +23,7 @@ LOOKED_FOR = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """What looks like an attention or MLP branch.
+    """A module with the structure of an attention or MLP branch.
 
     Args:
         kind: "mlp" or "attn".
@@ -39,8 +39,8 @@ class Candidate:
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:
-    """What has the structure of an attention or an MLP, whatever it may see."""
-    claimed: set[str] = set()  # of modules inside which nothing more is looked for
+    """All modules with the structure of an attention or an MLP."""
+    claimed: set[str] = set()  # of modules inside which there are no others
     for name, module in model.named_modules():
         if any(name.startswith(f"{other}.") for other in claimed):
             continue

@@ -1,10 +1,9 @@
-"""Finds the attention and MLP branches of any vision model, and what their tokens look like.
+"""Finds the attention and MLP branches of any vision model, and the layout of their tokens.
 
-What looks like one by its structure is watched in one pass without arithmetic: which tensors it sees says whether it is
-one, and how they are laid out.
+Modules with the structure of one are watched in a pass without arithmetic: their tensors show whether it is one, and
+how these are laid out.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import first_line
 from ..layers import ChannelMlp, SuperTokenAttention
 from .branch_structure import Candidate, affine_layers, candidates
+from .layout import layouts_of, path_of, prefix_tokens
 from .meta_pass import as_pair, call_without_content, image_channels, in_eval_mode, undisturbed, without_content
 from .meta_pass import image_size as built_for
 
@@ -85,13 +85,13 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
     possible = list(candidates(model))
     if not possible:
         return []
-    seen = _watch(model, possible, image_size)
-    found = [branch for branch in map(seen.located, possible) if branch is not None]
+    watched = _watch(model, possible, image_size)
+    found = [branch for branch in map(watched.located, possible) if branch is not None]
     for place in PLACES:
         # Where one window covers the image, several will cover a larger one.
         windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
         found = [_windowed(branch, place) if _role(branch) in windowed else branch for branch in found]
-    return [seen.outside_windows(branch) for branch in found]
+    return [watched.outside_windows(branch) for branch in found]
 
 
 def _role(branch: Branch) -> tuple[str, type]:
@@ -137,7 +137,7 @@ class _Watched:
         given, result = self.calls[branch.module].given, self.calls[branch.module].result
         if given is None or result is None or not self.are_tokens(result):
             return None
-        around = _around(branch.name, self.model)
+        around = path_of(self.model, branch.name)[1:]
         axis = _channel_axis(branch, result, self.calls[around[0]].given)
         end = self.tokens(branch.module, "output", result, axis, around)
         if end.count == 1:
@@ -210,7 +210,11 @@ class _Watched:
         whole = ((holder, i) for holder, i, y in arguments if y is not None and y.ndim and len(y) == self.batch)
         block, argument = next(whole, (None, 0))
         windowed = len(x) != self.batch
-        class_token = x.ndim == 3 and axis == 2 and not windowed and _has_class_token(count, around, self.size)
+        class_token = False
+        if x.ndim == 3 and axis == 2 and not windowed:
+            prefix, has_class = prefix_tokens(around)
+            found = layouts_of((self.batch, count, x.shape[2]), self.size, prefixes=(prefix or 0, 0))
+            class_token = has_class and bool(found) and found[0].prefix > 0
         alone = self.calls[module].alone
         return Tokens(module, side, x.shape[axis], axis, count, windowed, block, argument, class_token, False, alone)
 
@@ -221,7 +225,7 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
         inner = getattr(inner, wrapper, inner)
     size = as_pair(size) if size else built_for(inner)
     watched = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
-    around = {module for branch in possible for module in _around(branch.name, model)}
+    around = {module for branch in possible for module in path_of(model, branch.name)[1:]}
     watched |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
     for channels in image_channels(inner):
@@ -267,12 +271,6 @@ def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
     model(torch.zeros(shape, device=like.device, dtype=like.dtype))
 
 
-def _around(name: str, model: nn.Module) -> list[nn.Module]:
-    """The modules that hold the named one, innermost first."""
-    path = name.split(".")
-    return [model.get_submodule(".".join(path[:depth])) for depth in reversed(range(len(path)))]
-
-
 def _inside_sequences(tokens: Tokens) -> Tokens:
     """At the first or last module of a sequence, which would also run whatever is added to it."""
     while isinstance(tokens.module, nn.Sequential):
@@ -296,18 +294,3 @@ def _channel_axis(branch: Candidate, x: Tensor, of_block: Tensor | None) -> int:
     weight: Any = branch.projection.weight
     axes = (last, 1) if isinstance(branch.projection, nn.Linear) else (1, last)
     return next((axis for axis in axes if x.shape[axis] == len(weight)), axes[0])
-
-
-def _has_class_token(count: int, around: list[nn.Module], size: tuple[int, int]) -> bool:
-    """Whether the tokens are a grid of the image's shape after some others, of which the first is the class token."""
-    owner: Any = next((m for m in around if getattr(m, "cls_token", None) is not None), None)
-    if owner is None:
-        return False
-    before = int(getattr(owner, "num_prefix_tokens", owner.cls_token.shape[1]))
-    return before > 0 and _is_grid(count - before, size) and not _is_grid(count, size)
-
-
-def _is_grid(count: int, size: tuple[int, int]) -> bool:
-    height, width = size
-    rows = round(math.sqrt(max(count, 0) * height / width))
-    return rows > 0 and count % rows == 0 and abs(count // rows / rows - width / height) < 0.5 / rows

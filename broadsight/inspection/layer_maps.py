@@ -1,16 +1,15 @@
 """The map that any layer of a model gives, by the layer's name: blocks, and whatever else gives one."""
 
-import math
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import did_you_mean
 from .blocks import Block, find_blocks
+from .layout import layouts_of
 from .meta_pass import in_eval_mode
-from .passing import uncompiled
+from .passing import moved
+from .watch import eager, uncompiled
 
 # The model itself, among the names of layers.
 OUTPUT = "output"
@@ -28,26 +27,20 @@ class LayerMaps:
     """
 
     def __init__(self, model: nn.Module, image: Tensor):
-        self.model, self.compiled = uncompiled(model)
+        self.model = uncompiled(model)
         self.size = image.shape[-2], image.shape[-1]
-        weights = (x for x in (*self.model.parameters(), *self.model.buffers()) if x.is_floating_point())
-        self.like = next(weights, image)
         self.blocks: dict[str, Block] = {}
         try:
             self.blocks = {block.name: block for block in find_blocks(self.model, image)}
         except ValueError:
             try:  # it may be one layer alone, whose output is the map
-                with in_eval_mode(self.model), self.eager():
-                    self.model(image.to(self.like.device, self.like.dtype))
+                with in_eval_mode(self.model), eager(self.model):
+                    self.model(moved(image, self.model))
                 works = True
             except Exception:  # in whatever words; those of the blocks are better
                 works = False
             if not works:
                 raise
-
-    def eager(self) -> Any:
-        """Nothing can be watched in what a compiler made of a model: run it under this."""
-        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def layer(self, name: str | None) -> tuple[str, nn.Module]:
         """The layer of that name; if None the last block, or the model itself where there are none."""
@@ -70,19 +63,11 @@ class LayerMaps:
         if name in self.blocks:
             return self.blocks[name].map_of(output, self.size)
         x = next((x for x in (output if isinstance(output, tuple | list) else [output]) if isinstance(x, Tensor)), None)
-        if x is not None and x.ndim == 3:  # tokens, as of blocks that have as many
-            for block in self.blocks.values():
-                if block.form == "rows" and x.shape[1] == block.prefix + math.prod(block.grid):
-                    return block.as_map(x)
-        if x is not None and x.ndim == 4:
-            forms = {"NCHW": x, "NHWC": x.permute(0, 3, 1, 2)}
-            fitting = {form: view for form, view in forms.items() if self._fits(view)}
-            if fitting:
-                return fitting.get(str(getattr(self.model, "output_fmt", "NCHW")), next(iter(fitting.values())))
+        if x is not None:
+            prefixes = {block.layout.prefix for block in self.blocks.values() if block.layout.form == "NLC"}
+            form = getattr(self.model, "output_fmt", None)
+            found = layouts_of(x.shape, self.size, form=form, prefixes=sorted(prefixes, reverse=True))
+            if found:
+                return found[0].as_map(x)
         what = "no tensor" if x is None else f"shape {tuple(x.shape)}"
         raise ValueError(f"{name!r} gives {what}, which is no map of the image; name another layer: {self.known()}")
-
-    def _fits(self, x: Tensor) -> bool:
-        """Whether (B, C, h, w) has the image's proportions, up to rounding."""
-        (height, width), (rows, columns) = self.size, x.shape[-2:]
-        return abs(rows * width - columns * height) <= max(height, width) and 0 < rows <= height

@@ -1,4 +1,4 @@
-"""Where a model keeps its feature maps: which module gives each of them, and in what form."""
+"""Where a model keeps its feature maps: which module gives each of them, and in what layout."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import nearest
-
-FORMS = {"NHWC": "NHWC", "NLC": "rows"}  # as timm's models say of themselves
+from .layout import MOST_PREFIX_TOKENS, Layout, layouts_of
+from .watch import hooked
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,14 @@ class Place:
     Args:
         module: Whose output it is, and
         item: which of a tuple's.
-        form: "NCHW", "NHWC", or "rows" (B, N, C) with other tokens first.
-        grid: (h, w)
+        layout: How that holds the map.
         name: Path of the module; of the outermost one if several give the very same tensor.
-        said: Whether the model says that this is a map of its features; else it only looks like one.
+        said: Whether the model says that this is a map of its features; else it only has the shape of one.
     """
 
     module: nn.Module
     item: int | None
-    form: str
-    grid: tuple[int, int]
+    layout: Layout
     name: str = ""
     said: bool = True
 
@@ -40,23 +38,11 @@ class Place:
         """The module's output with another tensor in this place."""
         return x if self.item is None else (*output[: self.item], x, *output[self.item + 1 :])
 
-    def suits(self, x: Tensor) -> bool:
-        """Whether an output may be this map: a module that is called several times gives others too."""
-        if self.form == "rows":
-            return x.ndim == 3 and x.shape[1] >= self.grid[0] * self.grid[1]
-        return x.ndim == 4 and tuple(x.shape[2:] if self.form == "NCHW" else x.shape[1:3]) == self.grid
-
-    def as_map(self, x: Tensor) -> Tensor:
-        """(B, C, h, w)"""
-        if self.form == "rows":
-            return x[:, -self.grid[0] * self.grid[1] :].mT.unflatten(2, self.grid)
-        return x.permute(0, 3, 1, 2) if self.form == "NHWC" else x
-
     def error(self, x: Tensor, wanted: Tensor, scale: float) -> float:
         """How far an output is from that map, as a share of its largest value; infinite if it cannot be that."""
-        if not self.suits(x):
+        if not self.layout.suits(x):
             return math.inf
-        found = self.as_map(x)
+        found = self.layout.as_map(x)
         if found.shape != wanted.shape or not torch.allclose(found[..., 0, 0], wanted[..., 0, 0], 0.1, 1e-2 * scale):
             return math.inf  # one corner tells most others apart, and costs nothing
         return float((found - wanted).abs().max()) / max(scale, 1e-12)
@@ -85,10 +71,11 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
                 continue
             where = item if several else None
             if maps is not None and not known and (found := _guessed(model, x, images)) is not None:
-                guesses[Place(module, where, *found, name=names[module], said=False)] = None
+                guesses[Place(module, where, found, names[module], said=False)] = None
             for number, wanted in enumerate(maps or ()):
-                for form in ("NCHW", "NHWC") if x.ndim == 4 else ("rows",):
-                    place = Place(module, where, form, (wanted.shape[-2], wanted.shape[-1]), names[module])
+                for form in ("NCHW", "NHWC") if x.ndim == 4 else ("NLC",):
+                    grid = wanted.shape[-2], wanted.shape[-1]
+                    place = Place(module, where, Layout(form, grid), names[module])
                     error = place.error(x, wanted, scales[number])
                     # Of equals the first: later ones may be a branch that passes it on
                     if error < known.get(number, (1e-3,))[0]:
@@ -97,8 +84,8 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
                     elif error < 1e-3 and known[number][2] == x.data_ptr() and names[module]:
                         around[number] += [names[module]] * around[number][0].startswith(f"{names[module]}.")
 
-    with _looking(model, look), torch.no_grad():
-        # Both with hooks: where somebody looks, a model may take another way, with other roundings
+    with hooked(names, after=look, in_slices=False), torch.no_grad():
+        # Both with hooks, with which a model may take another form, with other roundings
         maps = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
         scales += [float(x.abs().max()) for x in maps]
         run(images)
@@ -123,19 +110,15 @@ def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, 
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise ValueError(f"{type(model).__name__} has no layer {layer!r}; expected the path of a module{hint}")
     outputs: list[Any] = []
-    handle = modules[layer].register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    try:
-        with torch.no_grad():
-            run(images)
-    finally:
-        handle.remove()
+    with hooked([modules[layer]], after=lambda module, inputs, output: outputs.append(output)), torch.no_grad():
+        run(images)
     if not outputs:
         raise ValueError(f"layer {layer} takes no part in a pass through {type(model).__name__}; choose another")
     several = isinstance(outputs[-1], tuple)
     for item, x in enumerate(outputs[-1] if several else (outputs[-1],)):
-        found = _form_of(model, x, images) if isinstance(x, Tensor) and x.is_floating_point() else None
+        found = _layout_of(model, x, images) if isinstance(x, Tensor) and x.is_floating_point() else None
         if found is not None:
-            return Place(modules[layer], item if several else None, *found, name=layer)
+            return Place(modules[layer], item if several else None, found, layer)
     shapes = [tuple(x.shape) for x in (outputs[-1] if several else (outputs[-1],)) if isinstance(x, Tensor)]
     raise ValueError(
         f"layer {layer} gives {shapes[0] if shapes else type(outputs[-1]).__name__}, which is no map of several "
@@ -143,59 +126,20 @@ def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, 
     )
 
 
-def _form_of(model: Any, x: Tensor, images: Tensor) -> tuple[str, tuple[int, int]] | None:
-    """In what form an output is a map, and its grid; None if it is none."""
-    height, width = images.shape[-2:]
-    if x.ndim == 4:
-        said = FORMS.get(str(getattr(model, "output_fmt", "")), "")
-        grids = {"NCHW": (x.shape[2], x.shape[3]), "NHWC": (x.shape[1], x.shape[2])}
-        fitting = {form: grid for form, grid in grids.items() if _proportional(grid, (height, width))}
-        chosen = said if said in fitting else next(iter(fitting), None)
-        return (chosen, fitting[chosen]) if chosen else None
-    if x.ndim != 3:
-        return None
-    first = getattr(model, "num_prefix_tokens", None)
-    grids = {
-        (rows, columns)
-        for side in range(1, min(height, width) + 1)
-        for rows in {height // side, -(-height // side)}
-        for columns in {width // side, -(-width // side)}
-        if 1 < rows * columns <= x.shape[1] and (not isinstance(first, int) or rows * columns + first == x.shape[1])
-    }
-    best = min(grids, key=lambda grid: (x.shape[1] - grid[0] * grid[1], _skew(grid, (height, width))), default=None)
-    # Without a word on how many tokens come first, some registers and a class token may; half of all may not
-    if best is None or 2 * best[0] * best[1] < x.shape[1]:
-        return None
-    return "rows", best
+def _layout_of(model: Any, x: Tensor, images: Tensor) -> Layout | None:
+    """How an output holds a map of several places; None if it holds none."""
+    said = getattr(model, "num_prefix_tokens", None)
+    # Where the model does not say how many tokens come first, a class token and some registers may.
+    prefixes = [said] if isinstance(said, int) else range(min(MOST_PREFIX_TOKENS, x.shape[1] // 2) + 1)
+    size = (images.shape[-2], images.shape[-1])
+    found = layouts_of(x.shape, size, form=getattr(model, "output_fmt", None), prefixes=prefixes)
+    return next((layout for layout in found if layout.places > 1), None)
 
 
-def _proportional(grid: tuple[int, int], size: tuple[int, int]) -> bool:
-    (rows, columns), (height, width) = grid, size
-    return 1 < rows * columns <= height * width and abs(rows * width - columns * height) < max(height, width)
-
-
-def _skew(grid: tuple[int, int], size: tuple[int, int]) -> float:
-    return abs(math.log(grid[0] * size[1] / (grid[1] * size[0])))
-
-
-class _looking:
-    """A forward hook on every module, for as long as this lasts."""
-
-    def __init__(self, model: nn.Module, look: Callable[..., None]):
-        self.model, self.look = model, look
-
-    def __enter__(self) -> None:
-        self.handles = [module.register_forward_hook(self.look) for module in self.model.modules()]
-
-    def __exit__(self, *_: Any) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
-def _guessed(model: Any, x: Tensor, images: Tensor) -> tuple[str, tuple[int, int]] | None:
-    """The form and grid of an output (1, …) that looks like a map: in proportion, and no weights of an attention."""
-    found = _form_of(model, x, images)
-    if found is None or min(found[1]) < 2:
+def _guessed(model: Any, x: Tensor, images: Tensor) -> Layout | None:
+    """The layout of an output (1, …) that may be a map: in proportion, and no weights of an attention."""
+    found = _layout_of(model, x, images)
+    if found is None or min(found.grid) < 2:
         return None
     weights = bool((x >= 0).all()) and torch.allclose(x.sum(-1), torch.ones_like(x[..., 0]), atol=1e-3)
     return None if weights else found

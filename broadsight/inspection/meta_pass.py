@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -24,6 +25,24 @@ def image_channels(model: Any) -> list[int]:
 
 def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def copied(pair: Any, model: nn.Module, with_values: bool) -> Any:
+    """A copy of something that holds a model, whose modules may be edited and whose weights cost no memory.
+
+    Args:
+        pair: The model, or a tuple of it and what refers to its modules.
+        with_values: Whether the copy shares the model's tensors, for eval mode without gradients; otherwise its
+            parameters and buffers are on the meta device.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for x in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(x, Tensor):
+                blank = x if with_values else x.detach().to("meta").requires_grad_(x.requires_grad)
+                parameter = isinstance(x, nn.Parameter) and not with_values
+                memo[id(x)] = nn.Parameter(blank, x.requires_grad) if parameter else blank
+    return deepcopy(pair, memo)
 
 
 def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,6 +1,7 @@
-"""Images through a model, a few at a time, for whoever watches it meanwhile."""
+"""Passes images through a model, a few at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,21 +27,20 @@ def pass_images(
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
             They are moved to the model's device and dtype.
         batch_size: How many images pass the model at a time, at most.
-        seen: Told after every pass how many images have passed; for a progress bar.
-        see: Told after every pass what came out, and the rest of the tuple that the images came in.
+        seen: Called after every pass with how many images have passed; for a progress bar.
+        see: Called after every pass with what came out, and the rest of the tuple that the images came in.
 
     Raises:
         ValueError: There are no images, or they have no such form.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
-    like = next((x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()), None)
     passed = 0
     with in_eval_mode(model):
         for batch, rest in batches(images):
             for start in range(0, len(batch), batch_size):
                 part = batch[start : start + batch_size]
-                result = model(part if like is None else part.to(like.device, like.dtype))
+                result = model(moved(part, model))
                 if see is not None:
                     see(result, tuple(x[start : start + batch_size] for x in rest))
                 passed += len(part)
@@ -49,6 +49,12 @@ def pass_images(
     if not passed:
         raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
     return passed
+
+
+def moved(images: Tensor, model: nn.Module) -> Tensor:
+    """Images on the model's device and in its dtype."""
+    like = next((x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()), images)
+    return images.to(like.device, like.dtype)
 
 
 def batches(images: Tensor | Iterable[Any]) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
@@ -66,16 +72,21 @@ def batches(images: Tensor | Iterable[Any]) -> Iterator[tuple[Tensor, tuple[Any,
             yield batch, tuple(rest)
 
 
-def uncompiled(model: nn.Module) -> tuple[Any, bool]:
-    """The model itself, and whether a compiler wraps it or a part of it: nothing can be watched in what that made.
-
-    Run it then under torch.compiler.set_stance("force_eager").
-    """
-    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
-    inner: Any = model
-    while "_orig_mod" in inner._modules:
-        inner = inner._orig_mod
-    return inner, compiled
+def peek(images: Tensor | Iterable[Any]) -> tuple[Tensor, Tensor | Iterable[Any]]:
+    """One image (1, C, H, W) of those that come, and all of them again: a generator gives its own but once."""
+    if isinstance(images, Tensor) or not isinstance(images, Iterable):
+        first = next(batches(images), None)
+    else:
+        rest, items, first = iter(images), [], None
+        for item in rest:
+            items.append(item)
+            first = next(batches([item]), None)
+            if first is not None:
+                break
+        images = chain(items, rest)
+    if first is None:
+        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
+    return first[0][:1], images
 
 
 def check_model(model: Any) -> None:

@@ -14,7 +14,7 @@ from ..layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTo
 from ..layers.buffers import restore_on_load
 from ..layers.check_images import check_images
 from .description import EDITED, as_edited, describe_edited, undescribe
-from .pyramid import Pyramid, find_pyramid
+from .pyramid import Pyramid, as_backbone, find_pyramid
 
 POOLS: dict[str, type[nn.Module]] = {
     "gap": AveragePool,
@@ -43,8 +43,8 @@ class PooledModel(nn.Module):
     the logits. `forward_intermediates` and `feature_info` are the backbone's.
 
     Args:
-        backbone: The model without its classifier, and
-        pyramid: how its maps are obtained; `find_pyramid` gives both.
+        backbone: The model without its classifier, as `as_backbone` gives it, and
+        pyramid: how its maps are obtained, as `find_pyramid` says.
         head: A pool over these maps.
     """
 
@@ -315,7 +315,7 @@ def swap_pool(
     if num_classes is None:
         num_classes = int(getattr(model, "num_classes", 0) or 1000)
     given, normed = set(model.modules()), ends_with_layer_norm(model)
-    backbone, pyramid = find_pyramid(
+    pyramid = find_pyramid(
         model,
         indices=indices,
         stem=stem,
@@ -323,6 +323,7 @@ def swap_pool(
         in_chans=create_kwargs.get("in_chans"),
         image_size=img_size,
     )
+    backbone = as_backbone(model, pyramid)
     if grouped:
         arguments["level"] = pyramid.level if level is None else level
     elif pool == "cap":

@@ -1,25 +1,17 @@
 """Feature maps of every level from any timm model: what it already offers, and its stem where it keeps that back."""
 
-import math
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import first_line
-from ..inspection.meta_pass import (
-    as_pair,
-    call_without_content,
-    image_channels,
-    in_eval_mode,
-    undisturbed,
-    without_content,
-)
+from ..inspection.layout import Layout, layouts_of
+from ..inspection.meta_pass import as_pair, copied, image_channels
 from ..inspection.meta_pass import image_size as built_for
 
 # Names that timm's models give to what comes before their first stage.
@@ -27,20 +19,34 @@ STEMS = ("stem", "patch_embed")
 
 
 class Tap:
-    """A forward hook that keeps what a module gives, until the pass that ran the module takes it.
+    """A forward hook that keeps what a module gives or takes, until the pass that ran the module takes it.
 
     Each thread has its own, so that several may run one model. A compiler follows a plain attribute more easily, and
     what it makes of that holds no state.
+
+    Args:
+        module: Path of the module.
+        kind: "forward" keeps the output, "forward_pre" the input.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, kind: str = "forward") -> None:
+        self.module, self.kind = module, kind
         self._traced: Any = None
         self._local = threading.local()
-        self.handle: Any = None
+
+    def attach(self, model: nn.Module) -> None:
+        module = model.get_submodule(self.module)
+        register = module.register_forward_pre_hook if self.kind == "forward_pre" else module.register_forward_hook
+        register(self)
+
+    def detach(self, model: nn.Module) -> None:
+        module = model.get_submodule(self.module)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if hook is self]:
+                del hooks[key]
 
     def __call__(self, module: nn.Module, inputs: tuple, output: Any = None) -> None:
-        """As a forward hook keeps the output, as a pre-hook the input."""
-        kept = inputs[0] if output is None else output
+        kept = inputs[0] if self.kind == "forward_pre" else output
         if torch.compiler.is_compiling():
             self._traced = kept
         else:
@@ -61,12 +67,12 @@ class Tap:
         self._local.__dict__.clear()
 
     def __reduce__(self) -> tuple:  # copies and pickles start empty
-        return Tap, ()
+        return Tap, (self.module, self.kind)
 
 
 @dataclass(frozen=True)
 class Pyramid:
-    """How the maps of one model are obtained; made by `find_pyramid`.
+    """How the maps of one model are obtained; made by `find_pyramid`, for what `as_backbone` makes of the model.
 
     Args:
         image_size: (H, W) that the model was built for.
@@ -75,8 +81,10 @@ class Pyramid:
         taps: Hooks at the modules whose outputs are the lower maps, or all of them.
         channels: Channels of each map, lowest level first.
         sizes: (H, W) of each map for an image of `image_size`.
-        forms: How the model keeps each tapped map: as "NCHW", "NHWC", "rows" (B, H*W, C), or
-            "rows, grid", a pair of these rows and (H, W).
+        forms: How the model keeps each tapped map: as "NCHW", "NHWC" or "NLC", see `Layout`; tokens may come in a pair
+            with their (H, W).
+        idle: Names of the parameters that no map depends on, and
+        dropped: of the model's children that consist of such alone.
     """
 
     image_size: tuple[int, int]
@@ -86,6 +94,8 @@ class Pyramid:
     channels: tuple[int, ...] = ()
     sizes: tuple[tuple[int, int], ...] = ()
     forms: tuple[str, ...] = ()
+    idle: tuple[str, ...] = field(default=(), repr=False)
+    dropped: tuple[str, ...] = field(default=(), repr=False)
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the model's final norm."""
@@ -119,12 +129,12 @@ class Pyramid:
             return kept
         if form == "NHWC":
             return kept.permute(0, 3, 1, 2)
-        if form == "rows, grid":
-            rows, grid = kept
+        if isinstance(kept, tuple):
+            tokens, grid = kept
         else:  # the grid shrinks with the image
             sides = zip(images.shape[-2:], self.sizes[position], self.image_size, strict=True)
-            rows, grid = kept, [side * cells // full for side, cells, full in sides]
-        return rows.mT.unflatten(2, tuple(grid))
+            tokens, grid = kept, [side * cells // full for side, cells, full in sides]
+        return tokens.mT.unflatten(2, tuple(grid))
 
     @property
     def level(self) -> int:
@@ -147,11 +157,8 @@ def find_pyramid(
     last_only: bool = False,
     in_chans: int | None = None,
     image_size: int | Sequence[int] | None = None,
-) -> tuple[nn.Module, Pyramid]:
-    """The model as a backbone, and how to obtain its pyramid.
-
-    The model is changed in place: what the maps do not need (classifier, final norm, later blocks) is cut off where
-    it knows how to do that.
+) -> Pyramid:
+    """How to obtain the pyramid of a model, which is not changed: `as_backbone` does that.
 
     Args:
         model: A timm model, or one that offers `forward_intermediates` or `forward_features` likewise.
@@ -176,75 +183,100 @@ def find_pyramid(
         indices = list(indices)[-1:] if last_only else list(indices)
         if stem is None or last_only:
             stem = "" if one_size or last_only else _unlisted_stem(inner, info)
-        _prune(inner, indices, info)
-        taps = (_tap(inner, stem),) if stem else ()
-        pyramid = replace(pyramid, indices=tuple(indices), taps=taps)
+        pyramid = replace(pyramid, indices=tuple(indices), taps=(Tap(stem),) if stem else ())
     elif callable(getattr(inner, "forward_features", None)):
-        if hasattr(inner, "reset_classifier"):
-            inner.reset_classifier(0)
         listed = [(str(entry["module"]), entry.get("hook_type", "forward")) for entry in info if entry.get("reduction")]
         modules = dict(inner.named_modules())
         if not last_only and listed and all(name in modules for name, _ in listed):
-            pyramid = replace(pyramid, taps=tuple(_tap(inner, name, kind) for name, kind in listed))
-            for child in inner.children():
-                if hasattr(child, "inplace"):  # it would overwrite the map that is kept from the layer before it
-                    child.inplace = False
+            pyramid = replace(pyramid, taps=tuple(Tap(*one) for one in listed))
     else:
         raise ValueError(_no_features(model, "it has neither forward_intermediates nor forward_features"))
     channels = [in_chans] if in_chans else image_channels(inner)
     try:
-        return inner, _measured(pyramid, inner, channels)
+        return _measured(pyramid, inner, channels)
     except ValueError:
         if pyramid.indices is not None or not pyramid.taps:
             raise
-    for tap in pyramid.taps:  # what it lists are no maps; its last one may be
-        tap.handle.remove()
-    return inner, _measured(replace(pyramid, taps=()), inner, channels)
+    return _measured(replace(pyramid, taps=()), inner, channels)  # what it lists are no maps; its last one may be
+
+
+def as_backbone(model: nn.Module, pyramid: Pyramid) -> nn.Module:
+    """The model as the backbone of its pyramid; it is changed in place.
+
+    What the maps do not need (classifier, final norm, later blocks) is cut off where the model knows how to do that.
+    Parameters that no map depends on are frozen: none must wait in vain for a gradient, which distributed training
+    takes for an error.
+    """
+    _edit(model, pyramid)
+    for name in pyramid.idle:
+        model.get_parameter(name).requires_grad_(False)
+    for name in pyramid.dropped:
+        setattr(model, name, nn.Identity())
+    return model
 
 
 def takes(backbone: nn.Module, pyramid: Pyramid, size: Sequence[int]) -> bool:
-    """Whether the model gives its maps for images of another size (H, W), too."""
-    probe, like = _Probe(backbone, pyramid), next(backbone.parameters(), torch.empty(0))
-    images = torch.zeros(1, pyramid.in_chans, *size, device=like.device, dtype=like.dtype)
-    with in_eval_mode(backbone):
-        for attempt in (partial(_dry_run, freeze=False), _wet_run):
-            with suppress(Exception):
-                attempt(probe, images)
-                return True
+    """Whether the backbone gives its maps for images of another size (H, W), too."""
+    for with_values in (False, True):
+        with suppress(Exception), torch.no_grad():
+            copy, its_pyramid = copied((backbone, pyramid), backbone, with_values)
+            its_pyramid.run(copy.eval(), _images(copy, pyramid.in_chans, size))
+            return True
     return False
 
 
-def _measured(pyramid: Pyramid, backbone: nn.Module, in_chans: Sequence[int]) -> Pyramid:
-    """The same with channels and sizes, seen in one pass without arithmetic, or with it where a model insists.
+def _edit(model: Any, pyramid: Pyramid) -> None:
+    """Without what the maps do not need, and with the taps."""
+    if pyramid.indices is not None:
+        _prune(model, list(pyramid.indices), _feature_info(model))
+    elif hasattr(model, "reset_classifier"):
+        model.reset_classifier(0)
+    for tap in pyramid.taps:
+        tap.attach(model)
+    if pyramid.indices is None and pyramid.taps:
+        for child in model.children():
+            if hasattr(child, "inplace"):  # it would overwrite the map that is kept from the layer before it
+                child.inplace = False
+
+
+def _measured(pyramid: Pyramid, model: nn.Module, in_chans: Sequence[int]) -> Pyramid:
+    """The same with channels, sizes and idle parts, from one pass of a copy without values, or with where it insists.
 
     Args:
         in_chans: What the channels of an image may be; the first that the model takes is right.
     """
-    probe = _Probe(backbone, pyramid)
-    like = next(backbone.parameters(), torch.empty(0))
     faults = []
-    with in_eval_mode(backbone):
-        for channels in in_chans:
-            images = torch.zeros(1, channels, *pyramid.image_size)
-            for attempt in (_dry_run, _wet_run):
-                try:
-                    tapped, maps = attempt(probe, images.to(like.device, like.dtype))
-                    _cut_off_unused(probe, images)
-                    return _with_shapes(replace(pyramid, in_chans=channels), tapped, maps, backbone)
-                except Exception as error:
-                    faults.append(error)
+    for channels in in_chans:
+        for with_values in (False, True):
+            backbone, its_pyramid = copied((model, pyramid), model, with_values)
+            _edit(backbone, its_pyramid)
+            images = _images(backbone.eval(), channels, pyramid.image_size)
+            try:
+                with torch.set_grad_enabled(not with_values):
+                    tapped, maps = its_pyramid.run(backbone, images)
+                found = _with_shapes(replace(pyramid, in_chans=channels), tapped, maps, model)
+                idle = () if with_values else _idle(backbone, tapped, maps)
+                return replace(found, idle=idle, dropped=_dropped(backbone, its_pyramid, idle, images))
+            except Exception as error:
+                faults.append(error)
     # What a pass with arithmetic says of the likeliest number of channels.
     fault = next((fault for fault in faults if isinstance(fault, ValueError)), faults[1])
-    raise ValueError(_no_features(backbone, first_line(fault))) from fault
+    raise ValueError(_no_features(model, first_line(fault))) from fault
 
 
-def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], backbone: nn.Module) -> Pyramid:
+def _images(model: nn.Module, channels: int, size: Sequence[int]) -> Tensor:
+    like = next(model.parameters(), torch.empty(0))
+    return torch.zeros(1, channels, *size, device=like.device, dtype=like.dtype)
+
+
+def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], model: nn.Module) -> Pyramid:
     channels, sizes, forms = [], [], []
     for kept in tapped:
-        shape, form = _shape_of(kept, getattr(backbone, "output_fmt", None))
-        channels.append(shape[0])
-        sizes.append(shape[1:])
-        forms.append(form)
+        x, grid = kept if isinstance(kept, tuple) else (kept, None)
+        layout = _layout_of(x, grid, pyramid.image_size, getattr(model, "output_fmt", None))
+        channels.append(x.shape[1 if layout.form == "NCHW" else -1])
+        sizes.append(layout.grid)
+        forms.append(layout.form)
     for x in maps:
         if not isinstance(x, Tensor) or x.ndim != 4:
             came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -254,77 +286,50 @@ def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], backbo
     return replace(pyramid, channels=tuple(channels), sizes=tuple(sizes), forms=tuple(forms))
 
 
-def _cut_off_unused(probe: "_Probe", images: Tensor) -> None:
-    """Parts of the model that have been found to be of no use to the maps, such as a last wide convolution."""
-    unused = {
-        name: child
-        for name, child in probe.backbone.named_children()
-        if any(True for _ in child.parameters()) and probe.unused.issuperset(child.parameters())
-    }
-    if not unused:
-        return
-    for name in unused:
-        setattr(probe.backbone, name, nn.Identity())
-    probe.backbone.train().eval()  # what the first pass left in caches is of no use to a second
-    try:
-        _dry_run(probe, images, freeze=False)
-    except Exception:  # called after all
-        for name, child in unused.items():
-            setattr(probe.backbone, name, child)
-
-
-def _wet_run(probe: "_Probe", images: Tensor) -> tuple[list[Any], list[Tensor]]:
-    with torch.no_grad():
-        return probe(images)
-
-
-def _dry_run(probe: "_Probe", images: Tensor, freeze: bool = True) -> tuple[list[Any], list[Tensor]]:
-    """A pass over tensors without content. On the way, parameters that no map depends on are frozen: none must wait in
-    vain for a gradient, which distributed training takes for an error."""
-    parameters, buffers = without_content(probe)
-    with torch.enable_grad(), undisturbed(probe):
-        tapped, maps = call_without_content(probe, parameters | buffers, images.to("meta"))
-        seen = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
-        if freeze and all(isinstance(x, Tensor) and x.requires_grad for x in seen):
-            sources = {name: p for name, p in parameters.items() if p.requires_grad}
-            total = torch.stack([x.sum() for x in seen]).sum()
-            gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
-            for name, gradient in zip(sources, gradients, strict=True):
-                if gradient is None:
-                    probe.unused.add(probe.get_parameter(name).requires_grad_(False))
-    return tapped, maps
-
-
-class _Probe(nn.Module):
-    def __init__(self, backbone: nn.Module, pyramid: Pyramid):
-        super().__init__()
-        self.backbone, self.pyramid = backbone, pyramid
-        self.unused: set[nn.Parameter] = set()  # found so; what somebody froze before may well be used
-
-    def forward(self, images: Tensor) -> tuple[list[Any], list[Tensor]]:
-        return self.pyramid.run(self.backbone, images)
-
-
-def _shape_of(kept: Any, output_fmt: Any) -> tuple[tuple[int, int, int], str]:
-    """(C, H, W) of a tapped output for a square image, and its form."""
-    x, grid = kept if isinstance(kept, tuple) else (kept, None)
+def _layout_of(x: Any, grid: Any, image_size: tuple[int, int], form: Any) -> Layout:
+    """The layout of a tapped output, of which some modules give the grid (H, W) too."""
     if not isinstance(x, Tensor):
         raise ValueError(f"one of its features is a {type(x).__name__}, not a map (B, C, H, W)")
-    if x.ndim == 4:
-        _, a, b, c = x.shape
-        channels_last = a == b != c or (a == b == c and str(output_fmt) == "NHWC")
-        return ((c, a, b), "NHWC") if channels_last else ((a, b, c), "NCHW")
-    rows = x.shape[1]
-    height, width = grid or (math.isqrt(rows), math.isqrt(rows))
-    if height * width != rows:
-        raise ValueError(f"the stem gives {rows} tokens, which are no square grid; pass stem='' to do without them")
-    return (x.shape[2], int(height), int(width)), "rows" if grid is None else "rows, grid"
+    if grid is not None:
+        return Layout("NLC", (int(grid[0]), int(grid[1])))
+    found = layouts_of(x.shape, image_size, form=form, prefixes=[0], nearest=x.ndim == 4)
+    if not found:
+        raise ValueError(
+            f"the stem gives {tuple(x.shape[1:])} for an image of {image_size[0]}x{image_size[1]}, which is no map of "
+            "it; pass stem='' to do without"
+        )
+    return found[0]
 
 
-def _tap(model: nn.Module, name: str, kind: str = "forward") -> Tap:
-    tap, module = Tap(), model.get_submodule(name)
-    tap.handle = module.register_forward_pre_hook(tap) if kind == "forward_pre" else module.register_forward_hook(tap)
-    return tap
+def _idle(backbone: nn.Module, tapped: list[Any], maps: list[Tensor]) -> tuple[str, ...]:
+    """Names of the parameters that could learn and that no map depends on."""
+    found = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
+    if not all(isinstance(x, Tensor) and x.requires_grad for x in found):
+        return ()
+    sources = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+    with torch.enable_grad():
+        total = torch.stack([x.sum() for x in found]).sum()
+    gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+    return tuple(name for name, gradient in zip(sources, gradients, strict=True) if gradient is None)
+
+
+def _dropped(backbone: nn.Module, pyramid: Pyramid, idle: Sequence[str], images: Tensor) -> tuple[str, ...]:
+    """Names of the children without which the maps are the same, such as a last wide convolution."""
+    useless = {backbone.get_parameter(name) for name in idle}
+    names = [
+        name
+        for name, child in backbone.named_children()
+        if any(True for _ in child.parameters()) and useless.issuperset(child.parameters())
+    ]
+    for name in names:
+        setattr(backbone, name, nn.Identity())
+    backbone.train().eval()  # what the first pass left in caches is of no use to a second
+    try:
+        with torch.no_grad():
+            pyramid.run(backbone, images)
+    except Exception:  # called after all
+        return ()
+    return tuple(names)
 
 
 def _feature_info(model: Any) -> list[dict[str, Any]]:

@@ -198,7 +198,11 @@ def test_dino__at_another_size():
     model = timm.create_model("test_vit", num_classes=0)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     saliency = Dino(model, size=80)
-    assert saliency.attention(images).shape == (2, 2, 5, 5)
+    fused = saliency.attention(images)
+    assert fused.shape == (2, 2, 5, 5)
+    for block in model.blocks:
+        block.attn.fused_attn = not block.attn.fused_attn
+    assert torch.allclose(saliency.attention(images), fused, atol=1e-6)
     assert saliency(images.float(), batch_of(images)).shape == (2, 32, 32)
     assert saliency.about == "class-token attention of VisionTransformer at 80 pixels"
 

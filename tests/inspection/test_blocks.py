@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.inspection.blocks import find_blocks, find_layers, peek, watch_blocks
-from broadsight.inspection.passing import pass_images
+from broadsight.inspection.blocks import find_blocks, find_layers, watch_blocks
+from broadsight.inspection.passing import pass_images, peek
 from tests.inspection.timm_models import created, images
 from tests.zoo import SMALLEST, shallow
 
@@ -38,18 +38,18 @@ KNOWN = {
     "fastvit_t8": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
     "efficientvit_b0": (staged("stages.{}.blocks.{}", (2, 2, 3, 3)), "NCHW"),
     "mobilevit_xxs": (staged("stages.{}.{}", (1, 3, 2, 2, 2)), "NCHW"),
-    "vit_tiny_patch16_224": ([f"blocks.{i}" for i in range(12)], "rows"),
-    "deit_tiny_distilled_patch16_224": ([f"blocks.{i}" for i in range(4)], "rows"),
-    "cait_xxs24_224": ([f"blocks.{i}" for i in range(4)], "rows"),
-    "xcit_nano_12_p16_224": ([f"blocks.{i}" for i in range(4)], "rows"),
+    "vit_tiny_patch16_224": ([f"blocks.{i}" for i in range(12)], "NLC"),
+    "deit_tiny_distilled_patch16_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
+    "cait_xxs24_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
+    "xcit_nano_12_p16_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
     "swin_tiny_patch4_window7_224": (staged("layers.{}.blocks.{}", (1, 1, 2, 1)), "NHWC"),
-    "pvt_v2_b0": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "rows"),
-    "mvitv2_tiny": (staged("stages.{}.blocks.{}", (1, 2, 5, 2)), "rows"),
-    "hiera_tiny_224": ([f"blocks.{i}" for i in range(4)], "rows"),
+    "pvt_v2_b0": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NLC"),
+    "mvitv2_tiny": (staged("stages.{}.blocks.{}", (1, 2, 5, 2)), "NLC"),
+    "hiera_tiny_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
     "maxvit_tiny_tf_224": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
-    "levit_128s": (staged("stages.{}.blocks.{}", (1, 1, 1)), "rows"),
-    "pit_ti_224": (staged("transformers.{}.blocks.{}", (1, 1, 1)), "rows"),
-    "mixer_s32_224": ([f"blocks.{i}" for i in range(8)], "rows"),
+    "levit_128s": (staged("stages.{}.blocks.{}", (1, 1, 1)), "NLC"),
+    "pit_ti_224": (staged("transformers.{}.blocks.{}", (1, 1, 1)), "NLC"),
+    "mixer_s32_224": ([f"blocks.{i}" for i in range(8)], "NLC"),
 }
 # Tokens before the grid.
 PREFIXES = dict(vit_tiny_patch16_224=1, deit_tiny_distilled_patch16_224=2, pit_ti_224=1)
@@ -73,8 +73,8 @@ def test_blocks_of_timm(name):
     names, form = KNOWN[name]
     blocks = find_blocks(created(name), images(name, 1))
     assert [block.name for block in blocks] == names
-    assert {block.form for block in blocks} == {form}
-    assert {block.prefix for block in blocks} == {PREFIXES.get(name, 0)}
+    assert {block.layout.form for block in blocks} == {form}
+    assert {block.layout.prefix for block in blocks} == {PREFIXES.get(name, 0)}
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_pooled_and_broadcasting_models_have_the_blocks_of_their_backbone():
     names = [block.name for block in find_blocks(pooled, torch.randn(1, 3, 64, 96))]
     assert names == [f"backbone.layer{i}.0" for i in (1, 2, 3, 4)]
     model = created("vit_tiny_patch16_224")
-    plain = [(b.name, b.form, b.prefix, b.grid) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
+    plain = [(b.name, b.layout) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
     broadsight.add_context_broadcast(model, image_size=96)
-    assert plain == [(b.name, b.form, b.prefix, b.grid) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
+    assert plain == [(b.name, b.layout) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
 
 
 def test_layers_of_a_sequence():
@@ -158,7 +158,7 @@ def test_layers_of_a_sequence():
     model = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2)).eval()
     x = torch.randn(2, 3, 20, 20)
     blocks = find_blocks(model, x)
-    assert [(block.name, block.grid) for block in blocks] == [("0.2", (18, 18)), ("0.5", (7, 7))]
+    assert [(block.name, block.layout.grid) for block in blocks] == [("0.2", (18, 18)), ("0.5", (7, 7))]
     with torch.no_grad():
         assert torch.equal(maps(model, x)["0.2"], model[0][:3](x))
 
@@ -168,7 +168,7 @@ def test_layers_of_a_vgg():
     blocks = find_blocks(timm.create_model("vgg11").eval(), torch.randn(1, 3, 64, 64))
     names = [f"features.{i}" for i in (1, 4, 7, 9, 12, 14, 17, 19)]
     assert [block.name for block in blocks] == names
-    assert [block.grid for block in blocks] == [(n, n) for n in (64, 32, 16, 16, 8, 8, 4, 4)]
+    assert [block.layout.grid for block in blocks] == [(n, n) for n in (64, 32, 16, 16, 8, 8, 4, 4)]
 
 
 def test_nothing_is_found():
@@ -213,7 +213,7 @@ def test_equal_sides_are_told_apart_by_others_of_the_class():
             return self.second[0](self.reduce(x)).mean((1, 2))
 
     blocks = find_blocks(Model(), torch.randn(1, 8, 8, 8))
-    assert [(block.name, block.form) for block in blocks] == [("first.0", "NHWC"), ("second.0", "NHWC")]
+    assert [(block.name, block.layout.form) for block in blocks] == [("first.0", "NHWC"), ("second.0", "NHWC")]
 
 
 def test_layers_by_name():

@@ -615,7 +615,7 @@ class Plain(nn.Module):
             "^unknown pool 'mop'; did you mean 'map'\\? expected one of gap, cap, ga, map, ",
         ),
         ("test_resnet", dict(pool="map_light"), "did you mean 'map-light'"),
-        ("test_resnet", dict(pool=""), "^unknown pool ''; pools are gap"),
+        ("test_resnet", dict(pool=""), "^unknown pool ''; expected one of gap"),
         ("test_resnets", dict(pool="map"), "^unknown model 'test_resnets'; nearest: test_resnet"),
         ("qqqqqqqqqqqqq", dict(pool="map"), "^unknown model 'qqqqqqqqqqqqq'$"),
         ("test_resnet", dict(pool="map", bananas=3), "^test_resnet cannot be created: .*bananas"),

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.surgery.pyramid import Pyramid, find_pyramid, takes
+from broadsight.surgery.pyramid import Pyramid, as_backbone, find_pyramid, takes
 from tests.compare import randomize
 from tests.inspection.timm_models import SHRUNK, created, images, without_intermediates
 
@@ -17,6 +17,11 @@ def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
     assert [x.shape for x in got] == [x.shape for x in expected]
     assert all(x.std() > 0 for x in expected)
     assert [i for i, (one, other) in enumerate(zip(got, expected, strict=True)) if not torch.equal(one, other)] == []
+
+
+def backbone_of(model: nn.Module, **options) -> tuple[nn.Module, Pyramid]:
+    pyramid = find_pyramid(model, **options)
+    return as_backbone(model, pyramid), pyramid
 
 
 # ---- values
@@ -39,7 +44,7 @@ def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
 def test_maps__are_the_models_intermediates(name, taken):
     whole, x = created(name), images(name)
     expected = whole.forward_intermediates(x, indices=taken, intermediates_only=True)
-    model, pyramid = find_pyramid(created(name))
+    model, pyramid = backbone_of(created(name))
     assert_equal(pyramid(model, x)[-len(taken) :], expected)
     assert pyramid.indices == tuple(taken)
 
@@ -63,7 +68,7 @@ STEMS = {
 def test_maps__the_lowest_is_the_stem(name):
     x = images(name)
     expected = STEMS[name](created(name), x)
-    model, pyramid = find_pyramid(created(name))
+    model, pyramid = backbone_of(created(name))
     maps = pyramid(model, x)
     assert_equal(maps[:1], [expected])
     assert len(maps) == len(pyramid.indices) + 1 == len(pyramid.channels) and len(pyramid.taps) == 1
@@ -72,7 +77,7 @@ def test_maps__the_lowest_is_the_stem(name):
 
 @pytest.mark.parametrize("name", ["test_resnet", "tinynet_e", "test_vit", "vit_tiny_patch16_224"])
 def test_maps__no_stem_where_it_is_listed_or_of_the_same_size(name):
-    _, pyramid = find_pyramid(created(name))
+    _, pyramid = backbone_of(created(name))
     assert pyramid.taps == () and len(pyramid.channels) == len(pyramid.indices) > 3
 
 
@@ -85,7 +90,7 @@ def test_maps__models_without_intermediates_are_listened_to(name):
     features = timm.create_model(name, features_only=True, out_indices=every, **SHRUNK[name]).eval()
     state = dict(zip(model.state_dict(), features.state_dict(), strict=False))
     features.load_state_dict({state[key]: value for key, value in model.state_dict().items() if key in state})
-    model, pyramid = find_pyramid(model)
+    model, pyramid = backbone_of(model)
     assert_equal(pyramid(model, x), features(x))
     assert len(pyramid.taps) == len(every) and pyramid.channels == tuple(features.feature_info.channels())
 
@@ -94,16 +99,16 @@ def test_maps__models_without_intermediates_are_listened_to(name):
 @torch.no_grad()
 def test_maps__the_last_alone(name):
     x = images(name)
-    model, pyramid = find_pyramid(created(name))
+    model, pyramid = backbone_of(created(name))
     every = pyramid(model, x)
-    model, single = find_pyramid(created(name), last_only=True)
+    model, single = backbone_of(created(name), last_only=True)
     assert_equal(single(model, x), every[-1:])
     assert single.taps == () and single.level == -1 and single.channels == pyramid.channels[-1:]
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "hiera_tiny_224"])
 def test_maps__gradients_reach_what_they_are_made_of(name):
-    model, pyramid = find_pyramid(created(name))
+    model, pyramid = backbone_of(created(name))
     x = images(name).requires_grad_()
     sum(m.square().mean() for m in pyramid(model.train(), x)).backward()
     assert x.grad.abs().max() > 0
@@ -119,7 +124,7 @@ def test_maps__gradients_reach_what_they_are_made_of(name):
 def test_indices__chosen_maps_and_nothing_after_them(indices):
     x = images("test_resnet")
     expected = created("test_resnet").forward_intermediates(x, indices=list(indices), intermediates_only=True)
-    model, pyramid = find_pyramid(created("test_resnet"), indices=indices)
+    model, pyramid = backbone_of(created("test_resnet"), indices=indices)
     assert_equal(pyramid(model, x), expected)
     whole = sum(p.numel() for p in created("test_resnet").parameters())
     assert sum(p.numel() for p in model.parameters()) < whole
@@ -130,9 +135,9 @@ def test_indices__chosen_maps_and_nothing_after_them(indices):
 def test_stem__another_module_or_none():
     x = images("test_convnext")
     whole = created("test_convnext")
-    model, pyramid = find_pyramid(created("test_convnext"), stem="stem.0")
+    model, pyramid = backbone_of(created("test_convnext"), stem="stem.0")
     assert_equal(pyramid(model, x)[:1], [whole.stem[0](x)])
-    model, pyramid = find_pyramid(created("test_convnext"), stem="")
+    model, pyramid = backbone_of(created("test_convnext"), stem="")
     assert_equal(pyramid(model, x), whole.forward_intermediates(x, intermediates_only=True))
     assert pyramid.taps == ()
 
@@ -173,7 +178,7 @@ def test_level__is_the_last_map_of_the_second_smallest_size(sides, level):
 def test_shapes__are_the_papers(name, channels, sides):
     """Without memory: the models are on the meta device."""
     with torch.device("meta"):
-        model, pyramid = find_pyramid(timm.create_model(name))
+        model, pyramid = backbone_of(timm.create_model(name))
     assert pyramid.channels == channels and pyramid.sizes == tuple((side, side) for side in sides)
     assert pyramid.in_chans == 3 and pyramid.image_size == (224, 224)
     assert {p.device.type for p in model.parameters()} == {"meta"}
@@ -184,7 +189,7 @@ def test_shapes__are_the_papers(name, channels, sides):
 )
 @torch.no_grad()
 def test_image_size__is_what_the_model_was_built_for(name, size):
-    model, pyramid = find_pyramid(timm.create_model(name, img_size=size).eval())
+    model, pyramid = backbone_of(timm.create_model(name, img_size=size).eval())
     assert pyramid.image_size == (size, size)
     assert [m.shape[-2:] for m in pyramid(model, torch.randn(1, 3, size, size))] == list(pyramid.sizes)
 
@@ -192,7 +197,7 @@ def test_image_size__is_what_the_model_was_built_for(name, size):
 @pytest.mark.parametrize("in_chans", [1, 4])
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "pvt_v2_b0"])
 def test_in_chans__are_seen_at_the_first_convolution(name, in_chans):
-    assert find_pyramid(created(name, in_chans=in_chans))[1].in_chans == in_chans
+    assert backbone_of(created(name, in_chans=in_chans))[1].in_chans == in_chans
 
 
 class Folded(nn.Module):
@@ -209,7 +214,7 @@ class Folded(nn.Module):
 
 @pytest.mark.parametrize("given", [None, 3])
 def test_in_chans__where_no_convolution_sees_the_image(given):
-    model, pyramid = find_pyramid(Folded(), in_chans=given)
+    model, pyramid = backbone_of(Folded(), in_chans=given)
     assert pyramid.in_chans == 3 and pyramid.channels == (8,) and pyramid.sizes == ((8, 8),)
     x = torch.randn(2, 3, 16, 24)
     assert_equal(pyramid(model, x), [model.forward_features(x)])
@@ -218,14 +223,54 @@ def test_in_chans__where_no_convolution_sees_the_image(given):
 # ---- the model itself
 
 
+def state(model: nn.Module) -> list:
+    """Everything that a model is made of, by identity, and what its tensors hold."""
+    found: list = []
+    for name, module in model.named_modules():
+        own = {key: dict(value) if isinstance(value, dict) else value for key, value in module.__dict__.items()}
+        found.append((name, module, own))
+    tensors = [*model.parameters(), *model.buffers()]
+    return [found, [(x, x.requires_grad, x._version, x.grad, x.detach().clone()) for x in tensors]]
+
+
+class NeedsValues(nn.Sequential):
+    """A model that no pass without values gets through, and that keeps something of every pass."""
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        self.seen = float(x.sum())
+        return self[0](x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    ["test_resnet", "test_convnext", "test_vit", "tinynet_e", "levit_128s", "densenet121", "hiera_tiny_224", "values"],
+)
+def test_model__is_not_changed_by_finding_its_pyramid(name, training):
+    model = NeedsValues(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)) if name == "values" else created(name)
+    if name == "densenet121":
+        model = without_intermediates(model)
+    model.train(training)
+    first = next(model.children())
+    first.train(not training)
+    first.register_forward_hook(lambda module, args, output: None)
+    names, before = set(dir(model)), state(model)
+    assert find_pyramid(model).channels
+    modules, tensors = state(model)
+    assert set(dir(model)) == names and modules == before[0]
+    assert len(tensors) == len(before[1])
+    for one, other in zip(tensors, before[1], strict=True):
+        assert one[0] is other[0] and one[1:4] == other[1:4] and torch.equal(one[4], other[4])
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "pvt_v2_b0"])
-def test_model__looking_changes_neither_weights_nor_mode(name, training):
+def test_model__a_backbone_keeps_weights_and_mode(name, training):
     model = created(name).train(training)
     model.get_parameter(next(key for key, _ in model.named_parameters())).requires_grad_(False)
     frozen = {key for key, p in model.named_parameters() if not p.requires_grad}
     before = copy.deepcopy(model.state_dict())
-    inner, _ = find_pyramid(model)
+    inner, _ = backbone_of(model)
     after = inner.state_dict()
     assert inner is model and set(after) <= set(before) and len(after) > 0.8 * len(before)
     assert all(torch.equal(value, before[key]) for key, value in after.items())
@@ -249,7 +294,7 @@ def test_model__looking_changes_neither_weights_nor_mode(name, training):
 )
 def test_model__parts_that_no_map_needs_are_cut_off(name, part):
     assert any(True for _ in created(name).get_submodule(part).parameters())
-    model, _ = find_pyramid(created(name))
+    model, _ = backbone_of(created(name))
     assert not any(True for _ in model.get_submodule(part).parameters())
 
 
@@ -257,7 +302,7 @@ def test_model__parts_that_no_map_needs_are_cut_off(name, part):
     "name", ["levit_128s", "tiny_vit_5m_224", "efficientformerv2_s0", "cait_xxs24_224", "test_resnet"]
 )
 def test_model__nothing_that_the_maps_depend_on_is_frozen(name):
-    model, pyramid = find_pyramid(created(name))
+    model, pyramid = backbone_of(created(name))
     frozen = {key for key, p in model.named_parameters() if not p.requires_grad}
     x = images(name)
     sum(m.square().mean() for m in pyramid(model.requires_grad_().train(), x)).backward()
@@ -268,7 +313,7 @@ def test_model__nothing_that_the_maps_depend_on_is_frozen(name):
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
 @torch.no_grad()
 def test_copies__listen_to_their_own_model(name, copied):
-    model, pyramid = find_pyramid(created(name))
+    model, pyramid = backbone_of(created(name))
     other, its_pyramid = copied((model, pyramid))
     x = images(name)
     assert_equal(its_pyramid(other, x), pyramid(model, x))
@@ -281,7 +326,7 @@ def test_copies__listen_to_their_own_model(name, copied):
 
 @torch.no_grad()
 def test_passes__leave_nothing_behind():
-    model, pyramid = find_pyramid(created("test_convnext"))
+    model, pyramid = backbone_of(created("test_convnext"))
     pyramid(model, images("test_convnext"))
     with pytest.raises(AttributeError):
         pyramid.taps[0].take()
@@ -322,22 +367,22 @@ class Broken(Plain):
 )
 def test_refused__models_without_maps(make, words):
     with pytest.raises(ValueError, match=words):
-        find_pyramid(make())
+        backbone_of(make())
 
 
 def test_refused__stem_that_is_not_there():
     with pytest.raises((ValueError, AttributeError), match="bananas"):
-        find_pyramid(created("test_convnext"), stem="bananas")
+        backbone_of(created("test_convnext"), stem="bananas")
 
 
 def test_refused__index_that_is_not_there():
     with pytest.raises((ValueError, AssertionError), match="out of range"):
-        find_pyramid(created("test_resnet"), indices=(1, 7))
+        backbone_of(created("test_resnet"), indices=(1, 7))
 
 
 @pytest.mark.parametrize("name, other", [("test_resnet", True), ("levit_128s", False), ("emsnet_xxtiny", True)])
 def test_takes__another_image_size_or_not(name, other):
-    model, pyramid = find_pyramid(timm.create_model(name))
+    model, pyramid = backbone_of(timm.create_model(name))
     height, width = pyramid.image_size
     assert takes(model, pyramid, (height, width))
     assert takes(model, pyramid, (height + 32, width + 64)) == other

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import unknown
-from ...inspection.attention_weights import find_attention
+from ...inspection.attention import find_attention
 from ...inspection.passing import Seen
 from .. import result_rows
 from ..spectrum_chart import plot_spectrum

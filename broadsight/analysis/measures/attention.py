@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...inspection.attention import pass_attention
 from ...inspection.attention_rows import Rows
-from ...inspection.attention_weights import pass_attention
 from ...inspection.passing import Seen
 from ...visual.plots import save
 from ..layer_chart import check_results, draw_legend, draw_lines, new_figure

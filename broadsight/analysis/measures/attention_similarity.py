@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...inspection.attention import pass_attention
 from ...inspection.attention_rows import Rows
-from ...inspection.attention_weights import pass_attention
 from ...inspection.passing import Seen
 from ...layers import GroupClassAttention, PartialAttention
 from ...visual.plots import save

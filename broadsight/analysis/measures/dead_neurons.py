@@ -5,17 +5,15 @@ less is reported, and called so.
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from ...inspection.activation_watch import ActivationWatch
-from ...inspection.blocks import peek
-from ...inspection.passing import Seen, check_model, pass_images, uncompiled
+from ...inspection.activations import ActivationWatch
+from ...inspection.passing import Seen, check_model, pass_images, peek
+from ...inspection.watch import eager, uncompiled
 from ...visual.plots import save
 from ..layer_chart import check_results, draw_legend, new_figure, style_of
 
@@ -96,7 +94,7 @@ def dead_neurons(
         ValueError: The model calls none of these functions, or there are no images.
     """
     check_model(model)
-    inner, compiled = uncompiled(model)
+    inner = uncompiled(model)
     image, images = peek(images)
     watch = ActivationWatch(inner, (image.shape[-2], image.shape[-1]))
 
@@ -105,7 +103,7 @@ def dead_neurons(
         if seen is not None:
             seen(passed)
 
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watch:
+    with eager(model), watch:
         passed = pass_images(inner, images, batch_size=batch_size, seen=after)
     if not watch.layers:
         raise ValueError(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.blocks import Block, find_blocks, peek, watch_blocks
-from ...inspection.passing import Seen, pass_images
+from ...inspection.blocks import Block, find_blocks, watch_blocks
+from ...inspection.passing import Seen, pass_images, peek
 from ...visual.plots import save
 from ..layer_chart import check_results, draw_legend, draw_lines, new_figure
 
@@ -102,7 +102,7 @@ def feature_variance(
         passed = pass_images(model, images, batch_size=batch_size, seen=seen)
     means = (sums / passed).tolist()
     layers = zip(blocks, means, channels, strict=True)
-    found = tuple(LayerVariance(block.name, *values, count, block.grid) for block, values, count in layers)
+    found = tuple(LayerVariance(block.name, *values, count, block.layout.grid) for block, values, count in layers)
     return FeatureVariance(found, passed, correction)
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.blocks import peek
 from ...inspection.layer_maps import LayerMaps
 from ...inspection.meta_pass import in_eval_mode
-from ...inspection.passing import Seen, batches, check_model
+from ...inspection.passing import Seen, batches, check_model, moved, peek
+from ...inspection.watch import eager, hooked
 from ...visual.plots import PALETTE, need_matplotlib, save
 from ..layer_chart import check_results, new_figure
 
@@ -157,13 +157,13 @@ def effective_receptive_field(
     name, module = maps.layer(layer)
     total, done, grid = torch.zeros(maps.size, dtype=torch.float64), 0, (0, 0)
     gradients = torch.inference_mode(False), torch.enable_grad()  # whatever the caller has
-    with maps.eager(), in_eval_mode(maps.model), gradients[0], gradients[1], _centres(maps, name, module) as found:
+    with eager(maps.model), in_eval_mode(maps.model), gradients[0], gradients[1], _centres(maps, name, module) as found:
         for batch, _ in batches(images):
             if batch.shape[-2:] != total.shape:
                 (height, width), (rows, columns) = maps.size, batch.shape[-2:]
                 raise ValueError(f"images are {height}x{width}, and then {rows}x{columns}; pass images of one size")
             for start in range(0, len(batch), batch_size):
-                part = batch[start : start + batch_size].to(maps.like.device, maps.like.dtype).clone().detach()
+                part = moved(batch[start : start + batch_size], maps.model).clone().detach()
                 found.clear()
                 maps.model(part.requires_grad_())
                 if not found:
@@ -249,11 +249,8 @@ def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list["_
         signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
         found.append(_Centre(grid, centre.sum(), (centre * signs).sum()))
 
-    handle = module.register_forward_hook(look)
-    try:
+    with hooked([module], after=look, in_slices=False):
         yield found
-    finally:
-        handle.remove()
 
 
 @dataclass(frozen=True)

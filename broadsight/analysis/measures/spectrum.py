@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.blocks import find_blocks, find_layers, peek, watch_blocks
-from ...inspection.passing import Seen, pass_images
+from ...inspection.blocks import find_blocks, find_layers, watch_blocks
+from ...inspection.passing import Seen, pass_images, peek
 
 FLOOR = 1e-6
 
@@ -112,15 +112,15 @@ def log_amplitude(
         sizes = half.abs().add_(floor).log_().mean(1).double().sum(0).cpu()  # h w//2+1
         if number not in sums:
             sums[number] = sizes
-        elif sums[number].shape != sizes.shape or tuple(features.shape[2:]) != blocks[number].grid:
-            here, first = "x".join(map(str, features.shape[2:])), "x".join(map(str, blocks[number].grid))
+        elif sums[number].shape != sizes.shape or tuple(features.shape[2:]) != blocks[number].layout.grid:
+            here, first = "x".join(map(str, features.shape[2:])), "x".join(map(str, blocks[number].layout.grid))
             raise ValueError(f"maps of {blocks[number].name} are {here} and {first}; pass images of one size")
         else:
             sums[number] += sizes
 
     with watch_blocks(model, blocks, see):
         passed = pass_images(model, images, batch_size=batch_size, seen=seen)
-    return Spectra(tuple(_layer(x.name, sums[i] / passed, x.grid[1]) for i, x in enumerate(blocks)), passed)
+    return Spectra(tuple(_layer(x.name, sums[i] / passed, x.layout.grid[1]) for i, x in enumerate(blocks)), passed)
 
 
 def _layer(name: str, half: Tensor, width: int) -> LayerSpectrum:

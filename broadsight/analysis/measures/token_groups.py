@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen, check_model, pass_images, uncompiled
+from ...inspection.passing import Seen, check_model, pass_images
+from ...inspection.watch import uncompiled
 
 WHO_HAS = "pass one that has: broadsight.swap_pool(name, 'map'), map_resnet50 and its like, or a run with --pool map"
 
@@ -48,7 +49,7 @@ def hear_tokens(
         ValueError: The model has no groups of tokens, or labels do not fit.
     """
     check_model(model)
-    inner, _ = uncompiled(model)
+    inner = uncompiled(model)
     if not callable(getattr(inner, "forward_groups", None)) or not getattr(inner, "has_groups", True):
         kind = type(getattr(inner, "head", inner) if hasattr(inner, "forward_groups") else inner).__name__
         raise ValueError(f"{kind} has no groups of class tokens; {WHO_HAS}")

@@ -5,17 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.calls import Call, Calls, modules_of, shown
 from ...layers import AbstractTokenAttention
 from ...layers.any_size import join_cells, split_cells
-from .map import Look
+from .map import LayerCall, LayerCalls, Look, modules_of, shown
 
 # Of the four attentions in a layer, in order: pixels in their window, the abstract token in its window, the windows'
 # summaries among each other, pixels among the summaries.
 SUMMARY, MIXING, FUSION = 1, 2, 3
 
 
-class _Windows(Calls):
+class _Windows(LayerCalls):
     """Calls of the layers with abstract tokens, and their windows as maps."""
 
     kind: str
@@ -25,7 +24,7 @@ class _Windows(Calls):
         return bool(_with_tokens(model))
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        super().__init__(_with_tokens(model), products=True)
+        super().__init__(_with_tokens(model))
 
     def given(self, module: Any, x: Tensor) -> Any:
         return tuple(x.shape[1:3])
@@ -33,13 +32,13 @@ class _Windows(Calls):
     def looks(self) -> list[Look]:
         return [look for depth, call in enumerate(self.calls) for look in self.looks_of(depth, call)]
 
-    def looks_of(self, depth: int, call: Call) -> list[Look]:
+    def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
         raise NotImplementedError
 
-    def heat(self, depth: int, call: Call, title: str, x: Tensor, note: str) -> Look:
+    def heat(self, depth: int, call: LayerCall, title: str, x: Tensor, note: str) -> Look:
         return Look(self.kind, title, call.layer, depth, "heat", shown(self.joined(call, x)), note)
 
-    def joined(self, call: Call, x: Tensor) -> Tensor:
+    def joined(self, call: LayerCall, x: Tensor) -> Tensor:
         """Pixels by window (p*q, P), or one number for each window (p*q, 1) -> (H, W), without the padding."""
         (H, W), w = call.given, call.module.window
         p, q = -(-H // w), -(-W // w)
@@ -54,18 +53,17 @@ class AbstractTokenLooks(_Windows):
 
     kind = "abstract-tokens"
 
-    def looks_of(self, depth: int, call: Call) -> list[Look]:
-        # p*q heads 1 P, and one more if the token is a key
-        in_window = torch.cat([x.mean(1) for x in call.products[SUMMARY].weights()], 1)
-        among = torch.cat([x[0].mean(0) for x in call.products[MIXING].weights()])  # p*q p*q
+    def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
+        in_window = call.rows[SUMMARY].weights().mean((1, 2))  # p*q P, and one more if the token is a key
+        received = call.rows[MIXING].received()[0].mean(0)  # p*q
         itself = ", what the token pays to itself included" if call.module.token_is_key else ""
         inside = f"where each window's abstract token looks, mean over heads; a window adds up to 1{itself}"
         mixing = (
             "attention that each window's summary gets from all summaries, mean over heads; all windows add up to 1"
         )
         return [
-            self.heat(depth, call, "in its window", in_window[:, 0, : call.module.window**2], inside),
-            self.heat(depth, call, "received in the mixing", among.mean(0)[:, None], mixing),
+            self.heat(depth, call, "in its window", in_window[:, : call.module.window**2], inside),
+            self.heat(depth, call, "received in the mixing", received[:, None], mixing),
         ]
 
 
@@ -74,21 +72,19 @@ class FusionLooks(_Windows):
 
     kind = "fusion"
 
-    def looks_of(self, depth: int, call: Call) -> list[Look]:
+    def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
         (H, W), w = call.given, call.module.window
         p, q = -(-H // w), -(-W // w)
-        query = call.products[FUSION].query
-        real = torch.ones(1, p * w, q * w, 1, dtype=torch.bool, device=query.device)
+        real = torch.ones(1, p * w, q * w, 1, dtype=torch.bool)
         real[:, H:], real[:, :, W:] = False, False
         real = split_cells(real, w, w).flatten()  # p*q*P, by window as the queries
-        most, which, received, start = [], [], 0, 0
-        for part in call.products[FUSION].weights():
+        most, which, received = [], [], 0
+        for _, queries, _, part, _ in call.rows[FUSION]:
             weights = part[0].mean(0)  # n p*q
             largest = weights.max(1)
             most.append(largest.values)
             which.append(largest.indices)
-            received = received + weights[real[start : start + len(weights)]].sum(0)
-            start += len(weights)
+            received = received + weights[real[queries].to(weights.device)].sum(0)
         windows = f"{p} x {q} windows"
         labels = self.joined(call, torch.cat(which).view(p * q, -1)).cpu()
         note = f"the window, of {windows} counted row by row, whose summary each pixel attends to most; mean over heads"

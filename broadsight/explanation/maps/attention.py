@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...inspection.attention import find_attention, layer_name, watch_attention
 from ...inspection.attention_rows import Rows
-from ...inspection.attention_weights import find_attention, layer_name, watch_attention
 from ...inspection.branch_structure import affine_layers
-from ...inspection.token_places import Windows, cells_of, cuts, grid_of, path_of, prefixes_of, windows_of
+from ...inspection.layout import layouts_of, path_of, prefix_tokens
+from ...inspection.watch import hooked
+from ...inspection.windows import Windows, cells_of, cuts, windows_of
 from ...layers import CMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
 from .map import Look
 
@@ -44,15 +46,13 @@ class AttentionLooks:
         self._opened = ExitStack()
 
     def __enter__(self) -> "AttentionLooks":
-        def notes(module: nn.Module, args: tuple) -> None:
+        def notes(module: nn.Module, args: tuple, _: dict) -> None:
             sizes = [tuple(x) for x in args if isinstance(x, tuple | list | torch.Size) and len(x) == 2]
             self.inputs[module] = [tuple(x.shape) for x in args if isinstance(x, Tensor)] + sizes
 
-        notes.__dict__["image_by_image"] = True
         with ExitStack() as opened:
             blocks = {path_of(self.model, name)[1] for name in self.names.values() if name}
-            for module in {*self.names, *(block for block in blocks if cuts(block))}:
-                opened.enter_context(module.register_forward_pre_hook(notes))
+            opened.enter_context(hooked({*self.names, *filter(cuts, blocks)}, before=notes))
             wanted = self.layers.__contains__
             opened.enter_context(watch_attention(self.model, self._see, lambda name: wanted(name.partition("#")[0])))
             self._opened = opened.pop_all()
@@ -95,33 +95,33 @@ class AttentionLooks:
         shape = rows.shape
         N, M = shape[-2:]
         if isinstance(module, PartialAttention):  # one query, and the rows are its heads'
-            _, h, w = grid_of(M, [0], self.size) or (0, 0, 0)
-            return (_weights(rows)[0].view(-1, h, w), OF_BACKGROUND) if h else _no_grid(M)
+            grids = layouts_of((1, M, 1), self.size, prefixes=[0])
+            return (rows.weights()[0].unflatten(-1, grids[0].grid), OF_BACKGROUND) if grids else _no_grid(M)
         layout = _layout(rows, module)
         if layout is None:
             return f"its weights have the shape {tuple(shape)}, of which it is not known what is where"
         windows, heads = layout
         if N == M and self._among_channels(module, N, heads):
             return "it attends to channels, which are everywhere"
-        cut = windows_of(path[:2], self.inputs, windows, M)
+        cut = windows_of(path[:2], self.inputs, self.size, windows, M)
         if cut is not None:
             asking = _spread_over(rows, cut.inside(), heads) if N == M else None
-            received = _arranged(_received(rows, slice(0, N), asking), heads, rows.head_axis)  # heads windows M
+            received = _arranged(rows.received(counted=asking), heads, rows.head_axis)  # heads windows M
             return cut.joined(received), RECEIVED if windows == 1 else IN_WINDOW
         if windows > 1:
             return f"it attends within {windows} parts of the image, of which it is not known where they are"
-        prefixes, has_class = prefixes_of(path)
-        grid = grid_of(M, prefixes, self.size)
-        if grid is None:
+        said, has_class = prefix_tokens(path)
+        grids = layouts_of((1, M, 1), self.size, prefixes=[said or 0, 0])
+        if not grids:
             return _no_grid(M)
-        prefix, h, w = grid
+        prefix = grids[0].prefix
         of_class = bool(prefix) and has_class
         asking = slice(0, 1) if of_class else slice(prefix if prefix < N else 0, N)
-        maps = _arranged(_received(rows, asking), heads, rows.head_axis)[:, 0, prefix:]  # heads h*w
-        cells = None if prefix else cells_of(path[:2], self.inputs, M)
+        maps = _arranged(rows.received(asking), heads, rows.head_axis)[:, 0, prefix:]  # heads h*w
+        cells = None if prefix else cells_of(path[:2], self.inputs, self.size, M)
         if cells is not None:  # the last row or column of cells reaches beyond the map
             return _spread(maps, cells), RECEIVED
-        return maps.unflatten(-1, (h, w)), OF_CLASS if of_class else RECEIVED
+        return maps.unflatten(-1, grids[0].grid), OF_CLASS if of_class else RECEIVED
 
     def _among_channels(self, module: nn.Module, keys: int, heads: int) -> bool:
         """Whether the keys are a head's channels: as many, and the module says so or other tokens came in.
@@ -179,41 +179,6 @@ def _spread_over(rows: Rows, inside: Tensor, heads: int) -> Tensor | None:
         return inside.repeat_interleave(heads, 0)
     axis = max((i for i in range(len(lead)) if i != rows.head_axis), key=lambda i: lead[i])
     return inside.view(*(n if i == axis else 1 for i, n in enumerate(lead)), N).expand(*lead, N)
-
-
-def _received(rows: Rows, asking: slice, counted: Tensor | None = None) -> Tensor:
-    """What every key receives on average over the queries of that slice, or those of them (B, ..., N) that count.
-
-    Rows in which everything is masked do not. -> (B, ..., M).
-    """
-    shape = (*rows.shape[:-2], rows.shape[-1])
-    total, count = torch.zeros(()), torch.zeros(())
-    for images, queries, logits, weights, _ in rows:
-        start, stop = max(asking.start - queries.start, 0), asking.stop - queries.start
-        if total.ndim == 0:
-            total, count = weights.new_zeros(shape), weights.new_zeros(shape[:-1])
-        if stop <= 0 or start >= weights.shape[-2]:
-            continue
-        part = weights[..., start:stop, :]
-        used = torch.ones_like(part[..., 0], dtype=torch.bool)
-        if counted is not None:
-            used &= counted[images, ..., queries][..., start:stop].to(used.device)
-        if part[..., 0].isnan().any():
-            used &= ~logits[..., start:stop, :].isneginf().all(-1)
-        if not used.all():
-            part = part.masked_fill(~used[..., None], 0)
-        total[images] += part.sum(-2)
-        count[images] += used.sum(-1)
-    return total / count.clamp(min=1)[..., None]
-
-
-def _weights(rows: Rows) -> Tensor:
-    """All of them; for few rows."""
-    parts = torch.zeros(())
-    for images, queries, _, weights, _ in rows:
-        parts = weights.new_zeros(rows.shape) if parts.ndim == 0 else parts
-        parts[images, ..., queries, :] = weights
-    return parts
 
 
 def _spread(maps: Tensor, cells: Windows) -> Tensor:

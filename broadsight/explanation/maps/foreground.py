@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...inspection.calls import Call, Calls, modules_of, shown
+from ...inspection.layout import layouts_of
+from ...inspection.watch import hooked
 from ...layers import PartialAttention
 from ...layers.partial_attention import select_foreground
-from .map import Look
+from .map import LayerCall, LayerCalls, Look, modules_of, shown
 
 
-class ForegroundLooks(Calls):
+class ForegroundLooks(LayerCalls):
     """Of every partial attention: the foreground it chose, the choices up to there, and its query of the background.
 
     The choice is that of the run. Its history is counted on the finest grid of all layers, to which the others are
@@ -26,25 +27,24 @@ class ForegroundLooks(Calls):
         return bool(modules_of(model, PartialAttention))
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        super().__init__(modules_of(model, PartialAttention), softmax=(3, -1))
+        super().__init__(modules_of(model, PartialAttention))
         self.image_size = image_size
         # Tokens come as a row; the block around knows the map that they were.
         self.blocks = [m for m in model.modules() if any(isinstance(x, PartialAttention) for x in m.children())]
         self.grid: tuple[int, int] | None = None
 
     def __enter__(self) -> "ForegroundLooks":
-        def enters(module: nn.Module, inputs: tuple) -> None:
+        def enters(module: nn.Module, inputs: tuple, _: dict) -> None:
             x = inputs[0] if inputs else None
             self.grid = (x.shape[1], x.shape[2]) if isinstance(x, Tensor) and x.ndim == 4 else None
 
-        enters.__dict__["image_by_image"] = True
-        self._handles += [block.register_forward_pre_hook(enters) for block in self.blocks]
+        self._opened.enter_context(hooked(self.blocks, before=enters))
         return super().__enter__()
 
     def given(self, module: Any, x: Tensor, scores: Tensor) -> Any:
         tokens = x.shape[1]
         grid = self.grid if self.grid and self.grid[0] * self.grid[1] == tokens else None
-        return scores.detach(), grid or _grid_like(tokens, self.image_size)
+        return scores.detach(), grid or layouts_of((1, tokens, 1), self.image_size, prefixes=[0], nearest=True)[0].grid
 
     def looks(self) -> list[Look]:
         masks = [_chosen(call) for call in self.calls]
@@ -58,23 +58,15 @@ class ForegroundLooks(Calls):
             often = f"in which share of the {depth + 1} layers so far each place was foreground"
             title = f"history up to layer {depth + 1}"
             found.append(Look(self.kind, title, call.layer, depth, "heat", times / (depth + 1), often))
-            if call.softmaxes:
-                weights = call.softmaxes[-1][0].float().mean(0).view(mask.shape)
+            if background := call.weights(3):
+                weights = background[-1][0].mean(0).view(mask.shape)
                 seen = "attention of the one query over the background, mean over heads; the foreground gets none"
                 found.append(Look(self.kind, "background query", call.layer, depth, "heat", shown(weights), seen))
         return found
 
 
-def _chosen(call: Call) -> Tensor:
+def _chosen(call: LayerCall) -> Tensor:
     """(h, w), true for the foreground."""
     scores, grid = call.given
     index = select_foreground(scores, call.module.foreground_count(scores.shape[1]))
     return torch.zeros(grid, dtype=torch.bool).view(-1).index_fill(0, index.cpu(), True).view(grid)
-
-
-def _grid_like(tokens: int, image_size: tuple[int, int]) -> tuple[int, int]:
-    """The rows and columns of so many tokens that come nearest to the image's proportions."""
-    height, width = image_size
-    rows = [n for n in range(1, tokens + 1) if tokens % n == 0]
-    best = min(rows, key=lambda n: abs(n * width - tokens // n * height))
-    return best, tokens // best

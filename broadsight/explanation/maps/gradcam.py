@@ -1,7 +1,6 @@
 """Grad-CAM at every depth: where the features are that speak for a class."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
@@ -9,7 +8,8 @@ from torch import Tensor, nn
 
 from ...inspection.map_places import Place, place_named, places_of
 from ...inspection.meta_pass import in_eval_mode
-from ...inspection.passing import check_model, uncompiled
+from ...inspection.passing import check_model, moved
+from ...inspection.watch import eager, uncompiled
 from ..gradcam import cam, maps_and_gradients
 from .map import Look
 
@@ -38,8 +38,7 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
     check_model(model)
     if image.ndim != 4 or len(image) != 1:
         raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W)")
-    inner, compiled = uncompiled(model)
-    like = next((x for x in inner.parameters() if x.is_floating_point()), image)
+    inner = uncompiled(model)
     classes: list[int] = []
 
     def run(images: Tensor) -> Tensor:
@@ -47,9 +46,8 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
         classes[:] = [int(logits[0].argmax())]
         return logits
 
-    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    with torch.inference_mode(False), eager, in_eval_mode(inner):
-        image = image.clone().to(like.device, like.dtype)
+    with torch.inference_mode(False), eager(inner), in_eval_mode(inner):
+        image = moved(image.clone(), inner)
         places = _places(inner, run, image) if layer is None else [place_named(inner, run, image, layer)]
         if not places:
             raise ValueError(f"gradcam finds no feature map in {type(inner).__name__}; look at another kind")
@@ -57,11 +55,11 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
         # With weights of zeros before the answer, as some untrained models have, it depends on none: a flat map
         kept = [(place, pair) for place, pair in pairs if layer or bool(pair[1].any())] or pairs[-1:]
         # Of a model that names no maps, the last one of each size
-        kept = list({place.name if place.said else place.grid: (place, cam(*pair)) for place, pair in kept}.values())
+        last = {place.name if place.said else place.layout.grid: (place, cam(*pair)) for place, pair in kept}
     title = f"class {classes[0] if target is None else target}"
     return [
         Look(KIND, title, place.name, depth, "heat", values[0].cpu(), NOTE)
-        for depth, (place, values) in enumerate(kept)
+        for depth, (place, values) in enumerate(last.values())
     ]
 
 

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.calls import Call, Calls, modules_of, shown
 from ...layers import CMHSA, GMHSA
 from ...layers.ems import FoldedInteraction, overlap_add
-from .map import Look
+from .map import LayerCall, LayerCalls, Look, modules_of, shown
 
 
-class LocalAttentionLooks(Calls):
+class LocalAttentionLooks(LayerCalls):
     """Of every C-MHSA: how much attention the value of each cell gets, and how concentrated each window's weights are.
 
     Windows of 3x3 cells lie at every second cell; in each, nine outputs weigh nine values, and overlapping windows are
@@ -28,7 +27,7 @@ class LocalAttentionLooks(Calls):
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
         # A folded mixer calls its attentions by their parts, past their hooks.
-        super().__init__(modules_of(model, CMHSA, GMHSA, FoldedInteraction), softmax=(6, -1), products=True)
+        super().__init__(modules_of(model, CMHSA, GMHSA, FoldedInteraction))
 
     def given(self, module: Any, x: Tensor, spare: int = 0) -> Any:
         return tuple(x.shape[1:3])
@@ -37,16 +36,16 @@ class LocalAttentionLooks(Calls):
         found: list[Look] = []
         depth = -1
         for call in self.calls:
-            depth += bool(call.softmaxes)
+            windows = call.weights(6)
+            depth += bool(windows)
             folded = isinstance(call.module, FoldedInteraction)
-            if call.softmaxes:
+            if windows:
                 patch, layer = (call.module.local.patch, ".local.attn") if folded else (1, "")
                 cells = _coarse(call, patch)
-                found += self._local(depth, (call.layer + layer).lstrip("."), call.softmaxes[0], cells)
-            for product in call.products:
+                found += self._local(depth, (call.layer + layer).lstrip("."), windows[0], cells)
+            for rows in (rows for rows in call.rows if len(rows.shape) == 4):
                 patch, layer = (call.module.global_.patch, ".global_.attn") if folded else (1, "")
-                parts = [part[0].mean(0).sum(0) for part in product.weights()]  # what each key gets from some queries
-                values = torch.stack(parts).sum(0) / product.query.shape[-2]
+                values = rows.received()[0].mean(0)
                 note = "attention that each coarse cell gets from all cells, mean over heads; all cells add up to 1"
                 path = (call.layer + layer).lstrip(".")
                 heat = shown(values.view(_coarse(call, patch)))
@@ -87,5 +86,5 @@ def _spread(windows: Tensor, cells: tuple[int, int]) -> Tensor:
     return whole[1 : cells[0] + 1, 1 : cells[1] + 1]
 
 
-def _coarse(call: Call, patch: int) -> tuple[int, int]:
+def _coarse(call: LayerCall, patch: int) -> tuple[int, int]:
     return -(-call.given[0] // patch), -(-call.given[1] // patch)

@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...inspection.calls import Call, Calls, modules_of, shown
+from ...inspection.layout import layouts_of
 from ...layers import GroupClassAttention, MultiTokenPool
-from .map import Look
+from .map import LayerCall, LayerCalls, Look, modules_of, shown
 
 
-class PoolLooks(Calls):
+class PoolLooks(LayerCalls):
     """Of every layer of a multi-token pool: each asking token's attention over the places of the merged map.
 
     The weights are those of the soft-max, the mean over its heads: before heads are mixed a second time, where they
@@ -28,37 +28,12 @@ class PoolLooks(Calls):
         pools = modules_of(model, MultiTokenPool)
         blocks: dict[str, nn.Module] = {}
         self.pools: dict[nn.Module, Any] = {}  # of each block
-        self.grids: dict[nn.Module, tuple[int, int]] = {}  # of the map that each pool sees
-        self.replaced: dict[nn.Module, Any] = {}  # methods that were a pool's own already
         for name, pool in pools.items():
             found = modules_of(pool, GroupClassAttention)
             blocks |= {f"{name}.{path}".lstrip("."): block for path, block in found.items()}
             self.pools |= dict.fromkeys(found.values(), pool)
-        super().__init__(blocks, softmax=(3, -1))
-
-    def __enter__(self) -> "PoolLooks":
-        # A pool may be called by its parts, past its hooks; but its map it gets here.
-        for pool in dict.fromkeys(self.pools.values()):
-            self.replaced[pool] = pool.__dict__.get("merge_maps")
-            pool.__dict__["merge_maps"] = self._noting(pool, pool.merge_maps)
-        return super().__enter__()
-
-    def __exit__(self, *_: Any) -> None:
-        super().__exit__()
-        for pool, before in self.replaced.items():
-            if before is None:
-                del pool.__dict__["merge_maps"]
-            else:
-                pool.__dict__["merge_maps"] = before
-        self.replaced.clear()
-
-    def _noting(self, pool: nn.Module, merge_maps: Any) -> Any:
-        def merge(features: Any) -> Tensor:
-            merged = merge_maps(features)
-            self.grids[pool] = merged.shape[-2], merged.shape[-1]
-            return merged
-
-        return merge
+        super().__init__(blocks)
+        self.image_size = image_size
 
     def given(self, module: Any, tokens: Tensor, image: Tensor, asking: slice = slice(None)) -> Any:
         count = tokens.shape[2]
@@ -67,12 +42,14 @@ class PoolLooks(Calls):
     def looks(self) -> list[Look]:
         return [look for depth, call in enumerate(self.calls) for look in self._looks(depth, call)]
 
-    def _looks(self, depth: int, call: Call) -> list[Look]:
+    def _looks(self, depth: int, call: LayerCall) -> list[Look]:
         tokens, asking = call.given
         pool = self.pools[call.module]
-        weights = call.softmaxes[-1][0].float()  # G*heads*q tokens+n
+        weights = call.weights(3)[-1][0]  # G*heads*q tokens+n
         weights = weights.unflatten(0, (call.module.groups, call.module.heads, len(asking))).mean(1)  # G q tokens+n
-        own, maps = weights[..., :tokens].sum(-1), weights[..., tokens:].unflatten(-1, self.grids[pool])
+        own, maps = weights[..., :tokens].sum(-1), weights[..., tokens:]
+        layouts = layouts_of((1, maps.shape[-1], 1), self.image_size, prefixes=[0], nearest=True)
+        maps = maps.unflatten(-1, layouts[0].grid)
         mixed = ", before the heads are mixed again" if call.module.mix_after is not None else ""
         found = []
 

@@ -5,13 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inspection.calls import Call, Calls, modules_of, shown
 from ...layers import SuperTokenAttention
 from ...layers.any_size import join_cells
-from .map import Look
+from .map import LayerCall, LayerCalls, Look, modules_of, shown
 
 
-class SuperTokenLooks(Calls):
+class SuperTokenLooks(LayerCalls):
     """Of every super-token attention with cells of several pixels: the super token that has most of each pixel.
 
     A pixel is shared among the 3 x 3 super tokens around its cell. The shares are those of the run, after the last
@@ -26,7 +25,7 @@ class SuperTokenLooks(Calls):
         return bool(_pooling(model))
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        super().__init__(_pooling(model), softmax=(3, -2))
+        super().__init__(_pooling(model))
 
     def given(self, module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
         return tuple(x.shape[-2:])
@@ -34,8 +33,8 @@ class SuperTokenLooks(Calls):
     def looks(self) -> list[Look]:
         return [look for depth, call in enumerate(self.calls) for look in self._looks(depth, call)]
 
-    def _looks(self, depth: int, call: Call) -> list[Look]:
-        share, (h, w) = call.softmaxes[-1].float(), call.module.cell  # p*q 9 P
+    def _looks(self, depth: int, call: LayerCall) -> list[Look]:
+        share, (h, w) = call.weights(3, -2)[-1].mT, call.module.cell  # p*q 9 P
         (p, q), size = (-(-n // side) for n, side in zip(call.given, (h, w), strict=True)), call.given
         numbers = around(p, q, share.device)  # p*q 9
         share = share.masked_fill((numbers < 0)[:, :, None], -1)

@@ -78,7 +78,7 @@ def test_unknown_names():
         ValueError, match=r"unknown measure 'entropi'; did you mean 'entropy'\? expected one of variance, dead"
     ):
         find_measure("entropi")
-    with pytest.raises(ValueError, match="unknown measure 'q'; measures are"):
+    with pytest.raises(ValueError, match="unknown measure 'q'; expected one of"):
         find_measure("q")
     with pytest.raises(ValueError, match=r"no option 'pair'; did you mean 'pairs'\? it has grid, orders, pairs"):
         MEASURES["interaction"].settings({"pair": 3})

@@ -81,7 +81,7 @@ def test_looks__a_few_rows_at_a_time_are_the_same(monkeypatch):
     layer = randomize(AbstractTokenAttention(8, 4, 3))
     x = torch.randn(1, 7, 8, 8)
     whole = looks_of(layer, x)
-    monkeypatch.setattr("broadsight.inspection.calls.WEIGHTS_BYTES", 1)
+    monkeypatch.setattr("broadsight.inspection.attention_rows.WEIGHTS_BYTES", 1)
     for one, other in zip(whole, looks_of(layer, x), strict=True):
         assert one.keys() == other.keys()
         for title, look in one.items():

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from broadsight.explanation.maps.attention import AttentionLooks
 from broadsight.explanation.maps.map import Look
-from broadsight.inspection.token_places import grid_of
 from broadsight.layers import AbstractTokenAttention, SuperTokenAttention
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
@@ -193,25 +192,6 @@ def test_cells__that_reach_beyond_the_map_are_cut_off():
     assert mean.values.shape == (6, 10) and len(heads) == 2
     assert mean.values.unique().numel() == 6 and mean.values[::4, ::4].sum().item() == pytest.approx(1, abs=1e-5)
     assert (mean.values[4:, 8:] == mean.values[5, 9]).all() and (mean.values[:4, :4] == mean.values[0, 0]).all()
-
-
-@pytest.mark.parametrize(
-    ("keys", "prefixes", "size", "expected"),
-    [
-        (197, [1, 0], (224, 224), (1, 14, 14)),
-        (196, [1, 0], (224, 224), (0, 14, 14)),  # CaiT's class token comes late
-        (730, [1, 0], (224, 224), (1, 27, 27)),
-        (99, [1, 0], (112, 224), (1, 7, 14)),
-        (50, [1, 0], (224, 224), (1, 7, 7)),
-        (48, [0], (250, 190), (0, 8, 6)),
-        (42, [0], (250, 190), (0, 7, 6)),
-        (1, [0], (32, 32), (0, 1, 1)),
-        (17, [0], (224, 224), None),
-        (32, [0], (224, 224), None),
-    ],
-)
-def test_grid__is_shaped_like_the_image(keys, prefixes, size, expected):
-    assert grid_of(keys, prefixes, size) == expected
 
 
 def skipped(model: nn.Module, size: tuple[int, int]) -> tuple[int, set[str]]:

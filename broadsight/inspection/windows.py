@@ -1,4 +1,4 @@
-"""Where in an image the tokens of an attention are: on a grid, behind a class token, or in windows."""
+"""How a map is cut into the windows or cells among whose tokens a layer attends, and how they are joined again."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .layout import layouts_of
 
 # Attributes of timm's blocks and of our attentions that say how a map is cut into windows.
 WINDOWS = ("window_size", "window", "ws", "partition_size")
 # The same for attentions among cells of a map, each of which is one token.
 CELLS = ("cell", "patch")
-CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+
+Inputs = dict[Any, list[tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,14 @@ def cuts(module: Any) -> bool:
 
 
 def windows_of(
-    owners: Sequence[Any], inputs: dict[Any, list[tuple[int, ...]]], count: int, keys: int
+    owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int], count: int, keys: int
 ) -> Windows | None:
-    """How the map was cut of which an attention sees `count` windows with `keys` tokens each; None if none tells.
+    """How the map was cut of which an attention sees `count` windows with `keys` tokens each; None if nothing says it.
 
     Args:
         owners: The attention and the block around it, which may say it.
         inputs: What each of them was called with: shapes of tensors, and pairs of numbers as they are.
+        image_size: (H, W)
     """
     for owner in owners:
         window = next((pair for name in WINDOWS if (pair := _pair(getattr(owner, name, None)))), None)
@@ -76,82 +80,34 @@ def windows_of(
         if hasattr(owner, "partition_size") and not hasattr(owner, "partition_block"):
             continue  # several ways to cut in one block
         shift = _pair(getattr(owner, "shift_size", 0)) or (0, 0)
-        for size in sizes_of(inputs.get(owner, []), getattr(owner, "dim", None)):
+        for size in _map_sizes(owner, inputs, image_size):
             found = Windows(size, window, (shift[0], shift[1]), spread)
             if math.prod(found.counts) == count:
                 return found
     return None
 
 
-def sizes_of(inputs: Sequence[tuple[int, ...]], channels: int | None = None) -> Iterator[tuple[int, int]]:
-    """What may be the (H, W) of the map that a module was called with, the likeliest first."""
-    for shape in inputs:
-        if len(shape) == 2:  # given in so many words, as timm's Twins does
-            yield shape[0], shape[1]
-    for shape in inputs:
-        if len(shape) == 4:
-            last, first = (shape[1], shape[2]), (shape[2], shape[3])  # where the channels are
-            yield from (first, last) if channels == shape[1] != shape[3] else (last, first)
-
-
-def cells_of(owners: Sequence[Any], inputs: dict[Any, list[tuple[int, ...]]], keys: int) -> Windows | None:
+def cells_of(owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int], keys: int) -> Windows | None:
     """The map whose cells are the `keys` tokens of an attention among cells; None if it is none, or they fit."""
     for owner in owners:
         cell = next((pair for name in CELLS if (pair := _pair(getattr(owner, name, None)))), None)
         if cell is None:
             continue
-        for size in sizes_of(inputs.get(owner, []), getattr(owner, "dim", None)):
+        for size in _map_sizes(owner, inputs, image_size):
             found = Windows(size, cell)
             if math.prod(found.counts) == keys and (size[0] % cell[0] or size[1] % cell[1]):
                 return found
     return None
 
 
-def grid_of(keys: int, prefixes: Sequence[int], size: tuple[int, int]) -> tuple[int, int, int] | None:
-    """(prefix, h, w): so many tokens that stand for no place, then h x w in raster order, shaped like the image.
-
-    Args:
-        keys: All tokens.
-        prefixes: How many of them may come before, the likeliest first.
-        size: (H, W) of the image.
-    """
-    best: tuple[float, int, int, int] | None = None
-    for prefix in prefixes:
-        tokens = keys - prefix
-        for h in range(1, tokens + 1):
-            w, rest = divmod(tokens, h)
-            # Strides are the same both ways, and rounding takes or gives less than a place.
-            low, high = max(size[0] / (h + 1), size[1] / (w + 1)), _least(size[0], h - 1, size[1], w - 1)
-            if rest or low >= high:
-                continue
-            misfit = abs(math.log(h * size[1] / (w * size[0])))
-            if best is None or misfit < best[0] - 1e-9:
-                best = misfit, prefix, h, w
-    return best[1:] if best else None
-
-
-def prefixes_of(path: Sequence[Any]) -> tuple[list[int], bool]:
-    """How many tokens may come before those of the image, the likeliest first, and whether one is a class token.
-
-    Args:
-        path: The attention and all that it is in, from the inside out.
-    """
-    for owner in path:
-        classes = [x for name in CLASS_TOKENS if isinstance(x := getattr(owner, name, None), Tensor)]
-        count = getattr(owner, "num_prefix_tokens", None)
-        if not isinstance(count, int):
-            if not classes:
-                continue
-            count = classes[0].shape[1] if classes[0].ndim == 3 else 1
-            count += isinstance(getattr(owner, "dist_token", None), Tensor)
-        return [count, 0] if count else [0], bool(classes)
-    return [0], False
-
-
-def path_of(model: nn.Module, name: str) -> list[nn.Module]:
-    """The module of that name and all that it is in, from the inside out."""
-    parts = name.split(".") if name else []
-    return [model.get_submodule(".".join(parts[:i])) for i in range(len(parts), -1, -1)]
+def _map_sizes(owner: Any, inputs: Inputs, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """What may be the (H, W) of the map that a module was called with, the likeliest first."""
+    shapes = inputs.get(owner, [])
+    yield from (shape for shape in shapes if len(shape) == 2)  # given in so many words, as timm's Twins does
+    for shape in shapes:
+        if len(shape) == 4:
+            form = "NCHW" if getattr(owner, "dim", None) == shape[1] != shape[3] else "NHWC"
+            yield from (layout.grid for layout in layouts_of(shape, image_size, form=form))
 
 
 def _pair(x: Any) -> tuple[int, int] | None:
@@ -160,7 +116,3 @@ def _pair(x: Any) -> tuple[int, int] | None:
     if isinstance(x, Sequence | torch.Size) and len(x) == 2 and all(isinstance(i, int) for i in x):
         return (x[0], x[1])
     return None
-
-
-def _least(a: float, over_a: int, b: float, over_b: int) -> float:
-    return min(a / over_a if over_a else math.inf, b / over_b if over_b else math.inf)

@@ -1,8 +1,7 @@
-"""Watches what the activations of a model give, wherever in it they are called."""
+"""Counts how often the activations of a model do not fire, wherever in it they are called."""
 
-import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import torch
 from timm import layers as timm_layers
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+
+from .layout import layouts_of
+from .watch import FunctionWatch
 
 # torch's functions, whose results are 0 where nothing fires; and those whose results are 0 or less there.
 RECTIFIERS = {"relu": "relu", "relu_": "relu", "relu6": "relu6", "relu6_": "relu6"}
@@ -50,8 +51,13 @@ class Layer:
         return self.function in RECTIFIERS.values()
 
 
-class ActivationWatch(TorchFunctionMode):
-    """Sees what activations give. No hooks: some models, ours among them, would then take another way."""
+class ActivationWatch(FunctionWatch):
+    """Counts what activations give.
+
+    Where one is called is read from the stack of Python's frames. Hooks, such as those of torch's ModuleTracker, do not
+    serve: with them some models, ours among them, take another form, and two calls at one place look like one
+    call at each of two places.
+    """
 
     def __init__(self, model: nn.Module, size: tuple[int, int]):
         super().__init__()
@@ -60,15 +66,13 @@ class ActivationWatch(TorchFunctionMode):
         self.layers: dict[tuple, Layer] = {}
         self.passed = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        function = _function(getattr(func, "__name__", ""), args, kwargs or {})
+    def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        function = _function(getattr(func, "__name__", ""), args, kwargs)
         if function is not None and isinstance(result, Tensor) and result.ndim > 1 and result.numel():
-            with torch.no_grad():
-                self.see(function, result)
-        return result
+            self.count(function, result)
 
-    def see(self, function: str, x: Tensor) -> None:
+    def count(self, function: str, x: Tensor) -> None:
+        """Add a result to the sums of its layer."""
         key, name = self.place()
         if key not in self.layers:
             number = sum(layer.name.partition("#")[0] == name for layer in self.layers.values()) + 1
@@ -76,7 +80,9 @@ class ActivationWatch(TorchFunctionMode):
         layer = self.layers[key]
         layer.counted += int((x == 0 if layer.exact else x <= 0).count_nonzero())
         layer.all += x.numel()
-        axis = _channel_axis(x, self.size)
+        # Of four axes, those two are the map's sides that are nearest to the image's proportions.
+        maps = layouts_of(x.shape, self.size, nearest=True) if x.ndim == 4 else []
+        axis = 1 if maps and maps[0].form == "NCHW" else x.ndim - 1
         if layer.silent.shape != x.shape[axis : axis + 1]:
             layer.silent = torch.ones(x.shape[axis], dtype=torch.bool)
         if layer.silent.any():
@@ -91,7 +97,7 @@ class ActivationWatch(TorchFunctionMode):
         """
         way: list[Any] = []
         name: str | None = None
-        frame = sys._getframe(3)
+        frame = sys._getframe(4)
         while frame is not None:
             module = frame.f_locals.get("self")
             inside = isinstance(module, nn.Module) and module in self.names
@@ -121,7 +127,7 @@ def _function(name: str, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
     product = name in ("mul", "mul_") and len(args) == 2 and all(isinstance(x, Tensor) for x in args)
     if function is None and not product:
         return None
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)
     for _ in range(3):  # a module calls the function, or a function of timm's or torch's that does
         if frame is None or isinstance(frame.f_locals.get("self"), nn.Module):
             break
@@ -130,11 +136,3 @@ def _function(name: str, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
     if kind in WRITTEN_OUT:
         return WRITTEN_OUT[kind] if product else None
     return None if kind is timm_layers.HardSigmoid else function
-
-
-def _channel_axis(x: Tensor, size: tuple[int, int]) -> int:
-    """1 of (B, C, h, w), the last of (B, h, w, C) and rows; known by whose sides have the image's proportions."""
-    if x.ndim != 4:
-        return x.ndim - 1
-    first, last = (abs(math.log(x.shape[i] * size[1] / (x.shape[i + 1] * size[0]))) for i in (2, 1))
-    return 1 if first <= last else 3

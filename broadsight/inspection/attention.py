@@ -1,0 +1,196 @@
+"""The attention weights of a model while it runs as it is, with fused attention too.
+
+What its attentions are called with is watched, and their weights are computed a second time, a few rows at once: there
+is never a whole matrix of them beside what the model computes itself, and what comes out of it is untouched.
+"""
+
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention_rows import Rows, rows_of_multi_head, rows_of_product, rows_of_softmax
+from .branch_structure import QUERIES, is_attention
+from .passing import Seen, check_model, pass_images
+from .watch import FunctionWatch, eager, hooked, uncompiled
+
+# Names of the children by which a block is known that attends by itself, without a module for it.
+ATTENDING_BLOCKS = (("in_proj", "attn_out_proj"), ("local_in", "global_in"))
+SOFTMAXES = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, F.softmax)
+_multi_head = inspect.signature(F.multi_head_attention_forward)
+
+# Called with the layer's name, the rows of its soft-max, and the module that it is computed in.
+See = Callable[[str, Rows, nn.Module], None]
+
+
+@dataclass
+class Call:
+    """One call of a watched module.
+
+    Args:
+        name: Of the module, as given.
+        args, kwargs: What it was called with.
+        softmaxes: How many have been found in it so far.
+    """
+
+    name: str
+    module: nn.Module
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    softmaxes: int = 0
+
+
+@contextmanager
+def capture_attention(
+    names: Mapping[nn.Module, str],
+    see: Callable[[list[Call], Rows], None],
+    begins: Callable[[Call], None] | None = None,
+) -> Generator[None, None, None]:
+    """Show every soft-max and every fused attention in some modules to `see` while this is open.
+
+    It is the one place where attention is watched: by a torch function mode for what is computed, and by forward hooks
+    for which module computes it. torch's ModuleTracker serves less, as its global hooks are on all modules of all
+    models: ours would take their plain forms, and give other bits.
+
+    Args:
+        names: The modules to watch.
+        see: Called with the calls of them that run, outermost first, and the rows, in the order of execution.
+        begins: Called when one of them is called.
+    """
+    running: list[Call] = []
+
+    def enters(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        running.append(Call(names[module], module, args, kwargs))
+        if begins is not None:
+            begins(running[-1])
+
+    def leaves(module: nn.Module, args: tuple, output: Any) -> None:
+        if running and running[-1].module is module:  # else an error came before it was entered
+            running.pop()
+
+    class Softmaxes(FunctionWatch):
+        def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+            rows = _rows_of(func, args, kwargs, result) if running else None
+            if rows is not None:
+                see(running, rows)
+
+    with hooked(names, before=enters, after=leaves, always=True), Softmaxes():
+        yield
+
+
+@contextmanager
+def watch_attention(
+    model: nn.Module, see: See, wanted: Callable[[str], bool] | None = None
+) -> Generator[None, None, None]:
+    """Show every soft-max over attention weights in a model to `see` while this is open.
+
+    The weights are those that the soft-max gives: before dropout, and before what some models do to them afterwards.
+    Only soft-maxes over the last axis count. A layer with several of them in one call has them as "name", "name#2" and
+    so on. Nothing is computed for layers whose rows are not gone through.
+
+    Args:
+        model: Any model with attention. Nothing can be watched in what a compiler made of it.
+        see: Called with the layer's name, its rows and the attention module, in the order of execution.
+        wanted: Given a layer's name, says whether `see` is to be called.
+
+    Raises:
+        ValueError: The model has no module with the parts of an attention.
+    """
+    names = {module: layer_name(name) for module, name in find_attention(model).items()}
+    if not names:
+        raise ValueError(no_attention(model))
+
+    def show(calls: list[Call], rows: Rows) -> None:
+        if rows.axis != -1 or len(rows.shape) < 3:
+            return
+        outermost, module = calls[0], calls[-1].module
+        outermost.softmaxes += 1
+        name = outermost.name + (f"#{outermost.softmaxes}" if outermost.softmaxes > 1 else "")
+        if wanted is None or wanted(name):
+            rows.head_axis = _head_axis(rows.shape, module)
+            see(name, rows, module)
+
+    with capture_attention(names, show):
+        yield
+
+
+def pass_attention(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    see: See,
+    *,
+    batch_size: int,
+    seen: Seen | None = None,
+) -> None:
+    """Run a model on all images, as `pass_images` does, and show its soft-maxes to `see`.
+
+    Raises:
+        ValueError: It has no attention, or there are no images, or they have no such form.
+    """
+    check_model(model)
+    inner = uncompiled(model)
+    found: set[str] = set()
+
+    def noting(name: str, rows: Rows, module: nn.Module) -> None:
+        found.add(name)
+        see(name, rows, module)
+
+    with eager(model), watch_attention(inner, noting):
+        pass_images(inner, images, batch_size=batch_size, seen=seen)
+    if not found:
+        raise ValueError(no_attention(inner))
+
+
+def find_attention(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules that have the parts of an attention, and their paths in the model."""
+    return {module: name for name, module in model.named_modules() if _attends(module)}
+
+
+def layer_name(name: str) -> str:
+    """What the module of that name is called in results."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") or "attention"
+
+
+def no_attention(model: nn.Module) -> str:
+    """What to say of a model in which no attention weights were found."""
+    return (
+        f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis, or "
+        f"scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}; pass a vision transformer or "
+        "a hybrid, such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
+    )
+
+
+def _attends(module: nn.Module) -> bool:
+    if not module._modules:  # most of a model's modules are leaves
+        return False
+    return is_attention(module) or any(all(name in module._modules for name in names) for names in ATTENDING_BLOCKS)
+
+
+def _head_axis(shape: torch.Size, module: Any) -> int | None:
+    """Where the heads are among the axes of weights (..., N, M), or None if they are not apart."""
+    recorded = next((x for x in (getattr(module, name, None) for name in ("num_heads", "heads")) if x), None)
+    if len(shape) == 4 and not isinstance(recorded, int):
+        return 1
+    if len(shape) < 4 or not isinstance(recorded, int):
+        return None
+    heads = recorded * getattr(module, "head_expansion", 1)
+    return next((axis for axis in (1, len(shape) - 3) if shape[axis] == heads), None)
+
+
+def _rows_of(func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> Rows | None:
+    """The rows of weights that a torch function computes; None if it computes none."""
+    if func is F.scaled_dot_product_attention:
+        return rows_of_product(*args, **kwargs)
+    if func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
+        return rows_of_multi_head(_multi_head.bind(*args, **kwargs).arguments)
+    if func not in SOFTMAXES or result.ndim < 2:
+        return None
+    logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
+    if not isinstance(axis, int) or not logits.is_floating_point():
+        return None
+    return rows_of_softmax(logits.detach(), result.detach(), axis % result.ndim - result.ndim)
