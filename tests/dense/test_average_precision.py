@@ -214,10 +214,7 @@ def test_state__holds_runs_not_masks():
     [
         (dict(labels=torch.tensor([5])), "image 7: label 5 has no category; expected labels 1 to 4"),
         (dict(scores=torch.tensor([math.nan])), "image 7: scores are not all finite"),
-        (
-            dict(masks=torch.zeros(1, 1, 50, 99)),
-            r"image 7: masks are of height, width \(50, 99\); expected \(100, 100\)",
-        ),
+        (dict(masks=torch.zeros(1, 1, 50, 9)), r"image 7: masks are of height, width \(50, 9\); expected \(100, 100\)"),
         (dict(masks=None), "image 7 has no masks"),
     ],
 )

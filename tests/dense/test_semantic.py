@@ -14,10 +14,7 @@ from broadsight.dense import build
 from broadsight.dense.semantic import Segmenter, SemanticFPN, chosen_norm, enlarged, group_norm
 from tests.refusals import refused
 
-SMALL = {
-    "semantic_fpn": dict(pyramid_channels=16, channels=8),
-    "upernet": dict(channels=16, aux_channels=8),
-}
+SMALL = {"semantic_fpn": dict(pyramid_channels=16, channels=8), "upernet": dict(channels=16, aux_channels=8)}
 make_model = cache(lambda in_chans: timm.create_model("test_convnext", in_chans=in_chans))
 
 

@@ -40,14 +40,8 @@ SIZES = dict(
     cap_deit_small=(23_233_384, None),
     cap_resmlp_24=(31_204_168, None),
 )
-RELEASED = dict(
-    map_mobilenetv1="map_mobilenet_v1",
-    map_resnet50="map_resnet50",
-    map_pit_s="map_pit_s",
-    map_convnext_tiny="map_convnext_tiny",
-    map_convnext_small="map_convnext_small",
-    map_maxvit_tiny="map_maxvit_tiny_tf_224",
-)
+RELEASED = {name: name for name in ("map_resnet50", "map_pit_s", "map_convnext_tiny", "map_convnext_small")}
+RELEASED |= dict(map_mobilenetv1="map_mobilenet_v1", map_maxvit_tiny="map_maxvit_tiny_tf_224")
 PYRAMIDS = dict(
     map_resnet50=([64, 256, 512, 1024, 1024], [112, 56, 28, 14, 7], 3),
     map_resnet50d=([64, 256, 512, 1024, 2048], [112, 56, 28, 14, 7], 3),

@@ -188,7 +188,7 @@ def test_no_weight_decay__is_the_abstract_tokens():
         (dict(foreground=(0, 1, 1, 1)), r"foreground=\(0, 3136\) is not a pair"),
         (
             dict(foreground=(1.5, 1, 1, 1)),
-            "foreground=1.5 is not a fraction of the tokens; choose one above 0 and up to 1",
+            "foreground=1.5 is not a fraction of the tokens; choose one above 0 and up to",
         ),
         (dict(foreground=(0.0, 1, 1, 1)), "foreground=0.0 is not a fraction"),
         (dict(channel_hidden=(4, 4)), r"channel_hidden=\(4, 4\) has 2 entries"),

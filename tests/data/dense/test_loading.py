@@ -118,12 +118,7 @@ def same(one, other) -> bool:
 def test_batch__travels_as_one_block():
     images = [torch.arange(30, dtype=torch.uint8).reshape(3, 2, 5)[:, :, ::2], torch.zeros(1, 0, 3, dtype=torch.uint8)]
     targets = [
-        dict(
-            boxes=torch.tensor([[0.5, 1, 2, 3]]),
-            labels=torch.tensor([7]),
-            image_id=3,
-            meta=dict(box=torch.ones(4).double()),
-        ),
+        dict(boxes=torch.rand(1, 4), labels=torch.tensor([7]), image_id=3, meta=dict(box=torch.ones(4).double())),
         dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), image_id="x", flag=torch.tensor(True)),
     ]
     batch = DenseBatch(images, targets, ((0, 1, 2), (0, 2, 5)), (("a", "b"),), "why")

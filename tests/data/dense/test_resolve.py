@@ -21,10 +21,8 @@ OUTLINE = [[1, 1, 6, 1, 6, 5, 1, 5]]
 
 def box(number: int, image: int = 1, **changes) -> dict:
     """An annotation of a cat at 1 to 6, 1 to 5."""
-    return (
-        dict(id=number, image_id=image, category_id=3, bbox=[1, 1, 5, 4], segmentation=OUTLINE, area=20, iscrowd=0)
-        | changes
-    )
+    own = dict(id=number, image_id=image, category_id=3, bbox=[1, 1, 5, 4], segmentation=OUTLINE, area=20, iscrowd=0)
+    return own | changes
 
 
 def person(number: int, image: int = 1, **changes) -> dict:
@@ -281,12 +279,8 @@ def test_keypoints__images_without_a_labelled_person_stay(tmp_path):
 
 
 def test_boxes__outside_and_of_no_area(tmp_path):
-    items = [
-        box(1, bbox=[-3, 1, 5, 4]),
-        box(2, bbox=[1, 1, 0, 4]),
-        box(3, bbox=[20, 1, 5, 4]),
-        box(4, bbox=[6, 4, 9, 9]),
-    ]
+    boxes = ([-3, 1, 5, 4], [1, 1, 0, 4], [20, 1, 5, 4], [6, 4, 9, 9])
+    items = [box(number, bbox=corners) for number, corners in enumerate(boxes, 1)]
     splits = resolve_dense(write(tmp_path, items, 1), "detect", val=tmp_path)
     assert splits.notes[:2] == (
         "coco.json: boxes that reached out of their image clipped to it: 2 (first: annotation 1)",

@@ -27,10 +27,7 @@ def coco(tmp_path):
         Image.new("RGB", (8, 6), "red").save(tmp_path / f"{name}.png")
     content = dict(
         images=[dict(id=n, file_name=f"{name}.png", width=8, height=6) for n, name in enumerate("abc", 1)],
-        categories=[
-            dict(id=5, name="cat", keypoints=["nose", "tail"]),
-            dict(id=9, name="dog", keypoints=["nose", "tail"]),
-        ],
+        categories=[dict(id=id, name=name, keypoints=["nose", "tail"]) for id, name in ((5, "cat"), (9, "dog"))],
         annotations=[
             box(1, 1, 5, 0, 0, 4, 4, keypoints=[1, 2, 2, 0, 0, 0]),
             box(2, 1, 9, 2, 2, 4, 4),

@@ -39,11 +39,8 @@ def missing(*arguments) -> str:
 
 
 def test_files__in_the_order_given(photos):
-    assert found("photos/img10.png", Path("alone.png"), "photos/img2.png") == [
-        "photos/img10.png",
-        "alone.png",
-        "photos/img2.png",
-    ]
+    names = ["photos/img10.png", "alone.png", "photos/img2.png"]
+    assert found(names[0], Path(names[1]), names[2]) == names
 
 
 def test_files__count_whatever_they_are_called(photos):
@@ -93,11 +90,8 @@ def test_list__is_relative_to_its_own_folder(photos):
     Path("lists/some.txt").write_text(f"../alone.png\n../photos/img10.png\n{photos}/photos/img2.png\n")
     with outside_allowed():
         source, notes = find_images(["alone.png"], listing="lists/some.txt")
-    assert [os.path.relpath(os.path.realpath(name)) for name in source.names] == [
-        "alone.png",
-        "photos/img10.png",
-        "photos/img2.png",
-    ]
+    found = [os.path.relpath(os.path.realpath(name)) for name in source.names]
+    assert found == ["alone.png", "photos/img10.png", "photos/img2.png"]
     assert len(notes) == 1 and notes[0].startswith("1 image named more than once")
 
 
