@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -148,9 +149,6 @@ def test_decode__sixteen_bits_are_scaled(kind):
 
 
 def test_decode__sixteen_bit_colours():
-    import struct
-    import zlib
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -19,18 +19,9 @@ def test_dense_model__is_what_timm_makes():
 
 
 def test_dense_model__broadcasts_context_and_takes_grey_images():
-    model = make_dense_model(
-        "semantic_fpn",
-        "test_vit",
-        2,
-        broadcast="scaled",
-        backbone_args=dict(in_chans=1),
-        head_args=dict(pyramid_channels=32, channels=16),
-    )
-    plain = make_dense_model(
-        "semantic_fpn", "test_vit", 2, backbone_args=dict(in_chans=1), head_args=dict(pyramid_channels=32, channels=16)
-    )
-    new = model.state_dict().keys() - plain.state_dict().keys()
+    options = dict(backbone_args=dict(in_chans=1), head_args=dict(pyramid_channels=32, channels=16))
+    model = make_dense_model("semantic_fpn", "test_vit", 2, broadcast="scaled", **options)
+    new = model.state_dict().keys() - make_dense_model("semantic_fpn", "test_vit", 2, **options).state_dict().keys()
     assert new and all(name.startswith("stages.network.") for name in new)
     assert model.eval()(torch.rand(1, 1, 48, 64)).shape == (1, 2, 48, 64)
 

@@ -159,14 +159,9 @@ def test_bfloat16_and_channels_last__give_about_the_same(name):
     model, images = small(name, norm="group").eval(), torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         logits = model(images)
-        torch.testing.assert_close(
-            copy.deepcopy(model).to(memory_format=torch.channels_last)(
-                images.contiguous(memory_format=torch.channels_last)
-            ),
-            logits,
-            atol=1e-5,
-            rtol=1e-4,
-        )
+        last = dict(memory_format=torch.channels_last)
+        found = copy.deepcopy(model).to(**last)(images.contiguous(**last))
+        torch.testing.assert_close(found, logits, atol=1e-5, rtol=1e-4)
         with torch.autocast("cpu", torch.bfloat16):
             low = model(images)
     assert (low.float() - logits).abs().max() < 0.05 * logits.abs().max()

@@ -13,15 +13,7 @@ from broadsight.layers import MultiTokenNeck
 from tests.refusals import refused
 
 # One of each kind: ours, a CNN with a stem stage, rows of tokens, NHWC, fixed size, pooling swapped, broadcast.
-NAMES = (
-    "emsnet_xxtiny",
-    "partialformer_b0",
-    "test_resnet",
-    "test_vit",
-    "test_convnext",
-    "levit_128s",
-    "pvt_v2_b0_cb",
-)
+NAMES = ("emsnet_xxtiny", "partialformer_b0", "test_resnet", "test_vit", "test_convnext", "levit_128s", "pvt_v2_b0_cb")
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,7 @@ def test_rows__broadcast_where_the_tables_say(name, kind, place, channels):
 
 def test_rows__both_branches():
     found = broadcasts(timm.create_model("vit_small_cb_gate_both", device="meta"))
-    places = {".".join(name.split(".")[2:4]) for name in found}
-    assert len(found) == 24
-    assert places == {"mlp.fc2", "attn.proj"}
+    assert len(found) == 24 and {".".join(name.split(".")[2:4]) for name in found} == {"mlp.fc2", "attn.proj"}
 
 
 @cache
@@ -159,17 +157,10 @@ def test_weights__a_file_of_ours_loads_at_other_sizes(tmp_path, size):
     model = randomize(timm.create_model("vit_tiny_cb_s", depth=2, num_classes=7)).eval()
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     overlay = dict(file=str(tmp_path / "weights.safetensors"), num_classes=7)
-    loaded = timm.create_model(
-        "vit_tiny_cb_s",
-        pretrained=True,
-        pretrained_cfg_overlay=overlay,
-        depth=2,
-        num_classes=7,
-        img_size=size,
-    ).eval()
-    assert torch.equal(
-        loaded.blocks[1].mlp.fc2.context_broadcast.scale, model.blocks[1].mlp.fc2.context_broadcast.scale
-    )
+    options = dict(pretrained=True, pretrained_cfg_overlay=overlay, depth=2, num_classes=7, img_size=size)
+    loaded = timm.create_model("vit_tiny_cb_s", **options).eval()
+    scales = [one.blocks[1].mlp.fc2.context_broadcast.scale for one in (loaded, model)]
+    assert torch.equal(*scales)
     with torch.no_grad():
         x = images(1, 3, size, size)
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
@@ -185,19 +176,16 @@ def test_weights__a_saved_folder_loads(tmp_path):
         assert torch.equal(loaded(x), model(x))
 
 
-def test_weights__none_were_published():
-    with pytest.raises(RuntimeError, match="No pretrained weights exist for vit_tiny_cb"):
-        timm.create_model("vit_tiny_cb", pretrained=True)
-
-
-def test_arguments__another_kind_or_place():
+def test_arguments__another_kind_or_place_but_no_weights():
     model = timm.create_model("vit_tiny_cb", depth=2, kind="scaled", branch="attn", position="mid")
     assert [(name, module.kind) for name, module in broadcasts(model).items()] == [
         (f"blocks.{block}.attn.proj.context_broadcast", "scaled") for block in range(2)
     ]
-    with pytest.raises(ValueError, match="unknown position 'middle'; did you mean 'mid'"):
-        timm.create_model("vit_tiny_cb", depth=2, position="middle")
+    make = timm.create_model
+    refused("unknown position 'middle'; did you mean 'mid'", make, "vit_tiny_cb", depth=2, position="middle")
     refused("unexpected keyword argument 'bananas'", timm.create_model, "vit_tiny_cb", bananas=3)
+    words = "No pretrained weights exist for vit_tiny_cb"
+    refused(words, timm.create_model, "vit_tiny_cb", error=RuntimeError, pretrained=True)
 
 
 def test_arguments__device_and_dtype():

@@ -51,14 +51,8 @@ def test_edit__takes_what_timm_passes_on():
 
 def test_edit__keeps_how_its_backbone_wants_images():
     own = timm.create_model("test_resnet").pretrained_cfg
-    for model in (
-        edit("test_resnet", pool="gap"),
-        timm.create_model("edited", backbone="test_resnet", pool="gap"),
-    ):
-        assert {key: tuple(model.pretrained_cfg[key]) for key in ("mean", "std")} == {
-            "mean": tuple(own["mean"]),
-            "std": tuple(own["std"]),
-        }
+    for model in (edit("test_resnet", pool="gap"), timm.create_model("edited", backbone="test_resnet", pool="gap")):
+        assert all(tuple(model.pretrained_cfg[key]) == tuple(own[key]) for key in ("mean", "std"))
 
 
 @pytest.mark.parametrize(

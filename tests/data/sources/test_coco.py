@@ -114,16 +114,9 @@ def test_target__keypoints(write):
 
 
 def test_boxes__outside_are_clipped_and_those_of_no_area_dropped(write):
-    items = [
-        annotation(id=1, bbox=[-3, -2, 5, 4]),
-        annotation(id=2, bbox=[6, 4, 9, 9]),
-        annotation(id=3, bbox=[1, 1, 0, 3]),
-        annotation(id=4, bbox=[9, 1, 3, 3]),
-        annotation(id=5, bbox=[5, 1, -2, 3]),
-        annotation(id=7, bbox=[7, 1, 1e-9, 3]),  # none in single precision
-        annotation(id=6, bbox=[0, 0, 8.4, 6]),  # rounding; not worth a note
-    ]
-    data = CocoDataset(write(items))
+    boxes = [[-3, -2, 5, 4], [6, 4, 9, 9], [1, 1, 0, 3], [9, 1, 3, 3], [5, 1, -2, 3]]
+    boxes += [[7, 1, 1e-9, 3], [0, 0, 8.4, 6]]  # none in single precision; rounding, not worth a note
+    data = CocoDataset(write(annotation(id=number, bbox=box) for number, box in enumerate(boxes, 1)))
     target = data.target(0)
     assert target["boxes"].tolist() == [[0, 0, 2, 2], [6, 4, 8, 6], [0, 0, 8, 6]]
     assert len(target["masks"]) == len(target["labels"]) == 3
@@ -226,10 +219,12 @@ def test_images__missing_ones_are_named_on_construction(write, tmp_path):
         CocoDataset(file, tmp_path / "elsewhere")
 
 
-def test_images__in_subfolders(write, tmp_path):
+def test_images__in_subfolders_and_grey(write, tmp_path):
     (tmp_path / "train").mkdir()
-    data = CocoDataset(write(images=[dict(id=1, file_name="train/a.png", width=8, height=6)]))
-    assert data[0][0].size == (8, 6)
+    file = write(images=[dict(id=1, file_name="train/a.png", width=8, height=6)])
+    for channels, mode in ((3, "RGB"), (1, "L")):
+        image = CocoDataset(file, channels=channels).open(0)
+        assert (image.mode, image.size) == (mode, (8, 6))
 
 
 def test_images__damaged_or_of_another_size(write, tmp_path):
@@ -245,11 +240,6 @@ def test_images__size_is_read_where_the_file_has_none(write, tmp_path):
     assert CocoDataset(file).target(0)["masks"].shape == (1, 6, 8)
     (tmp_path / "a.png").write_bytes(b"nothing")
     refused(r"a\.png cannot be read for its size", CocoDataset, file)
-
-
-def test_images__grey(write):
-    image = CocoDataset(write([annotation()]), channels=1).open(0)
-    assert (image.mode, image.size) == ("L", (8, 6))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -298,18 +288,14 @@ def test_dataset__survives_pickle_and_workers(write):
     assert torch.equal(loaded[1]["boxes"], data.target(0)["boxes"])
 
 
-def test_target__goes_through_transforms(write):
-    image, target = v2.RandomHorizontalFlip(1.0)(*CocoDataset(write([annotation()]))[0])
+def test_target__goes_through_transforms_and_can_be_changed_without_changing_the_data(write):
+    data = CocoDataset(write([annotation()]))
+    image, target = v2.RandomHorizontalFlip(1.0)(*data[0])
     assert target["boxes"].tolist() == [[4, 2, 7, 6]]
     assert target["masks"][0].nonzero()[:, 1].unique().tolist() == [4, 5, 6]
-
-
-def test_target__can_be_changed_without_changing_the_data(write):
-    data = CocoDataset(write([annotation()]))
     data.target(0)["boxes"].zero_()
     data.target(0)["labels"].zero_()
-    assert data.target(0)["boxes"].tolist() == [[1, 2, 4, 6]]
-    assert data.target(0)["labels"].tolist() == [1]
+    assert data.target(0)["boxes"].tolist() == [[1, 2, 4, 6]] and data.target(0)["labels"].tolist() == [1]
 
 
 def real(path: str) -> Path:
