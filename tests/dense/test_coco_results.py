@@ -40,9 +40,8 @@ def test_to_results__by_hand(prediction):
         category_id=90,
         score=0.75,
         bbox=[2, 1, 2, 2],
-        segmentation=dict(
-            size=[4, 5], counts="92203"
-        ),  # down the columns 9 2 2 2 5; from the 4th on less the one before last
+        # down the columns 9 2 2 2 5; from the 4th on less the one before last
+        segmentation=dict(size=[4, 5], counts="92203"),
         keypoints=[2, 1, 1, 3.5, 2.25, 1],
     )
     assert (second["category_id"], second["score"], second["bbox"]) == (3, 0.123457, [0, 0, 1, 3.988])

@@ -121,11 +121,8 @@ def test_segment__refuses(options, words):
 
 
 def test_training_mode__is_refused():
-    for call in (
-        lambda: segment(pointwise().train(), torch.rand(3, 8, 8)),
-        lambda: detect_with_flip(Spots().train(), []),
-    ):
-        refused(r"call model.eval\(\) first", call)
+    refused(r"call model.eval\(\) first", segment, pointwise().train(), torch.rand(3, 8, 8))
+    refused(r"call model.eval\(\) first", detect_with_flip, Spots().train(), [])
 
 
 class Spots(nn.Module):
@@ -150,14 +147,7 @@ class Spots(nn.Module):
                 points = torch.tensor([[x.min() + 0.5, y.min() + 0.5, 1.0], [x.max() + 0.5, y.min() + 0.5, 1.0]])
                 rows.append((box, label, channel.max(), channel[None] / channel.max(), points))
         if not rows:
-            return dict(
-                boxes=torch.zeros(0, 4),
-                labels=torch.zeros(0, dtype=torch.int64),
-                scores=torch.zeros(0),
-                masks=torch.zeros(0, 1, *image.shape[-2:]),
-                keypoints=torch.zeros(0, 2, 3),
-                keypoints_scores=torch.zeros(0, 2),
-            )
+            return {key: value[:0] for key, value in self.find(torch.ones_like(image)).items()}
         boxes, labels, scores, masks, keypoints = zip(*rows, strict=True)
         return dict(
             boxes=torch.stack(boxes),

@@ -145,13 +145,9 @@ def test_detections__instead_of_labelled_boxes():
     pixels, target = data[0]
     assert torch.equal(pixels, crops()[0][0])  # the same box
     assert target["weights"].tolist() == [0, 0, 0] and target["heatmaps"].max() == 0
-    metas = [data[i][1]["meta"] for i in range(3)]
     keys = ("image", "place", "image_id", "score", "label")
-    assert [tuple(meta[key] for key in keys) for meta in metas] == [
-        (0, 0, 100, 0.5, 1),
-        (0, 1, 100, 0.25, 1),
-        (2, 0, 102, 1.0, 3),
-    ]
+    metas = [tuple(data[i][1]["meta"][key] for key in keys) for i in range(3)]
+    assert metas == [(0, 0, 100, 0.5, 1), (0, 1, 100, 0.25, 1), (2, 0, 102, 1.0, 3)]
     assert len(crops(detections=[found[1]] * 3)) == 0
     refused("detections are for 1 images; expected one of each of 3", crops, detections=found[:1])
     refused("no keypoints to learn from", crops, detections=found, training=True)

@@ -47,9 +47,8 @@ def test_fashion_mnist__images_and_labels(package, tmp_path):
 
 
 def test_fashion_mnist__unpacked_once(package, tmp_path):
-    folder, _ = package
     resolve("fashion-mnist", cache=tmp_path / "cache")
-    for file in folder.iterdir():
+    for file in package[0].iterdir():
         file.unlink()
     assert len(resolve("fashion-mnist", cache=tmp_path / "cache").train) == 12
 
@@ -64,8 +63,8 @@ def test_fashion_mnist__damaged_package_leaves_nothing(package, tmp_path):
 
 def test_fashion_mnist__not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(fashion_mnist, "PACKAGE", tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"^fashion-mnist is not installed \(.*\); on Debian: apt-get install "):
-        resolve("fashion-mnist", cache=tmp_path / "cache")
+    words = r"^fashion-mnist is not installed \(.*\); on Debian: apt-get install "
+    refused(words, resolve, "fashion-mnist", error=FileNotFoundError, cache=tmp_path / "cache")
 
 
 def test_fashion_mnist__the_real_package(tmp_path):
