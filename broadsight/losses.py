@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .errors import check_choice, check_number
 from .layers import GroupLogits
-from .layers.kernels.slices import runs_eagerly
+from .layers.kernels.dispatch import runs_eagerly
 from .weights.teacher import load_teacher, renormalization
 
 __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]

@@ -1,7 +1,6 @@
 """Compilers, exporters and tracers see the same function as eager mode; one small model of each family."""
 
 import io
-import warnings
 from copy import deepcopy
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
+from broadsight.deployment import prepare
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.compare import assert_close, outputs_and_gradients, randomize
 from tests.zoo import KINDS, shallow
@@ -86,7 +86,7 @@ def test_compile__inference_under_no_grad(model):
 
 def export_for_any_size(model: nn.Module) -> torch.export.ExportedProgram:
     sizes = {0: Dim("batch", max=64), 2: Dim("height", min=64, max=512), 3: Dim("width", min=64, max=512)}
-    return torch.export.export(model, (images(2, 3, 160, 224),), dynamic_shapes={"x": sizes})
+    return torch.export.export(prepare(model), (images(2, 3, 160, 224),), dynamic_shapes={"x": sizes})
 
 
 def stored(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -116,6 +116,14 @@ def test_export__any_batch_and_size(model):
 @pytest.mark.slow  # to write and read free sizes takes as long as to export them; a fixed size is stored below
 def test_export__any_batch_and_size_when_stored(model):
     assert_same_at_any_size(stored(export_for_any_size(model)).module(), model)
+
+
+def test_export__the_bare_model_for_any_batch(model):
+    program = torch.export.export(model, (images(2, 3, 72, 80),), dynamic_shapes={"x": {0: Dim("batch", max=64)}})
+    for batch in (1, 2, 5):
+        x = images(batch, 3, 72, 80)
+        with torch.no_grad():
+            assert_close(program.module()(x), model(x), tolerance=1e-9)
 
 
 @pytest.mark.slow
@@ -154,7 +162,7 @@ def test_onnx__gives_the_same_numbers(model, tmp_path):
     model, x = model.float(), images(2, 3, 160, 224).float()
     sizes = {0: Dim("batch", max=64), 2: Dim("height", min=64, max=512), 3: Dim("width", min=64, max=512)}
     path = tmp_path / "model.onnx"
-    torch.onnx.export(model, (x,), path, dynamo=True, dynamic_shapes={"x": sizes})
+    torch.onnx.export(prepare(model), (x,), path, dynamo=True, dynamic_shapes={"x": sizes})
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for shape in [(2, 3, 160, 224), (1, 3, 97, 64)]:
         x = images(*shape).float()
@@ -163,46 +171,7 @@ def test_onnx__gives_the_same_numbers(model, tmp_path):
             assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)
 
 
-# ---- TorchScript, fx, functional transforms
-
-
-@pytest.fixture
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)
-        yield
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_script__gives_values_and_gradients(model, training, quiet):
-    model.train(training)
-    scripted = torch.jit.script(deepcopy(model))
-    for shape in [(2, 3, 64, 64), (2, 3, 45, 70)]:
-        x = images(*shape)
-        expected, expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
-        got, gradients = outputs_and_gradients(scripted, nn.Module.__call__, [x])
-        assert_close(got[0], expected[0], tolerance=1e-9)
-        for name, gradient in gradients.items():
-            assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
-
-
-def test_script__can_be_stored(model, quiet):
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(model), file)
-    file.seek(0)
-    x = images(1, 3, 64, 80)
-    with torch.no_grad():
-        assert_close(torch.jit.load(file)(x), model(x), tolerance=1e-9)
-
-
-def test_trace__gives_the_same_numbers(model, quiet):
-    x = images(2, 3, 64, 64)
-    traced = torch.jit.trace(model, x, check_trace=False)
-    with torch.no_grad():
-        other = images(2, 3, 64, 64) + 0.1
-        assert_close(traced(other), model(other), tolerance=1e-9)
+# ---- fx, functional transforms
 
 
 def fx_arguments() -> dict:

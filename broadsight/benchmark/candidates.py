@@ -325,9 +325,9 @@ def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
 
 
 def _macs(model: nn.Module, inputs: Iterable[Tensor]) -> int:
-    from ..inspection.macs import PRODUCTS, count
+    from ..inspection.macs import count_calls
 
-    return count(model, *[(1, *x.shape[1:]) for x in inputs], PRODUCTS)[0]
+    return count_calls(model, *[(1, *x.shape[1:]) for x in inputs])[0]
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from .agreement import Agreement, compare, rounding_of
 from .capture import capture
 from .description import Description
 from .formats import FORMATS, need, open_artefact
+from .prepare import prepare
 from .session import Session
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "compare",
     "need",
     "open_artefact",
+    "prepare",
     "rounding_of",
 ]

@@ -7,10 +7,14 @@ from typing import Any
 from torch import nn
 
 from ..surgery.fusion import fuse
+from .lowering import lower
 
 
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
-    """A copy for exporters, in eval mode, folded as far as it can be; outputs are equal up to rounding.
+    """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
+
+    The copy can be captured by torch.export with batch and image size left open. Its outputs are equal up to rounding;
+    the model that is given does not change.
 
     Args:
         size: (height, width) of images if they all have the same. Positions that a model would resample for every
@@ -23,6 +27,7 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
         made = fuse(model)
     except ValueError:  # it would lose its context broadcasting: slower is better than wrong
         made = deepcopy(model).eval().requires_grad_(False)
+    lower(made)
     modules: Iterator[Any] = made.modules()
     for module in modules:
         if getattr(module, "fused_attn", False) is True:

@@ -124,11 +124,7 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
 
 @contextmanager
 def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generator[None, None, None]:
-    """Call `see` with every map that a block gives while this is open, which it must neither keep nor change.
-
-    The model runs as it does without, which with ours may mean a few images of the batch at a time: `see` is then
-    called several times in a pass for a block, with the images in their order.
-    """
+    """Call `see` with every map that a block gives while this is open, which it must neither keep nor change."""
     inner, chosen = uncompiled(model), list(blocks)
     numbers: dict[nn.Module, list[int]] = {}
     for number, block in enumerate(chosen):
@@ -313,7 +309,7 @@ def _watched(model: nn.Module, image: Tensor) -> _Watched:
             return func(*args, **(kwargs or {}))
 
     try:
-        with in_eval_mode(model), eager(model), hooked(names, before=begins, after=ends, in_slices=False), Merges():
+        with in_eval_mode(model), eager(model), hooked(names, before=begins, after=ends), Merges():
             model(moved(image, model).repeat(2, 1, 1, 1))
     except Exception as error:
         raise ValueError(

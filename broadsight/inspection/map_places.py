@@ -84,7 +84,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
                     elif error < 1e-3 and known[number][2] == x.data_ptr() and names[module]:
                         around[number] += [names[module]] * around[number][0].startswith(f"{names[module]}.")
 
-    with hooked(names, after=look, in_slices=False), torch.no_grad():
+    with hooked(names, after=look), torch.no_grad():
         # Both with hooks, with which a model may take another form, with other roundings
         maps = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
         scales += [float(x.abs().max()) for x in maps]

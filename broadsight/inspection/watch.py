@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +49,6 @@ def hooked(
     before: Callable[[nn.Module, tuple, dict], None] | None = None,
     after: Callable[[nn.Module, tuple, Any], None] | None = None,
     always: bool = False,
-    in_slices: bool = True,
 ) -> Generator[None, None, None]:
     """Put forward hooks on some modules for as long as this is open.
 
@@ -58,19 +56,14 @@ def hooked(
         before: Called before a module runs, with its arguments.
         after: Called with what a module gave.
         always: Whether `after` is called after an error too, with None.
-        in_slices: Whether a model of ours may run a few images of the batch at a time, as it does without hooks, and so
-            give the same bits. Otherwise hooks get the whole batch.
     """
-    begins, ends = (hook and partial(hook) for hook in (before, after))
-    for hook in filter(None, (begins, ends)):
-        hook.__dict__["image_by_image"] = in_slices
     handles: list[Any] = []
     try:
         for module in modules:
-            if begins is not None:
-                handles.append(module.register_forward_pre_hook(begins, with_kwargs=True))
-            if ends is not None:
-                handles.append(module.register_forward_hook(ends, always_call=always))
+            if before is not None:
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            if after is not None:
+                handles.append(module.register_forward_hook(after, always_call=always))
         yield
     finally:
         for handle in handles:

@@ -2,12 +2,12 @@
 
 from .abstract_token import AbstractTokenAttention as AbstractTokenAttention
 from .bilinear_embed import BilinearPatchEmbed as BilinearPatchEmbed
+from .channel_mlp import ChannelMlp as ChannelMlp
+from .coarse_attention import CMHSA as CMHSA
+from .coarse_attention import GMHSA as GMHSA
 from .context_broadcast import ContextBroadcast as ContextBroadcast
-from .ems import CMHSA as CMHSA
-from .ems import GMHSA as GMHSA
+from .depthwise import DepthwiseConv as DepthwiseConv
 from .ems import MultiScaleInteraction as MultiScaleInteraction
-from .kernels.channel_mlp import ChannelMlp as ChannelMlp
-from .kernels.depthwise import DepthwiseConv as DepthwiseConv
 from .partial_attention import PartialAttention as PartialAttention
 from .pooling.class_attention import GroupClassAttention as GroupClassAttention
 from .pooling.gram_tokens import GramTokens as GramTokens

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .any_size import crop_to, join_cells, pad_to, split_cells, symbolic
-from .exported import attention, exporting, split_heads
+from .any_size import crop_to, join_cells, pad_to, split_cells
 
 
 @register_notrace_module
@@ -60,8 +59,6 @@ class AbstractTokenAttention(nn.Module):
         B, H, W, C = x.shape
         w = self.window
         p, q = (H + w - 1) // w, (W + w - 1) // w
-        if not torch.jit.is_scripting() and exporting():
-            return self._exported(x, p, q)
         if p * w != H or q * w != W:
             # Padding after the projection spares the padded pixels two matrix products.
             qkv = self.to_windows(pad_to(self.qkv(x), p * w, q * w))
@@ -69,59 +66,6 @@ class AbstractTokenAttention(nn.Module):
             return self.proj(crop_to(self.from_windows(self.attend(qkv, keys.repeat(B, 1, 1, 1), B), B, p, q), H, W))
         y = self.attend(self.qkv(self.to_windows(x)), None, B)
         return self.from_windows(self.proj(y), B, p, q)
-
-    @torch.jit.unused
-    def _exported(self, x: Tensor, p: int, q: int) -> Tensor:
-        """The same with every tensor in the order of its next product: by window, head, pixel."""
-        B, H, W, C = x.shape
-        w = self.window
-        free = symbolic(H, W)
-        if free:
-            p, q = p + 1, q + 1  # torch takes a size of 1 for a constant: with spare windows no count is ever 1
-        padded = free or p * w != H or q * w != W
-        hidden, unreal = None, None
-        if padded:
-            valid = self.valid_keys(H, W, p, q, x)  # Nw 1 1 P
-            if free:
-                unreal = _minus_infinity(~valid.any(-1).view(1, 1, 1, -1), x)
-                valid = valid | ~valid.any(-1, keepdim=True)  # a spare window attends to its padding; nobody listens
-            hidden = _minus_infinity(~valid, x)  # Nw 1 1 P
-        x = self.qkv(x) if padded else x
-        x = pad_to(x, p * w, q * w) if padded else x
-        # A view of symbolic size would have to prove that it divides.
-        windows = self.to_windows(x) if free else x.view(B, p, w, q, w, -1).transpose(2, 3).flatten(3, 4).flatten(0, 2)
-        y = self._exported_windows(windows if padded else self.qkv(windows), hidden, unreal, B)
-        y = y if padded else self.proj(y)
-        y = y.unflatten(1, (w, w)).unflatten(0, (B, p, q)).transpose(2, 3).reshape(B, p * w, q * w, C)
-        return self.proj(crop_to(y, H, W)) if padded else y
-
-    def _exported_windows(self, qkv: Tensor, hidden: Tensor | None, unreal: Tensor | None, B: int) -> Tensor:
-        """Projected windows (B*Nw, P, 3C) -> attended windows (B*Nw, P, C)."""
-        windows, P, _ = qkv.shape
-        h, C = self.heads, self.dim
-        q, k, v = split_heads(qkv, 3, h)  # each B*Nw h P d
-        if hidden is not None:
-            hidden = hidden.repeat(B, 1, 1, 1)
-        if not self.mixing:
-            return attention(q, k, v, hidden).transpose(1, 2).reshape(windows, P, C)
-        token = self.token
-        row = self.qkv(token.reshape(1, C)).view(3, h, 1, -1) if self.token_projected else torch.stack([token] * 3)
-        if self.token_is_key:
-            k = torch.cat([k, row[1].expand(windows, -1, -1, -1)], 2)
-            v = torch.cat([v, row[2].expand(windows, -1, -1, -1)], 2)
-            hidden = None if hidden is None else F.pad(hidden, [0, 1])
-        local = attention(q, k, v, hidden)  # B*Nw h P d
-        summary = attention(row[0], k, v, hidden).reshape(B, -1, C)  # B Nw C
-        Nw = summary.shape[1]
-        if isinstance(Nw, int) and Nw == 1:  # one window alone has one summary, and nothing to choose from
-            mixed = self.mix_proj(F.linear(summary, self.mix_qkv.weight[2 * C :], self.mix_qkv.bias[2 * C :]))
-            fused = F.linear(mixed, self.fuse_kv.weight[C:], self.fuse_kv.bias[C:])  # B 1 C
-            return local.transpose(1, 2).reshape(windows, P, C) + fused
-        mixed = attention(*split_heads(self.mix_qkv(summary), 3, h), unreal)  # B h Nw d
-        mixed = self.mix_proj(mixed.transpose(1, 2).reshape(B, Nw, C))
-        keys, values = split_heads(self.fuse_kv(mixed), 2, h)  # B h Nw d
-        fused = attention(q.view(B, Nw, h, P, -1), keys[:, None], values[:, None], unreal)  # B Nw h P d
-        return (local + fused.view(local.shape)).transpose(1, 2).reshape(windows, P, C)
 
     def attend(self, qkv: Tensor, mask: Tensor | None, B: int) -> Tensor:
         """Projected windows (B*Nw, P, 3C) -> attended windows (B*Nw, P, C).
@@ -176,7 +120,3 @@ class AbstractTokenAttention(nn.Module):
         rows = torch.arange(p, device=like.device)[:, None] * self.window + pixel < H  # p w
         columns = torch.arange(q, device=like.device)[:, None] * self.window + pixel < W  # q w
         return (rows[:, None, :, None] & columns[:, None]).flatten(2, 3).flatten(0, 1)[:, None, None]
-
-
-def _minus_infinity(where: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros(where.shape, dtype=like.dtype, device=like.device).masked_fill(where, float("-inf"))

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .exported import exporting
 from .folding import fold_norm_after
 from .memory_format import channels_last
 
@@ -42,28 +41,18 @@ class BilinearPatchEmbed(nn.Module):
         H, W = x.shape[-2], x.shape[-1]
         # Half precision would lose sub-pixel positions on wide maps.
         wide = offsets if offsets.dtype == torch.float64 else offsets.float()
-        column = torch.arange(wide.shape[2], device=x.device, dtype=wide.dtype)
-        row = torch.arange(wide.shape[1], device=x.device, dtype=wide.dtype)[:, None]
-        if not torch.jit.is_scripting() and exporting():  # two operations on the offsets; all else is constant
-            centre_x, centre_y = (4 * column + 2) / W - 1, (4 * row + 2) / H - 1
-            shape = wide.shape[1:3]
-            centres = torch.stack([centre_x.expand(shape), centre_y.expand(shape)], -1)
-            two = torch.full_like(column[0], 2)  # a tensor: not all exporters divide by a size that is left open
-            pixel = torch.stack([two / W, two / H])
-            grid = wide * pixel + centres
-        else:
-            grid_x = (4 * column + 2 * wide[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
-            grid_y = (4 * row + 2 * wide[..., 1] + 2) / H - 1
-            grid = torch.stack([grid_x, grid_y], -1)
+        grid = self.positions(wide, H, W)
         sampled = F.grid_sample(x.to(wide.dtype), grid, "bilinear", "border", align_corners=False)
         return sampled.to(x.dtype)
 
-    @torch.jit.ignore
-    def extra_macs(self, convention, inputs, output) -> int:
-        """The samples themselves, which are no matrix product."""
-        return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
+    def positions(self, offsets: Tensor, H: int, W: int) -> Tensor:
+        """Where to sample a map of H x W pixels, in [-1, 1] as F.grid_sample has it. (B, h, w, 2) -> (B, h, w, 2)."""
+        column = torch.arange(offsets.shape[2], device=offsets.device, dtype=offsets.dtype)
+        row = torch.arange(offsets.shape[1], device=offsets.device, dtype=offsets.dtype)[:, None]
+        grid_x = (4 * column + 2 * offsets[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
+        grid_y = (4 * row + 2 * offsets[..., 1] + 2) / H - 1
+        return torch.stack([grid_x, grid_y], -1)
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
         fold_norm_after(self, "proj", "norm")

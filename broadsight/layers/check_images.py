@@ -1,6 +1,5 @@
 """Refuses what is no batch of images, before a layer complains about something else."""
 
-import torch
 from timm.layers import register_notrace_function
 from torch import Tensor
 
@@ -8,11 +7,9 @@ from torch import Tensor
 @register_notrace_function
 def check_images(x: Tensor, in_chans: int) -> None:
     """Expects (B, in_chans, H, W) with nothing of size 0."""
-    if torch.jit.is_scripting():
-        pass
-    elif x.ndim != 4 or x.shape[1] != in_chans:
+    if x.ndim != 4 or x.shape[1] != in_chans:
         raise ValueError(f"images have shape {tuple(x.shape)}; expected (batch, {in_chans}, height, width)")
-    elif not torch.compiler.is_compiling() and 0 in x.shape[2:]:
+    if 0 in x.shape[2:]:
         raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
-    elif not torch.compiler.is_compiling() and x.shape[0] == 0:
+    if x.shape[0] == 0:
         raise ValueError("the batch holds no image; expected at least one")

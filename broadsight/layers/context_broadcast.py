@@ -4,14 +4,12 @@ From "Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et
 docs/context-broadcasting.md.
 """
 
-from typing import Any
-
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .exported import exporting
-from .kernels.slices import runs_eagerly
+from .kernels.dispatch import accelerated
+from .kernels.uniform import add_context, learns, uniform_both_ways
 
 # Operations for each element of the tokens, as the paper counts them: sums and products there, the average is free.
 OPERATIONS = {"cb": 1, "scaled": 1, "gate": 1, "hybrid": 2}
@@ -50,9 +48,7 @@ def context_broadcast(
     elif scale is None:
         raise ValueError("kind='scaled' without a scale; expected one for each channel")
     if kind == "cb" or kind == "scaled":
-        if not torch.jit.is_scripting() and _learns_eagerly(x, scale):
-            return Uniform.apply(x, scale, channel_axis, axes, inplace)
-        return _uniform(x, x.mean(axes, keepdim=True), scale, channel_axis, inplace)
+        return uniform(x, scale, channel_axis, axes, inplace)
     if class_token and len(axes) > 1:
         raise ValueError(f"a class token in shape {list(x.shape)}; only tokens (B, N, C) have one")
     mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
@@ -65,54 +61,10 @@ def context_broadcast(
     return x * factor
 
 
-def _uniform(x: Tensor, mean: Tensor, scale: Tensor | None, channel_axis: int, inplace: bool) -> Tensor:
-    """(x + mean) / 2, or x + scale * mean."""
-    if scale is None:
-        if exporting():  # a lerp is translated into seven operations
-            return (x + mean) * 0.5
-        return x.lerp_(mean, 0.5) if inplace else torch.lerp(x, mean, 0.5)
-    shape = [1] * x.ndim
-    shape[channel_axis] = -1
-    added = mean * scale.to(x.dtype).view(shape)
-    return x.add_(added) if inplace else x + added
-
-
-@torch.jit.unused
-def _learns_eagerly(x: Tensor, scale: Tensor | None) -> bool:
-    learns = x.requires_grad or (scale is not None and scale.requires_grad)
-    return torch.is_grad_enabled() and learns and runs_eagerly()
-
-
-class Uniform(torch.autograd.Function):
-    """Uniform attention is its own transpose, so that the gradient takes the same way; autograd would go four times
-    over the tokens where two passes will do."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool) -> Tensor:
-        mean = x.mean(axes, keepdim=True)
-        ctx.axes, ctx.channel_axis = axes, channel_axis
-        if scale is not None:
-            ctx.save_for_backward(mean, scale)
-        if inplace:
-            ctx.mark_dirty(x)
-        return _uniform(x, mean, scale, channel_axis, inplace)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        (grad,) = gradients
-        mean_grad = grad.mean(ctx.axes, keepdim=True)
-        saved = ctx.saved_tensors  # once: gradient checkpointing gives them away
-        if not saved:
-            return _uniform(grad, mean_grad, None, ctx.channel_axis, False), None, None, None, None
-        return _scaled_backward(ctx, grad, mean_grad, *saved)
-
-
-@torch.autograd.function.once_differentiable
-def _scaled_backward(ctx: Any, grad: Tensor, mean_grad: Tensor, mean: Tensor, scale: Tensor) -> tuple:
-    tokens = grad.numel() // mean_grad.numel()
-    others = [axis for axis in range(grad.ndim) if axis != ctx.channel_axis]
-    grad_scale = ((mean_grad * mean).sum(others) * tokens).to(scale.dtype)
-    return _uniform(grad, mean_grad, scale, ctx.channel_axis, False), grad_scale, None, None, None
+@accelerated(uniform_both_ways, learns)
+def uniform(x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool) -> Tensor:
+    """(x + m) / 2, or x + scale * m, with m the mean over some axes."""
+    return add_context(x, x.mean(axes, keepdim=True), scale, channel_axis, inplace)
 
 
 @register_notrace_module
@@ -162,7 +114,10 @@ class ContextBroadcast(nn.Module):
         class_token = self.class_token
         if class_token is None:
             class_token = x.ndim == 3
-        return context_broadcast(x, self.kind, self.scale, axis, class_token, self.inplace)
+        return self.broadcast(x, axis, class_token)
+
+    def broadcast(self, x: Tensor, channel_axis: int, class_token: bool) -> Tensor:
+        return context_broadcast(x, self.kind, self.scale, channel_axis, class_token, self.inplace)
 
     def channel_axis(self, x: Tensor) -> int:
         dim, channels_last = self.dim, self.channels_last

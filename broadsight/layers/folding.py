@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .kernels.dispatch import hooked
+
 
 def fold_norm_after(module: nn.Module, layer: str, norm: str) -> None:
     """Fold module.norm, which follows the convolution or linear layer module.layer, into it."""
@@ -27,6 +29,24 @@ def fold_norm_before(module: nn.Module, norm: str, layer: str) -> None:
         bias = target.weight @ shift
         _replace(target, target.weight * scale, bias if target.bias is None else target.bias + bias)
         setattr(module, norm, nn.Identity())
+
+
+def fold_scale_after(module: nn.Module, branch: str, layer: str, scale: str) -> bool:
+    """Fold the layer scale module.scale, which follows the branch whose last layer is branch.layer, into that layer.
+
+    Returns whether no scale is left between the branch and the residual, and no hook sees what the branch gives.
+    """
+    inner, last = module.get_submodule(branch), module.get_submodule(f"{branch}.{layer}")
+    found: Any = module.get_submodule(scale)
+    if hasattr(found, "gamma") and not (hooked(inner) or hooked(last)):
+        _replace(last, last.weight * found.gamma[:, None], last.bias * found.gamma)
+        setattr(module, scale, nn.Identity())
+    return not (hasattr(getattr(module, scale), "gamma") or hooked(inner))
+
+
+def as_built(module: nn.Module) -> bool:
+    """Whether no module inside has a hook, so that a folded form may take its place."""
+    return not any(hooked(inner) for inner in module.modules())
 
 
 def _pair(module: nn.Module, layer: str, norm: str) -> tuple[Any, tuple[Tensor, Tensor] | None]:

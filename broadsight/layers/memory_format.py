@@ -8,9 +8,4 @@ from torch import Tensor
 @register_notrace_function
 def channels_last(x: Tensor) -> Tensor:
     """(B, C, H, W) with its channels side by side in memory; a copy if they are not. vmap knows no memory formats."""
-    if torch.jit.is_scripting():
-        return x.contiguous(memory_format=torch.channels_last)
-    elif torch._C._are_functorch_transforms_active():
-        return x
-    else:
-        return x.contiguous(memory_format=torch.channels_last)
+    return x if torch._C._are_functorch_transforms_active() else x.contiguous(memory_format=torch.channels_last)

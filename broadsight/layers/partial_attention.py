@@ -1,18 +1,12 @@
 """Partial attention: full attention among a few salient tokens, and one query for all the others."""
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .any_size import symbolic
-from .exported import exporting, rank_foreground, split_heads
-from .kernels.slices import image_slices, runs_eagerly
-
-# The mixed attention maps of one slice of queries should stay in the processor's cache.
-SLICE_BYTES = 2 << 20
+from .kernels.dispatch import accelerated
+from .kernels.query_slices import infers_on_cpu, queries_in_slices
 
 
 @register_notrace_module
@@ -90,8 +84,6 @@ class PartialAttention(nn.Module):
             self.head_down += identity.repeat(1, self.head_expansion) / self.head_expansion
 
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and exporting():
-            return self._exported(x, scores)
         B, N, C = x.shape
         n = self.foreground_count(N)
         token = self.token.expand(B, -1, -1).to(x.dtype)
@@ -112,69 +104,15 @@ class PartialAttention(nn.Module):
         out = out.unflatten(0, (B, -1))
         return self.proj(out) if self.project_all else out
 
-    @torch.jit.unused
-    def _exported(self, x: Tensor, scores: Tensor) -> Tensor:
-        """The same without a stable sort and without writes by index, which other runtimes lack or are slow at."""
-        B, N, C = x.shape
-        n = self.foreground_count(N)
-        first = N * torch.arange(B, device=x.device)[:, None]  # of each image, among the rows of all
-        # Torch takes a size of 1 for a constant. So where sizes are symbols the abstract token joins the others, as the
-        # one with the highest score: then there are two foreground tokens at least.
-        if symbolic(N, N):
-            index, rank = rank_foreground(F.pad(scores, [1, 0], value=float("inf")), n + 1)
-            chosen = F.embedding((index - 1).clamp(min=0) + first, x.flatten(0, 1))  # B 1+n C
-            chosen = torch.where(index[..., None] == 0, self.token, chosen)
-            rank = (rank[:, 1:] - 1).clamp(min=0)
-        else:
-            index, rank = rank_foreground(scores, n)
-            token = self.token.expand(B, -1, -1).to(x.dtype)
-            chosen = torch.cat([token, F.embedding(index + first, x.flatten(0, 1))], 1)
-        attended = self.attend(chosen)  # B 1+n C: what ranks 1 to n become
-        if not self.project_all:
-            attended = self.proj(attended)
-        table, background = attended, rank == 0  # B N
-        if not self.all_foreground(N, n):
-            hidden = torch.where(background, 0.0, float("-inf"))[:, None]  # B 1 N
-            update = self.channel_mlp(self.query_background(attended[:, 0], x, hidden.to(x.dtype)))  # B 1 C
-            place = torch.arange(table.shape[1], device=x.device)[:, None]
-            table = torch.where(place == 0, update, attended)  # what rank 0 becomes is the same for all
-        first = table.shape[1] * torch.arange(B, device=x.device)[:, None]
-        out = F.embedding(rank + first, table.flatten(0, 1))  # B N C
-        if self.background_identity and not self.all_foreground(N, n):
-            out = x * background.to(x.dtype)[..., None] + out
-        return self.proj(out) if self.project_all else out
-
     def all_foreground(self, N: int, n: int) -> bool:
         """Whether no token is left to be background."""
-        if not torch.jit.is_scripting() and symbolic(N, N):
-            return False
         return N == 1 or (not self.background_required and n == N)
 
     def foreground_count(self, N: int) -> int:
         """How many of N tokens are foreground."""
         n = N * self.foreground[0] // self.foreground[1] if self.foreground[1] else self.foreground[0]
-        most = N - 1 if self.background_required else N
-        if torch.jit.is_scripting():
-            n = min(n, self.foreground_limit) if self.foreground_limit else n
-            return max(1, min(n, most))
-        elif torch.jit.is_tracing():  # which hands in tensors for sizes
-            n = min(int(n), self.foreground_limit) if self.foreground_limit else int(n)
-            return max(1, min(n, int(most)))
-        else:  # the same, and fit for symbols
-            n = torch.sym_min(n, self.foreground_limit) if self.foreground_limit else n
-            return cast(int, torch.sym_max(1, torch.sym_min(n, most)))
-
-    @torch.jit.ignore
-    def extra_macs(self, convention, inputs, output) -> int:
-        """What the equations spend beyond ours: they project every token, background included, before the query."""
-        B, N, C = output.shape
-        foreground = self.foreground_count(N)
-        background = N - foreground
-        if not background:
-            return 0
-        projected = 3 * background * C**2 + 2 * background * C
-        executed = 2 * C**2 + 2 * self.heads * N * C
-        return B * (projected - executed)
+        n = min(n, self.foreground_limit) if self.foreground_limit else n
+        return max(1, min(n, N - 1 if self.background_required else N))
 
     def attend(self, x: Tensor) -> Tensor:
         """Multi-head attention with heads mixed around the soft-max, not yet projected. (B, F, C) -> (B, F, C)."""
@@ -182,41 +120,22 @@ class PartialAttention(nn.Module):
         h = self.heads
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         qkv = F.linear(x, self.qkv.weight, bias)
-        if not torch.jit.is_scripting() and exporting():
-            queries, keys, values = split_heads(qkv, 3, h)
-            return self._mixed(queries, keys.transpose(-2, -1), values).transpose(1, 2).reshape(B, F_, C)
-        qkv = qkv.view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4)  # 3 B h F d
-        keys, values = qkv[1].transpose(-2, -1), qkv[2]
-        if not torch.jit.is_scripting() and self._runs_in_slices(x):
-            # Queries do not see each other. Whole, the maps of a large image would leave the cache at every step.
-            row = B * self.head_expansion * h * F_ * x.element_size()
-            parts = [self._mixed(qkv[0][:, :, part], keys, values) for part in image_slices(F_, row, SLICE_BYTES)]
-            mixed = torch.cat(parts, 2)
-        else:
-            mixed = self._mixed(qkv[0], keys, values)
-        return mixed.transpose(1, 2).reshape(B, F_, C)
+        queries, keys, values = qkv.view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4).unbind(0)  # B h F d
+        return self.mix_heads(queries, keys.transpose(-2, -1), values).transpose(1, 2).reshape(B, F_, C)
 
-    def _mixed(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    @accelerated(queries_in_slices, infers_on_cpu)
+    def mix_heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of some queries with mixed heads. (B, h, R, d), (B, h, d, F), (B, h, F, d) -> (B, h, R, d)."""
         # As 1x1 convolutions the mixings read the maps once; the scale rides on the first one's weights.
         logits = F.conv2d(queries @ keys, (self.head_up * self.scale)[:, :, None, None])  # B e*h R F
         weights = F.conv2d(logits.softmax(-1), self.head_down[:, :, None, None])  # B h R F
         return weights @ values
 
-    @torch.jit.unused
-    def _runs_in_slices(self, x: Tensor) -> bool:
-        """In training every map is kept for the backward pass, and slices would save nothing."""
-        return x.device.type == "cpu" and not torch.is_grad_enabled() and runs_eagerly()
-
     def query_background(self, query: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
         """One query (B, C) over the rows of x (B, N, C), to whose logits hidden (B, 1, N) is added. -> (B, 1, C)."""
         B, N, C = x.shape
         h = self.heads
         _, key, value = self.qkv.weight.view(3, h, C // h, C).unbind(0)  # each h d C
-        if not torch.jit.is_scripting() and exporting():
-            probes = (query.view(B, h, 1, C // h) @ (key * self.scale)).view(B, h, C)
-            means = (probes @ x.transpose(1, 2) + hidden).softmax(-1) @ x  # B h C
-            return (means[:, :, None] @ value.transpose(1, 2)).view(B, 1, C) + self.v_bias
         heads = (query * self.scale).view(B, h, C // h).transpose(0, 1)  # h B d
         probes = (heads @ key.to(heads.dtype)).transpose(0, 1)  # B h C: each head's query in the space of the tokens
         logits = probes @ x.transpose(1, 2).to(probes.dtype)  # B h N

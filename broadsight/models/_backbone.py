@@ -4,7 +4,6 @@ The only file that touches timm's less public parts.
 """
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar, cast
@@ -20,17 +19,13 @@ from ..errors import did_you_mean
 from ..layers.buffers import restore_on_load
 from ..layers.check_images import check_images
 from ..layers.folding import fold_norm_after
-from ..layers.kernels.dispatch import sees_whole_batch
-from ..layers.kernels.slices import runs_eagerly
+from ..layers.kernels.slices import in_slices
 from ..layers.memory_format import channels_last
 from ..surgery.description import EDITED
 
 Sizes = Sequence[int]
 BUILDERS = tuple(inspect.signature(build_model_with_cfg).parameters)  # arguments of timm's builder, not of a model
 COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
-
-# Of one slice of a batch in inference on the CPU, measured at the input of a stage.
-SLICE_BYTES = 7 << 18
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -53,10 +48,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x).permute(0, 2, 3, 1).contiguous()  # B H W C; a copy only if the map was not channels-last
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            x = checkpoint_seq(self.blocks, x)
-        else:
-            x = self.blocks(x)
+        x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         return self.norm(x).permute(0, 3, 1, 2)
 
 
@@ -99,7 +91,6 @@ class ProjectedHead(ClassifierHead):
             return self.flatten(x)
         return self.flatten(self.fc(x))
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold the norm into the hidden layer, for inference."""
         fold_norm_after(self, "proj", "norm")
@@ -148,7 +139,6 @@ class StagedBackbone(nn.Module):
         ]
         self.init_weights()
 
-    @torch.jit.ignore
     def init_weights(self) -> None:
         """Draw every parameter and reset every buffer; what is drawn depends on torch's seed alone."""
         for module in self.modules():
@@ -163,7 +153,6 @@ class StagedBackbone(nn.Module):
     def init_module(self, module: nn.Module) -> None:
         """What a family draws otherwise than torch does by default."""
 
-    @torch.jit.ignore
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As torch does, but a checkpoint that does not fit is refused in one line, before anything is loaded."""
         own = self.state_dict()
@@ -186,17 +175,14 @@ class StagedBackbone(nn.Module):
             )
         return super().load_state_dict(state_dict, strict, assign)
 
-    @torch.jit.ignore
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """What timm's loader passes a checkpoint through. The norms of a dense model are new where it has none."""
         own = self.state_dict()
         return {key: own[key] for key in own if key.startswith("feature_norms.")} | state_dict
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return set()
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         if coarse:
             return dict(stem=r"^stem", blocks=[(r"^stages\.(\d+)", None), (r"^norm|^feature_norms", (99999,))])
@@ -208,16 +194,13 @@ class StagedBackbone(nn.Module):
         ]
         return dict(stem=r"^stem", blocks=fine)
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
             cast(Stage, stage).grad_checkpointing = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         return self.head.fc
 
-    @torch.jit.ignore
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for num_classes (0: none) and, if given, another pooling ("": none)."""
         self.num_classes = num_classes
@@ -227,7 +210,6 @@ class StagedBackbone(nn.Module):
         if isinstance(self.head.fc, nn.Linear):
             _init_classifier(self.head.fc)
 
-    @torch.jit.ignore
     def forward_intermediates(
         self,
         x: Tensor,
@@ -270,7 +252,6 @@ class StagedBackbone(nn.Module):
             x = self.norm(x)
         return x, intermediates
 
-    @torch.jit.ignore
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
@@ -294,12 +275,9 @@ class StagedBackbone(nn.Module):
         """(B, in_chans, H, W) -> (B, num_features, H/32, W/32)."""
         check_images(x, self.in_chans)
         x = channels_last(x)  # the images are small beside the maps: one copy here, and none after it
-        if torch.jit.is_scripting():
-            x = self.stages(self.stem(x))
-        else:
-            x = in_slices(self.stem, x)
-            for stage in self.stages:
-                x = in_slices(stage, x)
+        x = in_slices(self.stem, x)
+        for stage in self.stages:
+            x = in_slices(stage, x)
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -321,7 +299,6 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold a BatchNorm into the convolution, for inference; a LayerNorm stays."""
         fold_norm_after(self, "conv", "norm")
@@ -385,26 +362,6 @@ def same_length(stages: int = 4, **sequences: Sequence) -> None:
             raise ValueError(
                 f"{argument}={tuple(values)} has {len(values)} entries; expected {stages}, one for each stage"
             )
-
-
-def in_slices(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x), in inference on the CPU a few images at a time.
-
-    Large maps fall out of the cache between two layers, and the allocator hands their pages back to the system and asks
-    for them again, a page fault each. Images do not see each other in inference, so the result is the same. Not where
-    somebody listens (hooks), traces or compiles: they see one call with the whole batch.
-    """
-    if (
-        type(x) is not Tensor  # a tracer's stand-in
-        or torch.is_grad_enabled()
-        or x.device.type != "cpu"
-        or not runs_eagerly()
-    ):
-        return module(x)
-    count = math.ceil(x.numel() * x.element_size() / SLICE_BYTES)
-    if count < 2 or any(m.training or sees_whole_batch(m) for m in module.modules()):
-        return module(x)
-    return torch.cat([module(part) for part in x.tensor_split(min(count, len(x)))])
 
 
 class UnknownArgumentError(TypeError, ValueError):

@@ -3,14 +3,12 @@
 The text and the tables do not pin every layer; how this reading was found and where it departs: docs/models.md.
 """
 
-import torch
 from timm.layers import DropPath
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
-from ..layers.folding import fold_norm_after, fold_norm_before
-from ..layers.kernels.dispatch import listened_to
+from ..layers.folding import as_built, fold_norm_after, fold_norm_before
 from ._backbone import ConvNorm, Sizes, Stage, StagedBackbone, build, cfg, drop_path_rates, same_length
 
 __all__ = ["EMSNet"]
@@ -76,10 +74,9 @@ class EMSBlock(nn.Module):
             return x + self.drop_path(self.mlp(normed))
         return self.mlp(normed, x)
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         """For inference: both norms into the linear layers that follow them, and the mixer's chains multiplied out."""
-        if isinstance(self.mixer, MultiScaleInteraction) and not any(listened_to(m) for m in self.mixer.modules()):
+        if isinstance(self.mixer, MultiScaleInteraction) and as_built(self.mixer):
             fold_norm_before(self, "norm1", "mixer.in_proj")
             self.mixer = self.mixer.folded()
         fold_norm_before(self, "norm2", "mlp.fc1")
@@ -99,7 +96,6 @@ class Stem(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm2(self.conv2(self.act(self.norm1(self.conv1(x)))))
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         for i in (1, 2):
             fold_norm_after(self, f"conv{i}", f"norm{i}")

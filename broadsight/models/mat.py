@@ -3,7 +3,6 @@
 The text under-specifies the model; how this reading was found and where it departs: docs/models.md.
 """
 
-import torch
 from timm.layers import DropPath
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
@@ -113,7 +112,6 @@ class MAT(StagedBackbone):
             if isinstance(module, BilinearPatchEmbed):  # sampling starts at the patch centres
                 nn.init.zeros_(module.offset_proj.weight)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
 
@@ -160,7 +158,6 @@ class Stem(nn.Module):
         x = self.act(self.norm2(self.conv2(x)))
         return self.norm3(self.conv3(x))
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         for i in (1, 2, 3):
             fold_norm_after(self, f"conv{i}", f"norm{i}")

@@ -135,7 +135,6 @@ class PartialFormer(StagedBackbone):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
 
@@ -197,7 +196,6 @@ class ConvStem(nn.Module):
             return self.norm3(self.conv3(self.act(self.norm2(self.conv2(x)))))
         return self.norm2(self.conv2(x))
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         for i in (1, 2):  # the last norm is a LayerNorm, which stays
             fold_norm_after(self, f"conv{i}", f"norm{i}")

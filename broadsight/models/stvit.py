@@ -7,16 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm2d, LayerScale
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
-from ..layers.exported import exporting
-from ..layers.folding import fold_norm_before
-from ..layers.kernels.dispatch import listened_to, untouched
+from ..layers.folding import fold_norm_before, fold_scale_after
 from ._backbone import (
     ConvNorm,
     ProjectedHead,
@@ -105,7 +101,6 @@ class STViT(StagedBackbone):
             **common,
         )
 
-    @torch.jit.ignore
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Checkpoints under the authors' key names load through timm too; `broadsight.load_release` is stricter."""
         if "patch_embed.proj.0.weight" not in state_dict:
@@ -172,8 +167,6 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and exporting() and self._runs_on_maps():
-            return self._exported(x)
         x = self.cpe(x)
         normed = self.norm1(x).permute(0, 3, 1, 2)
         if self.apart or (self.dropped and self.training):
@@ -184,41 +177,15 @@ class Block(nn.Module):
         normed = self.norm2(x).permute(0, 2, 3, 1)
         return self.mlp(normed, x.permute(0, 2, 3, 1))
 
-    @torch.jit.unused
-    def _runs_on_maps(self) -> bool:
-        """Whether all that works on pixels alone is as it was built, but for norms and scales that were folded."""
-        plain = (self.mlp, ChannelMlp), (self.mlp.fc1, nn.Linear), (self.mlp.fc2, nn.Linear), (self.mlp.act, nn.GELU)
-        dw = isinstance(self.mlp.dw, nn.Identity) or untouched(self.mlp.dw, DepthwiseConv)
-        return not (self.apart or self.training) and dw and all(untouched(*pair) for pair in plain)
-
-    @torch.jit.unused
-    def _exported(self, x: Tensor) -> Tensor:
-        """The same on channels-first maps: runtimes lay out convolutions as they like best, if all is convolutions."""
-        x = self.cpe(x)
-        x = self.attn(self.norm1(x).permute(0, 3, 1, 2), x.permute(0, 3, 1, 2))
-        mlp = self.mlp
-        y = mlp.act(F.conv2d(self.norm2(x), mlp.fc1.weight[:, :, None, None], mlp.fc1.bias))
-        if isinstance(mlp.dw, DepthwiseConv):
-            y = mlp.dw(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return (x + F.conv2d(y, mlp.fc2.weight[:, :, None, None], mlp.fc2.bias)).permute(0, 2, 3, 1)
-
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         """For inference: the second norm into the MLP, layer scales into the projections that precede them.
 
         The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         """
         fold_norm_before(self, "norm2", "mlp.fc1")
-        for scale, branch, layer in (("ls1", self.attn, self.attn.proj), ("ls2", self.mlp, self.mlp.fc2)):
-            gamma = getattr(getattr(self, scale), "gamma", None)
-            if gamma is not None and not (listened_to(branch) or listened_to(layer)):
-                layer.weight.data *= gamma[:, None]
-                layer.bias.data *= gamma
-                setattr(self, scale, nn.Identity())
-        if not (isinstance(self.ls1, LayerScale) or isinstance(self.ls2, LayerScale) or listened_to(self.attn)):
-            self.apart = False
+        folded = [fold_scale_after(self, "attn", "proj", "ls1"), fold_scale_after(self, "mlp", "fc2", "ls2")]
+        self.apart = self.apart and not all(folded)
 
-    @torch.jit.ignore
     def keep_branches_apart(self) -> None:
         """From now on the branches give what they add, where they would add it to the residual themselves."""
         self.apart = True

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ..dense.build import builder
 from ..dense.stages import Stages, open_stages
-from ..inspection.macs import LAYERS, OLD_PROFILER, PRODUCTS, Convention
-from ..layers import AbstractTokenAttention, MultiTokenNeck
+from .macs import LAYERS, OLD_PROFILER, PRODUCTS, Convention
 from .map import Row
 
 PAPERS = ("emsnet", "mat", "partialformer", "map")
@@ -159,10 +158,6 @@ class DenseModel(nn.Module):
         stages = _stages(backbone)
         with torch.device("meta"):
             self.model: Any = builder(task)(stages, SETTINGS[task][0])
-        for module in self.model.modules():
-            for kind, beyond in PUBLISHED_FORMS.items():
-                if isinstance(module, kind):
-                    module.extra_macs = partial(beyond, module)
 
     def forward(self, images: Tensor) -> None:
         model = self.model
@@ -189,36 +184,3 @@ def _stages(backbone: str) -> Stages:
     name, neck = NECKS.get(backbone, (backbone, None))
     with torch.device("meta"):
         return open_stages(name, neck="fpn" if neck is None else "map", neck_args=neck)
-
-
-# What the published form of a layer has beyond ours where layers alone are counted, of modules that macs.py does not
-# know or that our form does not have.
-def _transposed(module: nn.ConvTranspose2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return inputs[0].numel() * module.weight[0].numel() if convention.layers_only else 0
-
-
-def _padded(module: AbstractTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The published figures are those of windows padded before the projections; we pad after them."""
-    B, H, W, _ = inputs[0].shape
-    added = (H + -H % module.window) * (W + -W % module.window) - H * W
-    return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
-
-
-def _attending(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any) -> int:
-    """The merging, keys and values at every position, and the tokens' own part: in ours no layers."""
-    if not convention.layers_only:
-        return 0
-    B, _, height, width = inputs[0][module.merge.level].shape
-    positions, block = height * width, module.block
-    tokens = module.learned.shape[1]
-    projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
-    attention = projections * block.q.weight.numel()
-    mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
-    return B * (module.merge.weight.numel() * positions + attention + mlp)
-
-
-PUBLISHED_FORMS: dict[type[nn.Module], Callable[..., int]] = {
-    nn.ConvTranspose2d: _transposed,
-    AbstractTokenAttention: _padded,
-    MultiTokenNeck: _attending,
-}

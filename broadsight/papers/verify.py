@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from ..inspection.macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, blank_model, count, executed_macs
+from ..inspection.macs import blank_model, executed_macs
 from ..layers import PartialAttention
 from ..models import FAMILIES, STViT
 from ..models.context_broadcast import ALIASES
 from . import broadcast as broadcast_tables
 from . import dense as dense_tables
 from . import map as map_tables
+from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, count
 from .map import Row
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
@@ -256,7 +257,7 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
     if "mmacs" in printed:  # a single module, in millions
         tokens, dim, heads = int(printed["height"]) * int(printed["width"]), int(printed["dim"]), int(printed["heads"])
         module = PartialAttention(dim, heads, (39, 3136))
-        executed, extra = count(module, (1, tokens, dim), (1, tokens), PRODUCTS)
+        executed, extra = count(module, (1, tokens, dim), (1, tokens), convention=PRODUCTS)
         figures = {"macs": printed["mmacs"]}
         measured = {"macs": ((executed + extra) / 1e6, executed / 1e6, f"{PRODUCTS.name}, in M")}
     else:
@@ -293,7 +294,7 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
     if figure == "params":
         return sum(p.numel() for p in model.parameters()) / 1e6, None, ""
     height, width = (int(side) for side in (size.split("x") * 2)[:2]) if size else SIZE
-    executed, extra = count(model, (1, 3, height, width), convention)
+    executed, extra = count(model, (1, 3, height, width), convention=convention)
     return (executed + extra) / 1e9, executed / 1e9, convention.name
 
 

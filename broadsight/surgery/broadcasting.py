@@ -13,7 +13,7 @@ from ..inspection.branches import PLACES as POSITIONS
 from ..inspection.branches import Branch, Tokens, find_branches
 from ..layers import ContextBroadcast
 from ..layers.buffers import restore_on_load
-from ..layers.context_broadcast import KINDS, context_broadcast
+from ..layers.context_broadcast import KINDS
 from .description import as_edited, describe_edited
 
 BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
@@ -99,10 +99,6 @@ def broadcast_first_output(module: Any, inputs: tuple, output: Any) -> Any:
     return module.context_broadcast(output)
 
 
-for _hook in (broadcast_input, broadcast_first_input, broadcast_output, broadcast_first_output):
-    _hook.__dict__["image_by_image"] = True
-
-
 class WindowedBroadcast(ContextBroadcast):
     """Context broadcasting among all tokens of an image where its windows are separate rows of the batch.
 
@@ -118,7 +114,7 @@ class WindowedBroadcast(ContextBroadcast):
         images = self.images.take()
         windows = x.unflatten(0, (images, x.shape[0] // images))  # B windows ...
         axis = self.channel_axis(x)
-        return context_broadcast(windows, self.kind, self.scale, axis + 1).flatten(0, 1)
+        return self.broadcast(windows, axis + 1, False).flatten(0, 1)
 
 
 class ImageCount:
@@ -126,8 +122,6 @@ class ImageCount:
 
     Each thread has its own count, so that several may run one model.
     """
-
-    image_by_image = True
 
     def __init__(self, argument: int = 0):
         self.argument = argument

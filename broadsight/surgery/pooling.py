@@ -186,18 +186,6 @@ class PooledModel(nn.Module):
         self._traits = {**getattr(model, "_traits", {}), "first_conv": self._traits["first_conv"]}
         self._model_args = {**self._model_args, **noted}
 
-    def extra_macs(self, convention: Any, inputs: tuple, output: Tensor) -> int:
-        """What the pool's published form spends beyond ours; it is called by parts here, past its own hooks."""
-        if not self.pooled:
-            return 0
-        images = inputs[0]
-        if tuple(images.shape[-2:]) == self.pyramid.image_size:
-            shapes = zip(self.pyramid.channels, self.pyramid.sizes, strict=True)
-            maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
-        else:
-            maps = self.pyramid(self.backbone, images)
-        return self.head.extra_macs(convention, (maps,), output)
-
     def no_weight_decay(self) -> set[str]:
         model: Any = self.backbone
         names = {f"backbone.{name}" for name in getattr(model, "no_weight_decay", set)()}

@@ -390,14 +390,6 @@ def test_invariance__images_do_not_see_each_other(shape, kind, seed):
 
 
 @each_kind
-@each_layout
-def test_script__gives_the_same_numbers(kind, layout):
-    module = layer(kind, class_token=None)
-    x = torch.randn(LAYOUTS[layout], dtype=torch.float64)
-    assert torch.equal(torch.jit.script(module)(x), module(x))
-
-
-@each_kind
 def test_export__any_batch_and_number_of_tokens(kind):
     module = layer(kind, class_token=True)
     shapes = ({0: Dim("batch", min=1, max=64), 1: Dim("tokens", min=2, max=4096)},)

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.layers import CMHSA, GMHSA, MultiScaleInteraction
-from broadsight.layers.ems import VARIANTS, AttentionPath, ChannelConv, Propagate, StaticBranch, Whiten, average_pool
+from broadsight.layers.coarse_attention import AttentionPath
+from broadsight.layers.ems import VARIANTS, StaticBranch, Whiten
+from broadsight.layers.patches import ChannelConv, Propagate, average_pool
 from tests.compare import assert_close, assert_same_function, outputs_and_gradients, randomize
 from tests.reference import emsnet as reference
 

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from broadsight.inspection.macs import PRODUCTS, count
-from broadsight.layers import PartialAttention, partial_attention
+from broadsight.layers import PartialAttention
+from broadsight.layers.kernels import query_slices
 from broadsight.layers.partial_attention import select_foreground
+from broadsight.papers.macs import PRODUCTS, count
 from tests.compare import assert_close, assert_same_function, randomize
 from tests.reference import partialformer as reference
 
@@ -165,7 +166,7 @@ def test_select_foreground__long_rows_with_ties(N):
 
 def test_macs__example_of_the_paper():
     """3136 tokens of width 64 in 8 heads: 40.13 M as the equations spend it, 4.90 M as it is executed here."""
-    executed, extra = count(PartialAttention(64, 8, (39, 3136)), (1, 3136, 64), (1, 3136), PRODUCTS)
+    executed, extra = count(PartialAttention(64, 8, (39, 3136)), (1, 3136, 64), (1, 3136), convention=PRODUCTS)
     N, d, h, F, m = 3136, 64, 8, 40, 4
     published = 3 * (N + 1) * d**2 + 2 * F**2 * d + 8 * h**2 * F**2 + F * d**2 + 2 * (N - 39) * d + 2 * d * m
     assert executed + extra == published
@@ -210,9 +211,9 @@ def test_attend__slices_of_queries_give_what_the_whole_gives(budget, monkeypatch
     x, scores = torch.randn(2, 40, 12).double(), torch.randn(2, 40).double()
     whole = ours(x, scores)
     seen = []
-    mixed = ours._mixed
-    monkeypatch.setattr(partial_attention, "SLICE_BYTES", budget)
-    monkeypatch.setattr(ours, "_mixed", lambda q, k, v: seen.append(q.shape[2]) or mixed(q, k, v))
+    softmax = Tensor.softmax  # of maps B e*h R F
+    monkeypatch.setattr(query_slices, "SLICE_BYTES", budget)
+    monkeypatch.setattr(Tensor, "softmax", lambda x, dim: (x.ndim == 4 and seen.append(x.shape[2])) or softmax(x, dim))
     with torch.no_grad():
         assert_close(ours(x, scores), whole.detach())
     assert seen == ([1] * 13 if budget == 1 else [5, 5, 3])

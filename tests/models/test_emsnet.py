@@ -5,9 +5,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.inspection.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
-from broadsight.layers.ems import VARIANTS, AttentionPath
+from broadsight.layers.coarse_attention import AttentionPath
+from broadsight.layers.ems import VARIANTS
 from broadsight.models import EMSNet
+from broadsight.papers.macs import FVCORE_MEAN, OLD_PROFILER, published_macs
 from tests.compare import assert_bfloat16, assert_close, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import emsnet as reference
 from tests.refusals import refused

@@ -5,9 +5,9 @@ import timm
 import torch
 from torch import Tensor
 
-from broadsight.inspection.macs import FVCORE, count, published_macs
 from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
 from broadsight.models import MAT
+from broadsight.papers.macs import FVCORE, count, published_macs
 from tests.compare import assert_bfloat16, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import mat as reference
 from tests.refusals import refused
@@ -160,7 +160,7 @@ def test_sizes_and_macs__of_every_part():
         (model.head, (1, 256, 7, 7), 1280 * 256 + 1_284_840, 49 * (1280 * 256 + 3840) + 1_280_000),
     ]
     for module, shape, size, macs in parts:
-        assert (parameters(module), sum(count(module, shape, FVCORE))) == (size, macs)
+        assert (parameters(module), sum(count(module, shape, convention=FVCORE))) == (size, macs)
 
 
 @pytest.mark.parametrize(("dim", "heads"), [(24, 3), (64, 4)])

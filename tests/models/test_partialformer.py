@@ -6,9 +6,9 @@ import pytest
 import timm
 import torch
 
-from broadsight.inspection.macs import PRODUCTS, count
 from broadsight.models import PartialFormer
 from broadsight.models.partialformer import saliency
+from broadsight.papers.macs import PRODUCTS, count
 from tests.compare import assert_bfloat16, assert_close, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import partialformer as reference
 from tests.refusals import refused
@@ -105,7 +105,7 @@ def test_sizes_and_macs__of_every_variant(name):
     backbone = timm.create_model(name, features_only=True, device=torch.device("meta"))
     assert parameters(backbone) == dense
     assert backbone.feature_info.channels() == [d * model.num_features // 8 for d in (1, 2, 4, 8)]
-    executed, extra = count(model, (1, 3, 224, 224), PRODUCTS)
+    executed, extra = count(model, (1, 3, 224, 224), convention=PRODUCTS)
     assert executed + extra == macs
     assert 0.80 * macs < executed < 0.85 * macs  # the background is never projected
     if name in EXECUTED:
@@ -118,7 +118,7 @@ def test_macs__of_every_part():
     dims, sides = (32, 64, 128, 256), (56, 28, 14, 7)
 
     def millions(module, *shape):
-        return round(sum(count(module, shape, PRODUCTS)) / 1e6, 2)
+        return round(sum(count(module, shape, convention=PRODUCTS)) / 1e6, 2)
 
     assert millions(model.stem, 1, 3, 224, 224) == 48.77
     assert [millions(model.stages[i].downsample, 1, dims[i - 1], *2 * [sides[i - 1]]) for i in (1, 2, 3)] == [14.45] * 3
@@ -164,7 +164,7 @@ def test_sizes_and_macs__of_other_readings(which):
         assert round(parameters(model) / 1e6, digits) == millions[i]
         if which == "convolutions in the mlp":  # equal weights, otherwise placed
             assert parameters(model) == SIZES[f"partialformer_b{i}"][0]
-    assert round(sum(count(model, (1, 3, 224, 224), PRODUCTS)) / 1e9, 3) == macs
+    assert round(sum(count(model, (1, 3, 224, 224), convention=PRODUCTS)) / 1e9, 3) == macs
 
 
 def test_widths__of_mlp_and_head():

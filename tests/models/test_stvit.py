@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import broadsight
-from broadsight.inspection.macs import FVCORE, PRODUCTS, count, published_macs
 from broadsight.models import STViT
+from broadsight.papers.macs import FVCORE, PRODUCTS, count, published_macs
 from tests.compare import parameters
 from tests.golden import checkpoint, images, key_lists
 from tests.refusals import refused
@@ -176,7 +176,7 @@ def test_sizes_and_macs__of_isotropic_variants(dims, depths, millions, giga, pos
     assert parameters(model) == total + (sum(tables) if position == "relative" else 0)
     assert round(parameters(model) / 1e6) == millions
     if position == "relative":  # a bias costs no product
-        executed, extra = count(model, (1, 3, 224, 224), PRODUCTS)
+        executed, extra = count(model, (1, 3, 224, 224), convention=PRODUCTS)
         assert round((executed + extra) / 1e9, 1) == giga and extra > 0
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from broadsight.dense.stages import open_stages
-from broadsight.inspection.macs import LAYERS, OLD_PROFILER, PRODUCTS, count
 from broadsight.layers import AbstractTokenAttention, MultiTokenNeck
 from broadsight.papers import dense as dense_tables
 from broadsight.papers import verify as verification
 from broadsight.papers.dense import BASELINES, CONTRADICTIONS, PAPERS, DenseModel, convention, roundings, rows
+from broadsight.papers.macs import LAYERS, OLD_PROFILER, PRODUCTS, count
 from broadsight.papers.verify import published, verify
 
 WIDTH = 256
@@ -24,7 +24,7 @@ GRIDS = [(200 * 320) // 4**i for i in range(4)]  # positions of an 800x1280 imag
 def measured(task: str, backbone: str) -> tuple[float, float]:
     """Parameters in M and operations in G, as the row's paper counts them."""
     model, (_, size) = DenseModel(task, backbone), dense_tables.SETTINGS[task]
-    macs = sum(count(model, (1, 3, *size), convention(f"{task} on {backbone}")))
+    macs = sum(count(model, (1, 3, *size), convention=convention(f"{task} on {backbone}")))
     return sum(p.numel() for p in model.parameters()) / 1e6, macs / 1e9
 
 
@@ -59,27 +59,27 @@ def mask_head() -> int:
 
 @pytest.fixture(scope="module")
 def resnet18() -> int:
-    return count(dense_tables._stages("resnet18"), (1, 3, 800, 1280), PRODUCTS)[0]
+    return count(dense_tables._stages("resnet18"), (1, 3, 800, 1280), convention=PRODUCTS)[0]
 
 
 @pytest.mark.parametrize("how", [PRODUCTS, LAYERS])
 def test_mask_rcnn__by_hand(resnet18, how):
     boxes = 1000 * (49 * WIDTH * 1024 + 1024**2 + 1024 * 81 * 5)
-    ours = sum(count(DenseModel("mask_rcnn", "resnet18"), (1, 3, 800, 1280), how))
+    ours = sum(count(DenseModel("mask_rcnn", "resnet18"), (1, 3, 800, 1280), convention=how))
     assert ours == resnet18 + pyramid_and_proposals() + boxes + mask_head()
 
 
 def test_cascade__three_box_heads_and_three_mask_heads_by_hand(resnet18):
     boxes = 1000 * (4 * 49 * 9 * WIDTH**2 + 49 * WIDTH * 1024 + 1024 * 81 * 5)
-    ours = sum(count(DenseModel("cascade_mask_rcnn", "resnet18"), (1, 3, 800, 1280), PRODUCTS))
+    ours = sum(count(DenseModel("cascade_mask_rcnn", "resnet18"), (1, 3, 800, 1280), convention=PRODUCTS))
     assert ours == resnet18 + pyramid_and_proposals() + 3 * (boxes + mask_head())
 
 
 def test_regions__their_number_is_the_convention(monkeypatch):
     model = DenseModel("mask_rcnn", "resnet18")
-    usual = sum(count(model, (1, 3, 64, 64), PRODUCTS))
+    usual = sum(count(model, (1, 3, 64, 64), convention=PRODUCTS))
     monkeypatch.setattr(dense_tables, "MASKS", 200)
-    assert sum(count(model, (1, 3, 64, 64), PRODUCTS)) - usual == mask_head()
+    assert sum(count(model, (1, 3, 64, 64), convention=PRODUCTS)) - usual == mask_head()
 
 
 class Shown(nn.Module):
@@ -88,7 +88,6 @@ class Shown(nn.Module):
     def __init__(self, layer: nn.Module, given=lambda x: x):
         super().__init__()
         self.layer, self.given = layer, given
-        layer.extra_macs = partial(dense_tables.PUBLISHED_FORMS[type(layer)], layer)
 
     def forward(self, *maps):
         return self.layer(self.given(*maps))
@@ -98,7 +97,7 @@ class Shown(nn.Module):
 def test_mat__windows_are_padded_before_the_projections(side, padded):
     C, windows = 16, (padded // 7) ** 2
     model = Shown(AbstractTokenAttention(C, 2)).to("meta")
-    assert sum(count(model, (1, side, side, C), LAYERS)) == 4 * C**2 * padded**2 + 6 * C**2 * windows
+    assert sum(count(model, (1, side, side, C), convention=LAYERS)) == 4 * C**2 * padded**2 + 6 * C**2 * windows
 
 
 def test_neck__keys_and_values_at_every_position():
@@ -107,14 +106,14 @@ def test_neck__keys_and_values_at_every_position():
     shapes = [(1, c, 24 // 2**i, 20 // 2**i) for i, c in enumerate(channels)]
     attention = 2 * tokens * D**2 + 2 * (tokens + n) * D**2
     expected = n * D * sum(channels) + attention + tokens * 4 * D**2 + D * sum(channels)
-    assert sum(count(Shown(neck, lambda *maps: list(maps)).to("meta"), *shapes, LAYERS)) == expected
+    assert sum(count(Shown(neck, lambda *maps: list(maps)).to("meta"), *shapes, convention=LAYERS)) == expected
     assert sum(p.numel() for p in neck.parameters() if p.ndim > 1) == 2 * D * sum(channels) + 8 * D**2 + tokens * D
 
 
 @pytest.mark.parametrize("how", [PRODUCTS, LAYERS])
 def test_transposed_convolutions__count_once(how):
     layer = nn.ConvTranspose2d(8, 16, 4, stride=2, padding=1, device="meta")
-    assert sum(count(Shown(layer), (1, 8, 5, 7), how)) == 5 * 7 * 8 * 16 * 16
+    assert sum(count(Shown(layer), (1, 8, 5, 7), convention=how)) == 5 * 7 * 8 * 16 * 16
 
 
 def test_rows__are_those_of_the_published_tables():

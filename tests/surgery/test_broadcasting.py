@@ -20,7 +20,7 @@ from broadsight import add_context_broadcast, fuse, swap_pool
 from broadsight.inspection.branches import find_branches
 from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import KINDS
-from broadsight.models import MAT, EMSNet, PartialFormer, STViT, _backbone
+from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.compare import assert_close, randomize
 from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel
 from tests.inspection.test_branches import COUNTS
@@ -621,23 +621,6 @@ def test_compile__inductor_gives_the_same_numbers(name, kind):
         assert_close(torch.compile(model, fullgraph=True)(x), model(x), tolerance=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("branch", "position"),  # TorchScript knows no hook before a module that takes more than one tensor
-    [("mlp", "front"), ("mlp", "mid"), ("mlp", "end"), ("attn", "mid"), ("attn", "end")],
-)
-@torch.no_grad()
-def test_script__a_vit(branch, position):
-    model, x = fill_scales(broadcast("vit", "scaled", branch, position)), images("vit")
-    assert_close(torch.jit.script(model)(x), model(x), tolerance=1e-5)
-
-
-@pytest.mark.parametrize("name", ["vit", "swin"])
-@torch.no_grad()
-def test_trace__gives_the_same_numbers(name):
-    model, x = broadcast(name, "cb", "both"), images(name)
-    assert_close(torch.jit.trace(model, x)(x), model(x), tolerance=1e-5)
-
-
 @pytest.mark.parametrize(("name", "node"), [("vit", "blocks.1.mlp.fc2"), ("swin", "layers.1.blocks.0.mlp.fc2")])
 @torch.no_grad()
 def test_fx__features_have_context(name, node):
@@ -779,20 +762,13 @@ def test_residual__is_added_apart_only_where_context_comes_between(branch, apart
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_slices__equal_single_images(name, monkeypatch):
-    """And are cut indeed: context is no reason to see the batch as a whole."""
+def test_batch__equals_single_images(name):
     model = fill_scales(broadcast(name, "scaled", "both").double())
     x = torch.randn(5, 3, 64, 48, dtype=torch.float64)
     with torch.no_grad():
         expected = torch.cat([model(image[None]) for image in x])
-    monkeypatch.setattr(_backbone, "SLICE_BYTES", 1)
-    calls = []
-    stage = model.stages[0]
-    original = stage.forward
-    monkeypatch.setattr(stage, "forward", lambda x: calls.append(len(x)) or original(x))
     with torch.no_grad():
         assert_close(model(x), expected, tolerance=1e-10)
-    assert calls == [1] * 5
 
 
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224"])

@@ -249,7 +249,7 @@ def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list["_
         signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
         found.append(_Centre(grid, centre.sum(), (centre * signs).sum()))
 
-    with hooked([module], after=look, in_slices=False):
+    with hooked([module], after=look):
         yield found
 
 

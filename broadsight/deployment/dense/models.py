@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...layers.any_size import average_by_products
+from ..lowering.operations import average_by_products
 
 NEARLY = 1e-4  # of scores, over the largest: what rounding makes of equals in another runtime
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ...layers import CMHSA, GMHSA
-from ...layers.ems import FoldedInteraction, overlap_add
+from ...layers.coarse_attention import overlap_add
+from ...layers.kernels.folded_interaction import FoldedInteraction
 from .map import LayerCall, LayerCalls, Look, modules_of, shown
 
 

@@ -4,9 +4,11 @@ Automatic differentiation of a batched product with a transposed weight yields a
 copied into place: for the largest weights here that costs more than the product.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,6 +30,22 @@ def map_product(x: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor
         return product if onto is None else product + onto
     weight = weight.mT.expand(x.shape[0], -1, -1)
     return torch.bmm(x.mT, weight) if onto is None else torch.baddbmm(onto, x.mT, weight)
+
+
+def gram_triangle(r: Tensor, order: Tensor, mirror: Tensor, groups: int) -> Tensor:
+    """Entries of r'r at the positions `order`, of which `mirror` is the inverse. (G*B, n, P) -> (B, G, U)."""
+    if torch.is_grad_enabled() and r.requires_grad:
+        return GramTriangle.apply(r, order, mirror, groups)
+    return _triangle(r, order, groups)
+
+
+def shrink_bilinearly(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Bilinear samples without antialiasing. (B, C, H, W) -> (B, C, h, w)."""
+    (H, W), (h, w) = x.shape[-2:], size
+    ratio = H // h
+    if ratio % 2 == 0 and (h * ratio, w * ratio) == (H, W) and x.is_contiguous():
+        return MiddleSample.apply(x, ratio)
+    return F.interpolate(x, (h, w), mode="bilinear", align_corners=False)
 
 
 class GroupProduct(torch.autograd.Function):
@@ -109,3 +127,35 @@ class MiddleSample(torch.autograd.Function):
             of_x = gradient.new_zeros(B, C, h, ratio, w, ratio)
             of_x[:, :, :, middle : middle + 2, :, middle : middle + 2] = (gradient * 0.25)[:, :, :, None, :, None]
         return of_x.reshape(B, C, h * ratio, w * ratio), None
+
+
+def _triangle(r: Tensor, order: Tensor, groups: int) -> Tensor:
+    """Entries of r'r at the positions `order`. (G*B, n, P) -> (B, G, U)."""
+    gram = torch.bmm(r.mT, r).view(groups, -1, r.shape[-1] ** 2).transpose(0, 1)  # B G P*P
+    return gram.gather(-1, order.expand(*gram.shape[:2], -1))
+
+
+class GramTriangle(torch.autograd.Function):
+    """_triangle, with one product backwards where automatic differentiation of r'r takes two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(r: Tensor, order: Tensor, mirror: Tensor, groups: int) -> Tensor:
+        return _triangle(r, order, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        r, _, ctx.mirror, ctx.groups = inputs  # a constant of the module need not be saved
+        ctx.save_for_backward(r)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        (r,) = ctx.saved_tensors
+        mirror = ctx.mirror
+        P = r.shape[-1]
+        gradient = gradients[0].transpose(0, 1)  # G B U
+        full = gradient.gather(-1, mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)
+        # Both halves of the matrix have it now, as a symmetric product wants; the diagonal counts twice.
+        full = full + torch.diag_embed(full.diagonal(dim1=-2, dim2=-1))
+        return torch.bmm(r, full), None, None, None

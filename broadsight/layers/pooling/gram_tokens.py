@@ -1,13 +1,11 @@
 """Tokens made from an image's Gram matrix: which channels fire together, wherever they do."""
 
-from typing import Any
-
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from ..folding import Shift, inference_form
-from ..kernels.products import group_product
+from ..kernels.products import gram_triangle, group_product
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -86,10 +84,7 @@ class GramTokens(nn.Module):
 
     def statistics(self, r: Tensor, G: int) -> tuple[Tensor, Tensor]:
         """The triangle (B, G, U) of each Gram matrix in token order, and its length (B, G, 1), both unscaled."""
-        if torch.is_grad_enabled() and r.requires_grad:
-            entries = GramTriangle.apply(r, self.order, self.mirror, G)
-        else:
-            entries = gram_triangle(r, self.order, G)
+        entries = gram_triangle(r, self.order, self.mirror, G)
         n = r.shape[1]
         # The published form divides the reduced map by n, which cancels but for where the length is cut off at 1e-12.
         return entries, torch.linalg.vector_norm(entries, dim=-1, keepdim=True).clamp_min(1e-12 * n * n)
@@ -105,35 +100,3 @@ class GramTokens(nn.Module):
         if folded is not None:
             self.reduce = nn.Parameter(folded[0].detach(), requires_grad=False)
             self.reduce_norm = Shift(folded[1])
-
-
-def gram_triangle(r: Tensor, order: Tensor, groups: int) -> Tensor:
-    """Entries of r'r at the positions `order`. (G*B, n, P) -> (B, G, U)."""
-    gram = torch.bmm(r.mT, r).view(groups, -1, r.shape[-1] ** 2).transpose(0, 1)  # B G P*P
-    return gram.gather(-1, order.expand(*gram.shape[:2], -1))
-
-
-class GramTriangle(torch.autograd.Function):
-    """gram_triangle, with one product backwards where automatic differentiation of r'r takes two."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(r: Tensor, order: Tensor, mirror: Tensor, groups: int) -> Tensor:
-        return gram_triangle(r, order, groups)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        r, _, ctx.mirror, ctx.groups = inputs  # a constant of the module need not be saved
-        ctx.save_for_backward(r)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        (r,) = ctx.saved_tensors
-        mirror = ctx.mirror
-        P = r.shape[-1]
-        gradient = gradients[0].transpose(0, 1)  # G B U
-        full = gradient.gather(-1, mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)
-        # Both halves of the matrix have it now, as a symmetric product wants; the diagonal counts twice.
-        full = full + torch.diag_embed(full.diagonal(dim1=-2, dim2=-1))
-        return torch.bmm(r, full), None, None, None

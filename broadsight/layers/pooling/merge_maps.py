@@ -7,10 +7,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from ..any_size import average_to, symbolic
-from ..exported import exporting
 from ..folding import Shift, inference_form
-from ..kernels.products import MiddleSample, map_product
+from ..kernels.products import map_product, shrink_bilinearly
 
 RESIZES = ("release", "ga")
 
@@ -53,12 +51,10 @@ class MergeMaps(nn.Module):
         maps = list(features) if self.level > 0 else [features[-1]]
         grid = features[self.level if self.level > 0 else -1].shape[-2:]
         folded = inference_form(self.weight, self.norm)
-        if exporting() and folded is not None and self.resize == "release" and not symbolic(*grid):
-            return self._exported(maps, grid, *folded)
         weight, merged = (self.weight, None) if folded is None else folded
         growing = []
         for x, part in zip(maps, weight.split(self.used, 1), strict=True):
-            if grows(x.shape[-2:], grid):
+            if self.grows(x, grid):
                 growing.append(map_product(x.flatten(2), part).unflatten(1, x.shape[-2:]))  # B H W dim
             else:
                 merged = map_product(self.shrink(x, grid).flatten(2), part, merged)  # B n dim
@@ -70,47 +66,21 @@ class MergeMaps(nn.Module):
             merged = self.run_norm(merged)
         return self.act(merged).permute(0, 3, 1, 2)
 
-    def _exported(self, maps: list[Tensor], grid: Sequence[int], weight: Tensor, shift: Tensor) -> Tensor:
-        """The same as convolutions, which leave the maps in the layout that runtimes have chosen for those before."""
-        merged: Tensor | None = None
-        for x, part in zip(maps, weight.split(self.used, 1), strict=True):
-            bias = shift.flatten() if merged is None else None
-            if grows(x.shape[-2:], grid):
-                x = enlarge(F.conv2d(x, part[:, :, None, None], bias), grid)
-            else:
-                x = F.conv2d(self._shrink_exported(x, grid), part[:, :, None, None], bias)
-            merged = x if merged is None else merged + x
-        assert merged is not None
-        return self.act(merged)
-
-    def _shrink_exported(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        ratio, size = x.shape[-2] // grid[0], tuple(x.shape[-2:])
-        if size == tuple(grid) or ratio % 2 or size != (grid[0] * ratio, grid[1] * ratio):
-            return self.shrink(x, grid)
-        if ratio == 2:
-            return F.avg_pool2d(x, 2)
-        # The four pixels in the middle of every cell: neither slices nor a pooling of which most is thrown away
-        kernel = F.pad(x.new_full((1, 1, 2, 2), 0.25), [ratio // 2 - 1] * 4)
-        return F.conv2d(x, kernel.expand(x.shape[1], -1, -1, -1), stride=ratio, groups=x.shape[1])
-
     def run_norm(self, x: Tensor) -> Tensor:
         """(B, h, w, dim) -> (B, h, w, dim)."""
         if isinstance(self.norm, nn.GroupNorm):  # which norms each image by itself
             return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return self.norm(x.flatten(0, 2)).view(x.shape)
 
+    def grows(self, x: Tensor, grid: Sequence[int]) -> bool:
+        """Whether a map (B, C, H, W) is smaller than the grid."""
+        return grows(x.shape[-2:], grid)
+
     def shrink(self, x: Tensor, grid: Sequence[int]) -> Tensor:
         """(B, C, H, W) -> (B, C, h, w)."""
-        size, (h, w) = tuple(x.shape[-2:]), grid
-        known = not symbolic(*size)
-        if known and size == (h, w):
+        if tuple(x.shape[-2:]) == tuple(grid):
             return x
-        if self.resize == "ga":
-            return average_to(x, h, w)
-        ratio = size[0] // h if known else 0
-        if known and ratio % 2 == 0 and size == (h * ratio, w * ratio) and x.is_contiguous():
-            return MiddleSample.apply(x, ratio)
-        return F.interpolate(x, (h, w), mode="bilinear", align_corners=False)
+        return F.adaptive_avg_pool2d(x, (grid[0], grid[1])) if self.resize == "ga" else shrink_bilinearly(x, grid)
 
     def add_grown(self, merged: Tensor, x: Tensor) -> Tensor:
         """Add a smaller map, enlarged. (B, h, w, dim), (B, H, W, dim) -> (B, h, w, dim)."""
@@ -118,10 +88,10 @@ class MergeMaps(nn.Module):
         if self.resize == "ga":
             x = F.interpolate(x.permute(0, 3, 1, 2), (h, w), mode="bilinear", align_corners=False)
             return merged + x.permute(0, 2, 3, 1)
-        if not symbolic(h, w) and h % H == 0 and w % W == 0:
+        if h % H == 0 and w % W == 0:
             cells = merged.unflatten(2, (W, w // W)).unflatten(1, (H, h // H))  # B H h/H W w/W dim
             return (cells + x[:, :, None, :, None]).view(merged.shape)
-        return merged + average_to(x.permute(0, 3, 1, 2), h, w).permute(0, 2, 3, 1)
+        return merged + F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), (h, w)).permute(0, 2, 3, 1)
 
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
@@ -131,17 +101,9 @@ class MergeMaps(nn.Module):
             self.norm = Shift(folded[1])
 
 
-def enlarge(x: Tensor, grid: Sequence[int]) -> Tensor:
-    """(B, C, H, W) -> (B, C, h, w): every pixel repeated, or where that does not come out averages."""
-    (H, W), (h, w) = x.shape[-2:], grid
-    if h % H == 0 and w % W == 0:
-        return F.interpolate(x, scale_factor=(h // H, w // W), mode="nearest")
-    return F.adaptive_avg_pool2d(x, (h, w))
-
-
 def grows(size: Sequence[int], grid: Sequence[int]) -> bool:
     """The release looks at the height; the width decides where the heights are equal."""
-    return size[0] < grid[0] or (not symbolic(*size) and size[0] == grid[0] and size[1] < grid[1])
+    return size[0] < grid[0] or (size[0] == grid[0] and size[1] < grid[1])
 
 
 def check_features(features: Sequence[Tensor], channels: Sequence[int]) -> None:

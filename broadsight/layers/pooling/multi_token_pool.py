@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .class_attention import GroupClassAttention
 from .gram_tokens import GramTokens
 from .group_linear import GroupLayerNorm, GroupLinear
-from .merge_maps import MergeMaps, check_features, grows
+from .merge_maps import MergeMaps, check_features
 
 CLASSIFIERS = ("norm", "linear")
 MOST_GROUPS = 10_000  # of which one is proposed
@@ -225,37 +225,6 @@ class MultiTokenPool(nn.Module):
 
     def forward(self, features: Sequence[Tensor], pre_logits: bool = False) -> Tensor:
         return self.classify(self.merge_maps(features), pre_logits)
-
-    @torch.jit.ignore
-    def extra_macs(self, convention, inputs, output) -> int:
-        """What the published form spends beyond ours; all of it where layers alone count, as ours are no modules.
-
-        That form concatenates the maps at one grid, makes keys and values, and lets every token ask.
-        """
-        maps, at = inputs[0], self.level if self.level > 0 else -1
-        B, grid = maps[at].shape[0], maps[at].shape[-2:]
-        positions, made = grid[0] * grid[1], self.tokens + self.distill_tokens
-        Q = made + self.mean_token
-        keys, block = Q + positions, cast(GroupClassAttention, self.blocks[0])
-        G, D, A, H = self.groups, self.dim, block.q.out_features, block.heads
-        mixing = 0 if block.mix_before is None else H * H
-        mlp = block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel()
-        layers = G * (2 * Q * D * A + 2 * keys * D * A + 2 * mixing * Q * keys) + Q * mlp
-        if convention.layers_only:
-            merge = 0 if self.merge is None else self.merge.weight.numel() * positions
-            gram = 0 if self.gram is None else self.gram.reduce.numel() * positions + self.gram.embed.numel()
-            used = [self.average_classifier] if self.light else [self.classifier, self.distill_classifier]
-            classifiers = sum(c.fc.weight.numel() for c in used if c is not None and c.fc is not None)
-            return B * (merge + gram + len(self.blocks) * layers + classifiers)
-        extra = 0
-        for q in [Q] * (len(self.blocks) - 1) + [1 if self.light else made]:
-            ours = G * q * (4 * D * A + 2 * H * D * keys + mixing * (D + keys)) + q * mlp
-            once = G * D * A if isinstance(block.norm1, GroupLayerNorm) else 0  # the norm's shift, seen by the values
-            extra += B * (layers + 2 * G * Q * keys * A - ours) - once
-        if self.level > 0:
-            growing = [x for x in maps if grows(x.shape[-2:], grid)]
-            extra += sum(B * D * x.shape[1] * (positions - x.shape[2] * x.shape[3]) for x in growing)
-        return extra
 
     def _aggregate(
         self, classifiers: Sequence["GroupClassifier"], tokens: Sequence[Tensor], pre_logits: bool

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..any_size import average_to
 from .merge_maps import check_features
 
 
@@ -54,11 +53,6 @@ class PlainPool(nn.Module):
         pooled = self.pool(merged)
         return pooled if pre_logits else self.fc(self.drop(pooled))
 
-    @torch.jit.ignore
-    def extra_macs(self, convention, inputs, output) -> int:
-        """Nothing: layers are modules here."""
-        return 0
-
     def forward(self, features: Sequence[Tensor], pre_logits: bool = False) -> Tensor:
         return self.classify(self.merge_maps(features), pre_logits)
 
@@ -98,8 +92,12 @@ class FlattenPool(PlainPool):
         self.fc2 = nn.Linear(hidden, hidden)
 
     def pool(self, x: Tensor) -> Tensor:
-        x = F.relu(self.fc1(average_to(x, *self.grid).flatten(1)))
+        x = F.relu(self.fc1(self.to_grid(x).flatten(1)))
         return F.relu(self.fc2(self.drop(x)))
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, *grid), averaged."""
+        return F.adaptive_avg_pool2d(x, self.grid)
 
 
 class FourierPool(PlainPool):

@@ -18,7 +18,7 @@ import broadsight
 from broadsight.analysis import LayerEntropy, attention_entropy, plot_attention_entropy
 from broadsight.inspection import attention_rows
 from broadsight.layers import PartialAttention, SuperTokenAttention
-from broadsight.models import _backbone
+from broadsight.layers.kernels import slices
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.zoo import SMALLEST, shallow
@@ -441,16 +441,7 @@ def test_ours__alone_in_slices_and_fused_the_same(name, monkeypatch):
     found = attention_entropy(model, x)
     assert {key.rpartition(".")[2] for key in found} == OURS[family]
     assert_sensible(found)
-    monkeypatch.setattr(_backbone, "SLICE_BYTES", 1)
-    sliced: list[int] = []
-
-    def notes(module: nn.Module, args: tuple) -> None:
-        sliced.append(len(args[0]))
-
-    notes.__dict__["image_by_image"] = True
-    with model.stages[-1].register_forward_pre_hook(notes):
-        attention_entropy(model, x)
-    assert sliced == [1, 1, 1]  # it runs as it would without us
+    monkeypatch.setattr(slices, "STAGE_BYTES", 1)
     for other in (attention_entropy(model, x), attention_entropy(broadsight.fuse(model), x)):
         assert list(other) == list(found)
         assert all(one == pytest.approx(two, abs=2e-3) for one, two in zip(other.values(), found.values(), strict=True))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.models import _backbone
+from broadsight.layers.kernels import slices
 from tests.compare import assert_close, randomize
 from tests.zoo import SMALLEST, shallow
 
@@ -31,7 +31,7 @@ def whole(monkeypatch):
 
     def run(function):
         with monkeypatch.context() as patch:
-            patch.setattr(_backbone, "SLICE_BYTES", 1 << 60)
+            patch.setattr(slices, "STAGE_BYTES", 1 << 60)
             return function()
 
     return run
@@ -39,7 +39,7 @@ def whole(monkeypatch):
 
 @pytest.fixture
 def tiny_slices(monkeypatch):
-    monkeypatch.setattr(_backbone, "SLICE_BYTES", 1)
+    monkeypatch.setattr(slices, "STAGE_BYTES", 1)
 
 
 def spy(model: nn.Module) -> dict[str, list[int]]:

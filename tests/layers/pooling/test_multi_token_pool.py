@@ -16,6 +16,7 @@ from torch.export import Dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import broadsight
+from broadsight.deployment import prepare
 from broadsight.layers import MultiTokenPool
 from broadsight.surgery.pooling import class_attention_pool
 from broadsight.weights.released_stvit import released_tensors
@@ -644,7 +645,7 @@ def test_exports(light):
 def test_exports__any_size():
     pool, features = usual_pool().double(), pyramid(dtype=torch.float64)
     free = [dict.fromkeys((0, 2, 3), Dim.AUTO) for _ in features]
-    exported = torch.export.export(pool, (features,), dynamic_shapes=(free,)).module()
+    exported = torch.export.export(prepare(pool), (features,), dynamic_shapes=(free,)).module()
     larger = pyramid(3, sizes=[(2 * height, 2 * width) for height, width in SIZES], dtype=torch.float64)
     for x in (features, larger):
         assert_close(exported(x), pool(x))

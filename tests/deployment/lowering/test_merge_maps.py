@@ -1,20 +1,9 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from broadsight.layers.any_size import average_by_products
-from broadsight.layers.pooling.merge_maps import MergeMaps
-from broadsight.layers.pooling.plain_pools import FlattenPool
-
-
-@pytest.mark.parametrize(
-    "sizes", [((5, 7), (9, 13)), ((17, 6), (9, 5)), ((8, 8), (4, 2)), ((3, 3), (3, 3)), ((4, 9), (11, 4))]
-)
-def test_average_by_products__is_adaptive_average_pooling(sizes):
-    (H, W), (h, w) = sizes
-    x = torch.randn(2, 3, H, W)
-    torch.testing.assert_close(average_by_products(x, h, w), F.adaptive_avg_pool2d(x, (h, w)))
+from broadsight.deployment import prepare
+from broadsight.layers import FlattenPool, MergeMaps
 
 
 def in_onnx(module, *examples):
@@ -22,7 +11,9 @@ def in_onnx(module, *examples):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-    program = torch.onnx.export(module, examples, dynamo=True, dynamic_shapes=[(free,) * len(examples)], verbose=False)
+    program = torch.onnx.export(
+        prepare(module), examples, dynamo=True, dynamic_shapes=[(free,) * len(examples)], verbose=False
+    )
     session = runtime.InferenceSession(program.model_proto.SerializeToString())
     names = [one.name for one in session.get_inputs()]
     return lambda *maps: session.run(None, dict(zip(names, (x.numpy() for x in maps), strict=True)))[0]

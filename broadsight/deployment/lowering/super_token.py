@@ -1,4 +1,4 @@
-"""Super-token attention for other runtimes: the same function in few, plain operations.
+"""Super-token attention in few nodes, with no shape that depends on the batch.
 
 Tokens are handed to their neighbours, and collected from them, by one gather each with indices that depend on the grid
 alone; images of a batch are told apart by no shape that would have to be computed.
@@ -6,12 +6,45 @@ alone; images of a batch are told apart by no shape that would have to be comput
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from .any_size import crop_to, pad_to
+from ...layers import SuperTokenAttention
+from ...layers.kernels.dispatch import untouched
+from .operations import attention, crop_to, pad_to, split_heads
+from .registry import lowers
 
 
-def sample_exported(x: Tensor, cell: tuple[int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+@lowers(SuperTokenAttention)
+class LoweredSuperTokenAttention(SuperTokenAttention):
+    """(B, C, H, W) -> (B, C, H, W), added to the residual if there is one."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        _, C, H, W = x.shape
+        x = x.permute(0, 2, 3, 1)
+        if self.cell == (1, 1):
+            y = self.attend_by_head(x.reshape(-1, H * W, C), H, W).transpose(2, 3).reshape(-1, C, H, W)
+            if untouched(self.proj, nn.Linear):  # as a convolution, the layout of those around it
+                y = F.conv2d(y, self.proj.weight[:, :, None, None], self.proj.bias)
+            else:
+                y = self.proj(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:
+            tokens, share, around = sample(x, self.cell, self.iterations, self.scale)
+            _, p, q, _ = tokens.shape
+            tokens = self.attend_by_head(tokens.flatten(1, 2), p, q).transpose(1, 2).reshape(-1, p, q, C)
+            y = spread(self.proj(tokens), share, around, self.cell, H, W).permute(0, 3, 1, 2)
+        return y if residual is None else residual + y
+
+    def attend_by_head(self, x: Tensor, p: int, q: int) -> Tensor:
+        """Attention among the tokens of a p x q grid, by head and not yet projected. (B, N, C) -> (B, heads, N, d)."""
+        qkv = self.qkv(x)
+        if self.by_head:
+            C = x.shape[2]
+            qkv = qkv.view(-1, p * q, self.heads, 3, C // self.heads).transpose(2, 3).reshape(-1, p * q, 3 * C)
+        queries, keys, values = split_heads(qkv, 3, self.heads)
+        return attention(queries, keys, values, None if self.position is None else self.position(p, q))
+
+
+def sample(x: Tensor, cell: tuple[int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """(B, H, W, C) -> tokens (B, p, q, C), each pixel's share (B*p*q, P, 9) in its nine, where these are (p*q*9)."""
     (h, w), (_, H, W, C) = cell, x.shape
     p, q = (H + h - 1) // h, (W + w - 1) // w
@@ -31,13 +64,12 @@ def sample_exported(x: Tensor, cell: tuple[int, int], iterations: int, scale: fl
     return tokens, share, around
 
 
-def spread_exported(tokens: Tensor, share: Tensor, around: Tensor, cell: tuple[int, int], H: int, W: int) -> Tensor:
+def spread(tokens: Tensor, share: Tensor, around: Tensor, cell: tuple[int, int], H: int, W: int) -> Tensor:
     """Every pixel gets the mixture of its nine tokens. (B, p, q, C), (B*p*q, P, 9), (p*q*9) -> (B, H, W, C)."""
     _, p, q, C = tokens.shape
     h, w = cell
     y = torch.bmm(share, gather_neighbours(tokens, around)).view(-1, p, q, h, w, C)
-    y = y.transpose(2, 3).reshape(-1, p * h, q * w, C)
-    return y if isinstance(H, int) and isinstance(W, int) and (p * h, q * w) == (H, W) else crop_to(y, H, W)
+    return crop_to(y.transpose(2, 3).reshape(-1, p * h, q * w, C), H, W)
 
 
 def gather_neighbours(tokens: Tensor, around: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.layers import ChannelMlp
-from broadsight.layers.kernels import channel_mlp
+from broadsight.layers.kernels import sliced_mlp
 from tests.compare import assert_close, outputs_and_gradients
 
 DEPTHWISE = ("none", "before", "after")
@@ -33,7 +33,7 @@ def plain(mlp: ChannelMlp, x: Tensor, residual: Tensor | None = None) -> Tensor:
 @pytest.fixture(params=["one image a slice", "two images a slice", "all at once"])
 def slices(request, monkeypatch):
     size = {"one image a slice": 1, "two images a slice": 2 * 5 * 7 * 10 * 8, "all at once": 1 << 30}
-    monkeypatch.setattr(channel_mlp, "SLICE_BYTES", size[request.param])
+    monkeypatch.setattr(sliced_mlp, "SLICE_BYTES", size[request.param])
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -1,77 +1,41 @@
-"""The channel MLP that all families share: expand, activate, contract, with an optional depth-wise convolution."""
+"""The channel MLP a few images at a time on the CPU, so that the wide hidden map never leaves the cache.
+
+Training keeps only the output of fc1: the activation and the depth-wise convolution are computed again in backward,
+which is cheaper than storing them.
+"""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .depthwise import DepthwiseConv
+from ..depthwise import DepthwiseConv
 from .dispatch import untouched
-from .slices import image_slices, runs_eagerly
+from .slices import image_slices
 
 # The hidden map of one slice should stay in the processor's cache: 4 MB holds one image of the widest early stage.
 SLICE_BYTES = 4 << 20
 
 
-@register_notrace_module
-class ChannelMlp(nn.Module):
-    """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
+def runs_in_slices(mlp: Any, x: Tensor, residual: Tensor | None = None) -> bool:
+    return (
+        x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and untouched(mlp.fc1, nn.Linear)
+        and untouched(mlp.fc2, nn.Linear)
+        and untouched(mlp.act, nn.GELU)
+        and mlp.act.approximate == "none"
+        and (mlp.depthwise == "none" or untouched(mlp.dw, DepthwiseConv))
+    )
 
-    On the CPU the batch runs in slices of a few images, so that the wide hidden map never leaves the cache, and
-    training keeps only the output of fc1: the activation and the depth-wise convolution are computed again in backward,
-    which is cheaper than storing them. Elsewhere, and where somebody has replaced or hooked a sub-module, the layers
-    run one by one.
 
-    Args:
-        dim: Channels in and out.
-        hidden: Channels in between.
-        depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
-        bias: Biases of all layers.
-    """
-
-    def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):
-        super().__init__()
-        if depthwise not in ("none", "before", "after"):
-            raise ValueError(f"depthwise={depthwise!r} is not known; choose 'none', 'before' or 'after'")
-        self.depthwise = depthwise
-        self.fc1 = nn.Linear(dim, hidden, bias=bias)
-        if depthwise == "none":
-            self.dw = nn.Identity()
-        else:
-            self.dw = DepthwiseConv(hidden, bias=bias, residual=depthwise == "after")
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim, bias=bias)
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Returns residual + mlp(x); the sum costs nothing extra where the batch runs in slices."""
-        if not torch.jit.is_scripting() and self._runs_in_slices(x):
-            kernel, dw_bias = (self.dw.kernel(), self.dw.bias) if isinstance(self.dw, DepthwiseConv) else (None, None)
-            tensors = x, residual, self.fc1.weight, self.fc1.bias, kernel, dw_bias, self.fc2.weight, self.fc2.bias
-            keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-            return _SlicedMlp.apply(*tensors, self.depthwise, keep)
-        x = self.fc1(x)
-        if self.depthwise == "before":
-            x = self.dw(x)
-        x = self.act(x)
-        if self.depthwise == "after":
-            x = self.dw(x)
-        x = self.fc2(x)
-        return x if residual is None else residual + x
-
-    @torch.jit.unused
-    def _runs_in_slices(self, x: Tensor) -> bool:
-        return (
-            x.device.type == "cpu"
-            and runs_eagerly()
-            and not torch.is_autocast_enabled("cpu")
-            and untouched(self.fc1, nn.Linear)
-            and untouched(self.fc2, nn.Linear)
-            and untouched(self.act, nn.GELU)
-            and self.act.approximate == "none"
-            and (self.depthwise == "none" or untouched(self.dw, DepthwiseConv))
-        )
+def sliced_mlp(_: Any, mlp: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """residual + fc2(dw(GELU(fc1(x)))) from the weights of a ChannelMlp."""
+    kernel, dw_bias = (None, None) if mlp.depthwise == "none" else (mlp.dw.kernel(), mlp.dw.bias)
+    tensors = x, residual, mlp.fc1.weight, mlp.fc1.bias, kernel, dw_bias, mlp.fc2.weight, mlp.fc2.bias
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return _SlicedMlp.apply(*tensors, mlp.depthwise, keep)
 
 
 class _SlicedMlp(torch.autograd.Function):

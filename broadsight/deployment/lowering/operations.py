@@ -1,0 +1,76 @@
+"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open.
+
+Runtimes know matrix products, soft-max, transposition and gathering. Views of every third row, fused attention, stable
+sorts and writes by index are translated into chains of small operations, or not at all. A branch on an open size, or a
+slice whose end cannot be proven to lie inside, would pin a program to the sizes that it was traced with: so maps of
+open size are always padded, if by nothing, and cropped by index.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def free(*sizes: int) -> bool:
+    """Whether one of the sizes is left open: a symbol, and no number."""
+    return not all(isinstance(size, int) for size in sizes)
+
+
+def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """Queries, keys, ... side by side in the last axis, each by head. (B, N, parts*C) -> parts of (B, heads, N, d)."""
+    B, N, C = x.shape
+    return x.view(B, N, parts * heads, C // (parts * heads)).transpose(1, 2).chunk(parts, 1)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Soft-max attention. (..., N, d), (..., M, d), (..., M, d) -> (..., N, d); leading axes are broadcast.
+
+    hidden is added to the logits: minus infinity for keys that nobody may see.
+    """
+    logits = (queries @ keys.transpose(-2, -1)) * keys.shape[-1] ** -0.5
+    return (logits if hidden is None else logits + hidden).softmax(-1) @ values
+
+
+def minus_infinity(where: Tensor, like: Tensor) -> Tensor:
+    """Zeros of the dtype of `like`, and minus infinity where the mask says so."""
+    return torch.zeros(where.shape, dtype=like.dtype, device=like.device).masked_fill(where, float("-inf"))
+
+
+def pad_to(x: Tensor, height: int, width: int) -> Tensor:
+    """Zeros at the bottom and the right. (B, H, W, C) -> (B, height, width, C)."""
+    H, W = x.shape[1], x.shape[2]
+    return F.pad(x, [0, 0, 0, width - W, 0, height - H]) if free(H, W) or (height, width) != (H, W) else x
+
+
+def crop_to(x: Tensor, height: int, width: int, start: int = 0) -> Tensor:
+    """A part of a map, by default the top left. (B, H, W, C) -> (B, height, width, C)."""
+    if free(height, width):
+        x = x.index_select(1, torch.arange(start, start + height, device=x.device))
+        return x.index_select(2, torch.arange(start, start + width, device=x.device))
+    if (height, width) == tuple(x.shape[1:3]):
+        return x
+    return x[:, start : start + height, start : start + width]
+
+
+def average_to(x: Tensor, height: int, width: int) -> Tensor:
+    """The cells' means as F.adaptive_avg_pool2d has them. (B, C, H, W) -> (B, C, height, width).
+
+    Where sizes are open, exporters take lengths of that function's cells from the example, and the program is wrong for
+    other sizes.
+    """
+    if free(height, width, x.shape[-2], x.shape[-1]):
+        return average_by_products(x, height, width)
+    return F.adaptive_avg_pool2d(x, (height, width))
+
+
+def average_by_products(x: Tensor, height: int, width: int) -> Tensor:
+    """The same as two products with matrices, which all runtimes do well."""
+    return _means(x, x.shape[-2], height) @ x @ _means(x, x.shape[-1], width).mT
+
+
+def _means(x: Tensor, side: int, cells: int) -> Tensor:
+    """What each place contributes to each cell, (cells, side)."""
+    cell = torch.arange(cells, device=x.device)[:, None]
+    first, end = cell * side // cells, ((cell + 1) * side + cells - 1) // cells
+    place = torch.arange(side, device=x.device)
+    return ((place >= first) & (place < end)).to(x.dtype) / (end - first).to(x.dtype)

@@ -1,0 +1,45 @@
+"""The channel MLP that all families share: expand, activate, contract, with an optional depth-wise convolution."""
+
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from .depthwise import DepthwiseConv
+from .kernels.dispatch import accelerated
+from .kernels.sliced_mlp import runs_in_slices, sliced_mlp
+
+
+@register_notrace_module
+class ChannelMlp(nn.Module):
+    """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
+
+    Args:
+        dim: Channels in and out.
+        hidden: Channels in between.
+        depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
+        bias: Biases of all layers.
+    """
+
+    def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):
+        super().__init__()
+        if depthwise not in ("none", "before", "after"):
+            raise ValueError(f"depthwise={depthwise!r} is not known; choose 'none', 'before' or 'after'")
+        self.depthwise = depthwise
+        self.fc1 = nn.Linear(dim, hidden, bias=bias)
+        if depthwise == "none":
+            self.dw = nn.Identity()
+        else:
+            self.dw = DepthwiseConv(hidden, bias=bias, residual=depthwise == "after")
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+
+    @accelerated(sliced_mlp, runs_in_slices)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Returns residual + mlp(x); the sum costs nothing extra in the fast form."""
+        x = self.fc1(x)
+        if self.depthwise == "before":
+            x = self.dw(x)
+        x = self.act(x)
+        if self.depthwise == "after":
+            x = self.dw(x)
+        x = self.fc2(x)
+        return x if residual is None else residual + x

@@ -1,0 +1,65 @@
+"""The multi-scale interaction with its chains of linear layers multiplied out: what `fuse` puts in its place."""
+
+from typing import Any
+
+import torch
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from ..patches import average_pool
+
+
+@register_notrace_module
+class FoldedInteraction(nn.Module):
+    """The inference form of the full mixer: chains of linear layers multiplied out. (B, H, W, C) -> (B, H, W, C).
+
+    Whitening and gate read the input directly. Averages of valid pixels commute with affine maps, so the dynamic half
+    of the input projection never runs at full size: the input is pooled, and one product gives all that an attention
+    needs.
+
+    Args:
+        mixer: A full MultiScaleInteraction, whose parts are taken over.
+    """
+
+    def __init__(self, mixer: Any):
+        super().__init__()
+        static, dynamic = mixer.static, mixer.dynamic
+        local, far = dynamic.local, dynamic.global_
+        half, quarter = mixer.in_proj.in_features // 2, mixer.in_proj.in_features // 4
+        weight = mixer.in_proj.weight.double()
+        bias = torch.zeros_like(weight[:, 0]) if mixer.in_proj.bias is None else mixer.in_proj.bias.double()
+        affine = torch.cat([weight, bias[:, None]], 1)  # C C+1: the input projection with its bias as a last column
+        still, near, wide = affine.split([half, quarter, quarter])
+        whiten = static.whiten.weight.double()
+        expanded = local.expand.weight.double() @ near
+        self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ still, mixer.in_proj)
+        self.gate = _linear(static.gate.weight.double() @ still, mixer.in_proj)
+        self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.double() @ expanded]), mixer.in_proj)
+        self.global_in = _linear(far.attn.qkv.weight.double() @ far.expand.weight.double() @ wide, mixer.in_proj)
+        self.static, self.local, self.global_ = static, local, far
+        out = mixer.out_proj.weight.double()
+        self.out_static = _linear(out[:, :half], mixer.in_proj, bias=False)
+        self.out_dynamic = _linear(out[:, half:] @ dynamic.merge.weight.double(), mixer.in_proj, bias=False)
+        # What is multiplied out is not needed any more.
+        static.whiten, static.gate = nn.Identity(), nn.Identity()
+        local.expand, local.attn.value = nn.Identity(), nn.Identity()
+        far.expand, far.attn.qkv = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        H, W = x.shape[1], x.shape[2]
+        gated = self.gate(x) * self.static.mix(self.whiten(x)).sigmoid()
+        keys, values = self.local_in(average_pool(x, self.local.patch)).chunk(2, -1)
+        near = self.local.prop(self.local.attn.proj(self.local.attn.attend(keys, values)), H, W)
+        far = self.global_.attn.attend(self.global_in(average_pool(x, self.global_.patch)))
+        far = self.global_.prop(self.global_.attn.proj(far), H, W)
+        return self.out_static(gated) + self.out_dynamic(torch.cat([near, far], -1))
+
+
+def _linear(affine: Tensor, like: nn.Linear, bias: bool = True) -> nn.Linear:
+    """A linear layer from its weight, of which the last column is the bias if there is one."""
+    weight, shift = (affine[:, :-1], affine[:, -1]) if bias else (affine, None)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias, device="meta")
+    layer.weight = nn.Parameter(weight.to(like.weight), requires_grad=False)
+    if shift is not None:
+        layer.bias = nn.Parameter(shift.to(like.weight), requires_grad=False)
+    return layer

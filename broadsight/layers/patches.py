@@ -1,0 +1,101 @@
+"""Coarse cells of a map: pooling to them, convolutions on them, and the way back to the pixels."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .any_size import crop_to
+
+
+def average_pool(x: Tensor, patch: int) -> Tensor:
+    """Means of the valid pixels of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
+    # A map that is smaller than a patch: some runtimes refuse a kernel that is larger than what it sees.
+    sides = [min(patch, x.shape[1]), min(patch, x.shape[2])]
+    x = F.avg_pool2d(x.permute(0, 3, 1, 2), sides, ceil_mode=True, count_include_pad=False)
+    return x.permute(0, 2, 3, 1)
+
+
+def max_pool(x: Tensor, patch: int) -> Tensor:
+    """The largest valid pixel of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
+    sides = [min(patch, x.shape[1]), min(patch, x.shape[2])]
+    return F.max_pool2d(x.permute(0, 3, 1, 2), sides, ceil_mode=True).permute(0, 2, 3, 1)
+
+
+class ChannelConv(nn.Module):
+    """A bias-free depth-wise convolution of any kernel and stride. (B, H, W, C) -> (B, H', W', C)."""
+
+    def __init__(self, dim: int, kernel: tuple[int, int], stride: int = 1):
+        super().__init__()
+        self.stride, self.padding = stride, (kernel[0] // 2, kernel[1] // 2)
+        self.weight = nn.Parameter(torch.empty(dim, 1, kernel[0], kernel[1]))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, padding = self.weight, self.padding
+        if x.shape[2] == 1:
+            # One column of pixels meets one column of the kernel. oneDNN, asked for all of them in bfloat16 with a
+            # stride of 2, leaves whatever was in memory in the gradients of the others.
+            weight, padding = weight[..., padding[1] : padding[1] + 1], (padding[0], 0)
+        x = F.conv2d(x.permute(0, 3, 1, 2), weight, stride=self.stride, padding=padding, groups=weight.shape[0])
+        return x.permute(0, 2, 3, 1)
+
+
+class Propagate(nn.Module):
+    """Every coarse cell to its patch of pixels, weighted by channel and place. (B, h, w, C) -> (B, H, W, C).
+
+    A transposed depth-wise convolution whose stride is its kernel: a plain product, cropped to H and W.
+    """
+
+    def __init__(self, dim: int, patch: int):
+        super().__init__()
+        self.patch, self.tiled = patch, False
+        self.weight = nn.Parameter(torch.ones(dim, 1, patch, patch))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+        B, h, w, C = x.shape
+        p = self.patch
+        tile = self.weight if self.tiled else self.tile()
+        whole = (x.reshape(B, h, 1, w, 1, C) * tile).reshape(B, h * p, w * p, C)
+        return self.crop(whole, H, W)
+
+    def crop(self, x: Tensor, H: int, W: int) -> Tensor:
+        return crop_to(x, H, W)
+
+    def tile(self) -> Tensor:
+        """The weights in the order of pixels. (patch, 1, patch, C)."""
+        return self.weight[:, 0].permute(1, 2, 0).reshape(self.patch, 1, self.patch, -1)
+
+    def reparameterize(self) -> None:
+        """Keep the weights in the order in which they are used, for inference."""
+        if not self.tiled:
+            self.weight, self.tiled = nn.Parameter(self.tile().detach().contiguous(), requires_grad=False), True
+
+
+class PooledBranch(nn.Module):
+    """Max-pool, widen, coordinate convolution, and back to full size. (B, H, W, C) -> (B, H, W, C')."""
+
+    def __init__(self, dim: int, width: int, patch: int):
+        super().__init__()
+        self.patch = patch
+        self.expand = nn.Linear(dim, width, bias=False)
+        # The coordinate depth-wise convolution: along the rows, then along the columns.
+        self.conv_h = ChannelConv(width, (1, 3))
+        self.conv_v: nn.Module = ChannelConv(width, (3, 1))
+        self.prop = Propagate(width, patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        H, W = x.shape[1], x.shape[2]
+        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
+
+    def reparameterize(self) -> None:
+        """One 3x3 convolution for both, for inference. Without biases, zeros beyond the border stay zeros."""
+        if isinstance(self.conv_v, ChannelConv):
+            both = ChannelConv(self.expand.out_features, (3, 3))
+            both.weight = nn.Parameter((self.conv_v.weight * self.conv_h.weight).detach(), requires_grad=False)
+            self.conv_h, self.conv_v = both, nn.Identity()

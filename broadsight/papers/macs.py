@@ -1,0 +1,236 @@
+"""How each paper counts: the multiply-accumulates of its own formulation, by its own counting tool.
+
+A paper's figure may hold more than the products that we execute: operations that its tool counted (norms, pooling), and
+work that our form of a layer does not do. A Convention says the first, the table BEYOND the second.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from timm.layers import LayerNorm2d, SelectAdaptivePool2d
+from torch import Tensor, nn
+
+from ..inspection.macs import count_calls
+from ..layers import (
+    AbstractTokenAttention,
+    BilinearPatchEmbed,
+    GroupClassAttention,
+    MultiTokenNeck,
+    MultiTokenPool,
+    PartialAttention,
+    SuperTokenAttention,
+)
+from ..layers.coarse_attention import AttentionPath
+from ..layers.patches import Propagate
+from ..layers.pooling.group_linear import GroupLayerNorm
+from ..layers.pooling.merge_maps import grows
+from ..surgery.pooling import PooledModel
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What a counting tool adds to convolutions and matrix products, or that it knows layers alone.
+
+    Args:
+        name: How tables name the convention.
+        layers_only: Of all products, those of Conv2d and Linear modules alone; attention and the like are free. BEYOND
+            then gives whatever a layer's published form has in such modules and ours has not.
+        layer_norm, batch_norm, gelu: Operations per element of the result.
+        sample: Operations per element sampled bilinearly.
+        pool: Operations per element pooled globally.
+        transposed_at_output: Transposed convolutions are counted on the larger map, a known slip of older tools.
+    """
+
+    name: str
+    layers_only: bool = False
+    layer_norm: int = 0
+    batch_norm: int = 0
+    gelu: int = 0
+    sample: int = 0
+    pool: int = 0
+    transposed_at_output: bool = False
+
+
+PRODUCTS = Convention("products")
+LAYERS = Convention("layers", layers_only=True)
+FVCORE = Convention("fvcore", layer_norm=5, batch_norm=2, sample=4, pool=1)
+FVCORE_MEAN = Convention("fvcore, mean pool", layer_norm=5, batch_norm=2, sample=4)  # a mean is invisible to that tool
+OLD_PROFILER = Convention("older profilers", layer_norm=5, batch_norm=2, gelu=1, sample=4, transposed_at_output=True)
+
+
+def published_macs(model: nn.Module, size: tuple[int, int], convention: Convention, in_chans: int = 3) -> int:
+    """Multiply-accumulates of the paper's formulation for one image of size (H, W), as the paper's tool counts them."""
+    return sum(count(model, (1, in_chans, *size), convention=convention))
+
+
+def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> tuple[int, int]:
+    """(executed, extra) of one call on tensors of the given shapes.
+
+    `extra` is what the paper's formulation and tool hold beyond the products that are executed; it is negative where
+    the tool overlooks more than that.
+    """
+    executed, extra = count_calls(model, *shapes, beyond=partial(_beyond, convention))
+    return executed, extra - (executed if convention.layers_only else 0)
+
+
+def _beyond(convention: Convention, module: nn.Module, inputs: tuple, output: Any) -> int:
+    for kind in type(module).__mro__:
+        if kind in BEYOND:
+            return BEYOND[kind](module, convention, inputs, output)
+    return 0
+
+
+def _layer_norm(module: nn.Module, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return convention.layer_norm * output.numel()
+
+
+def _batch_norm(module: nn.Module, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return convention.batch_norm * output.numel()
+
+
+def _gelu(module: nn.GELU, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return convention.gelu * output.numel()
+
+
+def _global_pool(module: SelectAdaptivePool2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return 0 if module.is_identity() else convention.pool * inputs[0].numel()
+
+
+def _convolution(module: nn.Conv2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return output.numel() * module.weight[0].numel() if convention.layers_only else 0
+
+
+def _linear(module: nn.Linear, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return output.numel() * module.in_features if convention.layers_only else 0
+
+
+def _transposed(module: nn.ConvTranspose2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    return inputs[0].numel() * module.weight[0].numel() if convention.layers_only else 0
+
+
+def _samples(module: BilinearPatchEmbed, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """The samples themselves, which are no matrix product."""
+    return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
+
+
+def _unfolded(module: SuperTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """The authors' unfold and fold, which are convolutions, and their first pooling."""
+    B, C, H, W = output.shape
+    (h, w), p, q = module.cell, -(-H // module.cell[0]), -(-W // module.cell[1])
+    if module.cell == (1, 1):
+        return 0
+    unfolds = (module.iterations + 1) * 81 * C
+    folds = module.iterations * 81 + module.iterations * 81 * C
+    return B * (p * q * (unfolds + folds) + convention.pool * C * p * h * q * w)
+
+
+def _all_projected(module: PartialAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """The equations project every token, background included, before the one query."""
+    B, N, C = output.shape
+    background = N - module.foreground_count(N)
+    if not background:
+        return 0
+    projected = 3 * background * C**2 + 2 * background * C
+    executed = 2 * C**2 + 2 * module.heads * N * C
+    return B * (projected - executed)
+
+
+def _widened(module: AttentionPath, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """The paper widens before it pools: the same result from a projection at full size."""
+    B, H, W, _ = inputs[0].shape
+    coarse = -(-H // module.patch) * -(-W // module.patch)
+    return B * (H * W - coarse) * module.expand.weight.numel()
+
+
+def _propagated(module: Propagate, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """The products, which a counter of convolutions does not see in our form."""
+    return (output if convention.transposed_at_output else inputs[0]).numel() * module.patch**2
+
+
+def _padded(module: AbstractTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """The published figures are those of windows padded before the projections; we pad after them."""
+    B, H, W, _ = inputs[0].shape
+    added = (H + -H % module.window) * (W + -W % module.window) - H * W
+    return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
+
+
+def _attending(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any) -> int:
+    """The merging, keys and values at every position, and the tokens' own part: in ours no layers."""
+    if not convention.layers_only:
+        return 0
+    B, _, height, width = inputs[0][module.merge.level].shape
+    positions, block = height * width, module.block
+    tokens = module.learned.shape[1]
+    projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
+    attention = projections * block.q.weight.numel()
+    mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
+    return B * (module.merge.weight.numel() * positions + attention + mlp)
+
+
+def _pool(module: MultiTokenPool, convention: Convention, inputs: tuple, output: Any) -> int:
+    """The published form concatenates the maps at one grid, makes keys and values, and lets every token ask.
+
+    Where layers alone count this is all of it, as ours are no modules.
+    """
+    maps, at = inputs[0], module.level if module.level > 0 else -1
+    B, grid = maps[at].shape[0], maps[at].shape[-2:]
+    positions, made = grid[0] * grid[1], module.tokens + module.distill_tokens
+    Q = made + module.mean_token
+    keys, block = Q + positions, cast(GroupClassAttention, module.blocks[0])
+    G, D, A, H = module.groups, module.dim, block.q.out_features, block.heads
+    mixing = 0 if block.mix_before is None else H * H
+    mlp = block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel()
+    layers = G * (2 * Q * D * A + 2 * keys * D * A + 2 * mixing * Q * keys) + Q * mlp
+    if convention.layers_only:
+        merge = 0 if module.merge is None else module.merge.weight.numel() * positions
+        gram = 0 if module.gram is None else module.gram.reduce.numel() * positions + module.gram.embed.numel()
+        used = [module.average_classifier] if module.light else [module.classifier, module.distill_classifier]
+        classifiers = sum(c.fc.weight.numel() for c in used if c is not None and c.fc is not None)
+        return B * (merge + gram + len(module.blocks) * layers + classifiers)
+    extra = 0
+    for q in [Q] * (len(module.blocks) - 1) + [1 if module.light else made]:
+        ours = G * q * (4 * D * A + 2 * H * D * keys + mixing * (D + keys)) + q * mlp
+        once = G * D * A if isinstance(block.norm1, GroupLayerNorm) else 0  # the norm's shift, seen by the values
+        extra += B * (layers + 2 * G * Q * keys * A - ours) - once
+    if module.level > 0:
+        growing = [x for x in maps if grows(x.shape[-2:], grid)]
+        extra += sum(B * D * x.shape[1] * (positions - x.shape[2] * x.shape[3]) for x in growing)
+    return extra
+
+
+def _pooled_model(module: PooledModel, convention: Convention, inputs: tuple, output: Tensor) -> int:
+    """That of its pool, which is called by parts there and seen by no hook."""
+    if not module.pooled or not isinstance(module.head, MultiTokenPool):
+        return 0
+    images, pyramid = inputs[0], module.pyramid
+    if tuple(images.shape[-2:]) == pyramid.image_size:
+        shapes = zip(pyramid.channels, pyramid.sizes, strict=True)
+        maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
+    else:
+        maps = pyramid(module.backbone, images)
+    return _pool(module.head, convention, (maps,), output)
+
+
+# What the published form and the tool have beyond the products that a layer executes.
+BEYOND: dict[type, Callable[..., int]] = {
+    nn.LayerNorm: _layer_norm,
+    LayerNorm2d: _layer_norm,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GELU: _gelu,
+    SelectAdaptivePool2d: _global_pool,
+    nn.Conv2d: _convolution,
+    nn.Linear: _linear,
+    nn.ConvTranspose2d: _transposed,
+    BilinearPatchEmbed: _samples,
+    SuperTokenAttention: _unfolded,
+    PartialAttention: _all_projected,
+    AttentionPath: _widened,
+    Propagate: _propagated,
+    AbstractTokenAttention: _padded,
+    MultiTokenNeck: _attending,
+    MultiTokenPool: _pool,
+    PooledModel: _pooled_model,
+}
