@@ -22,6 +22,7 @@ from .watch import FunctionWatch, eager, hooked, uncompiled
 # Names of the children by which a block is known that attends by itself, without a module for it.
 ATTENDING_BLOCKS = (("in_proj", "attn_out_proj"), ("local_in", "global_in"))
 SOFTMAXES = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, F.softmax)
+ATTENTIONS = frozenset((*SOFTMAXES, F.scaled_dot_product_attention, F.multi_head_attention_forward))
 _multi_head = inspect.signature(F.multi_head_attention_forward)
 
 # Called with the layer's name, the rows of its soft-max, and the module that it is computed in.
@@ -74,6 +75,8 @@ def capture_attention(
             running.pop()
 
     class Softmaxes(FunctionWatch):
+        functions = ATTENTIONS
+
         def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
             rows = _rows_of(func, args, kwargs, result) if running else None
             if rows is not None:
@@ -183,12 +186,12 @@ def _head_axis(shape: torch.Size, module: Any) -> int | None:
 
 
 def _rows_of(func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> Rows | None:
-    """The rows of weights that a torch function computes; None if it computes none."""
+    """The rows of weights that one of ATTENTIONS computes; None if it computes none."""
     if func is F.scaled_dot_product_attention:
         return rows_of_product(*args, **kwargs)
     if func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
         return rows_of_multi_head(_multi_head.bind(*args, **kwargs).arguments)
-    if func not in SOFTMAXES or result.ndim < 2:
+    if result.ndim < 2:
         return None
     logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
     if not isinstance(axis, int) or not logits.is_floating_point():

@@ -1,6 +1,6 @@
 """Watches a model while it runs as it is: by hooks on its modules, and by the torch functions that it calls."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -10,10 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Shows every torch function that is called while this is open to `called`, and changes nothing.
+    """Shows torch functions that are called while this is open to `called`, and changes nothing.
 
     What `called` computes is without gradients, and hidden from others who watch.
     """
+
+    functions: Container[Callable] | None = None  # those to show; all if None
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         raise NotImplementedError
@@ -21,6 +23,8 @@ class FunctionWatch(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if self.functions is not None and func not in self.functions:
+            return result
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self.called(func, args, kwargs, result)
         return result
