@@ -22,7 +22,7 @@ import torch
 import broadsight
 from broadsight.benchmark.run import Settings, fixed_threads, measure, median_interval, write_json
 from broadsight.layers import ContextBroadcast
-from broadsight.layers.context_broadcast import Uniform
+from broadsight.layers.kernels.uniform import Uniform
 
 MODEL = "vit_small_patch16_224"
 KINDS = ("none", "none", "cb", "scaled")  # the plain model twice, which shows the noise

@@ -31,3 +31,14 @@ def test_prepare__fused_attention_is_taken_apart_in_a_copy():
 def test_why_one_size():
     assert why_one_size(timm.create_model("test_resnet")) == ""
     assert "--size" in why_one_size(timm.create_model("test_vit", dynamic_img_size=True))
+
+
+@torch.no_grad()
+def test_prepare__lowers_a_copy_and_leaves_the_model_alone():
+    model = randomize(timm.create_model("stvit_small", num_classes=3)).eval()
+    images, kinds = torch.randn(2, 3, 64, 80), [type(module) for module in model.modules()]
+    before, made = model(images), prepare(model)
+    torch.testing.assert_close(made(images), before, rtol=1e-3, atol=1e-4)
+    assert torch.equal(model(images), before) and [type(module) for module in model.modules()] == kinds
+    assert {"LoweredBlock", "LoweredSuperTokenAttention"} <= {type(module).__name__ for module in made.modules()}
+    assert not made.training

@@ -1,0 +1,46 @@
+"""The one rule: a fast form runs only where nobody could tell."""
+
+import pytest
+import torch
+from torch import nn
+
+from broadsight.layers import ChannelMlp
+from broadsight.layers.kernels.dispatch import accelerated, untouched
+
+
+class Adapted(nn.Linear):
+    """A linear layer as LoRA or a quantiser would put in its place."""
+
+
+def test_accelerated__the_plain_form_under_compilers_and_transforms():
+    taken = []
+
+    @accelerated(lambda plain, x: taken.append("fast") or plain(x), lambda x: True)
+    def double(x):
+        return 2 * x
+
+    x = torch.ones(3)
+    assert torch.equal(double(x), 2 * x) and taken == ["fast"]
+    assert torch.equal(torch.vmap(double)(x), 2 * x)
+    assert torch.equal(torch.compile(double, backend="eager", fullgraph=True)(x), 2 * x)
+    assert taken == ["fast"]
+
+
+def test_untouched__neither_hooked_nor_replaced_nor_parametrized():
+    layer = nn.Linear(2, 2)
+    assert untouched(layer, nn.Linear) and not untouched(Adapted(2, 2), nn.Linear)
+    with layer.register_forward_hook(lambda *_: None):
+        assert not untouched(layer, nn.Linear)
+    assert untouched(layer, nn.Linear)
+    nn.utils.parametrizations.weight_norm(layer)
+    assert not untouched(layer, nn.Linear)
+
+
+@pytest.mark.parametrize("name", ["fc1", "act", "dw", "fc2"])
+def test_hooks__see_every_submodule_with_the_whole_batch(name):
+    mlp = ChannelMlp(4, 8, depthwise="after")
+    x, seen = torch.randn(5, 3, 3, 4), []
+    expected = mlp(x)
+    with mlp.get_submodule(name).register_forward_hook(lambda module, inputs, output: seen.append(len(output))):
+        torch.testing.assert_close(mlp(x), expected)
+    assert seen == [5]
