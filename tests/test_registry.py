@@ -18,7 +18,8 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
 import broadsight.models
-from broadsight.models import FAMILIES, PartialFormer, _backbone
+from broadsight.layers.kernels import slices
+from broadsight.models import FAMILIES, PartialFormer
 from tests.compare import assert_close, randomize
 from tests.refusals import refused
 from tests.zoo import DEPTHS, KINDS, NAMES, shallow
@@ -240,7 +241,7 @@ def test_forward__a_batch_of_8_equals_8_images(model, sliced, monkeypatch):
     model, x = model.double(), torch.randn(8, 3, 64, 48, dtype=torch.float64)
     expected = torch.cat([model(image[None]) for image in x])
     if sliced:
-        monkeypatch.setattr(_backbone, "SLICE_BYTES", 3 * x[0].numel())
+        monkeypatch.setattr(slices, "STAGE_BYTES", 3 * x[0].numel())
     with torch.set_grad_enabled(not sliced):
         assert_close(model(x), expected, "logits", 1e-11)
 

@@ -5,7 +5,7 @@ import torch
 
 from broadsight.dense import MODELS, build, models_for
 from broadsight.dense.build import USUAL, builder
-from broadsight.inspection.macs import PRODUCTS, published_macs
+from broadsight.papers.macs import PRODUCTS, published_macs
 from tests.compare import parameters
 from tests.refusals import refused
 

@@ -110,7 +110,6 @@ def _reason(said: str) -> str:
 
 
 def _unpack(tarball: Path, folder: Path) -> None:
-    folder.mkdir()
     with tarfile.open(tarball) as archive:
         for name in DIGESTS:
             member = archive.extractfile(f"package/dist/{name}")

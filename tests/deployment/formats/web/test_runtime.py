@@ -74,7 +74,7 @@ def test_find__another_archive_is_refused(tmp_path, npm, archive):
     ("said", "reason"),
     [
         ("npm error code E404\nnpm error 404 GET https://somewhere.example/x - Not found", "E404"),
-        ("npm ERR! code ENOTFOUND\nnpm ERR! model request to https://somewhere.example/x failed", "ENOTFOUND"),
+        ("npm ERR! code ENOTFOUND\nnpm ERR! network request to https://somewhere.example/x failed", "ENOTFOUND"),
         ("something else", "it failed"),
     ],
 )
