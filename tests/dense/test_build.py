@@ -124,7 +124,7 @@ def test_parameters_and_macs__are_those_of_the_papers(name, backbone):
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        (("retina", "test_resnet", 3), {}, "unknown dense model 'retina'; did you mean 'retinanet'[?] models are"),
+        (("retina", "test_resnet", 3), {}, "unknown dense model 'retina'; did you mean 'retinanet'[?] expected one of"),
         (("retinanet", "test_resnet", 0), {}, "num_classes=0; expected the number of classes, 1 or more"),
         (("retinanet", "test_resnet", 2.5), {}, "num_classes=2.5; expected"),
         (("retinanet", "test_resnet", 3), dict(wings=2), "retinanet cannot be built: .*unexpected keyword .*wings"),
