@@ -3,7 +3,8 @@
 import sys
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 __version__ = "0.1.0"
@@ -48,7 +49,7 @@ class _Registration(MetaPathFinder, Loader):
         if fullname != "timm" and fullname not in {f"{__name__}.{room}" for room in _ROOMS}:
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
+        spec = find_spec(fullname)  # by whoever else finds modules: installed for editing, a package has a finder
         if spec is not None and spec.loader is not None:
             self.loader, spec.loader = spec.loader, self
         return spec
@@ -59,7 +60,11 @@ class _Registration(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.loader  # its own again, for whoever reads its files
-        self.loader.exec_module(module)
+        try:
+            self.loader.exec_module(module)
+        except BaseException:  # whoever tries again finds the models registered then
+            sys.meta_path.insert(0, self)
+            raise
         _register()
 
 

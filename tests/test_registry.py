@@ -103,6 +103,28 @@ def test_import__registers_whatever_comes_first_and_whatever_the_process_is_call
     assert done.stdout.splitlines() == [str([True] * 4), "SourceFileLoader SourceFileLoader"], done.stderr
 
 
+def test_import__registers_with_a_timm_that_another_finder_finds_and_after_a_failure(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "timm.py").write_text("raise RuntimeError('not now')")
+    code = f"""
+import importlib.machinery, sys, broadsight
+class Elsewhere:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.PathFinder.find_spec(name, found, target) if name == "timm" else None
+found, sys.path_importer_cache = [{str(tmp_path / "broken")!r}], {{}}
+sys.meta_path.insert(1, Elsewhere())
+try:
+    import timm
+except RuntimeError as error:
+    print(error)
+    found = None
+import timm
+print(timm.is_model("stvit_small"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "not now\nTrue\n", done.stderr
+
+
 @each_name
 def test_description__names_layers_that_exist(name, blank):
     cfg, state = blank.default_cfg, blank.state_dict()
