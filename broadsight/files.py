@@ -85,10 +85,12 @@ def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, No
 
 
 @contextmanager
-def whole_folder(folder: str | Path, *, durable: bool = False) -> Generator[Path, None, None]:
-    """Another folder to write to. It takes the place of `folder` once that has succeeded; else nothing changes.
+def whole_folder(folder: str | Path, *, replace: bool = False, durable: bool = False) -> Generator[Path, None, None]:
+    """Another folder to write to. It becomes `folder` once that has succeeded; else nothing changes.
 
-    Whoever calls this has checked that what is in `folder` may go.
+    Args:
+        replace: What is in `folder` by then may go; otherwise it has to be new or empty, and an OSError says if not.
+        durable: First wait until the content is on the disk.
     """
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +102,9 @@ def whole_folder(folder: str | Path, *, durable: bool = False) -> Generator[Path
         if durable:
             for path in (*unfinished.rglob("*"), unfinished):
                 flush(path)
-        if folder.exists():
+        if not replace and folder.is_dir():
+            folder.rmdir()
+        elif folder.exists():
             folder.rename(before)
         try:
             unfinished.rename(folder)

@@ -73,7 +73,10 @@ def test_whole_folder(tmp_path):
         (unfinished / "file").write_text("x")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-    with whole_folder(tmp_path / "new" / "one", durable=True) as unfinished:  # takes the place of what was there
+    with pytest.raises(OSError, match="not empty"), whole_folder(tmp_path / "new" / "one") as unfinished:
+        (unfinished / "another").touch()
+    assert [path.name for path in (tmp_path / "new" / "one").iterdir()] == ["file"]
+    with whole_folder(tmp_path / "new" / "one", replace=True, durable=True) as unfinished:
         (unfinished / "another").touch()
     assert [path.name for path in (tmp_path / "new" / "one").iterdir()] == ["another"]
 

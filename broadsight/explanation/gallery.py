@@ -72,7 +72,7 @@ def build_gallery(
     total = sum(len(exhibit.source) for exhibit in exhibits)
     names = _unique([exhibit.classifier.title for exhibit in exhibits])
     records, done = [], 0
-    with whole_folder(folder) as unfinished:
+    with whole_folder(folder, replace=True) as unfinished:
         for name, exhibit in zip(names, exhibits, strict=True):
             before = done
             found = explain(

@@ -50,7 +50,7 @@ def write(
     folder = Path(folder)
     check_folder(folder)
     runtime = require(description, ort_web=ort_web)
-    with whole_folder(folder) as unfinished:
+    with whole_folder(folder, replace=True) as unfinished:
         page = files("broadsight.deployment.formats.web")
         for name in PAGE:
             (unfinished / name).write_bytes((page / name).read_bytes())

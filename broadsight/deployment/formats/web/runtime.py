@@ -75,7 +75,7 @@ def _fetch(folder: Path) -> None:
     if npm is None:
         raise ValueError(f"the format web needs {PACKAGE}, and there is no npm to fetch it; {BY_HAND}")
     try:
-        with whole_folder(folder) as unfinished, tempfile.TemporaryDirectory() as scratch:
+        with whole_folder(folder, replace=True) as unfinished, tempfile.TemporaryDirectory() as scratch:
             _unpack(_packed(npm, Path(scratch)), unfinished)
             if not _is_whole(unfinished):
                 raise ValueError(f"the files of {PACKAGE}@{VERSION} are not those that were checked; {BY_HAND}")
