@@ -1,4 +1,4 @@
-"""Efficient vision models that see the whole image. Importing this registers every model with timm."""
+"""Efficient vision models that see the whole picture. Importing this registers every model with timm."""
 
 import sys
 from importlib import import_module

@@ -75,7 +75,7 @@ class Subject:
         source: Where it is from: a run folder or a timm name.
         weights: "run", "timm", "random", or the checkpoint they were read from.
         model: In eval mode, takes normalised images (B, C, H, W).
-        transforms, normalise: How an image becomes such an image.
+        transforms, normalise: How an image becomes the model's input.
         classifier: As `open_classifier` gave it; None for the backbone of a dense run.
         dense: The dense run that it is the backbone of, if it is one.
     """

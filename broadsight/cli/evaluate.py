@@ -1,4 +1,4 @@
-"""The commands that ask trained models: eval, predict and report."""
+"""The command that measures how good a model is: eval."""
 
 import json as json_
 import re

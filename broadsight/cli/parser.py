@@ -110,7 +110,7 @@ def build_parser(known: Mapping[str, Command], configured: Set[Command], version
     """
     parser = Parser(
         prog="broadsight",
-        description="Efficient vision models that see the whole image.",
+        description="Efficient vision models that see the whole picture.",
         version=version,
         allow_abbrev=False,
     )
@@ -350,7 +350,7 @@ Light = Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens 
 Batch = Annotated[int, Arg("images per call", of=(CLASSIFIERS,), least=1)]
 Workers = Annotated[int | None, Arg("processes that prepare images", least=0, most=MOST)]
 Threads = Annotated[int | None, Arg("threads of torch's operators", least=1, most=MOST)]
-Flip = Annotated[bool, Arg("of a dense run: look at the mirror image of every image too", of=(DENSE_RUNS,))]
+Flip = Annotated[bool, Arg("of a dense run: look at every image mirrored too", of=(DENSE_RUNS,))]
 Scales = Annotated[
     str | None, Arg("of a dense run: look at images in several sizes, such as 0.75,1,1.25", of=(WHOLE_IMAGES,))
 ]

@@ -20,7 +20,7 @@ class Description:
         classes: Their names in the order of the outputs, or None where nobody has written them down.
         outputs: Names of what comes out, in order; of a classifier "logits" alone.
         image: What goes in: channels, height, width, and whether any_batch and any_size are taken.
-        preprocessing: How an image becomes an image: resize, crop, crop_pct, interpolation, mean, std.
+        preprocessing: How an image becomes the model's input: resize, crop, crop_pct, interpolation, mean, std.
         provenance: Versions, commit, command, time, parameters and a digest of the weights.
         quantised: Of an int8 artefact what it was calibrated with, what stayed float, accuracy before and after.
         decoding: Of a dense model what turns its raw outputs into boxes, classes of pixels or keypoints.

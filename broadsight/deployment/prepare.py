@@ -13,8 +13,8 @@ from .lowering import lower
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
 
-    The copy can be captured by torch.export with batch and image size left open. Its outputs are equal up to rounding;
-    the model that is given does not change.
+    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export may not prove all
+    conditions on open sizes. Its outputs are equal up to rounding; the model that is given does not change.
 
     Args:
         size: (height, width) of images if they all have the same. Positions that a model would resample for every

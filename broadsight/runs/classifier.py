@@ -34,7 +34,7 @@ class Classifier:
         title: What tables call it.
         source: Where it is from: a run folder or a timm name.
         model: Normalised images (B, C, H, W) -> logits (B, num_classes).
-        transforms: How an image becomes an image: size, channels, crop, mean and standard deviation.
+        transforms: How an image becomes the model's input: size, channels, crop, mean and standard deviation.
         labels: Names of its classes, or None where nobody has written them down.
         normalise: Bytes (B, C, H, W) -> normalised images on the model's device.
         run: What a run folder says of itself; empty for others.

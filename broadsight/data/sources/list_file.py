@@ -17,7 +17,7 @@ from .walking import entries, is_there
 # What columns are called, by their letters alone; the first of them that is there counts.
 PATH = (
     *("path", "filepath", "imagepath", "imgpath", "file", "filename", "imagefile", "imagefilename", "imagename"),
-    *("image", "img", "image", "photo", "paths", "files", "filenames", "images"),
+    *("image", "img", "picture", "photo", "paths", "files", "filenames", "images"),
 )
 LABEL = (
     *("label", "class", "classname", "labelname", "category", "categoryname", "target", "species", "synset", "wnid"),

@@ -18,7 +18,7 @@ from .decoding import Place
 
 
 def whole_image(description: Description, photo: Image.Image) -> tuple[np.ndarray, Place]:
-    """An image as an image (C, H, W), float32 and normalised, and where its pixels are from.
+    """An image as the model takes it, (C, H, W) of float32 and normalised, and where its pixels are from.
 
     Resized to the model's one size, or with its aspect and padded by zeros below and at the right: to the canvas that
     was exported, or where sizes are open to a multiple that the model is used to.
@@ -41,7 +41,7 @@ def whole_image(description: Description, photo: Image.Image) -> tuple[np.ndarra
 
 
 def crops(description: Description, photo: Image.Image, boxes: Any) -> tuple[np.ndarray, list[Place]]:
-    """Each box (N, 4) of an image as an image, (N, C, H, W), with some of what is around it."""
+    """Each box (N, 4) of an image cut out as the model takes it, (N, C, H, W), with some of what is around it."""
     said, image = description.preprocessing, description.image
     if said["way"] != "crops":
         raise ValueError(f"{description.title} finds boxes by itself; give it images alone")

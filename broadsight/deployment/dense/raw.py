@@ -30,7 +30,7 @@ class RawModel:
         outputs: Their names.
         size: (height, width) of the images that it is exported for if these are fixed.
         any_size: Whether height and width can be left open.
-        preprocessing: How an image becomes an image; see `dense_images`.
+        preprocessing: How an image becomes the model's input; see `dense_images`.
         decoding: What turns outputs into findings; see `dense_decoding`.
     """
 
