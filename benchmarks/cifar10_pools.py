@@ -36,8 +36,9 @@ from broadsight.benchmark.run import fixed_threads, write_json
 from broadsight.inspection.macs import executed_macs
 from broadsight.provenance import commit, versions
 from broadsight.training import processes
-from broadsight.training.request import Request, settings_of, stored_in
+from broadsight.training.request import Request
 from broadsight.training.run import Prepared, prepare
+from broadsight.training.settings import settings_of, stored_in
 
 MODEL = "resnet10t"
 MODEL_ARGS = dict(channels=[16, 32, 64, 128], stem_width=8, output_stride=8)

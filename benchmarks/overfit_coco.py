@@ -177,9 +177,9 @@ def on_scenes(out: Path, threads: int) -> dict[str, Any]:
     """A detector on scenes that it never saw, after a short training, and beside that the same one untrained."""
     common: dict[str, Any] = dict(data=f"scenes:{SCENE_COUNT}", task="detect", head="retinanet", model=MODEL)
     common["head_args"] = dict(width=128, assigner="atss")
-    row = run_of(Request(**common, changes=SCENES, out=str(out / "scenes"), threads=threads), "box_ap50")
+    row = run_of(Request(**common, set=SCENES, out=str(out / "scenes"), threads=threads), "box_ap50")
     still = {**SCENES, "epochs": 1, "epoch_updates": 1, "lr": 1e-12, "min_lr": 0.0, "warmup_epochs": 0}
-    untrained = Request(**common, changes=still, out=str(out / "scenes-untrained"), threads=threads)
+    untrained = Request(**common, set=still, out=str(out / "scenes-untrained"), threads=threads)
     row["untrained"] = run_of(untrained, "box_ap50")["figures"]
     return row
 

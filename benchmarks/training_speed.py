@@ -31,8 +31,9 @@ from broadsight.data.scenes import Scenes
 from broadsight.data.sources import resolve
 from broadsight.provenance import commit, versions
 from broadsight.training import processes
-from broadsight.training.request import Request, settings_of
+from broadsight.training.request import Request
 from broadsight.training.run import prepare
+from broadsight.training.settings import settings_of
 
 STEPS = (("emsnet_xxtiny", 64, 32), ("resnet18", 64, 32), ("resnet18", 224, 8), ("vit_tiny_patch16_224", 224, 8))
 

@@ -1,44 +1,58 @@
 """Efficient vision models that see the whole picture. Importing this registers every model with timm."""
 
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = ("analysis", "app", "benchmark", "data", "dense", "deployment", "evaluation", "explanation", "inspection")
-_ROOMS += ("layers", "losses", "models", "papers", "prediction", "report", "runs", "surgery", "training", "visual")
-_ROOMS += ("weights",)
+
+def lazy(package: str, names: Mapping[str, str], rooms: Iterable[str] = ()) -> tuple[Callable, Callable]:
+    """`__getattr__` and `__dir__` of a package whose public names are imported when they are asked for.
+
+    Args:
+        names: By public name the module that has it, relative to the package.
+        rooms: Modules that are public themselves.
+    """
+
+    def get(name: str) -> Any:
+        if name in names:
+            return getattr(import_module(f".{names[name]}", package), name)
+        if name in rooms:
+            return import_module(f".{name}", package)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *names, *rooms})
+
+
+# Rooms that can be imported without torch, and so can their requests: the command line reads options from them.
+_LIGHT = ("analysis", "app", "benchmark", "deployment", "evaluation", "explanation", "papers", "prediction", "report")
+_LIGHT += ("training", "weights")
+_ROOMS = ("data", "dense", "inspection", "layers", "losses", "models", "runs", "surgery", *_LIGHT)
+_VERBS = ("analyze", "bench", "evaluate", "explain", "export", "predict", "train")
 _NAMES = {
+    "UsageError": "errors",
     "add_context_broadcast": "surgery.broadcasting",
     "convert_release": "weights.released_stvit",
     "fuse": "surgery.fusion",
     "load": "runs.folder",
     "load_release": "weights.released_stvit",
-    "open_classifier": "runs",
-    "open_run": "runs",
+    "open_classifier": "runs.classifier",
+    "open_run": "runs.opening",
     "save": "runs.folder",
     "swap_pool": "surgery.pooling",
-}
+} | dict.fromkeys(_VERBS, "api")
 
-
-def __getattr__(name: str):
-    if name in _NAMES:
-        return getattr(import_module(f".{_NAMES[name]}", __name__), name)
-    if name in _ROOMS:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES, *_ROOMS])
+__getattr__, __dir__ = lazy(__name__, _NAMES, (*_ROOMS, "visual"))
 
 
 class _Registration(MetaPathFinder, Loader):
-    """Registers the models as soon as timm or a room of this package has been imported: `--help` needs neither.
+    """Registers the models as soon as timm or a module that may need it has been imported: `--help` needs neither.
 
     The first of them is loaded as always; the models are registered when it is complete, so that none is half there.
     """
@@ -46,7 +60,7 @@ class _Registration(MetaPathFinder, Loader):
     loader: Loader
 
     def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
-        if fullname != "timm" and fullname not in {f"{__name__}.{room}" for room in _ROOMS}:
+        if fullname != "timm" and not self.may_need_timm(fullname):
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)  # by whoever else finds modules: installed for editing, a package has a finder
@@ -54,8 +68,19 @@ class _Registration(MetaPathFinder, Loader):
             self.loader, spec.loader = spec.loader, self
         return spec
 
+    @staticmethod
+    def may_need_timm(fullname: str) -> bool:
+        package, _, name = fullname.partition(".")
+        room, _, module = name.partition(".")
+        return package == __name__ and room in _ROOMS and name not in _LIGHT and module != "request"
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
+
+    def get_code(self, fullname: str) -> Any:
+        """Of a module that is run by `python -m`, which nobody loads: the next one that is imported registers."""
+        sys.meta_path.insert(0, self)
+        return getattr(self.loader, "get_code")(fullname)  # noqa: B009
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None

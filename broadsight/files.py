@@ -116,6 +116,41 @@ def whole_folder(folder: str | Path, *, replace: bool = False, durable: bool = F
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def check_writable(path: str | Path | None) -> None:
+    """Refuse an output file before the work, not after it; None and "-", the standard output, are fine."""
+    if path is None or path == "-":
+        return
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}; create it first")
+    if Path(path).is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: it is a folder; give the name of a file in it")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise ValueError(f"cannot write {str(path)!r}: permission denied; choose another folder")
+
+
+def check_creatable(folder: str | Path) -> None:
+    """Refuse a folder that cannot be made, before the work."""
+    folder = Path(folder).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "permission denied" if there.is_dir() else f"{there} is a file"
+        raise ValueError(f"cannot write to {folder}: {what}; choose another --out")
+
+
+def check_new_folder(out: str | None, usual: str) -> Path | None:
+    """The folder named for a result, after a check that it can be made: hours of work should not end in this.
+
+    Args:
+        usual: Where a new one will be made if `out` is None.
+    """
+    folder = Path(out) if out else None
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")
+    check_creatable(folder or usual)
+    return folder
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes have left of whole files; nobody else may be writing there."""
     for path in folder.glob(".*.part"):

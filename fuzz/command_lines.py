@@ -6,14 +6,13 @@ and raises AssertionError where the answer is not as promised.
 
 import contextlib
 import importlib
-import inspect
 import io
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Generator
-from typing import Any, get_args
+from typing import Any
 from unittest import mock
 
 SEPARATOR = "\x1f"
@@ -27,13 +26,15 @@ WORK = (
     "training.run:prepare",
     "benchmark.run:measure",
     "benchmark.scaling:measure",
-    "evaluation.run:evaluate",
+    "evaluation.run:evaluate_classifiers",
+    "evaluation.dense:evaluate_dense",
     "runs.dense_model:open_dense",
     "runs.classifier:open_classifier",
-    "cli.export:_classifier",
-    "cli.analyze:_run",
+    "analysis.run:analyze_models",
+    "analysis.measured_fronts:analyze_front",
     "data.sources.unlabelled:find_images",
     "app.candidates:open_candidates",
+    "deployment.run:_classifier",
     "papers.verify:verify",
     "papers.verify:catalogue",
     "report.run:report_run",
@@ -50,21 +51,20 @@ class Started(BaseException):
 def lines(command: str) -> Generator[list[str], None, None]:
     """Wrong command lines of a command: every option with every value that it may not have."""
     from broadsight.cli.main import COMMANDS
-    from broadsight.cli.parser import flag
+    from broadsight.cli.parser import request_of
 
     names = NAMES.get(command, ["zzz"])
-    for name, parameter in inspect.signature(COMMANDS[command]).parameters.items():
-        kind, arg = get_args(parameter.annotation)
+    for name, one in request_of(COMMANDS[command]).settings().items():
         for value in dict.fromkeys((*NUMBERS, *TEXTS)):
-            if arg.positional:
+            if one.how.positional:
                 place = 0 if name in ("run", "measure", "source", "models", "pattern", "families", "runs") else 1
                 yield [command, *names[:place], value, *names[place + 1 :]]
-            elif arg.pairs:
-                yield [command, *names, flag(name), f"groups={value}"]
-            elif kind is bool:
-                yield [command, *names, f"{flag(name)}={value}"]
+            elif one.pairs:
+                yield [command, *names, one.flag, f"groups={value}"]
+            elif one.kind is bool:
+                yield [command, *names, f"{one.flag}={value}"]
             else:
-                yield [command, *names, flag(name), value]
+                yield [command, *names, one.flag, value]
 
 
 def seeds() -> list[bytes]:

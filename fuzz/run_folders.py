@@ -15,7 +15,7 @@ from broadsight.runs import task_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.history import check_own_data
-from broadsight.training.request import stored_in
+from broadsight.training.settings import stored_in
 from broadsight.weights.teacher import load_teacher
 from broadsight.weights.writing import write_weights
 

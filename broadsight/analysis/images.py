@@ -15,9 +15,10 @@ from ..data.sources.folder import IMAGES, MASKS
 from ..data.sources.unlabelled import find_images
 from ..data.sources.walking import entries, is_folder
 from ..data.view import View, sample
-from ..evaluation.request import found_in, match_classes, own_splits
+from ..evaluation.tasks import found_in, match_classes, own_splits
 from .measures import Measure, unlabelled_measures
-from .request import Asked, Subject
+from .request import Request
+from .subjects import Subject
 
 
 class Whole:
@@ -131,20 +132,20 @@ def has_labels(source: Source) -> bool:
 
 
 def images_for(
-    asked: Asked, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
+    request: Request, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
 ) -> tuple[Found, list[tuple[Source, bool]]]:
     """What was found, and for each model the images, with labels by its own numbers or without."""
-    where: dict[str, Any] = dict(part=asked.part, seed=asked.seed, root=asked.root, download=asked.download)
+    where: dict[str, Any] = dict(part=request.part, seed=request.seed, root=request.root, download=request.download)
     labels_are = measure.labels_for(settings)
     needed = labels_are == "needed"
     try:
-        found = open_images(subjects, asked.data, labelled=needed, **where)
+        found = open_images(subjects, request.data, labelled=needed, **where)
     except ValueError as error:
         if not needed or "class" not in str(error):
             raise
         others = ", ".join(unlabelled_measures())
         raise ValueError(f"{measure.name} needs labelled images: {error}; without labels there are {others}") from None
-    count = asked.samples or measure.samples
+    count = request.samples or measure.samples
     if count < measure.least:
         raise ValueError(f"--samples {count}; {measure.name} needs {measure.least} images or more")
     if len(found.source) < measure.least:
@@ -154,7 +155,7 @@ def images_for(
     sources, notes = [], list(found.notes)
     for subject in subjects:
         source, labels, more = _labelled(measure, labels_are, subject, found)
-        sources.append((sample(source, count, asked.seed or 0), labels))
+        sources.append((sample(source, count, request.seed or 0), labels))
         notes += more
     about = {**found.description, "there": len(found.source), "images": len(sources[0][0])}
     return replace(found, notes=tuple(notes), description=about), sources

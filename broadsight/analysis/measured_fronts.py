@@ -10,49 +10,50 @@ from typing import Any
 from ..benchmark.run import fixed_threads
 from ..data.sources.evaluation import Found
 from ..evaluation.classification import figures
-from ..evaluation.request import Task
 from ..evaluation.run import ask, measure
+from ..evaluation.tasks import Task
 from ..prediction.classification import useful_workers
 from ..runs.classifier import Classifier
 from .images import images_for
 from .measures import find_measure
 from .measures.fronts import Point, paper_points, read_points
-from .request import Asked, Subject, open_subjects
+from .request import Request
 from .run import Analysis, Progress, random_notes, skip_notes
+from .subjects import Subject, open_subjects
 
 WRITTEN = "evaluation.json"
 
 
-def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: None) -> Analysis:
+def analyze_front(request: Request, progress: Progress = lambda done, total, doing: None) -> Analysis:
     """Accuracy over latency, MACs and parameters.
 
     Args:
-        asked: Its models may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
+        request: Its models may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
             that their training found; with data, or beside timm names, all are asked about the same images.
     """
     started = time.monotonic()
     entry = find_measure("front")
-    settings = entry.settings(asked.options)
-    if not asked.models and not settings["paper"]:
+    settings = entry.settings(request.set)
+    if not request.models and not settings["paper"]:
         raise ValueError(
             "analyze front needs MODEL|RUN: runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
         )
-    read = [name for name in asked.models if _is_written(name)]
-    names = [name for name in asked.models if name not in read]
-    threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    read = [name for name in request.models if isinstance(name, str) and _is_written(name)]
+    names = [name for name in request.models if name not in read]
+    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
     skipped: dict[str, str] = {}
     found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
     with fixed_threads(threads):
-        subjects = open_subjects(replace(asked, models=tuple(names)))
+        subjects = open_subjects(replace(request, models=tuple(names)))
         classifiers = [_classifier(subject) for subject in subjects]
         accuracies: dict[str, float] = {}
-        if asked.data is not None or any(one.weights != "run" for one in subjects):
-            if asked.data is None and not any(one.own_data for one in subjects):
+        if request.data is not None or any(one.weights != "run" for one in subjects):
+            if request.data is None and not any(one.own_data for one in subjects):
                 raise ValueError(
                     f"front of {subjects[0].source} needs --data, labelled images to find its accuracy with; or give "
                     "runs, folders that eval wrote and files of bench --json"
                 )
-            found, accuracies = _accuracies(asked, subjects, classifiers, progress, skipped)
+            found, accuracies = _accuracies(request, subjects, classifiers, progress, skipped)
         figures_of = measure(classifiers) if classifiers else []
     costs = {
         subject.label: dict(parameters=classifier.parameters, macs=one["macs"], latency_ms=one["latency"])
@@ -77,7 +78,7 @@ def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: 
     notes += [note for one in results.values() for note in one.notes]
     found = replace(found, notes=tuple(dict.fromkeys(notes)))
     how["seconds"] = time.monotonic() - started
-    return Analysis(asked, entry, tuple(subjects), results, {}, settings, found, skipped, how)
+    return Analysis(request, entry, tuple(subjects), results, {}, settings, found, skipped, how)
 
 
 def _is_written(name: str) -> bool:
@@ -93,7 +94,7 @@ def _classifier(subject: Subject) -> Classifier:
 
 
 def _accuracies(
-    asked: Asked,
+    request: Request,
     subjects: Sequence[Subject],
     classifiers: Sequence[Classifier],
     progress: Progress,
@@ -101,9 +102,9 @@ def _accuracies(
 ) -> tuple[Found, dict[str, float]]:
     """Top-1 of each model, in per cent, on the same images."""
     entry = find_measure("front")
-    found, sources = images_for(asked, entry, subjects, {})
-    count, batch = len(sources[0][0]), asked.batch or entry.batch
-    workers = useful_workers(count, batch) if asked.workers is None else asked.workers
+    found, sources = images_for(request, entry, subjects, {})
+    count, batch = len(sources[0][0]), request.batch or entry.batch
+    workers = useful_workers(count, batch) if request.workers is None else request.workers
     accuracies, done = {}, 0
     for subject, classifier, (source, _) in zip(subjects, classifiers, sources, strict=True):
 
@@ -112,7 +113,7 @@ def _accuracies(
             done += images
             progress(done, count * len(subjects), doing)
 
-        said = ask(Task(classifier, source, tuple(source.classes)), batch, workers, asked.strict, seen)
+        said = ask(Task(classifier, source, tuple(source.classes)), batch, workers, request.strict, seen)
         skipped.update(said.skipped)
         accuracies[subject.label] = figures(said, ("top1",))[0]["top1"]
     return found, accuracies

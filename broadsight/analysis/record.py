@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import whole_folder, write_json
 from ..provenance import header
 from ..visual.plots import save
-from .request import RANDOM, Subject
 from .run import Analysis
+from .subjects import RANDOM, Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 RECORD, FIGURES = "analysis.json", ("figure.png", "figure.svg")
 
 
-def record_of(analysis: Analysis, command: str = "") -> dict[str, Any]:
+def record_of(analysis: Analysis) -> dict[str, Any]:
     """All that was found out, with what was resolved to find it out, as plain types; None for what is not finite."""
-    asked, measure, results = analysis.asked, analysis.measure, analysis.results
+    request, measure, results = analysis.request, analysis.measure, analysis.results
     of_all = measure.takes == "files"  # then results are of all models, by what they are of
     more = {"results": {name: measure.record(one) for name, one in results.items()}} if of_all else {}
     models = [_model(analysis, one) for one in analysis.subjects if of_all or one.label in results]
@@ -36,10 +36,10 @@ def record_of(analysis: Analysis, command: str = "") -> dict[str, Any]:
         "data": analysis.found.description,
         "skipped": analysis.skipped,
         "notes": list(analysis.notes),
-        "asked": asdict(asked),
+        "asked": request.as_json(),
         "how": analysis.how,
-        "seed": asked.seed or 0,
-        **header(command),
+        "seed": request.seed or 0,
+        **header(request.command),
     }
     return plain(record)
 
@@ -80,26 +80,27 @@ def draw(analysis: Analysis) -> "Figure":
     return figure
 
 
-def write_analysis(analysis: Analysis, folder: Path, command: str = "", plot: str | None = None) -> dict[str, Any]:
+def write_analysis(analysis: Analysis, folder: Path | None, plot: str | None = None) -> Analysis:
     """Write record and figures into a folder that appears when all of them are there.
 
     Args:
-        folder: New, or empty.
-        command: The command line, for the record.
+        folder: New, or empty; None makes the record alone.
         plot: A further file for the figure: png, svg or pdf.
 
     Returns:
-        The record.
+        The analysis, which knows its record and its folder by then.
     """
-    record = record_of(analysis, command)
-    figure = draw(analysis)
-    with whole_folder(folder) as unfinished:
-        for name in FIGURES:
-            save(figure, unfinished / name)
-        write_json(record, unfinished / RECORD)
-    if plot is not None:
-        save(figure, plot)
-    return record
+    record = record_of(analysis)
+    if folder is not None or plot is not None:
+        figure = draw(analysis)
+        if folder is not None:
+            with whole_folder(folder) as unfinished:
+                for name in FIGURES:
+                    save(figure, unfinished / name)
+                write_json(record, unfinished / RECORD)
+        if plot is not None:
+            save(figure, plot)
+    return replace(analysis, record=record, folder=folder)
 
 
 def plain(value: Any) -> Any:

@@ -4,17 +4,24 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import timm
+
 from ..benchmark.run import fixed_threads
+from ..data.inside import outside_allowed
 from ..data.sources import Source
 from ..data.sources.evaluation import Found
 from ..data.sources.sample_table import some
+from ..errors import UsageError, nearest
+from ..options import TIMM_NAMES
 from ..prediction.classification import useful_workers
 from .images import Batches, images_for
-from .measures import Measure, find_measure, refuse_unsuited
-from .request import RANDOM, Asked, Subject, open_subjects
+from .measures import MEASURES, Measure, find_measure, refuse_unsuited
+from .request import SHOWN, Request
+from .subjects import RANDOM, Subject, open_subjects
 
 Progress = Callable[[int, int | None, str], None]
 NAMED = 5  # images that could not be read, in a note; the record has all
@@ -30,9 +37,10 @@ class Analysis:
         settings: Of the measure, all of them.
         skipped: Images that could not be read, and why.
         how: In what way it was done, as plain types.
+        record, folder: What analysis.json holds, and where it is; see `broadsight.analysis.record.write_analysis`.
     """
 
-    asked: Asked
+    request: Request
     measure: Measure
     subjects: tuple[Subject, ...]
     results: dict[str, Any]
@@ -41,6 +49,12 @@ class Analysis:
     found: Found
     skipped: dict[str, str]
     how: dict[str, Any]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        return self.how["interrupted"]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -58,26 +72,67 @@ class _Counter:
         return lambda done: self.progress(min(self.before + done, self.total), self.total, label)
 
 
-def analyze(asked: Asked, progress: Progress = lambda done, total, doing: None) -> Analysis:
+def analyze(request: Request, progress: Progress = lambda done, total, doing: None) -> Analysis:
     """Measure all models; everything is checked before the first image passes one.
 
     An interrupt ends it early: the models that are done count, if there is any.
     """
+    _check_order(request)
+    measure = find_measure(str(request.measure))
+    request.refuse_ignored(facts_of_analysis(measure, request))
+    with outside_allowed(request.allow_outside):
+        if measure.takes == "files":
+            from .measured_fronts import analyze_front
+
+            return analyze_front(request, progress)
+        return analyze_models(request, measure, progress)
+
+
+def facts_of_analysis(measure: Measure, request: Request) -> dict[str, str | None]:
+    """What options are for, see `Option.of`: None, or why it does not hold of this analysis."""
+    named = [one for one in request.models if isinstance(one, str)]
+    written = [one for one in named if measure.takes == "files" and Path(one).is_file()]
+    timm_names = [one for one in named if one not in written and not Path(one).is_dir()]
+    shown = measure.takes != "files" or request.data is not None or bool(timm_names)
+    first = " ".join(map(str, named[:3]))
+    return {
+        SHOWN: None if shown else "front reads what training and eval have found; give --data to ask again",
+        TIMM_NAMES: None if timm_names else f"{first} brings weights and arguments of its own",
+    }
+
+
+def _check_order(request: Request) -> None:
+    """Whoever names a model first is told that the measure comes first."""
+    measure = request.measure
+    if measure is None:
+        raise UsageError(f"analyze needs MEASURE: one of {', '.join(MEASURES)}")
+    if measure in MEASURES or nearest(measure, MEASURES, alike=0.7):
+        return
+    named = [one for one in request.models if one in MEASURES]
+    if named or Path(measure).is_dir() or timm.is_model(measure.partition("@")[0].partition(".")[0]):
+        first = named[0] if named else "MEASURE"
+        raise UsageError(
+            f"{measure} is a model, the measure comes first: broadsight analyze {first} {measure}; "
+            f"measures are {', '.join(MEASURES)}"
+        )
+
+
+def analyze_models(request: Request, measure: Measure, progress: Progress) -> Analysis:
+    """Run a measure over models that it is shown images of; see `analyze`."""
     started = time.monotonic()
-    measure = find_measure(asked.measure)
-    settings = measure.settings(asked.options)
-    if not asked.models:
+    settings = measure.settings(request.set)
+    if not request.models:
         raise ValueError(f"analyze {measure.name} needs MODEL|RUN: folders of runs, or timm names")
     if "seed" in inspect.signature(measure.run).parameters:
-        settings["seed"] = asked.seed or 0
-    threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+        settings["seed"] = request.seed or 0
+    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
     with fixed_threads(threads):
-        subjects = open_subjects(asked)
+        subjects = open_subjects(request)
         for subject in subjects:
             _check_suits(measure, subject)
-        found, sources = images_for(asked, measure, subjects, settings)
-        count, batch = len(sources[0][0]), asked.batch or measure.batch
-        workers = useful_workers(count, batch) if asked.workers is None else asked.workers
+        found, sources = images_for(request, measure, subjects, settings)
+        count, batch = len(sources[0][0]), request.batch or measure.batch
+        workers = useful_workers(count, batch) if request.workers is None else request.workers
         counter = _Counter(progress, count * len(subjects))
         results: dict[str, Any] = {}
         seconds: dict[str, float] = {}
@@ -85,7 +140,7 @@ def analyze(asked: Asked, progress: Progress = lambda done, total, doing: None) 
         interrupted = False
         for subject, (source, labels) in zip(subjects, sources, strict=True):
             start = time.monotonic()
-            how: dict[str, Any] = dict(batch=batch, workers=workers, strict=asked.strict, skipped=skipped)
+            how: dict[str, Any] = dict(batch=batch, workers=workers, strict=request.strict, skipped=skipped)
             try:
                 results[subject.label] = _measured(
                     measure, subject, source, labels, measure.of_run(settings), counter, how
@@ -104,7 +159,7 @@ def analyze(asked: Asked, progress: Progress = lambda done, total, doing: None) 
     how = dict(batch=batch, threads=threads, workers=workers, device=subjects[0].normalise.device.type)
     how |= dict(seconds=time.monotonic() - started, interrupted=interrupted)
     found = replace(found, notes=tuple(dict.fromkeys(notes)))
-    return Analysis(asked, measure, tuple(subjects), results, seconds, settings, found, skipped, how)
+    return Analysis(request, measure, tuple(subjects), results, seconds, settings, found, skipped, how)
 
 
 def _check_suits(measure: Measure, subject: Subject) -> None:

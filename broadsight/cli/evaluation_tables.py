@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.record import ORDER
 from ..visual.metrics import HEADLINES, MEANS, label
-from .terminal import number
+from ..visual.terminal import number
 
 WORST = 5  # classes that are shown
 

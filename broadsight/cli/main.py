@@ -1,16 +1,17 @@
-"""The `broadsight` command: every command is a function here, and its signature is its interface.
+"""The `broadsight` command: every command is a function of a Request, whose fields are its options.
 
 Nothing heavy is imported until a command runs, so that help and mistakes are answered at once.
 """
 
 import os
+import shlex
 import sys
 import traceback
 from contextvars import copy_context
 from io import TextIOWrapper
 
 from .. import __version__
-from ..errors import first_line, is_usage, one_line, unknown
+from ..errors import is_usage, one_line, printable, unknown
 from .analyze import analyze
 from .app import app
 from .bench import bench
@@ -20,25 +21,10 @@ from .explain import explain
 from .export import export
 from .gallery import gallery
 from .models import models
-from .parser import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    WRONG_USAGE,
-    Command,
-    UsageError,
-    build_parser,
-    check_values,
-    explicit,
-    named_in,
-    names_first,
-    remember,
-    together,
-)
+from .parser import DONE, FAILED, INTERRUPTED, WRONG_USAGE, Command, overview, parse, request_of
 from .predict import predict
 from .recipes import recipes
 from .report import report
-from .terminal import printable
 from .train import train
 from .verify import verify
 
@@ -58,7 +44,7 @@ COMMANDS: dict[str, Command] = {
     "convert": convert,
     "app": app,
 }
-CONFIGURED = {bench, train, eval, analyze}  # take their options from a YAML file as well
+CONFIGURED = {"bench", "train", "eval", "analyze"}  # take their options from a YAML file as well
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,10 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if argv is None and isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no Unicode
-    remember(given)
     debug = "--debug" in given
     try:
-        code = _run([argument for argument in given if argument != "--debug"])
+        code = _run([argument for argument in given if argument != "--debug"], shlex.join(["broadsight", *given]))
         sys.stdout.flush()  # here, so that a reader who has left is noticed before the interpreter shuts down
         return code
     except BrokenPipeError:
@@ -92,26 +77,22 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(one_line(error) + where, FAILED, debug)
 
 
-def _run(argv: list[str]) -> int:
-    argv = names_first(together(argv, COMMANDS), COMMANDS)
-    known = {argv[0]: COMMANDS[argv[0]]} if argv and argv[0] in COMMANDS else COMMANDS  # others are not asked for
-    parser = build_parser(known, CONFIGURED, __version__)
-    if not argv:
-        parser.print_help(sys.stderr)
-        return WRONG_USAGE
-    if not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise unknown("command", argv[0], COMMANDS)
+def _run(argv: list[str], typed: str) -> int:
     try:
-        given = parser.parse_args(argv)
+        if not argv or argv[0].startswith("-"):
+            parser = overview({name: request_of(command) for name, command in COMMANDS.items()}, __version__)
+            if not argv:
+                parser.print_help(sys.stderr)
+                return WRONG_USAGE
+            parser.parse_args(argv)
+            return DONE
+        if argv[0] not in COMMANDS:
+            raise unknown("command", argv[0], COMMANDS)
+        command = COMMANDS[argv[0]]
+        request = parse(argv[0], request_of(command), argv[1:], argv[0] in CONFIGURED, typed)
     except SystemExit as leave:  # how argparse ends after --help, --version and --print_config
         return leave.code if isinstance(leave.code, int) else DONE
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"--config: {first_line(error)}; expected a text file in YAML") from None
-    command = COMMANDS[given.command]
-    values = {name: value for name, value in given[given.command].as_dict().items() if name != "config"}
-    explicit(named_in(argv, command))
-    check_values(command, values)
-    return copy_context().run(command, **values)  # what a command allows ends with it
+    return copy_context().run(command, request)  # what a command allows ends with it
 
 
 def _complain(message: str, code: int, debug: bool) -> int:

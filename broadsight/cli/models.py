@@ -1,37 +1,37 @@
 """The command that lists models: models."""
 
-import json as json_
-from typing import Annotated, Any
+import json
+from typing import Any
 
 from ..errors import UsageError, nearest
-from .parser import DONE, Arg, register_models
-from .terminal import number, progress_bar, show
+from ..papers.request import ModelsRequest
+from ..visual.terminal import number, progress_bar, show
+from .parser import DONE
 
 
-def models(
-    pattern: Annotated[str | None, Arg("name or wildcard such as 'stvit_*'", True, "PATTERN")] = None,
-    json: Annotated[bool, Arg("print JSON")] = False,
-    all: Annotated[bool, Arg("search all of timm, not only broadsight; needs a PATTERN")] = False,
-) -> int:
-    """List models with parameters, MACs and published accuracy."""
-    if all and pattern is None:
+def models(request: ModelsRequest) -> int:
+    """Show the models whose names match, with their figures."""
+    pattern = request.pattern
+    if request.all and pattern is None:
         raise UsageError("--all without a PATTERN; expected one, since timm holds over a thousand models")
-    ours = register_models()
+    from ..models import FAMILIES
     from ..papers.verify import catalogue
 
     with progress_bar() as progress:
         rows = catalogue(pattern, progress)
-    if all and pattern:
+    if request.all and pattern:
         rows += _foreign(pattern, {row["model"] for row in rows})
     if not rows:
         import timm
 
-        known = timm.list_models(module="" if all else list(ours))
+        known = timm.list_models(module="" if request.all else list(FAMILIES))
         near = nearest(pattern or "", known, 3)
         hint = f"nearest: {', '.join(near)}" if near else "use a wildcard such as 'stvit_*'"
-        raise ValueError(f"no model matches {pattern!r}; {hint}" + ("" if all else "; --all searches timm as well"))
-    if json:
-        print(json_.dumps(rows, indent=2))
+        raise ValueError(
+            f"no model matches {pattern!r}; {hint}" + ("" if request.all else "; --all searches timm as well")
+        )
+    if request.json:
+        print(json.dumps(rows, indent=2))
         return DONE
     from rich.table import Table
 

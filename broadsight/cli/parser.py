@@ -1,171 +1,198 @@
-"""From the signatures of commands to a command line: every parameter says in its annotation how it appears there."""
+"""From the fields of a Request to a command line, and back: what was typed becomes a Request."""
 
 import inspect
 import json
-import re
-import shlex
-import sys
+import os
 from argparse import SUPPRESS
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser
 
-from ..errors import UsageError, nearest, refuse_idle
+from ..errors import UsageError, first_line, nearest
 from ..files import odd_kind
+from ..options import Options, Setting, flag
 
-Command = Callable[..., int]
+Command = Callable[[Any], int]
+Asked = TypeVar("Asked", bound=Options)
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
-LARGEST = 2**63 - 1  # whole number that torch and numpy take
 
 
-@dataclass(frozen=True)
-class Arg:
-    """How a parameter appears on the command line.
-
-    Args:
-        help: One line.
-        positional: Comes without a name, as often as wanted if the parameter is a list.
-        bare: Value of an option that is named without one.
-        pairs: Takes any number of key=value, and may be named several times.
-        of: What the option is for, such as "classifiers"; without one of these it would be ignored, so it is refused,
-            see `refuse_ignored`. Nothing means that it always counts.
-        least, most: Bounds of a number; all numbers are finite.
-    """
-
-    help: str
-    positional: bool = False
-    metavar: str | None = None
-    bare: str | None = None
-    pairs: bool = False
-    of: tuple[str, ...] = ()
-    least: float | None = None
-    most: float | None = None
-
-
-AllowOutside = Annotated[bool, Arg("let lists and COCO files name files outside of their own folder")]
+class Wrong(Exception):
+    """A value that an option cannot have; no ValueError, whose words argparse would replace by its own."""
 
 
 class ConfigFile(ActionConfigFile):
-    """A file of options; a pipe or a device might never end. One that the shell opens, as <(command), does."""
+    """A YAML file of options, checked before jsonargparse reads it."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         name = values if isinstance(values, str) else ""
-        kind = None if name.startswith("/dev/fd/") else odd_kind(name)
-        if kind is not None:
+        kind = None if name.startswith("/dev/fd/") else odd_kind(name)  # the shell opens those, as <(command)
+        if os.path.isdir(name):
+            kind = "a folder"
+        if kind is not None:  # a pipe or a device might never end
             parser.error(f"--config {name} is {kind}, not a file; expected a YAML file")
         if "\0" in name:
             parser.error(f"--config {name!r} has a zero byte in it, which no name has; leave that out")
+        if not os.path.exists(name):
+            parser.error(f"--config {name}: there is no such file; expected a YAML file")
+        self._check_names(parser, name)
         super().__call__(parser, cfg, values, option_string)
+
+    def _check_names(self, parser: Any, name: str) -> None:
+        import yaml
+
+        try:
+            content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            parser.error(f"--config {name}: {first_line(error)}; expected a text file in YAML")
+        if not isinstance(content, Mapping):
+            parser.error(f"--config: expected lines such as `batch: 4`, got {content!r}")
+        for key in content:
+            if key not in parser.settings:
+                hint = f" (did you mean {flag(near[0])}?)" if (near := nearest(key, parser.settings)) else ""
+                parser.error(f"--config {name}: there is no option {key!r}{hint}")
 
 
 class Parser(ArgumentParser):
     """A parser that answers a mistake with one line instead of a page."""
 
-    known: Mapping[str, Command] = {}  # all commands, for hints
+    settings: Mapping[str, Setting] = {}
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        command = getattr(self, "subcommand", None)
-        message = re.sub(r'Parser key "([\w.]+)":\s*', lambda key: flag(key[1]) + ": ", message)
-        message = re.sub(r"(?:an? )?<class '(\w+)'>", r"\1", message)
-        message = re.sub(r"an? typing\.Literal\[(.*?)\]", r"one of \1", message)
-        message = re.sub(r"Expected (.*?)\. Got value: ", r"expected \1, got ", message)
-        message = re.sub(
-            r"Does not validate against any of the Union.*?\[([\w\[\]]+), NoneType\].*?Given value: ",
-            r"expected \1, got ",
-            message,
-            flags=re.DOTALL,
-        )
-        message = re.sub(r"^Unexpected config: ", "--config: expected lines such as `batch: 4`, got ", message)
-        missing = re.search(r"arguments are required: (\w+)\.(\w+)", message)
-        if missing:
-            command, name = missing.groups()
-            arg = arguments_of(self.known[command])[name]
-            message = f"{command} needs {arg.metavar}: {arg.help}"
-        unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)|'(\w+)' does not accept option '(\w+)'", message)
-        if unknown:
-            command = unknown[2] or command
-            message += self._hint(command, unknown[1] or flag(unknown[3]))
-        raise UsageError(f"{message}; see `broadsight {command + ' ' if command else ''}--help`")
+        mark = "unrecognized arguments: "
+        if message.startswith(mark):
+            message += self._hint(message.removeprefix(mark).split()[0].partition("=")[0])
+        message = message.removeprefix('Parser key "config": ')
+        raise UsageError(f"{message}; see `{self.prog} --help`")
 
-    def _hint(self, command: str | None, unknown: str) -> str:
+    def _hint(self, unknown: str) -> str:
         """What may have been meant by an unknown option."""
-        arguments = arguments_of(self.known[command]) if command else {}
-        options = [flag(name) for name, arg in arguments.items() if not arg.positional]
-        names = {flag(name): arg.metavar for name, arg in arguments.items() if arg.positional}
-        near = nearest(unknown, [*names, *options] if command else ["--version", "--help"])
+        known = {one.flag: one for one in self.settings.values()}
+        near = nearest(unknown, known or ("--version", "--help"))
         if not near:
             return ""
-        return f" ({names[near[0]]} comes without --)" if near[0] in names else f" (did you mean {near[0]}?)"
+        one = known.get(near[0])
+        return f" ({one.called} comes without --)" if one and one.how.positional else f" (did you mean {near[0]}?)"
 
 
-def build_parser(known: Mapping[str, Command], configured: Set[Command], version: str) -> Parser:
-    """A parser with a sub-command for each function.
+def request_of(command: Command) -> type[Options]:
+    """The class of the Request that a command takes."""
+    return inspect.signature(command, eval_str=True).parameters["request"].annotation
+
+
+def command_parser(name: str, kind: type[Options], configured: bool) -> Parser:
+    """The parser of one command.
 
     Args:
-        configured: Those that take their options from a YAML file as well.
+        configured: Whether it takes its options from a YAML file as well.
     """
-    parser = Parser(
-        prog="broadsight",
-        description="Efficient vision models that see the whole picture.",
-        version=version,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error; works after a command too"
-    )
-    commands = parser.add_subcommands(dest="command", metavar="COMMAND", required=True)
-    for name, function in known.items():
-        options = _subparser(function, function in configured)
-        subparser = commands.add_subcommand(name, options, help=inspect.getdoc(function))
-        subparser.prog, options.known = f"broadsight {name}", known
-    parser.known = known
-    return parser
-
-
-def _subparser(function: Command, configured: bool) -> Parser:
-    """Options from a signature.
-
-    jsonargparse could read the signature alone, but would spell a flag `--channels_last true`, take no list of
-    positional names, and find no help without another dependency.
-    """
-    parser = Parser(description=inspect.getdoc(function))
+    parser = Parser(prog=f"broadsight {name}", description=description(kind), allow_abbrev=False)
+    parser.settings = kind.settings()
     if configured:
-        parser.add_argument(
-            "--config", action=ConfigFile, help="YAML file with these options; --print_config shows one"
-        )
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind, arg = get_args(parameter.annotation)
-        required = parameter.default is inspect.Parameter.empty
-        options: dict[str, Any] = {"help": arg.help}
-        if not required:
-            options["default"] = parameter.default
-        if arg.metavar:
-            options["metavar"] = arg.metavar
-        if arg.positional:
-            many = list[str] in (kind, *get_args(kind))
-            if many or not required:
-                options["nargs"] = ("+" if required else "*") if many else "?"
-            if not many and not required:  # or its absence would override what a --config file says
-                options["default"] = SUPPRESS
-            parser.add_argument(name, type=str if many else kind, **options)
-        elif kind is bool:
-            parser.add_argument(flag(name), action=ActionYesNo(no_prefix="no-"), **options)
-        elif arg.bare is not None:
-            parser.add_argument(flag(name), type=kind, nargs="?", const=arg.bare, **options)
-        else:
-            parser.add_argument(flag(name), dest=name, type=kind, **options)
+        about = "YAML file with these options; --print_config shows one"
+        parser.add_argument("--config", action=ConfigFile, help=about)
+    for setting in parser.settings.values():
+        _add(parser, setting)
     return parser
 
 
-def together(argv: list[str], known: Mapping[str, Command]) -> list[str]:
+def _add(parser: Parser, setting: Setting) -> None:
+    how = setting.how
+    options: dict[str, Any] = {"help": how.help, "type": _Reader(setting)}
+    if how.metavar:
+        options["metavar"] = how.metavar
+    if not setting.required:
+        options["default"] = _shown_default(setting)
+    if how.positional:  # what is missing is noticed later; a default would override what a --config file says
+        options |= {"nargs": "*" if setting.plural else "?", "default": SUPPRESS}
+        if setting.plural:
+            options["type"] = str
+        parser.add_argument(setting.name, **options)
+    elif setting.kind is bool:
+        del options["type"]
+        parser.add_argument(setting.flag, action=ActionYesNo(no_prefix="no-"), **options)
+    elif how.bare is not None:
+        parser.add_argument(setting.flag, nargs="?", const=how.bare, **options)
+    else:
+        parser.add_argument(setting.flag, dest=setting.name, **options)
+
+
+class _Reader:
+    """Converts and checks a value; several values stay the text that they came as, for --print_config."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+
+    def __call__(self, given: Any) -> Any:
+        try:
+            value = self.setting.read(given)
+        except UsageError as error:
+            raise Wrong(str(error)) from None
+        return given if self.setting.plural or self.setting.pairs else value
+
+    def __repr__(self) -> str:  # in --help
+        kind = self.setting.kind
+        if get_origin(kind) is Literal:
+            return "{" + ",".join(map(str, get_args(kind))) + "}"
+        return (
+            "text"
+            if self.setting.plural or self.setting.pairs or kind in (str, Any)
+            else getattr(kind, "__name__", "text")
+        )
+
+
+def _shown_default(setting: Setting) -> Any:
+    if setting.plural:
+        return ",".join(map(str, setting.default)) or None
+    return None if setting.pairs else setting.default
+
+
+def description(kind: type[Options]) -> str:
+    """What a command does, in a line."""
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
+def overview(commands: Mapping[str, type[Options]], version: str) -> Parser:
+    """The parser of `broadsight` without a command: --help lists them, --version says which it is."""
+    about = "Efficient vision models that see the whole picture."
+    parser = Parser(prog="broadsight", description=about, version=version, allow_abbrev=False)
+    words = "show the traceback of an error; works after a command too"
+    parser.add_argument("--debug", action="store_true", help=words)
+    listed = parser.add_subcommands(dest="command", metavar="COMMAND", required=True)
+    for name, kind in commands.items():
+        listed.add_subcommand(name, Parser(), help=description(kind))
+    return parser
+
+
+def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, typed: str) -> Asked:
+    """The Request that a command line makes.
+
+    Args:
+        argv: What follows the command.
+        typed: The whole command line, for records.
+
+    Raises:
+        SystemExit: After --help and --print_config.
+    """
+    settings = kind.settings()
+    argv = names_first(together(list(argv), settings), settings)
+    parser = command_parser(name, kind, configured)
+    try:
+        found = parser.parse_args(argv).as_dict()
+        found.pop("config", None)
+        missing = next((one for one in settings.values() if one.required and found.get(one.name) in (None, [])), None)
+        if missing is not None:
+            parser.error(f"{name} needs {missing.called}: {missing.how.help}")
+        return kind(**found, given=frozenset(named_in(argv, settings)), command=typed)
+    except Wrong as error:
+        parser.error(str(error))
+
+
+def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
     """Pairs of key=value as one JSON list at the end, however often and wherever an option named some."""
-    if not argv or argv[0] not in known:
-        return argv
-    flags = {flag(name) for name, arg in arguments_of(known[argv[0]]).items() if arg.pairs}
+    flags = {one.flag for one in settings.values() if one.pairs}
     rest, pairs = [], {}
     position = 0
     while position < len(argv):
@@ -188,201 +215,26 @@ def together(argv: list[str], known: Mapping[str, Command]) -> list[str]:
     return rest + [text for option, given in pairs.items() for text in (option, json.dumps(given))]
 
 
-def names_first(argv: list[str], known: Mapping[str, Command]) -> list[str]:
+def names_first(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
     """Names before options, for commands that take names of two kinds.
 
     Else argparse, up to Python 3.11, takes what comes behind an option for too many: RUN --top 3 IMAGE.
     """
-    if not argv or argv[0] not in known or "--" in argv:
-        return argv
-    parameters = inspect.signature(known[argv[0]]).parameters
-    kinds = {flag(name): get_args(parameter.annotation) for name, parameter in parameters.items()}
-    if sum(arg.positional for _, arg in kinds.values()) < 2:
+    if "--" in argv or sum(one.how.positional for one in settings.values()) < 2:
         return argv
     valued = {"--config": False}  # options that take a value, and whether they can do without
-    valued |= {option: arg.bare is not None for option, (kind, arg) in kinds.items() if kind is not bool}
-    names, options, rest = [], [], argv[1:]
+    valued |= {one.flag: one.how.bare is not None for one in settings.values() if one.kind is not bool}
+    names, options, rest = [], [], list(argv)
     while rest:
         word = rest.pop(0)
         (options if word.startswith("-") else names).append(word)
         if word in valued and rest and not (valued[word] and rest[0].startswith("--")):
             options.append(rest.pop(0))
-    return [argv[0], *names, *options]
+    return [*names, *options]
 
 
-def value_of(text: str) -> Any:
-    """What a text means in YAML, which knows numbers, truth values and lists; 1e-3 is a number too."""
-    import yaml
-
-    try:
-        value = float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text) else yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeError, RecursionError):
-        return text
-    if isinstance(value, int) and abs(value) >= 2**31:
-        raise UsageError(f"{_short(value)} is too large a number; expected less than {2**31}")
-    return value
-
-
-def arguments_of(function: Command) -> dict[str, Arg]:
-    return {name: get_args(p.annotation)[1] for name, p in inspect.signature(function).parameters.items()}
-
-
-def flag(name: str) -> str:
-    """The option of a parameter; `class_` is --class, which Python keeps for itself."""
-    return "--" + name.removesuffix("_").replace("_", "-")
-
-
-_typed = "broadsight"
-
-
-def remember(argv: Sequence[str]) -> None:
-    """Keep what was typed, for the records of commands."""
-    global _typed
-    _typed = shlex.join(["broadsight", *argv])
-
-
-def typed() -> str:
-    """The command line that is being run."""
-    return _typed
-
-
-def check_values(function: Command, values: Mapping[str, Any]) -> None:
-    """Refuse numbers that no option can mean, by the bounds of each, and names that no file can have."""
-    for name, arg in arguments_of(function).items():
-        given = values.get(name)
-        words = _called(name, arg)
-        for one in given if isinstance(given, list) else [given]:
-            if isinstance(one, str) and "\0" in one:
-                raise UsageError(f"{words} {one!r} has a zero byte in it, which no name has; leave that out")
-            if isinstance(one, str) and not one.strip():
-                raise UsageError(f"{words} is empty; expected {arg.help}")
-            if isinstance(one, (int, float)) and not isinstance(one, bool):
-                _check_number(words, one, arg)
-
-
-def _called(name: str, arg: Arg) -> str:
-    return (arg.metavar or name.upper()) if arg.positional else flag(name)
-
-
-def _check_number(words: str, value: float, arg: Arg) -> None:
-    if not abs(value) <= (LARGEST if isinstance(value, int) else sys.float_info.max):  # false for nan
-        raise UsageError(f"{words} {_short(value)}; expected a number that is not so large, and not nan")
-    if arg.least is not None and value < arg.least:
-        raise UsageError(f"{words} {value}; expected {arg.least} or more")
-    if arg.most is not None and value > arg.most:
-        raise UsageError(f"{words} {value}; expected {arg.least or 0} to {arg.most}")
-
-
-def _short(value: float) -> str:
-    text = str(value) if isinstance(value, float) or value.bit_length() < 200 else "with hundreds of digits"
-    return text if len(text) <= 40 else f"{text[:20]}..."
-
-
-def refuse_ignored(function: Command, values: Mapping[str, Any], facts: Mapping[str, str | None]) -> None:
-    """Refuse options that would have no effect.
-
-    Args:
-        values: All that the command was called with.
-        facts: See `refuse_idle`; their names are those in the `of` of options.
-    """
-    parameters = inspect.signature(function).parameters
-    given = [name for name in parameters if name in values]
-    given = [name for name in given if name in _explicit or values[name] not in (parameters[name].default, [])]
-    options = arguments_of(function)
-    refuse_idle({name: flag(name) for name in given}, {name: options[name].of for name in given}, facts)
-
-
-def refuse_all(function: Command, values: Mapping[str, Any], but: Sequence[str], why: str) -> None:
-    """Refuse every option that is given but these."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in but and (name in _explicit or values.get(name, []) not in (parameter.default, [])):
-            raise UsageError(f"{_called(name, arguments_of(function)[name])}: {why}; leave it out")
-
-
-_explicit: frozenset[str] = frozenset()
-
-
-def named_in(argv: Sequence[str], function: Command) -> set[str]:
-    """The options that a command line names, whatever their value; a --config file may hold all of them."""
+def named_in(argv: Iterable[str], settings: Mapping[str, Setting]) -> set[str]:
+    """The options that a command line names, whatever their value."""
     words = {word.partition("=")[0] for word in argv}
-    flags = {name: flag(name) for name, arg in arguments_of(function).items() if not arg.positional}
+    flags = {one.name: one.flag for one in settings.values() if not one.how.positional}
     return {name for name, option in flags.items() if words & {option, option.replace("--", "--no-", 1)}}
-
-
-def explicit(names: Set[str] | None = None) -> Set[str]:
-    """The options that the user has named; sets them if given some."""
-    global _explicit
-    if names is not None:
-        _explicit = frozenset(names)
-    return _explicit
-
-
-def register_models() -> Sequence[str]:
-    """Make timm know our models; the names of their families."""
-    return import_module("broadsight.models").FAMILIES
-
-
-MOST = 4096  # threads or processes of one command
-
-# What options are for; see `Arg.of`.
-CLASSIFIERS, DENSE_RUNS = "classifiers", "dense runs (--task detect and others)"
-SEGMENTERS, WHOLE_IMAGES = "runs of --task segment", "dense runs that look at whole images"
-SCORED = "runs that score what they find"
-TIMM_NAMES, PARTS = "timm names", "DATA that is named"
-
-# Options that several commands share.
-Run = Annotated[str, Arg("folder of a run, or a timm name", True, "RUN|MODEL")]
-Checkpoint = Annotated[
-    str | None,
-    Arg(
-        "weights for a timm name: a file, a run, or package (of an installed one)", metavar="RUN|FILE", of=(TIMM_NAMES,)
-    ),
-]
-Pretrained = Annotated[
-    bool, Arg("timm's own weights for a timm name; without them random ones, for a trial", of=(TIMM_NAMES,))
-]
-ModelArgs = Annotated[
-    list[str] | None,
-    Arg("arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", pairs=True, of=(TIMM_NAMES,)),
-]
-Size = Annotated[int | None, Arg("image side in pixels; without it what the model was trained for", least=1)]
-Light = Annotated[bool, Arg("let a 'map' pool classify with its averaged tokens alone", of=(CLASSIFIERS,))]
-Batch = Annotated[int, Arg("images per call", of=(CLASSIFIERS,), least=1)]
-Workers = Annotated[int | None, Arg("processes that prepare images", least=0, most=MOST)]
-Threads = Annotated[int | None, Arg("threads of torch's operators", least=1, most=MOST)]
-Flip = Annotated[bool, Arg("of a dense run: look at every image mirrored too", of=(DENSE_RUNS,))]
-Scales = Annotated[
-    str | None, Arg("of a dense run: look at images in several sizes, such as 0.75,1,1.25", of=(WHOLE_IMAGES,))
-]
-Slide = Annotated[
-    bool,
-    Arg("of a run that segments: look through overlapping windows instead of at the whole image", of=(SEGMENTERS,)),
-]
-Device = Annotated[Literal["auto", "cpu", "cuda"], Arg("where to compute")]
-
-
-def facts_of(run: str, *others: str) -> dict[str, str | None]:
-    """What options are for, of a run or a timm name and others beside it: None, or why that does not hold."""
-    from ..runs import is_dense, task_of
-    from ..training.run_folder import RunFolder
-
-    task, dense = task_of(run), is_dense(run)
-    here = f"this run is of --task {task}" if dense else "this is a classifier"
-    head = RunFolder(Path(run)).config().get("broadsight", {}).get("settings", {}).get("head") if dense else None
-    whole, crops = head != "simple_baseline", f"{head} looks at crops of single objects"
-    named = not all(Path(name).is_dir() for name in (run, *others))
-    return {
-        CLASSIFIERS: here if dense else None,
-        DENSE_RUNS: None if dense else here,
-        SEGMENTERS: None if task == "segment" else here,
-        WHOLE_IMAGES: None if dense and whole else crops if dense else here,
-        SCORED: None if dense and whole and task != "segment" else here if whole else crops,
-        TIMM_NAMES: here if dense else None if named else f"{run} is a run with weights and arguments of its own",
-    }
-
-
-def check_options(function: Command, given: dict[str, Any], facts: dict[str, str | None]) -> None:
-    """Refuse options that would be ignored; see `refuse_ignored`."""
-    refuse_ignored(function, given, facts)
-    if given.get("checkpoint") and given.get("pretrained") and "pretrained" in explicit():
-        raise UsageError("--pretrained together with --checkpoint; expected one of the two, they are both weights")

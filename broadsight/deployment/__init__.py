@@ -1,21 +1,14 @@
 """Models as files that other runtimes execute, with everything inside that is needed to use them."""
 
-from .agreement import Agreement, compare, rounding_of
-from .capture import capture
-from .description import Description
-from .formats import FORMATS, need, open_artefact
-from .prepare import prepare
-from .session import Session
+from .. import lazy
 
-__all__ = [
-    "FORMATS",
-    "Agreement",
-    "Description",
-    "Session",
-    "capture",
-    "compare",
-    "need",
-    "open_artefact",
-    "prepare",
-    "rounding_of",
-]
+_MODULES = {
+    "agreement": ("Agreement", "compare", "rounding_of"),
+    "graph": ("capture",),
+    "description": ("Description",),
+    "formats": ("FORMATS", "need", "open_artefact"),
+    "preparation": ("prepare",),
+    "session": ("Session",),
+}
+
+__getattr__, __dir__ = lazy(__name__, {name: module for module, names in _MODULES.items() for name in names})

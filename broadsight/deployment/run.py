@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -12,49 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import timm
+import torch
 
 from ..benchmark.machine import fixed_threads
 from ..benchmark.timing import Summary, interleave, paired_ratio, summarize
-from ..errors import first_line
+from ..errors import UsageError, first_line
 from ..files import move_together, write_json
-from . import FORMATS, Agreement, Description, Session, capture, compare, need, rounding_of
-from .formats import Format
-from .prepare import prepare
-from .subject import Subject
+from ..options import CLASSIFIERS
+from ..runs.classifier import Classifier
+from ..runs.opening import facts_of, is_dense, open_asked
+from .agreement import Agreement, compare, rounding_of
+from .description import Description
+from .formats import FORMATS, Format, need
+from .graph import capture
+from .preparation import prepare
+from .request import BATCHES, TOLERANCE, Request
+from .session import Session
+from .subject import Subject, of_classifier
 
-TOLERANCE = 1e-3  # of outputs, relative to the largest of them
-INT8_TOLERANCE = 0.05  # likewise between two runtimes of the same integers, which may round to neighbouring ones
+# Likewise of two runtimes with the same integers, which may round to neighbouring ones.
+INT8_TOLERANCE = 0.05
 RECORD = ".export.json"  # behind the artefact's name: how it came about
-ROUNDS = 11
+SEED = 0  # of weights that nobody has trained
 
 Progress = Callable[[int, int | None, str], None]
 
 
 class Disagreement(RuntimeError):
     """An artefact that does not compute what its model does."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is asked for.
-
-    Args:
-        format: Key of FORMATS.
-        any_batch: Any number of images at once, where the format can.
-        any_size: Any image size, where format and model can.
-        tolerance: The largest difference of outputs over the largest output.
-        threads: While comparing and timing.
-        rounds: Of timing; 0 for none.
-        options: Further arguments of the format.
-    """
-
-    format: str
-    any_batch: bool = True
-    any_size: bool = False
-    tolerance: float = TOLERANCE
-    threads: int = 1
-    rounds: int = ROUNDS
-    options: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,16 +95,22 @@ class Exported:
         }
 
 
-def check_request(wanted: Wanted, int8: bool = False) -> Format:
+def check_request(request: Request) -> Format:
     """Refuse what cannot be, before the model is opened."""
-    form = need(wanted.format, int8)
-    if wanted.any_size and not form.sizes:
-        raise ValueError(f"--any-size with the format {wanted.format}, which takes one size; leave it out")
-    if not wanted.tolerance > 0:
-        raise ValueError(f"--tolerance {wanted.tolerance}; expected a positive number, such as {TOLERANCE}")
-    if wanted.threads < 1 or wanted.rounds < 0:
-        raise ValueError(f"--threads {wanted.threads} --rounds {wanted.rounds}; expected 1 or more, and 0 or more")
+    form = need(request.format, request.int8)
+    if request.any_size and not form.sizes:
+        raise ValueError(f"--any-size with the format {request.format}, which takes one size; leave it out")
     return form
+
+
+def facts_of_export(request: Request, form: Format) -> dict[str, str | None]:
+    """What options are for, see `Option.of`: None, or why it does not hold of this export."""
+    facts = facts_of(request.run)
+    facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
+    facts["--format web"] = None if request.format == "web" else f"this is --format {request.format}"
+    batches = form.int8_batches if request.int8 else form.batches
+    one = f"{request.format}{' in int8' if request.int8 else ''} takes one image at a time"
+    return facts | {BATCHES: None if batches or not request.any_batch else one}
 
 
 def check_target(target: Path, form: Format) -> None:
@@ -140,9 +133,84 @@ Quantise = Callable[[Path, Path, Session], tuple[Description, dict[str, Any]]]
 
 
 def export(
+    request: Request, progress: Progress = lambda *_: None, tell: Callable[[str], None] = lambda note: None
+) -> Exported:
+    """Write a model for another runtime, and let it stay only if it computes what the model does.
+
+    Args:
+        tell: Given what the user should know, a line each, before the work begins.
+
+    Raises:
+        ValueError: The model cannot be captured or written so, or an option is not for it.
+        Disagreement: The artefact differs by more than the tolerance.
+    """
+    form = check_request(request)
+    facts = facts_of_export(request, form)
+    request.refuse_ignored(facts)
+    if request.out is not None:
+        check_target(Path(request.out), form)
+    classifier, notes = None, []
+    if not is_dense(request.run):
+        classifier, notes = _classifier(request)
+        subject = of_classifier(classifier, request.command, request.images, request.compare)
+    else:
+        if request.format == "web":
+            raise UsageError(
+                f"--format web is a page for classifiers; {facts[CLASSIFIERS]}: "
+                "expected onnx, openvino, pt2 or executorch"
+            )
+        from .dense.subject import of_dense
+
+        shown: dict[str, Any] = dict(images=request.images, count=request.compare)
+        subject = of_dense(request.run, request.command, **shown, size=request.size, any_size=request.any_size)
+    name = re.sub(r"[^a-zA-Z0-9_.-]+", "-", subject.description.title).strip("-.") or "model"
+    target = Path(request.out or name + ("-int8" if request.int8 else "") + (form.suffix or "-web"))
+    check_target(target, form)
+    for note in [*notes, *subject.notes]:
+        tell(note)
+    quantise = None
+    if request.int8 and classifier is not None:
+        from .int8.run import quantiser
+
+        quantise = quantiser(
+            classifier,
+            subject,
+            data=request.data,
+            calibrate=request.calibrate,
+            images=request.calibration_images,
+            max_drop=request.max_drop,
+            kept=request.keep_float,
+            threads=request.threads,
+            progress=progress,
+        )
+    return write_artefact(subject, target, request, quantise=quantise, progress=progress)
+
+
+def _classifier(request: Request) -> tuple[Classifier, list[str]]:
+    """The classifier to export, on the CPU; random weights for a timm name that has none, with a note."""
+    run, notes, options = request.run, [], {}
+    plain = isinstance(run, str) and not Path(run).is_dir() and timm.is_model(run.split(".")[0])
+    if plain and not request.checkpoint:
+        config = timm.models.get_pretrained_cfg(run)
+        if not (request.pretrained and config is not None and config.has_weights):
+            options["pretrained"] = False
+            notes.append(f"{run} has random weights: for the speed and a trial; --checkpoint gives it trained ones")
+    torch.manual_seed(SEED)
+    device = {} if isinstance(run, Classifier) else {"device": "cpu"}
+    try:
+        return open_asked(request, **device, **options), notes
+    except RuntimeError as error:
+        if "cannot be had" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}; give some by --checkpoint, or export random ones, for the speed, by --no-pretrained"
+        ) from None
+
+
+def write_artefact(
     subject: Subject,
     target: Path,
-    wanted: Wanted,
+    request: Request,
     *,
     quantise: Quantise | None = None,
     progress: Progress = lambda *_: None,
@@ -151,6 +219,7 @@ def export(
 
     Args:
         target: Name of the file with its format's suffix, or of the folder.
+        request: Says how; which model is the subject's business.
         quantise: From the float artefact to the name of the int8 one, which gets its description; also given the
             float artefact's session. None: no int8.
 
@@ -158,19 +227,20 @@ def export(
         ValueError: The model cannot be captured or written so.
         Disagreement: The artefact differs by more than the tolerance.
     """
-    form = check_request(wanted, quantise is not None)
+    form = check_request(replace(request, int8=quantise is not None))
     check_target(target, form)
     started, notes = time.perf_counter(), list(subject.notes)
-    any_size = wanted.any_size
+    any_size = request.any_size
     if any_size and subject.obstacle:
         raise ValueError(f"--any-size, but {subject.description.title} takes one size: {subject.obstacle}")
-    any_batch = wanted.any_batch and (form.batches if quantise is None else form.int8_batches)
+    any_batch = request.any_batch and (form.batches if quantise is None else form.int8_batches)
     image = {**subject.description.image, "any_batch": any_batch, "any_size": any_size}
     description = replace(subject.description, image=image)
-    if wanted.format == "web":  # before minutes are spent on what cannot be
+    options = {} if request.ort_web is None else {"ort_web": request.ort_web}
+    if request.format == "web":  # before minutes are spent on what cannot be
         from .formats.web import require
 
-        require(description, **dict(wanted.options))
+        require(description, **options)
     steps = 6 if quantise else 5
     progress(0, steps, "folding what inference allows")
     made = prepare(subject.model, None if any_size else description.shape[1:])
@@ -183,32 +253,32 @@ def export(
         any_size=any_size,
         single_cells=example is not None and form.guarded,
     )
-    with _scratch(target) as folder, fixed_threads(wanted.threads):
-        progress(2, steps, f"writing {wanted.format}")
+    with _scratch(target) as folder, fixed_threads(request.threads):
+        progress(2, steps, f"writing {request.format}")
         artefact = folder / target.name
-        with _named(subject, wanted.format):
-            artefact = _write(program, description, artefact, wanted, quantise is not None)
+        with _named(subject, request.format):
+            artefact = _write(program, description, artefact, request, quantise is not None)
         progress(3, steps, "comparing with torch on images")
-        session = _open(artefact, wanted)
-        agreement = _agreed(subject, session, image, wanted, wanted.format)
+        session = _open(artefact, request)
+        agreement = _agreed(subject, session, image, request, request.format)
         int8, small = None, folder / ("int8-" + artefact.name)
         if quantise is not None:
             progress(4, steps, "quantising")
             description, int8 = quantise(artefact, small, session)
             artefact = small
-        if wanted.format == "web":
+        if request.format == "web":
             page = folder / "page"
-            form.write(artefact, description, page, **dict(wanted.options))
+            form.write(artefact, description, page, **options)
             artefact = page
-        if int8 is not None or wanted.format == "web":
-            session = form.open(artefact, wanted.threads)
+        if int8 is not None or request.format == "web":
+            session = form.open(artefact, request.threads)
             if int8 is None:  # in the browser's own runtime, and no longer in ONNX Runtime's
-                agreement = _agreed(subject, session, image, wanted, "the browser's runtime")
-            elif wanted.format == "web":
-                _as_measured(subject, session, FORMATS["onnx"].open(small, wanted.threads), image)
+                agreement = _agreed(subject, session, image, request, "the browser's runtime")
+            elif request.format == "web":
+                _as_measured(subject, session, FORMATS["onnx"].open(small, request.threads), image)
         findings = subject.findings(session) if subject.findings is not None else None
         progress(steps - 1, steps, "taking times")
-        times = _times(subject, session, wanted.rounds) if wanted.rounds else None
+        times = _times(subject, session, request.rounds) if request.rounds else None
         size = _move(artefact, target, form)
     progress(steps, steps, "done")
     took = time.perf_counter() - started
@@ -217,7 +287,7 @@ def export(
     return found
 
 
-def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: Wanted, where: str) -> Agreement:
+def _agreed(subject: Subject, session: Session, image: dict[str, Any], request: Request, where: str) -> Agreement:
     """How far an artefact is from its model, which is not too far."""
     title = subject.description.title
     try:
@@ -228,13 +298,13 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], wanted: W
         raise Disagreement(
             f"{title} was exported but does not run in {where}: {first_line(error)}; nothing was written"
         ) from error
-    strict = wanted.tolerance < TOLERANCE or subject.follow is not None
-    if found.relative > wanted.tolerance and not strict:  # is that the artefact, or any rounding?
+    strict = request.tolerance < TOLERANCE or subject.follow is not None
+    if found.relative > request.tolerance and not strict:  # is that the artefact, or any rounding?
         found = replace(found, rounding=rounding_of(subject.model, _batches(subject, image)))
-    if not found.within(wanted.tolerance):
+    if not found.within(request.tolerance):
         raise Disagreement(
             f"{title} in {where} differs from torch by {found.largest:.3g}, {found.relative:.3g} of the largest output "
-            f"on {found.images} images; expected at most {wanted.tolerance:g}: nothing was written"
+            f"on {found.images} images; expected at most {request.tolerance:g}: nothing was written"
         )
     return found
 
@@ -249,22 +319,22 @@ def _as_measured(subject: Subject, session: Session, measured: Session, image: d
         )
 
 
-def _write(program: Any, description: Description, artefact: Path, wanted: Wanted, int8: bool) -> Path:
+def _write(program: Any, description: Description, artefact: Path, request: Request, int8: bool) -> Path:
     """The float artefact; a page is made of an ONNX file, which comes first."""
-    if wanted.format == "web":
+    if request.format == "web":
         artefact = artefact.with_name("model.onnx")
         FORMATS["onnx"].write(program, description, artefact)
     else:
-        FORMATS[wanted.format].write(program, description, artefact)
-    if int8 and wanted.format == "openvino":  # which drops the names that layers are kept in float by
+        FORMATS[request.format].write(program, description, artefact)
+    if int8 and request.format == "openvino":  # which drops the names that layers are kept in float by
         from .int8.openvino import name_layers
 
         name_layers(artefact, program)
     return artefact
 
 
-def _open(artefact: Path, wanted: Wanted) -> Session:
-    return FORMATS["onnx" if wanted.format == "web" else wanted.format].open(artefact, wanted.threads)
+def _open(artefact: Path, request: Request) -> Session:
+    return FORMATS["onnx" if request.format == "web" else request.format].open(artefact, request.threads)
 
 
 def _batches(subject: Subject, image: dict[str, Any]) -> Generator[np.ndarray, None, None]:

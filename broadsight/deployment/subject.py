@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from ..data.loading import SourceDataset
-from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled, find_images
-from ..data.view import Grey
-from ..evaluation.request import own_splits
+from ..evaluation.tasks import own_splits
 from ..provenance import header
 from ..runs.classifier import Classifier
+from ..runs.images import drawn_scenes
 from ..weights.reading import weights_digest
-from . import Description, Session
+from .description import Description
+from .session import Session
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
         images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
         count: Of images to try.
     """
-    from .prepare import why_one_size
+    from .preparation import why_one_size
 
     transforms = classifier.transforms
     size, channels = transforms.size, transforms.channels
@@ -136,5 +136,4 @@ def _source(classifier: Classifier, images: Sequence[str], count: int) -> tuple[
                 return splits.val, f"images that the run validated on ({splits.description['val']})", ()
         except (OSError, ValueError, KeyError, RuntimeError):
             pass  # its data may be elsewhere by now: scenes do
-    scenes: Any = Scenes(count, size=max(8, round(transforms.size / transforms.crop_pct)), split="test")
-    return Grey(scenes) if transforms.channels == 1 else scenes, "drawn scenes", ()
+    return drawn_scenes(count, classifier), "drawn scenes", ()

@@ -1,8 +1,9 @@
 """Evaluation of dense runs: AP as COCO has it, or mIoU; result files, and images of what was found."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,42 +21,15 @@ from ..data.loading import EvalOrder, close, default_workers, load
 from ..dense.coco_results import to_results
 from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
 from ..provenance import header
-from ..runs.dense_model import DenseModel, open_dense, pixels_of
+from ..runs.dense_model import DenseModel, pixels_of
+from ..runs.opening import open_asked
 from ..training.dense import LARGEST, SCENES, crop_size
 from ..visual.captioned import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
+from .request import Request
 
 SHOWN = 12  # images in a report
-
-
-@dataclass(frozen=True)
-class DenseAsked:
-    """What is to be evaluated.
-
-    Args:
-        run: The folder of a dense run.
-        data, part, split, seed: As for `open_dense_part`; without data, what the run validated on.
-        samples: So many images, drawn by chance, instead of all.
-        flip, scales, slide: Views of each image; see `Views`.
-        size: Pixels of the shorter side, instead of those it was trained in.
-        batch, workers, threads, device, strict: How.
-    """
-
-    run: str
-    data: str | None = None
-    part: str = "auto"
-    split: float | None = None
-    seed: int | None = None
-    samples: int | None = None
-    flip: bool = False
-    scales: tuple[float, ...] = (1.0,)
-    slide: bool = False
-    size: int | None = None
-    batch: int = 4
-    workers: int | None = None
-    threads: int | None = None
-    device: str = "auto"
-    strict: bool = False
+BATCH = 4  # images per call, unless asked for otherwise: they are large
 
 
 @dataclass
@@ -71,6 +45,8 @@ class DenseEvaluation:
         latencies: Seconds of each batch, per image.
         shown: Images of what was found beside the truth.
         interrupted: Not all images were asked about.
+        command: What records say of how it was asked.
+        record, folder: What evaluation.json holds, and where it is; see `broadsight.report.run.write_evaluation`.
     """
 
     run: DenseModel
@@ -84,50 +60,65 @@ class DenseEvaluation:
     latencies: list[float] = field(default_factory=list)
     shown: list[CaptionedImage] = field(default_factory=list)
     interrupted: bool = False
+    command: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def title(self) -> str:
+        return self.run.title
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What the images are."""
+        return self.part.description
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+        return self.part.notes
 
 
 def evaluate_dense(
-    asked: DenseAsked,
-    progress: Callable[[int, int, str], None],
+    request: Request,
+    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
     tell: Callable[[str], None] = lambda note: None,
 ) -> DenseEvaluation:
     """Ask a dense run about labelled images; `tell` is given what the user should know before that begins."""
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    run = open_dense(asked.run, device=asked.device, size=asked.size)
-    part = labelled(find_part(run, asked))
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    run = open_asked(request)
+    part = labelled(find_part(run, request))
     for note in part.notes:
         tell(note)
-    views = run.views(flip=asked.flip, scales=asked.scales, slide=asked.slide)
-    return score(run, part, views, asked, progress)
+    views = run.views(flip=request.flip, scales=request.scales, slide=request.slide)
+    return score(run, part, views, request, progress)
 
 
-def find_part(run: DenseModel, asked: DenseAsked) -> DensePart:
+def find_part(run: DenseModel, request: Request) -> DensePart:
     """The images that are asked about."""
-    if asked.data is None:
+    if request.data is None:
         splits = run.own_data()
         part = DensePart(splits.val, splits.notes, {**splits.description, "part": "val", "images": len(splits.val)})
     else:
         part = open_dense_part(
-            asked.data,
+            request.data,
             run.task,  # ty: ignore[invalid-argument-type]
-            asked.part,
+            request.part,
             classes=run.classes,
             category_ids=run.category_ids,
             keypoint_names=run.keypoint_names,
-            split=asked.split,
-            seed=run.settings["seed"] if asked.seed is None else asked.seed,
+            split=request.split,
+            seed=run.settings["seed"] if request.seed is None else request.seed,
             channels=run.channels,
             scenes_size=run.recipe.image_size or SCENES,
             method=run.settings.get("hold_out", 1),
         )
-    if asked.samples is None or asked.samples >= len(part.images):
+    if request.samples is None or request.samples >= len(part.images):
         return part
-    if asked.samples < 1:
-        raise ValueError(f"--samples {asked.samples}; expected 1 or more")
-    drawn = np.random.default_rng(asked.seed or 0).choice(len(part.images), asked.samples, replace=False)
+    drawn = np.random.default_rng(request.seed or 0).choice(len(part.images), request.samples, replace=False)
     images = DenseView(part.images, np.sort(drawn))
-    return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": asked.samples})
+    return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": request.samples})
 
 
 def labelled(part: DensePart) -> DensePart:
@@ -142,10 +133,10 @@ def labelled(part: DensePart) -> DensePart:
 
 
 def score(
-    run: DenseModel, part: DensePart, views: Views, asked: DenseAsked, progress: Callable[[int, int, str], None]
+    run: DenseModel, part: DensePart, views: Views, request: Request, progress: Callable[[int, int, str], None]
 ) -> DenseEvaluation:
     """Figures of a run on images; an interruption leaves those of what was seen until then."""
-    evaluation = DenseEvaluation(run, part, views)
+    evaluation = DenseEvaluation(run, part, views, command=request.command)
     scorer = make_scorer(
         run.task,
         part.images,
@@ -162,9 +153,11 @@ def score(
         transform = None
     else:
         source, transform = part.images, DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
-    images = DenseDataset(source, transform, strict=asked.strict)
-    workers = default_workers() if asked.workers is None else asked.workers
-    loader = load(images, EvalOrder(source, asked.batch), workers=workers, pin_memory=run.device.type == "cuda")
+    images = DenseDataset(source, transform, strict=request.strict)
+    workers = default_workers() if request.workers is None else request.workers
+    loader = load(
+        images, EvalOrder(source, request.batch or BATCH), workers=workers, pin_memory=run.device.type == "cuda"
+    )
     done = 0
     progress(0, len(source), run.title)
     try:
@@ -251,7 +244,7 @@ def results_of(run: DenseModel, scorer: Any) -> list[dict[str, Any]]:
     return scorer.results
 
 
-def record_of(evaluation: DenseEvaluation, command: str) -> dict[str, Any]:
+def record_of(evaluation: DenseEvaluation) -> dict[str, Any]:
     """What evaluation.json holds."""
     run, views = evaluation.run, evaluation.views
     return {
@@ -273,5 +266,5 @@ def record_of(evaluation: DenseEvaluation, command: str) -> dict[str, Any]:
         "notes": list(evaluation.part.notes),
         "device": run.device.type,
         "threads": torch.get_num_threads(),
-        **header(command),
+        **header(evaluation.command),
     }

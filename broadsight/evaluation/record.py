@@ -17,10 +17,10 @@ MOST_CLASSES = 200  # of a confusion matrix; a larger one says nothing that its 
 ORDER = ("real_top1", "top1", "top5", "balanced_accuracy", "macro_f1", "auroc", "ece", "confidence", "loss")
 
 
-def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
+def record_of(evaluation: Evaluation) -> dict[str, Any]:
     """All that was found out, with what was resolved to find it out."""
-    asked, first = evaluation.asked, evaluation.results[0]
-    data = str(asked.data or evaluation.found.description.get("data") or evaluation.found.place)
+    request, first = evaluation.request, evaluation.results[0]
+    data = str(request.data or evaluation.found.description.get("data") or evaluation.found.place)
     skipped: dict[str, str] = {}
     for result in evaluation.results:
         skipped.update(result.predictions.skipped)
@@ -30,16 +30,16 @@ def record_of(evaluation: Evaluation, command: str = "") -> dict[str, Any]:
         "subtitle": _subtitle(evaluation),
         "headline": headline(first, evaluation.how),
         "facts": [model_facts(first, evaluation.how), data_facts(evaluation)],
-        **result_record(first, asked.bins),
+        **result_record(first, request.bins),
         "suites": [entry for result in evaluation.results for entry in suite_records(result)],
         "beside": [_beside(result) for result in evaluation.results[1:]],
         "skipped": skipped,
         "notes": list(evaluation.found.notes),
         "data": evaluation.found.description,
-        "asked": {**asdict(asked), "model_args": dict(asked.model_args)},
+        "asked": request.as_json(),
         "how": evaluation.how,
-        "seed": asked.seed or 0,
-        **header(command),
+        "seed": request.seed or 0,
+        **header(request.command),
     }
     # Lists for tuples, and None for what is no number: whoever reads it finds what was written
     return json.loads(json.dumps(record), parse_constant=lambda _: None)
@@ -149,7 +149,7 @@ def _latency(summary: Summary, how: Mapping[str, Any]) -> str:
 def data_facts(evaluation: Evaluation) -> dict[str, Any]:
     found, first = evaluation.found, evaluation.results[0]
     rows = [["images", f"{len(first.predictions):,}"], ["place", found.place]]
-    if evaluation.asked.samples and len(first.task.source) < len(found.source):
+    if evaluation.request.samples and len(first.task.source) < len(found.source):
         rows.append(["drawn by chance", f"{len(first.task.source):,} of {len(found.source):,}"])
     rows += [
         [key, str(found.description[key])] for key in ("kind", "part", "split", "seed") if found.description.get(key)

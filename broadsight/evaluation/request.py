@@ -1,344 +1,100 @@
-"""Which classifiers are asked about which images: what a user asks for, opened and checked before any work."""
+"""What a user asks of `eval`."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from ..options import (
+    ALLOW_OUTSIDE,
+    CLASSIFIERS,
+    DATASET_ROOT,
+    DOWNLOAD,
+    RUN,
+    STRICT,
+    Machine,
+    ModelOptions,
+    Part,
+    Views,
+    option,
+)
 
-from ..data.contents import contents, same_contents
-from ..data.inside import outside_allowed
-from ..data.sources import Source, Splits, resolve
-from ..data.sources.evaluation import Found, Which, open_part, same_data
-from ..data.sources.sample_table import some
-from ..data.stratify import METHOD
-from ..data.view import View, labels_of, sample
-from ..errors import refuse_idle
-from ..runs.classifier import Classifier, open_classifier
-from ..runs.names import imagenet_names, synsets
-from ..training.history import check_own_data
-from .classification import BINS, check_metrics
-from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
-from .suites import SUITES, Choices
-
-ROBUSTNESS = "robustness"  # all suites
+NAMED_DATA = "DATA that is named"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a user asks for.
+class Request(ModelOptions, Views, Machine):
+    """Evaluate a run: accuracy, calibration and robustness, or AP and mIoU of a dense one; with a report."""
 
-    Args:
-        model: A run folder or a timm name.
-        data: What `resolve` takes, an ImageNet set or a folder of several; None for what the run was validated on.
-        suites: Some of SUITES, "robustness" for all of them, or the name of the ImageNet set that DATA must be.
-        beside: Further run folders and timm names, also as NAME@CHECKPOINT, asked the same.
-        part, split, root, download: As for `open_part`.
-        samples: So many images drawn by chance; all if None.
-        metrics: Names of figures that must be there; all that can be, if None.
-        bins: Of the calibration error.
-        checkpoint, pretrained, model_args, size, light: As for `open_classifier`.
-        choices: How hard the suites are.
-        real_labels: A file of re-assessed labels for imagenet-real; timm's if None.
-        batch, workers, threads, device, strict: How it is done.
-        seed: Of the sample and the suites; and of scenes and hold-outs, where it is the run's own if None.
-        latency: Whether to take times.
-    """
+    verb = "evaluate"
 
-    model: str
-    data: str | None = None
-    suites: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    part: Which = "auto"
-    split: float | None = None
-    root: str | None = None
-    download: bool = False
-    samples: int | None = None
-    metrics: tuple[str, ...] | None = None
-    bins: int = BINS
-    checkpoint: str | None = None
-    pretrained: bool = True
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    size: int | None = None
-    light: bool = False
-    choices: Choices = field(default_factory=Choices)
-    real_labels: str | None = None
-    batch: int = 64
-    workers: int | None = None
-    threads: int | None = None
-    device: str = "auto"
-    strict: bool = False
-    seed: int | None = None
-    latency: bool = True
-
-    def __post_init__(self) -> None:
-        check_metrics(self.metrics or ())
-        for name, least in (("batch", 1), ("bins", 1), ("samples", 1), ("workers", 0), ("threads", 1)):
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise ValueError(f"--{name} {given}; expected {least} or more")
-        known = (*SUITES, ROBUSTNESS, *SETS)
-        if unknown := [name for name in self.suites if name not in known]:
-            raise ValueError(f"unknown suite {unknown[0]!r}; suites are {', '.join(known)}")
-        if len(sets := [name for name in self.suites if name in SETS]) > 1:
-            raise ValueError(f"DATA is one set, not {' and '.join(sets)}; give the folder that holds both to have both")
-
-    @property
-    def imagenet_set(self) -> str | None:
-        """The ImageNet set that DATA has to be."""
-        return next((name for name in self.suites if name in SETS), None)
-
-    @property
-    def robustness(self) -> tuple[str, ...]:
-        """The suites to run, in their order."""
-        return tuple(name for name in SUITES if ROBUSTNESS in self.suites or name in self.suites)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A classifier and the images it is asked about, labelled as it numbers its classes.
-
-    Args:
-        title: Of the images, where DATA holds several sets.
-        names: Of the classes.
-        kept: The classes that compete; all if None.
-        accepted: By image all answers that are right, where several may be.
-    """
-
-    classifier: Classifier
-    source: Source
-    names: tuple[str, ...]
-    title: str = ""
-    kept: np.ndarray | None = None
-    accepted: Mapping[int, Sequence[int]] | None = None
-
-
-def open_classifiers(asked: Asked) -> list[Classifier]:
-    """The classifier asked for and those beside it, no two with the same title."""
-    options: dict[str, Any] = dict(pretrained=asked.pretrained, size=asked.size, device=asked.device)
-    own: dict[str, Any] = dict(checkpoint=asked.checkpoint, model_args=asked.model_args, light=asked.light)
-    opened = [open_classifier(asked.model, **own, **options)]
-    for name in asked.beside:
-        name, _, checkpoint = name.partition("@")
-        one = open_classifier(name, checkpoint=checkpoint or None, **options)
-        titles, title, number = {other.title for other in opened}, one.title, 2
-        while title in titles:
-            title, number = f"{one.title} ({number})", number + 1
-        opened.append(replace(one, title=title))
-        if one.transforms.channels != opened[0].transforms.channels:
-            raise ValueError(
-                f"{title} takes {one.transforms.channels} channels, {opened[0].title} {opened[0].transforms.channels}; "
-                "side by side they need the same images"
-            )
-    return opened
-
-
-def open_tasks(asked: Asked, classifiers: Sequence[Classifier]) -> tuple[Found, list[list[Task]]]:
-    """The images for every classifier.
-
-    Returns:
-        What was found, and a task for each classifier: once, or for each set in turn where DATA holds several.
-    """
-    first = classifiers[0]
-    sets = list(_imagenet_sets(asked, classifiers))
-    _refuse_ignored(asked, sets)
-    if sets:
-        one = sets[0]
-        notes = tuple(dict.fromkeys(note for each in sets for note in each.notes))
-        about = dict(kind=one.name, data=asked.data, place=str(one.path), images=len(one.source))
-        found = Found(one.source, str(one.path), notes, about)
-        return found, [[_of_set(each, classifier, asked) for classifier in classifiers] for each in sets]
-    found = _images(asked, first)
-    tasks, notes = [], list(found.notes)
-    for classifier in classifiers:
-        places, names, more = match_classes(classifier, found.source, found.place)
-        source = sample(View(found.source, classes=names, places=places), asked.samples, asked.seed or 0)
-        tasks.append(Task(classifier, source, names))
-        if len(source) < len(found.source):
-            more += _missing(labels_of(source), names, classifier.title, f"the sample of {found.place}")
-        notes += more
-    return replace(found, notes=tuple(dict.fromkeys(notes))), [tasks]
-
-
-def _refuse_ignored(asked: Asked, sets: Sequence[ImageNetSet]) -> None:
-    """Refuse options that these images would make nothing of."""
-    whole = f"DATA is {sets[0].title}, which is taken whole" if sets else None
-    given = {"--part": asked.part != "auto", "--split": asked.split is not None}
-    given |= {"--root": asked.root is not None, "--download": asked.download}
-    given |= {"--real-labels": asked.real_labels is not None}
-    needs = dict.fromkeys(given, ("other data",)) | {"--real-labels": ("imagenet-real",)}
-    real = any(one.accepted is not None for one in sets)
-    facts = {"other data": whole, "imagenet-real": None if real else "DATA is something else"}
-    refuse_idle({name: name for name, is_given in given.items() if is_given}, needs, facts)
-
-
-def _images(asked: Asked, classifier: Classifier) -> Found:
-    run = classifier.run.get("broadsight", {})
-    settings = run.get("settings", {})
-    own, whole = settings.get("data"), asked.split is None and asked.part in ("auto", "val", "train")
-    if asked.data is None and own is None:
-        raise ValueError(f"{asked.model} does not say on what it was trained; give DATA to evaluate it on")
-    if own is not None and whole and asked.seed is None and (asked.data is None or same_data(asked.data, own)):
-        return found_in(classifier, own_splits(classifier, asked.root, asked.download, asked.data), asked.part)
-    if asked.data is None:
-        check_own_data(settings)
-    return open_part(
-        asked.data or own,
-        asked.part,
-        split=asked.split,
-        seed=settings.get("seed", 0) if asked.seed is None else asked.seed,
-        channels=classifier.transforms.channels,
-        scenes_size=run.get("recipe", {}).get("image_size") or classifier.transforms.size,
-        root=asked.root or settings.get("root"),
-        download=asked.download,
-        method=settings.get("hold_out", 1) if settings else METHOD,
+    run: Any = option(..., **RUN)
+    data: str | None = option(
+        None,
+        "images, as train takes them, an ImageNet set, or a folder of several; none: what the run validated on",
+        positional=True,
+        metavar="DATA",
     )
-
-
-def own_splits(
-    classifier: Classifier, root: str | None = None, download: bool = False, given: str | None = None
-) -> Splits:
-    """The data of a run as it was split for it, hold-out and all.
-
-    Args:
-        root, download: As for `resolve`.
-        given: The same data, as the user names it; without that nothing is fetched.
-    """
-    run = classifier.run["broadsight"]
-    settings = run["settings"]
-    check_own_data(settings, given)
-    with outside_allowed(settings.get("allow_outside", False)):
-        return resolve(
-            settings["data"],
-            val=settings.get("val"),
-            split=settings.get("split"),
-            seed=settings["seed"],
-            channels=classifier.transforms.channels,
-            scenes_size=run["recipe"].get("image_size") or classifier.transforms.size,
-            root=root or settings.get("root"),
-            download=download,
-            method=settings.get("hold_out", 1),
-        )
-
-
-def found_in(classifier: Classifier, splits: Splits, part: Which = "val") -> Found:
-    """The part of its own data that a run was validated on, or trained."""
-    run = classifier.run["broadsight"]
-    which = "train" if part == "train" else "val"
-    source, about, notes = getattr(splits, which), splits.description, list(splits.notes)
-    stored = run.get("data", {})
-    before, found = stored.get("fingerprint"), {"contents": contents({which: source} if "contents" in stored else {})}
-    if before and (before != about.get("fingerprint") or not same_contents(stored, found)):
-        notes.append(f"the images in {run['settings']['data']} are not those that {classifier.source} was begun with")
-    about = {**about, "data": run["settings"]["data"], "part": which, "images": len(source)}
-    return Found(source, str(about[which]), tuple(notes), about)
-
-
-def match_classes(
-    classifier: Classifier, source: Source, place: str
-) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
-    """Where the classes of a source are among the classifier's.
-
-    Returns:
-        For each class of the source its number, -1 for those without images that the classifier does not know; the
-        names of the classifier's classes; and what the user should know.
-    """
-    classes, count, title = tuple(source.classes), classifier.num_classes, classifier.title
-    present = np.unique(labels_of(source))
-    if not len(present):
-        raise ValueError(f"{place} has no images; give data with some")
-    if present.min() < 0 or present.max() >= len(classes):
-        wrong = int(present.min() if present.min() < 0 else present.max())
-        raise ValueError(
-            f"{place} has the label {wrong}; expected 0 to {len(classes) - 1}, as it has that many classes"
-        )
-    known = {name: index for index, name in enumerate(classifier.labels or ())}
-    shown = [classes[label] for label in present]
-    if classifier.labels is not None and (not _numbers(shown) or any(name in known for name in shown)):
-        if unknown := [name for name in shown if name not in known]:
-            raise ValueError(
-                f"{place} has {len(unknown)} of {len(present)} classes that {title} was not trained on: "
-                f"{some(unknown)}; it knows {some(classifier.labels)}"
-            )
-        places = np.array([known.get(name, -1) for name in classes])
-        return places, classifier.labels, _missing(places[present], classifier.labels, title, place)
-    among = indices_of(classes) if count == len(synsets()) else None
-    if among is not None:
-        return among, imagenet_names(), _missing(among[present], imagenet_names(), title, place)
-    if _numbers(classes):
-        if outside := [name for name in shown if not 0 <= int(name) < count]:
-            raise ValueError(f"{place} has the label {outside[-1]}, outside the range of {title}: 0 to {count - 1}")
-        names = classifier.labels or tuple(map(str, range(count)))
-        places = np.array([int(name) for name in classes])
-        notes = _missing(places[present], names, title, place)
-        if classifier.labels:
-            notes = (f"{place} names its classes by number: 0 is {names[0]}, the first that {title} knows", *notes)
-        return places, names, notes
-    if len(classes) == count:
-        note = f"{title} does not name its classes; they are taken to be those of {place}, in order: {some(classes, 3)}"
-        return np.arange(count), classes, (note, *_missing(present, classes, title, place))
-    raise ValueError(
-        f"{place} has {len(classes)} classes, {title} tells {count} apart and does not name them; "
-        "give data with as many, or with class folders named by number"
+    suite: tuple[str, ...] = option(
+        (),
+        "joined by commas: occlusion, fgsm, salient, corruptions, robustness (all four); or what DATA must be: "
+        "imagenet, imagenet-real, imagenet-v2, imagenet-a, imagenet-r, imagenet-sketch",
+        of=(CLASSIFIERS,),
     )
-
-
-def _numbers(names: Sequence[str]) -> bool:
-    return all(re.fullmatch(r"-?[0-9]+", name) for name in names)
-
-
-def _missing(present: np.ndarray, names: Sequence[str], title: str, place: str) -> tuple[str, ...]:
-    """What is said of classes without images; `present` are numbers of the others."""
-    count, there = len(names), set(present.tolist())
-    if len(there) == count:
-        return ()
-    what = f"{place} has images of {len(there)} of the {count} classes of {title}; all {count} compete"
-    return (f"{what}; there are none of {some([name for i, name in enumerate(names) if i not in there], 20)}",)
-
-
-def _imagenet_sets(asked: Asked, classifiers: Sequence[Classifier]) -> Iterator[ImageNetSet]:
-    """The sets that DATA is or holds; none if it is other data, or if the classifiers know other classes."""
-    name, path = asked.imagenet_set, Path(asked.data or "")
-    others = [one for one in classifiers if one.num_classes != len(synsets()) or one.labels not in (None, synsets())]
-    if name is None and (others or not asked.data or not path.is_dir()):
-        return
-    if others:
-        raise ValueError(
-            f"--suite {name} is about ImageNet's 1,000 classes, {others[0].title} has {others[0].num_classes}; "
-            "give a classifier of those"
-        )
-    if name is not None:
-        if not asked.data:
-            raise ValueError(f"--suite {name} needs DATA, the unpacked folder")
-        yield open_set(
-            path, name, classifiers[0].transforms.channels, asked.real_labels if name == "imagenet-real" else None
-        )
-        return
-    places = find_sets(path)
-    named = path.resolve().name
-    if not places and "imagenet" in named.lower() and (called := called_after(named)):
-        places = {called: path}  # says what is wrong with it: other classes would compete if it were taken as it is
-    given = {"imagenet-real": asked.real_labels}
-    channels = classifiers[0].transforms.channels
-    opened = {name: open_set(place, name, channels, given.get(name)) for name, place in places.items()}
-    plain, real = opened.get("imagenet"), opened.get("imagenet-real")
-    if plain and real and places["imagenet"] == places["imagenet-real"]:  # the same images are asked about once
-        row = {plain.source.name(index): index for index in range(len(plain.source))}
-        accepted = {row[real.source.name(index)]: right for index, right in (real.accepted or {}).items()}
-        opened["imagenet"] = replace(plain, accepted=accepted)
-        del opened["imagenet-real"]
-    yield from opened.values()
-
-
-def _channels(classifiers: Sequence[Classifier]) -> int:
-    return classifiers[0].transforms.channels
-
-
-def _of_set(one: ImageNetSet, classifier: Classifier, asked: Asked) -> Task:
-    source: Any = sample(one.source, asked.samples, asked.seed or 0)
-    accepted = one.accepted
-    if accepted is not None and isinstance(source, View):
-        accepted = {place: accepted[row] for place, row in enumerate(source.rows.tolist()) if row in accepted}
-    return Task(classifier, source, imagenet_names(), one.title, one.kept, accepted)
+    beside: tuple[str, ...] = option(
+        (),
+        "further runs and timm names to compare, joined by commas; NAME@FILE brings its weights",
+        of=(CLASSIFIERS,),
+    )
+    out: str | None = option(None, "folder for the result; without it a new one in evaluations/", metavar="DIR")
+    part: Part = option("auto", "of DATA; auto: what is set apart to validate, or all", of=(NAMED_DATA,))
+    split: float | None = option(
+        None, "where nothing is: the part that training with this --split held out", of=(NAMED_DATA,)
+    )
+    samples: int | None = option(None, "so many images, drawn by chance, instead of all", least=1)
+    metrics: tuple[str, ...] = option(
+        (),
+        "figures, joined by commas, that must be there: top1, top5, loss, balanced_accuracy, macro_f1, auroc, ece, "
+        "confidence; without it all that can be",
+        of=(CLASSIFIERS,),
+    )
+    bins: int = option(15, "of the calibration error", of=(CLASSIFIERS,), least=1)
+    light: bool = option(False, "let a 'map' pool classify with its averaged tokens alone", of=(CLASSIFIERS,))
+    saliency: str | None = option(
+        None,
+        "of the suite salient: scenes, gradcam, dino, or your own as file.py:function",
+        of=("--suite salient",),
+    )
+    dino_checkpoint: str | None = option(
+        None, "weights of the saliency dino; timm's without", metavar="FILE", of=("--saliency dino",)
+    )
+    corruptions: tuple[str, ...] = option(
+        (), "of the suite corruptions, joined by commas; all fifteen without", of=("--suite corruptions",)
+    )
+    severities: tuple[int, ...] = option(
+        (), "of the suite corruptions, joined by commas; 1,2,3,4,5 without", of=("--suite corruptions",)
+    )
+    epsilons: tuple[float, ...] = option(
+        (), "of the suite fgsm, in 255ths, joined by commas; 1,4,8 without", of=("--suite fgsm",)
+    )
+    occluded: tuple[float, ...] = option(
+        (),
+        "of the suite occlusion, parts of the side, joined by commas; 0.25,0.5,0.75 without",
+        of=("--suite occlusion",),
+    )
+    real_labels: str | None = option(
+        None, "other labels for imagenet-real than timm's", metavar="FILE", of=(CLASSIFIERS,)
+    )
+    batch: int | None = option(None, "images per call; 64, or of a dense run 4", least=1)
+    seed: int | None = option(
+        None,
+        "of samples and suites; and of scenes and hold-outs, where it is the run's",
+        of=(NAMED_DATA, "--samples"),
+        least=0,
+    )
+    strict: bool = option(False, STRICT)
+    latency: bool = option(True, "take times", of=(CLASSIFIERS,))
+    root: str | None = option(None, DATASET_ROOT, metavar="DIR", of=(CLASSIFIERS,))
+    download: bool = option(False, DOWNLOAD, of=(CLASSIFIERS,))
+    allow_outside: bool = option(False, ALLOW_OUTSIDE)
+    json: str | None = option(
+        None, "print the record as JSON, not tables, or write it to FILE; comes last", metavar="FILE", bare="-"
+    )

@@ -2,27 +2,33 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..benchmark.run import Summary, fixed_threads, interleave, summarize
+from ..data.inside import outside_allowed
 from ..data.loading import EvalOrder, SourceDataset, close, default_workers, load
 from ..data.sources.evaluation import Found
 from ..data.view import labels_of
 from ..inspection.macs import executed_macs
 from ..runs.classifier import Classifier
+from ..runs.opening import is_dense
 from .classification import NotEnough, accepted_accuracy, figures, refuse_short
+from .dense import DenseEvaluation, evaluate_dense
 from .predictions import Predictions, collect
-from .request import Asked, Task, open_classifiers, open_tasks
+from .request import Request
 from .robustness import Suite, run_suite
 from .saliency import Saliency, from_name
-from .suites import passes_of
+from .suites import Choices, passes_of
+from .tasks import Task, check, choices_of, facts_of_evaluation, open_classifiers, open_tasks, suites_of
 
 Progress = Callable[[int, int | None, str], None]
+BATCH = 64  # images per call, unless asked for otherwise
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,42 @@ class Result:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all classifiers, the one asked for first; the images; and how it was done."""
+    """Results of all classifiers, the one asked for first; the images; and how it was done.
 
-    asked: Asked
+    Args:
+        record, folder: What evaluation.json holds, and where it is; see `broadsight.report.run.write_evaluation`.
+    """
+
+    request: Request
     results: tuple[Result, ...]
     found: Found
     how: dict[str, Any]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """Of the classifier asked for."""
+        return self.results[0].task.classifier.title
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What the images are."""
+        return self.found.description
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of the classifier asked for, by name."""
+        return self.results[0].figures
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+        return self.found.notes
+
+    @property
+    def interrupted(self) -> bool:
+        return self.how["interrupted"]
 
 
 class _Counter:
@@ -70,83 +106,84 @@ class _Counter:
 
 
 def evaluate(
-    asked: Asked,
+    request: Request,
     progress: Progress = lambda done, total, doing: None,
     tell: Callable[[str], None] = lambda note: None,
-) -> Evaluation:
-    """Ask a classifier, and others beside it, about all images; everything is checked before the first is asked.
+) -> Evaluation | DenseEvaluation:
+    """Ask a run, and classifiers beside it, about all images; everything is checked before the first is request.
 
     Args:
         tell: Given what the user should know, a line each, before that.
     """
+    request.refuse_ignored(facts_of_evaluation(request))
+    check(request)
+    with outside_allowed(request.allow_outside):
+        ask_all = evaluate_dense if is_dense(request.run) else evaluate_classifiers
+        return ask_all(request, progress, tell)
+
+
+def evaluate_classifiers(
+    request: Request,
+    progress: Progress = lambda done, total, doing: None,
+    tell: Callable[[str], None] = lambda note: None,
+) -> Evaluation:
+    """Ask classifiers alone; `evaluate` says what the arguments are."""
     started = time.monotonic()
-    threads = asked.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
-    workers = default_workers() if asked.workers is None else asked.workers
+    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    workers = default_workers() if request.workers is None else request.workers
+    batch, choices, suites = request.batch or BATCH, choices_of(request), suites_of(request)
     with fixed_threads(threads):
-        classifiers = open_classifiers(asked)
-        found, groups = open_tasks(asked, classifiers)
+        classifiers = open_classifiers(request)
+        found, groups = open_tasks(request, classifiers)
         for task in groups[0]:
             present = len(np.unique(labels_of(task.source)))
             competing = task.classifier.num_classes if task.kept is None else len(task.kept)
-            refuse_short(asked.metrics or (), len(task.source), competing, present, asked.bins)
+            refuse_short(request.metrics, len(task.source), competing, present, request.bins)
             if task.accepted is not None and not any(task.accepted.values()):
                 raise NotEnough(f"none of the {len(task.source):,} images of {found.place} has an accepted label")
         for note in found.notes:
             tell(note)
-        saliencies = [_saliency(asked, task) for task in groups[0]]
+        saliencies = [_saliency(suites, choices, task) for task in groups[0]]
         passes = sum(len(task.source) for group in groups for task in group)
-        passes += sum(
-            len(task.source) * passes_of(name, asked.choices) for task in groups[0] for name in asked.robustness
-        )
+        passes += sum(len(task.source) * passes_of(name, choices) for task in groups[0] for name in suites)
         seen = _Counter(progress, passes)
-        said = [[ask(task, asked.batch, workers, asked.strict, seen) for task in group] for group in groups]
+        said = [[ask(task, batch, workers, request.strict, seen) for task in group] for group in groups]
         results = []
         for place, (task, predictions) in enumerate(zip(groups[0], said[0], strict=True)):
-            values, absent = figures(predictions, asked.metrics, asked.bins, refuse=False)
+            values, absent = figures(predictions, request.metrics or None, request.bins, refuse=False)
             real, why = _real_top1(task, predictions)
             values, absent = {**real, **values}, {**why, **absent}
-            under = list(_suites(asked, task, saliencies[place], workers, seen))
+            under = list(_suites(request, task, saliencies[place], workers, seen))
             sets = [_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True)]
             result = Result(task, predictions, values, absent, tuple(under), tuple(sets) if len(sets) > 1 else ())
             results.append(result)
-        stopped = [result for result in results if len(result.suites) < len(asked.robustness)]
-        measured = measure(classifiers, asked.latency and not stopped)
+        stopped = [result for result in results if len(result.suites) < len(suites)]
+        measured = measure(classifiers, request.latency and not stopped)
     results = [replace(result, **more) for result, more in zip(results, measured, strict=True)]
-    how: dict[str, Any] = dict(batch=asked.batch, threads=threads, workers=workers, device=classifiers[0].device.type)
+    how: dict[str, Any] = dict(batch=batch, threads=threads, workers=workers, device=classifiers[0].device.type)
     if stopped:
         note = "interrupted: suites that were not finished are missing, and no times were taken"
         found = replace(found, notes=(*found.notes, note))
     how |= dict(seconds=time.monotonic() - started, interrupted=bool(stopped))
-    return Evaluation(asked, tuple(results), found, how)
+    return Evaluation(request, tuple(results), found, how)
 
 
-def _suites(asked: Asked, task: Task, saliency: Saliency | None, workers: int, seen: "_Counter") -> Iterator[Suite]:
+def _suites(request: Request, task: Task, saliency: Saliency | None, workers: int, seen: _Counter) -> Iterator[Suite]:
     """The suites of one classifier; after Ctrl-C those that were finished, since they may have taken hours."""
-    for name in () if seen.interrupted else asked.robustness:
+    options: dict[str, Any] = dict(choices=choices_of(request), saliency=saliency, batch=request.batch or BATCH)
+    options |= dict(workers=workers, kept=task.kept, seed=request.seed or 0, strict=request.strict, seen=seen)
+    for name in () if seen.interrupted else suites_of(request):
         try:
-            yield run_suite(
-                name,
-                task.classifier,
-                task.source,
-                choices=asked.choices,
-                saliency=saliency,
-                batch=asked.batch,
-                workers=workers,
-                kept=task.kept,
-                seed=asked.seed or 0,
-                strict=asked.strict,
-                seen=seen,
-            )
+            yield run_suite(name, task.classifier, task.source, **options)
         except KeyboardInterrupt:
             seen.interrupted = True
             return
 
 
-def _saliency(asked: Asked, task: Task) -> Saliency | None:
+def _saliency(suites: Sequence[str], choices: Choices, task: Task) -> Saliency | None:
     """Made before anything is asked, since it may be refused."""
-    if "salient" not in asked.robustness:
+    if "salient" not in suites:
         return None
-    choices = asked.choices
     return from_name(choices.saliency, task.classifier, task.source, kept=task.kept, checkpoint=choices.dino_checkpoint)
 
 

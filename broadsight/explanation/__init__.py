@@ -1,5 +1,10 @@
 """Explanations: what a model saw of one image, as maps over it."""
 
-from .inside import kinds_of as kinds_of
-from .inside import look_inside as look_inside
-from .maps.map import Look as Look
+from .. import lazy
+
+_MODULES = {
+    "inside": ("kinds_of", "look_inside"),
+    "maps.map": ("Look",),
+}
+
+__getattr__, __dir__ = lazy(__name__, {name: module for module, names in _MODULES.items() for name in names})

@@ -67,11 +67,21 @@ class Seen:
 
 @dataclass
 class Explained:
-    """What came out of all images: an entry for each as the record has it, and those that could not be read."""
+    """What came out of all images.
+
+    Args:
+        entries: For each image that was written, what the record says of it.
+        looked: What was seen of each image, by its name, where no files are written.
+        errors: Images that could not be read, and why.
+        folder, record: Where files were written, and what explanation.json holds.
+    """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
+    looked: dict[str, Seen] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
+    folder: Path | None = None
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 def unique_stems(names: Sequence[str]) -> list[str]:

@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..data.decoding import open_image
 from ..data.names import address, markdown, markdown_block, markdown_code
-from ..files import whole_folder, write_json, write_text
-from ..runs.classifier import Classifier
+from ..errors import UsageError
+from ..files import check_creatable, whole_folder, write_json, write_text
+from ..options import TIMM_NAMES
+from ..runs.classifier import Classifier, open_classifier
+from ..runs.images import ShownImages, shown_images
+from ..runs.opening import RANDOM, is_dense, origin_of, with_weights
+from ..training.run_folder import WEIGHTS, RunFolder
 from .files import UNTRAINED, Explained, Wanted, record_of
 from .inside import kinds_of
-from .run import explain
+from .request import GalleryRequest
+from .run import check_kinds, explain_images
 from .sheet import HEADINGS
 
 RECORD = "gallery.json"
@@ -34,6 +42,67 @@ class Exhibit:
     source: Any
     weights: str
     untrained: bool = False
+
+
+def gallery(
+    request: GalleryRequest,
+    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
+    tell: Callable[[str], None] = lambda note: None,
+) -> dict[str, Any]:
+    """Look at images with several models, and write a page; `build_gallery` says what is returned."""
+    page, wanted = Path(request.out), Wanted(kinds=request.kinds)
+    check_page(page)
+    check_creatable(page.parent)
+    named = request.models or _runs()
+    plain = [name for name in named if not Path(name).is_dir() and "@" not in name]
+    request.refuse_ignored({TIMM_NAMES: None if plain else "all that are named bring their own"})
+    images = shown_images(request.images)
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    exhibits = [_exhibit(one, images, request) for one in named]
+    for exhibit in exhibits:
+        check_kinds(exhibit.classifier, wanted.kinds)
+        if exhibit.untrained:
+            tell(f"{exhibit.classifier.title} is {UNTRAINED}")
+    scenes = f"{images.scenes} drawn scenes that no run has learned from"
+    data = scenes if images.scenes else ",".join(request.images)
+    return build_gallery(exhibits, page, wanted, command=request.command, data=data, seen=progress)
+
+
+def _runs() -> list[str]:
+    """All runs in runs/ that classify and have weights."""
+    folder = Path("runs")
+    found = sorted(path for path in folder.iterdir() if (path / WEIGHTS).is_file()) if folder.is_dir() else []
+    found = [str(path) for path in found if not is_dense(path)]
+    if not found:
+        raise UsageError(
+            "no RUN or MODEL is named, and runs/ holds no run that classifies; name one, or first: broadsight train"
+        )
+    return found
+
+
+def _exhibit(name: str, images: ShownImages, request: GalleryRequest) -> Exhibit:
+    source, checkpoint = with_weights(name)
+    options: dict[str, Any] = dict(checkpoint=checkpoint, pretrained=request.pretrained)
+    classifier = open_classifier(str(source), size=request.size, device=request.device, **options)
+    origin = origin_of(source, **options)
+    words = {"run": _training(classifier), "timm": "timm's", RANDOM: "random"} if not checkpoint else {}
+    weights = words.get(origin) or f"`{Path(str(checkpoint)).name}`"
+    return Exhibit(classifier, images.of(classifier)[0], weights, origin == RANDOM)
+
+
+def _training(classifier: Classifier) -> str:
+    """How a run was trained, and what it reached."""
+    if not classifier.run:
+        return ""
+    about = classifier.run.get("broadsight", {})
+    count = about.get("data", {}).get("counts", {}).get("train")
+    epochs = [line for line in RunFolder(Path(classifier.source)).metrics() if line["kind"] == "epoch"]
+    words = ["trained here"] + ([f"on {count:,} images"] if count else [])
+    if epochs:
+        best = epochs[-1].get("best")
+        words.append(f"for {epochs[-1]['epoch']} epochs" + (f": {best:.1f} % of others right" if best else ""))
+    return " ".join(words)
 
 
 def check_page(page: Path) -> Path:
@@ -75,7 +144,7 @@ def build_gallery(
     with whole_folder(folder, replace=True) as unfinished:
         for name, exhibit in zip(names, exhibits, strict=True):
             before = done
-            found = explain(
+            found = explain_images(
                 exhibit.classifier,
                 exhibit.source,
                 unfinished / name,

@@ -10,25 +10,76 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.decoding import UnreadableImage, within_memory
+from ..data.inside import outside_allowed
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled
-from ..errors import nearest, unknown
+from ..errors import UsageError, nearest, printable, unknown
+from ..files import write_json
 from ..runs.classifier import Classifier
-from .files import RECORD as RECORD
-from .files import UNTRAINED as UNTRAINED
-from .files import Explained, Seen, unique_stems, write_files
-from .files import Wanted as Wanted
+from ..runs.images import shown_images
+from ..runs.opening import RANDOM, facts_of, is_dense, name_of, open_asked, origin_of, task_of
+from .files import RECORD, UNTRAINED, Explained, Seen, Wanted, record_of, unique_stems, write_files
 from .inside import KINDS, WHERE, kinds_of, look_inside
 from .maps.gradcam import gradcam_looks
 from .maps.map import Look
+from .request import GRADCAM, Request
 
 TOP = 5
 
 
 def explain(
+    request: Request,
+    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
+    tell: Callable[[str], None] = lambda note: None,
+    folder_for: Callable[[str], Path | None] = lambda title: None,
+) -> Explained:
+    """Look at images with a classifier; everything is checked before the first.
+
+    Args:
+        tell: Given what the user should know, a line each, before that.
+        folder_for: From the title of the model to the folder for files; None where none are to be written.
+    """
+    run, kinds = request.run, request.kinds
+    if is_dense(run):
+        raise UsageError(
+            f"{name_of(run)} is a run of --task {task_of(run)}; explain looks into classifiers, and what this run "
+            f"finds is drawn by: broadsight predict {name_of(run)} IMAGE --out DIR"
+        )
+    gradcam = None if not kinds or "gradcam" in kinds else f"this is --kinds {','.join(kinds)}"
+    request.refuse_ignored(facts_of(run) | {GRADCAM: gradcam})
+    wanted = Wanted(kinds, request.class_, request.layers, request.depth, request.singles, request.raw)
+    with outside_allowed(request.allow_outside):
+        images = shown_images(request.images, request.list)
+        if request.threads is not None:
+            torch.set_num_threads(request.threads)
+        classifier = open_asked(request)
+        source, about, notes = images.of(classifier)
+        origin = origin_of(run, request.checkpoint, request.pretrained)
+        untrained = origin == RANDOM
+        notes += [f"{classifier.title} is {UNTRAINED}"] if untrained else []
+        for note in notes:
+            tell(note)
+        folder = folder_for(classifier.title)
+        found = explain_images(
+            classifier,
+            source,
+            folder,
+            wanted,
+            untrained=untrained,
+            seen=lambda done, name: progress(done, len(source), printable(Path(name).name) or classifier.title),
+        )
+    weights = "pretrained" if origin == "timm" else origin
+    found.record = record_of(classifier, found, wanted, command=request.command, weights=weights, data=about)
+    if folder is not None and found.entries:
+        found.folder = folder
+        write_json(found.record, folder / RECORD)
+    return found
+
+
+def explain_images(
     classifier: Classifier,
     source: Unlabelled | Scenes,
-    out: Path,
+    out: Path | None,
     wanted: Wanted | None = None,
     *,
     untrained: bool = False,
@@ -38,7 +89,7 @@ def explain(
 
     Args:
         source: Such as `find_images` gives, or scenes.
-        out: A folder; it is made with the first image that can be read.
+        out: A folder, made with the first image that can be read; None: nothing is written, all that was seen is kept.
         untrained: Say on the sheets that the weights are random.
         seen: Told how many images are done, and the name of the next.
 
@@ -61,7 +112,10 @@ def explain(
             except UnreadableImage as error:
                 found.errors[name] = str(error).removeprefix(f"{name}: ")
                 continue
-            found.entries.append(write_files(classifier, looked, wanted, out, name, stem, untrained))
+            if out is None:
+                found.looked[name] = looked
+            else:
+                found.entries.append(write_files(classifier, looked, wanted, out, name, stem, untrained))
         seen(len(names), "")
     except KeyboardInterrupt:
         found.interrupted = True

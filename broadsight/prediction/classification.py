@@ -47,7 +47,7 @@ class Prediction(NamedTuple):
     error: str = ""
 
 
-def predict(
+def predict_images(
     classifier: Classifier,
     source: Source,
     *,

@@ -22,7 +22,11 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
     command, versions, commit, seed
 """
 
-from ..visual.captioned import CaptionedImage
-from .page import render
+from .. import lazy
 
-__all__ = ["CaptionedImage", "render"]
+_MODULES = {
+    ".visual.captioned": ("CaptionedImage",),
+    "page": ("render",),
+}
+
+__getattr__, __dir__ = lazy(__name__, {name: module for module, names in _MODULES.items() for name in names})

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..dense.coco_results import write_results
 from ..dense.scoring import defined, why_missing
-from ..evaluation.dense import DenseAsked, DenseEvaluation, evaluate_dense, record_of
+from ..evaluation.dense import DenseEvaluation, evaluate_dense, record_of
+from ..evaluation.request import Request
 from ..files import write_json, write_text
 from ..training.records import check_records
 from ..training.run_folder import CLASSES_JUDGED, REPORT, RunFolder, over_classes, write_page
@@ -18,9 +19,11 @@ from .page import render
 EVALUATION, RESULTS = "evaluation.json", "results.json"
 
 
-def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path, command: str = "") -> dict[str, Any]:
-    """Write evaluation.json, results.json and report.html into a folder, which is made."""
-    record = record_of(evaluation, command)
+def write_dense_evaluation(evaluation: DenseEvaluation, folder: Path | None) -> dict[str, Any]:
+    """Write evaluation.json, results.json and report.html into a folder, which is made; without one, none."""
+    record = record_of(evaluation)
+    if folder is None:
+        return record
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(record, folder / EVALUATION)
@@ -86,9 +89,10 @@ def report_dense_run(
     record: dict[str, Any] = {"absent": {"figures": "the model was not evaluated, since the run has not finished"}}
     shown: list[CaptionedImage] = []
     if evaluated and (path / "model.safetensors").is_file():
-        asked = DenseAsked(str(path), workers=workers, device=device)
-        evaluation = evaluate_dense(asked, lambda *_: None)
-        record, shown = page_of(record_of(evaluation, about["command"])), evaluation.shown
+        options: dict[str, Any] = dict(workers=workers, device=device)
+        request = Request(str(path), **options, command=about["command"])
+        evaluation = evaluate_dense(request)
+        record, shown = page_of(record_of(evaluation)), evaluation.shown
     settings, recipe = about["settings"], about["recipe"]
     rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
     rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]

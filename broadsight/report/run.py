@@ -15,17 +15,19 @@ from ..data.normalising import Normalise
 from ..data.seeds import seed_everything
 from ..data.sources import Splits
 from ..evaluation.classification import figures, most_confident_mistakes
+from ..evaluation.dense import DenseEvaluation
 from ..evaluation.record import page_of, predictions_csv, record_of
-from ..evaluation.request import Asked, Task, found_in, own_splits
+from ..evaluation.request import Request
 from ..evaluation.run import Evaluation, Result, ask, measure
+from ..evaluation.tasks import Task, found_in, own_splits
 from ..files import write_json, write_text
 from ..runs.classifier import Classifier, open_classifier
 from ..runs.opening import is_dense
 from ..training.augmentation import BatchAugmentation, transforms_of
 from ..training.recipes import Recipe
 from ..training.records import check_records
-from ..training.request import title
 from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, write_page
+from ..training.settings import title
 from . import CaptionedImage, render
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
@@ -51,13 +53,29 @@ SETTINGS = {
 }
 
 
-def write_evaluation(evaluation: Evaluation, folder: Path, command: str = "") -> dict[str, Any]:
-    """Write evaluation.json, predictions.csv and report.html into a folder, which is made.
+def write_evaluation(evaluation: Any, folder: Path | None) -> Any:
+    """Write evaluation.json, report.html, and predictions.csv or results.json into a folder, which is made.
+
+    Args:
+        evaluation: An Evaluation or a DenseEvaluation.
+        folder: None makes the record alone.
 
     Returns:
-        What evaluation.json holds.
+        The evaluation, which knows its record and its folder by then.
     """
-    record = record_of(evaluation, command)
+    if isinstance(evaluation, DenseEvaluation):
+        from .dense import write_dense_evaluation
+
+        record = write_dense_evaluation(evaluation, folder)
+    else:
+        record = _write(evaluation, folder)
+    return replace(evaluation, record=record, folder=folder)
+
+
+def _write(evaluation: Evaluation, folder: Path | None) -> dict[str, Any]:
+    record = record_of(evaluation)
+    if folder is None:
+        return record
     page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,8 +116,8 @@ def report_run(
     if evaluated and (path / WEIGHTS).is_file():
         classifier = open_classifier(path, device=device)
         splits = splits or own_splits(classifier)
-        evaluation = _evaluation(classifier, splits, workers)
-        record = page_of(record_of(evaluation, run["command"]))
+        evaluation = _evaluation(classifier, splits, workers, run["command"])
+        record = page_of(record_of(evaluation))
         images = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
         del record["asked"]
     record |= {
@@ -115,7 +133,7 @@ def report_run(
     return path / REPORT
 
 
-def _evaluation(classifier: Classifier, splits: Splits, workers: int | None) -> Evaluation:
+def _evaluation(classifier: Classifier, splits: Splits, workers: int | None, command: str = "") -> Evaluation:
     task = Task(classifier, splits.val, classifier.labels or tuple(splits.classes))
     workers = default_workers() if workers is None else workers
     said = ask(task, 64, workers)
@@ -123,7 +141,7 @@ def _evaluation(classifier: Classifier, splits: Splits, workers: int | None) -> 
     (measured,) = measure([classifier])
     how = dict(batch=64, threads=torch.get_num_threads(), device=classifier.device.type)
     result = Result(task, said, values, absent, **measured)
-    return Evaluation(Asked(classifier.source), (result,), found_in(classifier, splits), how)
+    return Evaluation(Request(classifier, command=command), (result,), found_in(classifier, splits), how)
 
 
 def mistakes(result: Result, most: int = SHOWN) -> list[CaptionedImage]:

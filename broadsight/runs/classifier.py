@@ -16,18 +16,19 @@ from ..errors import first_line
 from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history
-from ..training.request import title as model_title
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
 from ..training.seal import check_seal
+from ..training.settings import title as model_title
 from ..weights.loading import load_given
 from ..weights.packaged import load_packaged
 from .names import imagenet_names
+from .verbs import Verbs, best_of
 
 PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(Verbs):
     """A model in eval mode, and all that is needed to ask it.
 
     Args:
@@ -63,6 +64,11 @@ class Classifier:
     @property
     def task(self) -> str:
         return "classify"
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """What the training of a run measured of the model that it kept; empty for others."""
+        return best_of(self.source) if self.run else {}
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -19,13 +19,14 @@ from ..training.dense import LARGEST, data_of, views_of
 from ..training.history import check_own_data
 from ..training.processes import has_gpu
 from ..training.recipes import Recipe
-from ..training.request import title
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
+from ..training.settings import title
 from ..weights.loading import load_given
+from .verbs import Verbs, best_of
 
 
 @dataclass(frozen=True)
-class DenseModel:
+class DenseModel(Verbs):
     """A trained dense model.
 
     Args:
@@ -55,6 +56,16 @@ class DenseModel:
     keypoint_offset: float
     parameters: int
     device: torch.device
+
+    @property
+    def source(self) -> str:
+        """Its folder."""
+        return str(self.path)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """What its training measured of the model that it kept."""
+        return best_of(self.source)
 
     @property
     def top_down(self) -> bool:

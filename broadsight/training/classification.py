@@ -29,8 +29,9 @@ from .objectives.classification import Classification
 from .objectives.objective import Work
 from .objectives.steps import make_task
 from .recipes import DEPTH, DROPOUT, GROUPS, Recipe, facts_of, refuse_ignored
-from .request import ARGUMENTS, EDITS, Request, describe, model_arguments
+from .request import Request
 from .run_folder import CONFIG
+from .settings import ARGUMENTS, EDITS, describe, model_arguments
 
 SMALLEST = 64  # pixels that are chosen for images of unknown size
 

@@ -36,7 +36,8 @@ from .classification import (
 )
 from .objectives.dense import DenseWork
 from .recipes import FIXED, Recipe
-from .request import Request, history
+from .request import Request
+from .settings import history
 
 SCENES = 128  # pixels of scenes that nobody has asked a size for
 LARGEST = 320  # pixels that are chosen for images of unknown size

@@ -16,14 +16,15 @@ class Display:
         rank: Of this process; only the first shows a live line, the others print one line an epoch.
         total: Images that the whole run looks at, as `advance` counts them.
         plain: Plain lines even in a terminal.
+        quiet: Show nothing.
     """
 
-    def __init__(self, rank: int, total: float, plain: bool = False):
+    def __init__(self, rank: int, total: float, plain: bool = False, quiet: bool = False):
         from rich.console import Console
 
-        self.rank, self.total = rank, max(total, 1.0)
+        self.rank, self.total, self.quiet = rank, max(total, 1.0), quiet
         self.console = Console(stderr=True)
-        self.live = rank == 0 and self.console.is_terminal and not plain
+        self.live = rank == 0 and self.console.is_terminal and not plain and not quiet
         self.done = self.begun_at = 0.0
         self.started = self.spoke = time.monotonic()
         self._bar: Any = None
@@ -80,7 +81,7 @@ class Display:
         self.spoke, text = time.monotonic(), "\n".join(map(printable, text.split("\n")))
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
-        else:
+        elif not self.quiet:
             prefix = f"[rank {self.rank}] " if self.rank else ""
             print(prefix + text, file=sys.stderr, flush=True)
 

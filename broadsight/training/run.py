@@ -22,8 +22,9 @@ from .engine import Engine, Interrupted, Progress, total_images
 from .lock import Busy, locked, refuse_if_held
 from .optimisation import make_average, make_optimizer, make_scheduler
 from .recipes import Recipe
-from .request import Request, check_same, folder_for, settings_of, stored_in, title
+from .request import Request
 from .run_folder import CLASSES_JUDGED, METRICS, REPORT, RunFolder, is_run, over_classes, whole_page
+from .settings import check_same, folder_for, settings_of, stored_in, title
 from .synchronise import synchronise
 
 Reporter = Callable[..., Path]
@@ -43,6 +44,7 @@ class Outcome:
         goal: What the best model has most of, in words.
         over: Over how many classes it is, in words; nothing if over all.
         report: Its report.html, unless it was not asked for or could not be made.
+        twin: How the same model with another pooling ended, if there is one.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Outcome:
     goal: str = "top-1"
     report: Path | None = None
     over: str = ""
+    twin: "Outcome | None" = None
 
 
 @dataclass(frozen=True)
@@ -77,35 +80,37 @@ class Prepared:
     stored: bool = False
 
 
-def train(
-    request: Request,
-    *,
-    resume: bool = False,
-    command: str = "",
-    plain: bool = False,
-    reporter: Reporter | None = None,
-) -> Outcome:
-    """Train a model, or continue a run to the same result as if it had never stopped.
+def train(request: Request, *, reporter: Reporter | None = None, quiet: bool = False) -> Outcome:
+    """Train a model, and its twin if one is asked for; or continue runs as if they had never stopped.
 
     Args:
-        resume: Continue the run in `request.out`. Options given again must agree with it.
-        command: What was typed, for the record.
-        plain: Plain lines in a terminal too.
         reporter: Writes the report of a run that has ended or was interrupted, as `report.run.report_run` does; without
             it none is written.
+        quiet: Show nothing.
     """
     reporter = reporter if request.report else None
+    if request.twin is None:
+        return _train_one(request, reporter, quiet)
+    check_twin(request, request.twin)
+    first = _train_one(request, None, quiet)
+    out = str(first.folder / f"twin-{request.twin}")
+    other = replace(request, pool=request.twin, pool_args={}, twin=None, out=out)
+    twin = _train_one(replace(other, resume=request.resume and Path(out).is_dir()), reporter, quiet)
+    if reporter is not None and int(os.environ.get("RANK", 0)) == 0:  # now that both are there: it compares them
+        first = write_report(first, request, reporter)
+    return replace(first, twin=twin)
+
+
+def _train_one(request: Request, reporter: Reporter | None, quiet: bool) -> Outcome:
     with ExitStack() as held:  # the folder, until its report is written
-        return _held(request, resume, command, plain, reporter, held)
+        return _held(request, reporter, held, quiet)
 
 
-def _held(
-    request: Request, resume: bool, command: str, plain: bool, reporter: Reporter | None, held: ExitStack
-) -> Outcome:
+def _held(request: Request, reporter: Reporter | None, held: ExitStack, quiet: bool) -> Outcome:
     started = time.monotonic()
     try:
         processes.meet(request.device, request.processes)  # who agree on whether they were restarted
-        prepared, progress = _train(request, resume, command, plain, reporter, held)
+        prepared, progress = _train(request, reporter, held, quiet)
     finally:
         processes.leave()
     about, folder = prepared.description["broadsight"], prepared.engine.folder
@@ -140,11 +145,9 @@ def write_report(outcome: Outcome, request: Request, reporter: Reporter, splits:
         return replace(outcome, notes=(*outcome.notes, f"no report.html: {first_line(error)}"))
 
 
-def _train(
-    request: Request, resume: bool, command: str, plain: bool, reporter: Reporter | None, held: ExitStack
-) -> tuple[Prepared, Progress]:
+def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: bool) -> tuple[Prepared, Progress]:
     stored, restarted = None, processes.restarted()
-    resume = resume or restarted
+    resume = request.resume or restarted
     if request.out and is_run(Path(request.out)):
         stored = stored_in(Path(request.out))
         if not resume:
@@ -164,7 +167,7 @@ def _train(
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
     if stored is not None:
         _hold(Path(str(request.out)), accelerator, held)
-    prepared = prepare(request, settings, recipe, accelerator, stored, command=command, plain=plain)
+    prepared = prepare(request, settings, recipe, accelerator, stored, quiet=quiet)
     return prepared, _run(prepared, reporter, resume, held)
 
 
@@ -209,8 +212,7 @@ def prepare(
     accelerator: Accelerator,
     stored: Mapping[str, Any] | None = None,
     *,
-    command: str = "",
-    plain: bool = False,
+    quiet: bool = False,
 ) -> Prepared:
     """Data, model, optimiser and folder, put together; nothing is written yet.
 
@@ -218,15 +220,11 @@ def prepare(
         stored: What the folder says of a run that was begun.
     """
     count = accelerator.num_processes
-    for name, least in (("workers", 0), ("threads", 1)):
-        given = getattr(request, name)
-        if given is not None and given < least:
-            raise ValueError(f"--{name} {given}; expected {least} or more")
     threads = request.threads or (stored or {}).get("threads")  # others would add in another order
     threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
     folder = RunFolder(folder_for(request, settings), writing=accelerator.is_main_process)
-    how = dict(command=command, processes=count, threads=threads, device=accelerator.device.type)
+    how = dict(command=request.command, processes=count, threads=threads, device=accelerator.device.type)
     checkpoint = newest(folder.last, folder.previous) if stored is not None else None
     begun = Begun(stored is not None, checkpoint is not None, how)
     if settings["task"] == "classify":
@@ -260,7 +258,7 @@ def prepare(
         average,
         recipe,
         folder,
-        Display(accelerator.process_index, total_images(work, epochs), plain),
+        Display(accelerator.process_index, total_images(work, epochs), request.plain, quiet),
         seed=settings["seed"],
         log_every=settings["log_every"],
         checkpoint_minutes=request.checkpoint_minutes,

@@ -11,8 +11,9 @@ from broadsight import analysis
 from broadsight.analysis.images import Batches, images_for, open_images
 from broadsight.analysis.measured_fronts import analyze_front
 from broadsight.analysis.record import heading, plain, record_of
-from broadsight.analysis.request import Asked, open_subjects
+from broadsight.analysis.request import Request
 from broadsight.analysis.run import analyze
+from broadsight.analysis.subjects import open_subjects
 from broadsight.weights.writing import write_weights
 from tests.training.small_runs import SIZE, fill, leave_run, refusal
 
@@ -64,7 +65,7 @@ def images_of(folder, model):
 
 def test_entropy_is_that_of_the_function(images, run):
     folder, model = run
-    found = analyze(Asked("entropy", (str(folder),), str(images), **SMALL | {"batch": 3}))
+    found = analyze(Request("entropy", (str(folder),), data=str(images), **SMALL | {"batch": 3}))
     (label,) = found.results
     assert label == "mine"
     subject = found.subjects[0]
@@ -72,7 +73,7 @@ def test_entropy_is_that_of_the_function(images, run):
     assert {k: float(v) for k, v in found.results[label].items()} == pytest.approx(
         {k: float(v) for k, v in expected.items()}
     )
-    record = json.loads(json.dumps(record_of(found, "broadsight analyze")))
+    record = json.loads(json.dumps(record_of(found)))
     assert (record["measure"], record["seed"], record["command"]) == ("entropy", 0, "broadsight analyze")
     assert record["data"]["images"] == record["data"]["there"] == 7
     (inner,) = record["models"]
@@ -82,7 +83,7 @@ def test_entropy_is_that_of_the_function(images, run):
 
 
 def test_all_models_see_the_same_sample(images, run):
-    asked = Asked("variance", (str(run[0]), "test_resnet"), str(images), samples=4, seed=1, **SMALL)
+    asked = Request("variance", (str(run[0]), "test_resnet"), data=str(images), samples=4, seed=1, **SMALL)
     subjects = open_subjects(asked)
     assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
     found, sources = images_for(asked, analysis.MEASURES["variance"], subjects, {})
@@ -90,14 +91,14 @@ def test_all_models_see_the_same_sample(images, run):
     assert names[0] == names[1] and len(names[0]) == 4
     assert found.description["images"] == 4
     other = images_for(
-        Asked("variance", ("x",), str(images), samples=4, seed=5), analysis.MEASURES["variance"], subjects, {}
+        Request("variance", ("x",), data=str(images), samples=4, seed=5), analysis.MEASURES["variance"], subjects, {}
     )
     assert [other[1][0][0].name(i) for i in range(4)] != names[0]
 
 
 def test_random_weights_come_from_the_seed():
     def weights(seed):
-        (one,) = open_subjects(Asked("variance", ("test_resnet",), seed=seed, **SMALL))
+        (one,) = open_subjects(Request("variance", ("test_resnet",), seed=seed, **SMALL))
         return next(one.model.parameters())
 
     assert torch.equal(weights(3), weights(3)) and not torch.equal(weights(3), weights(4))
@@ -109,7 +110,7 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
     for number, path in enumerate(sorted(images.rglob("*.png"))):
         (folder / f"{number}.png").write_bytes(path.read_bytes())
     (folder / "bad.png").write_text("no image")
-    asked = Asked("variance", (str(run[0]),), str(folder), **SMALL)
+    asked = Request("variance", (str(run[0]),), data=str(folder), **SMALL)
     subjects = open_subjects(asked)
     found, ((source, labels),) = images_for(asked, analysis.MEASURES["variance"], subjects, {})
     skipped: dict[str, str] = {}
@@ -121,12 +122,12 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
     whole = analyze(asked)
     assert any("1 image could not be read and left out" in note and "bad.png" in note for note in whole.notes)
     assert "7 images of flat" in heading(whole)
-    strict = refusal(lambda: analyze(Asked("variance", (str(run[0]),), str(folder), strict=True, **SMALL)))
+    strict = refusal(lambda: analyze(Request("variance", (str(run[0]),), data=str(folder), strict=True, **SMALL)))
     assert "bad.png cannot be read" in strict and "--strict" in strict
 
 
 def test_scenes_are_so_many_as_asked():
-    subjects = open_subjects(Asked("variance", ("test_resnet",), **SMALL))
+    subjects = open_subjects(Request("variance", ("test_resnet",), **SMALL))
     found = open_images(subjects, "scenes:6", labelled=False)
     assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
     assert found.description["data"] == "scenes:6" and found.notes == ()
@@ -137,7 +138,7 @@ def test_scenes_are_so_many_as_asked():
 
 
 def test_pairs_of_images_and_masks_and_lists(tmp_path):
-    subjects = open_subjects(Asked("variance", ("test_resnet",), **SMALL))
+    subjects = open_subjects(Request("variance", ("test_resnet",), **SMALL))
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
@@ -148,38 +149,40 @@ def test_pairs_of_images_and_masks_and_lists(tmp_path):
 
 
 def test_labels_reach_the_tokens(images, pooled):
-    found = analyze(Asked("tokens", (str(pooled),), **SMALL))
+    found = analyze(Request("tokens", (str(pooled),), **SMALL))
     (votes,) = found.results.values()
     assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
     assert found.found.description["part"] == "val"
-    unlabelled = analyze(Asked("tokens", (str(pooled),), str(images / "*" / "00*.png"), **SMALL))
+    unlabelled = analyze(Request("tokens", (str(pooled),), data=str(images / "*" / "00*.png"), **SMALL))
     (votes,) = unlabelled.results.values()
     assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
 
 
 def test_labels_that_do_not_fit_are_left_out_if_they_can_be(pooled, tmp_path):
     data = str(fill(tmp_path, bird=2, fish=2))
-    found = analyze(Asked("tokens", (str(pooled),), data, **SMALL))
+    found = analyze(Request("tokens", (str(pooled),), data=data, **SMALL))
     assert found.results["test_resnet-map"].bias is None
     assert any("labels are not used: " in note and "bird" in note for note in found.notes)
-    assert "was not trained on: bird, fish" in refusal(lambda: analyze(Asked("removal", (str(pooled),), data, **SMALL)))
+    assert "was not trained on: bird, fish" in refusal(
+        lambda: analyze(Request("removal", (str(pooled),), data=data, **SMALL))
+    )
 
 
 def test_removal_asks_a_classifier_about_labelled_images(images, pooled):
     options = {"fractions": (0.0, 0.5), "saliency": "gradcam"}
-    found = analyze(Asked("removal", (str(pooled),), str(images), part="all", options=options, **SMALL))
+    found = analyze(Request("removal", (str(pooled),), data=str(images), part="all", set=options, **SMALL))
     (curves,) = found.results.values()
     assert curves.images == 7 and curves.fractions == (0.0, 0.5)
     assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
 
 
 def test_runs_of_one_model_are_called_by_their_folders(pooled):
-    found = analyze(Asked("variance", (str(pooled),) * 2, samples=2, **SMALL))
+    found = analyze(Request("variance", (str(pooled),) * 2, samples=2, **SMALL))
     assert list(found.results) == ["test_resnet-map, pooled", "test_resnet-map, pooled (2)"]
 
 
 def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
-    found = analyze_front(Asked("front", (str(pooled),), **SMALL))
+    found = analyze_front(Request("front", (str(pooled),), **SMALL))
     assert list(found.results) == ["latency_ms", "macs", "parameters"]
     ((point,),) = [one.points for one in found.results["parameters"].fronts]
     assert (point.x, point.accuracy) == (sum(p.numel() for p in found.subjects[0].model.parameters()), 75.0)
@@ -190,12 +193,12 @@ def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
 
 def test_front_asks_about_data(images, pooled):
     """A model whose bias makes it say cat, and one beside it without a word about its classes."""
-    asked = Asked(
+    asked = Request(
         "front",
         (str(pooled), "test_resnet"),
         str(images),
         part="all",
-        options={"x": "macs"},
+        set={"x": "macs"},
         model_args={"num_classes": 2},
         **SMALL,
     )
@@ -208,11 +211,11 @@ def test_front_asks_about_data(images, pooled):
 
 
 def test_front_refusals(run, tmp_path):
-    assert "needs MODEL|RUN" in refusal(lambda: analyze_front(Asked("front", ())))
-    assert "needs --data" in refusal(lambda: analyze_front(Asked("front", ("test_resnet",), **SMALL)))
-    assert "none of our models" in refusal(lambda: analyze_front(Asked("front", (), options={"paper": "x_*"})))
+    assert "needs MODEL|RUN" in refusal(lambda: analyze_front(Request("front", ())))
+    assert "needs --data" in refusal(lambda: analyze_front(Request("front", ("test_resnet",), **SMALL)))
+    assert "none of our models" in refusal(lambda: analyze_front(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
-    assert "tells of no accuracy" in refusal(lambda: analyze_front(Asked("front", (str(tmp_path / "bad.json"),))))
+    assert "tells of no accuracy" in refusal(lambda: analyze_front(Request("front", (str(tmp_path / "bad.json"),))))
 
 
 def test_an_interrupt_keeps_what_is_done(images, run):
@@ -221,18 +224,18 @@ def test_an_interrupt_keeps_what_is_done(images, run):
             raise KeyboardInterrupt
 
     names = (str(run[0]), "test_vit")
-    found = analyze(Asked("entropy", names, str(images), **SMALL | {"batch": 2}), stop)
+    found = analyze(Request("entropy", names, data=str(images), **SMALL | {"batch": 2}), stop)
     assert list(found.results) == ["mine"] and found.how["interrupted"]
     assert "interrupted: test_vit, random weights left out" in found.notes
     assert [one["label"] for one in record_of(found)["models"]] == ["mine"]
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
-        analyze(Asked("entropy", names, str(images), **SMALL), lambda done, total, doing: stop(8, total, doing))
+        analyze(Request("entropy", names, data=str(images), **SMALL), lambda done, total, doing: stop(8, total, doing))
 
 
 def test_progress_counts_images_of_all_models(images, run):
     seen = []
-    asked = Asked("variance", (str(run[0]),) * 2, str(images), **SMALL | {"batch": 4})
+    asked = Request("variance", (str(run[0]),) * 2, data=str(images), **SMALL | {"batch": 4})
     analyze(asked, lambda done, total, doing: seen.append((done, total)))
     assert seen == [(0, 14), (4, 14), (7, 14), (7, 14), (11, 14), (14, 14)]
 
@@ -243,12 +246,12 @@ def test_progress_counts_images_of_all_models(images, run):
         (dict(models=()), "needs MODEL|RUN"),
         (dict(samples=0), "--samples 0; expected 1 or more"),
         (dict(batch=0), "--batch 0; expected 1 or more"),
-        (dict(options={"nothing": 1}), "has no option 'nothing'"),
+        (dict(set={"nothing": 1}), "has no option 'nothing'"),
         (dict(models=("a", "b"), checkpoint="w.pt"), "write NAME@w.pt"),
         (dict(models=("test_vit@missing.safetensors",)), "missing.safetensors"),
         (dict(measure="tokens"), "test_vit has no multi-token pooling"),
         (dict(measure="removal", data="FLAT"), "removal needs labelled images"),
-        (dict(measure="interaction", options={"target": "label"}, data="FLAT"), "interaction needs labelled images"),
+        (dict(measure="interaction", set={"target": "label"}, data="FLAT"), "interaction needs labelled images"),
         (dict(data="EMPTY"), "without images"),
         (dict(data="FLAT", part="val"), "class folders"),
         (dict(data="nowhere"), "no such data: nowhere"),
@@ -260,7 +263,7 @@ def test_refusals(options, said, images, tmp_path):
     places = {"FLAT": str(images / "cat"), "EMPTY": str(tmp_path / "EMPTY")}
     options = {**dict(measure="entropy", models=("test_vit",), data=str(images)), **SMALL, **options}
     options["data"] = places.get(options["data"], options["data"])
-    message = refusal(lambda: analyze(Asked(**options)), (ValueError, FileNotFoundError))
+    message = refusal(lambda: analyze(Request(**options)), (ValueError, FileNotFoundError))
     assert said in message and "\n" not in message
 
 
@@ -268,21 +271,23 @@ def test_too_few_images(run, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
     (tmp_path / "two.png").write_text("")
     measure = analysis.MEASURES["tokens"]
-    subjects = open_subjects(Asked("tokens", (str(run[0]),), **SMALL))
+    subjects = open_subjects(Request("tokens", (str(run[0]),), **SMALL))
 
     def found(data, **more):
-        return images_for(Asked("tokens", (str(run[0]),), data, **SMALL, **more), measure, subjects, {})
+        return images_for(Request("tokens", (str(run[0]),), data=data, **SMALL, **more), measure, subjects, {})
 
     assert "too few images, 1; tokens needs 2" in refusal(lambda: found(str(tmp_path / "one.png")))
     assert "--samples 1; tokens needs 2 images" in refusal(lambda: found(str(tmp_path), samples=1))
-    none = refusal(lambda: analyze(Asked("entropy", (str(run[0]),), str(tmp_path / "two.png"), **SMALL)))
+    none = refusal(lambda: analyze(Request("entropy", (str(run[0]),), data=str(tmp_path / "two.png"), **SMALL)))
     assert "none of 1 images can be read" in none
 
 
 def test_channels_must_agree(run, tmp_path):
     grey, _ = leave_run(tmp_path / "grey", model_args={"in_chans": 1})
-    assert "different channels" in refusal(lambda: open_subjects(Asked("variance", (str(run[0]), str(grey)), **SMALL)))
-    found = analyze(Asked("variance", (str(grey),), "scenes:2", **SMALL))
+    assert "different channels" in refusal(
+        lambda: open_subjects(Request("variance", (str(run[0]), str(grey)), **SMALL))
+    )
+    found = analyze(Request("variance", (str(grey),), data="scenes:2", **SMALL))
     assert found.results["grey"].images == 2
 
 
@@ -296,7 +301,7 @@ def test_weights_that_cannot_be_fetched(monkeypatch):
         raise RuntimeError("the pretrained weights of resnet18 cannot be had: no connection.")
 
     monkeypatch.setattr("broadsight.analysis.request.open_classifier", fail)
-    said = refusal(lambda: open_subjects(Asked("variance", ("resnet18",))))
+    said = refusal(lambda: open_subjects(Request("variance", ("resnet18",))))
     assert said == (
         "the pretrained weights of resnet18 cannot be had: no connection; give others as resnet18@FILE, or try random "
         "ones by --no-pretrained"

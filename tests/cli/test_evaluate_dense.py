@@ -210,7 +210,7 @@ def test_segment__a_hold_out_of_one_class_has_no_miou(tmp_path, capsys):
 
 def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path, capsys, monkeypatch):
     data = paint(tmp_path / "data", [(1,)] * 8 + [(1, 2)] * 2 + [(1, 3)], ["ground", "a", "b", "c"])
-    monkeypatch.setattr("broadsight.training.request.METHOD", 1)
+    monkeypatch.setattr("broadsight.training.settings.METHOD", 1)
     assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "old"), "--no-report"]) == 0
     monkeypatch.undo()
     assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "new"), "--no-report"]) == 0

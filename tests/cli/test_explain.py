@@ -14,7 +14,7 @@ from broadsight.data.scenes import Scenes, draw_scene
 from broadsight.explanation.files import Wanted, unique_stems
 from broadsight.explanation.inside import look_inside
 from broadsight.explanation.overlay import overlay
-from broadsight.explanation.run import class_index, explain, look_at
+from broadsight.explanation.run import class_index, explain_images, look_at
 from broadsight.runs.classifier import open_classifier
 
 VIT = ["test_vit", "--no-pretrained", "--size", "32", "--model-args", "num_classes=4"]
@@ -127,7 +127,7 @@ def test_files_are_complete_or_not_there(vit, folder, monkeypatch):
 
     monkeypatch.setattr(Image.Image, "save", broken)
     with pytest.raises(OSError, match="disk full"):
-        explain(vit, Scenes(1, size=40), folder / "out", Wanted(("gradcam",)))
+        explain_images(vit, Scenes(1, size=40), folder / "out", Wanted(("gradcam",)))
     assert list((folder / "out").iterdir()) == []
 
 
@@ -184,7 +184,7 @@ def test_class_index(vit):
         (["two", "--depth", "99"], "--depth 99: there is no such layer; expected 1 to "),
         (["nowhere.png"], "no such file or folder: nowhere.png"),
         (["scenes:0"], "scenes:0; expected scenes:N, up to 1000"),
-        (["scenes:9999"], "scenes:9999; expected up to 1000"),
+        (["scenes:9999"], "scenes:9999; expected scenes:N, up to 1000"),
         (["scenes:2", "one"], "scenes together with other images; expected one of the two"),
         (["one", "--out", "two"], "--out two exists and is not an empty folder; choose another, nothing was changed"),
         (["one", "--json", "one/dog.png"], "--json one/dog.png, which is named like an image"),

@@ -1,7 +1,6 @@
 """The command line: what it prints, where, and with which exit code."""
 
 import dataclasses
-import inspect
 import json
 import os
 import subprocess
@@ -15,9 +14,10 @@ from safetensors.torch import load_file
 
 from broadsight import __version__
 from broadsight.benchmark import run as benchmark
-from broadsight.cli import main as cli
-from broadsight.cli import parser as command_line
+from broadsight.benchmark.bench import settings_of
+from broadsight.benchmark.request import Request
 from broadsight.cli.main import COMMANDS, main
+from broadsight.cli.parser import description, request_of
 from broadsight.layers.context_broadcast import KINDS
 from broadsight.papers import verify as verification
 from broadsight.surgery.pooling import POOLS
@@ -63,11 +63,12 @@ def test_help__describes_command_and_options(command, run):
     code, out, err = run(command, "--help")
     assert (code, err) == (0, "") and f"usage: broadsight {command}" in out
     words = " ".join(out.split())
-    assert inspect.getdoc(COMMANDS[command]) in words
-    for name, arg in command_line.arguments_of(COMMANDS[command]).items():
-        assert arg.help in words
-        assert arg.positional or command_line.flag(name) in out
-    assert inspect.getdoc(COMMANDS[command]) in " ".join(run("--help")[1].split())
+    kind = request_of(COMMANDS[command])
+    assert description(kind) in words and "<function" not in words
+    for one in kind.settings().values():
+        assert one.how.help in words
+        assert one.how.positional or one.flag in out
+    assert description(kind) in " ".join(run("--help")[1].split())
 
 
 def test_no_arguments__help_and_exit_2(run):
@@ -95,11 +96,11 @@ def test_python_m__is_the_command():
             "bench x --bacth 4",
             "unrecognized arguments: --bacth 4 (did you mean --batch?); see `broadsight bench --help`",
         ),
-        ("bench x --batch many", "--batch: expected int, got many; see `broadsight bench --help`"),
+        ("bench x --batch many", "--batch: expected a whole number, got many; see `broadsight bench --help`"),
         ("bench x --batch", "argument --batch: expected one argument"),
         ("bench x --dtype int3", "--dtype: expected one of 'float32', 'bfloat16', 'float16', got int3"),
         ("bench x --size 12by4", "--size 12by4; expected pixels such as 224 or, height first, 224x320"),
-        ("bench x --config missing.yaml", "--config: File does not exist"),
+        ("bench x --config missing.yaml", "--config missing.yaml: there is no such file; expected a YAML file"),
         ("bench x --json no/such/folder.json", "cannot write 'no/such/folder.json': there is no folder"),
         ("bench x --plot .", "cannot write '.': it is a folder"),
         ("bench x --plot x.jpg", "cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf"),
@@ -240,16 +241,7 @@ def test_verify__unknown_family(run):
 
 
 def test_bench__defaults_are_those_of_the_settings():
-    defaults = {name: p.default for name, p in inspect.signature(cli.bench).parameters.items()}
-    for name, value in dataclasses.asdict(benchmark.Settings()).items():
-        if name == "runtimes":
-            assert (defaults["runtime"],) == value
-        elif name == "size":
-            assert (defaults["size"], defaults["size"]) == value
-        elif name in ("pools", "broadcasts"):
-            assert (defaults[name.removesuffix("s")], value) == (None, ())
-        else:
-            assert defaults[name] == value
+    assert settings_of(Request(["x"])) == benchmark.Settings()
 
 
 def test_bench__help_names_every_runtime_dtype_and_pool(run):

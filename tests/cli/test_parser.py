@@ -1,15 +1,14 @@
 """All options of all commands, walked by their declarations: wrong values, and options that would be ignored."""
 
-import inspect
 import json
 import os
 from typing import get_args
 
 import pytest
 
-from broadsight.cli import parser as command_line
+from broadsight import options
 from broadsight.cli.main import COMMANDS, main
-from broadsight.cli.parser import arguments_of, flag
+from broadsight.cli.parser import request_of
 from fuzz import command_lines
 
 from ..training.small_runs import leave_run
@@ -78,35 +77,34 @@ def runs(tmp_path_factory) -> dict[str, str]:
 
 def given(command: str, name: str) -> list[str]:
     """An option with a value that it can have."""
-    parameter = inspect.signature(COMMANDS[command]).parameters[name]
-    kind, arg = get_args(parameter.annotation)
-    if kind is bool:
-        return [flag(name) if not parameter.default else flag(name).replace("--", "--no-", 1)]
-    if arg.pairs:
-        return [flag(name), "depth=2"]
-    numbers = int in (kind, *get_args(kind)) or float in (kind, *get_args(kind))
-    return [flag(name), "1" if numbers else "val" if name == "part" else "0.5"]
+    one = request_of(COMMANDS[command]).settings()[name]
+    if one.kind is bool:
+        return [one.flag if not one.default else one.flag.replace("--", "--no-", 1)]
+    if one.pairs:
+        return [one.flag, "depth=2"]
+    numbers = int in (one.kind, *get_args(one.kind)) or float in (one.kind, *get_args(one.kind))
+    return [one.flag, "1" if numbers else "val" if name == "part" else "0.5"]
 
 
 FOR = {  # what holds of a run of each task, by what options are for
     "classify": {"classifiers", "DATA that is named"},
-    "detect": {command_line.DENSE_RUNS, command_line.WHOLE_IMAGES, command_line.SCORED},
-    "segment": {command_line.DENSE_RUNS, command_line.WHOLE_IMAGES, command_line.SEGMENTERS},
-    "keypoints": {command_line.DENSE_RUNS},
+    "detect": {options.DENSE_RUNS, options.WHOLE_IMAGES, options.SCORED},
+    "segment": {options.DENSE_RUNS, options.WHOLE_IMAGES, options.SEGMENTERS},
+    "keypoints": {options.DENSE_RUNS},
 }
 
 
 @pytest.mark.parametrize("task", FOR)
 @pytest.mark.parametrize("command", ["eval", "predict"])
 def test_option__counts_or_is_refused(command, task, runs):
-    refused, names = set(), {name: arg for name, arg in arguments_of(COMMANDS[command]).items() if arg.of}
+    refused, names = set(), {one.name: one for one in request_of(COMMANDS[command]).settings().values() if one.how.of}
     with command_lines.without_work():
-        for name in names:
+        for name, one in names.items():
             code, out, err = command_lines.run([command, runs[task], *given(command, name)])
-            if err.startswith(f"broadsight: {flag(name)} is for "):
+            if err.startswith(f"broadsight: {one.flag} is for "):
                 assert (code, out) == (2, "") and err.endswith("; leave it out\n")
                 refused.add(name)
-    assert refused == {name for name, arg in names.items() if not FOR[task] & set(arg.of)}
+    assert refused == {name for name, one in names.items() if not FOR[task] & set(one.how.of)}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from broadsight.cli.main import COMMANDS, main
-from broadsight.cli.parser import together, value_of
-from broadsight.cli.train import _report
+from broadsight.cli.main import main
+from broadsight.cli.parser import together
+from broadsight.options import value_of
+from broadsight.report.run import report_run
 from broadsight.training import run as training
 from broadsight.training.engine import Interrupted, Progress
 from broadsight.training.request import Request
@@ -46,7 +47,6 @@ def asked(run, monkeypatch, tmp_path):
         return Outcome(tmp_path / "run", "test_resnet", progress, parameters=10, seconds=1.0, notes=())
 
     monkeypatch.setattr(training, "train", record)
-    monkeypatch.setattr(training, "write_report", lambda outcome, *_: replace(outcome, report=Path("page.html")))
 
     def call(*argv: str) -> Request:
         code, _, err = run(*argv)
@@ -68,20 +68,20 @@ def data(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("train --set a=1 b=2 DATA", ["train", "DATA", "--set", '["a=1", "b=2"]']),
-        ("train DATA --set a=1 --set b=2", ["train", "DATA", "--set", '["a=1", "b=2"]']),
-        ("train --set=a=b DATA", ["train", "DATA", "--set", '["a=b"]']),
-        ("train --set a=-1 --lr 3", ["train", "--lr", "3", "--set", '["a=-1"]']),
+        ("--set a=1 b=2 DATA", ["DATA", "--set", '["a=1", "b=2"]']),
+        ("DATA --set a=1 --set b=2", ["DATA", "--set", '["a=1", "b=2"]']),
+        ("--set=a=b DATA", ["DATA", "--set", '["a=b"]']),
+        ("--set a=-1 --lr 3", ["--lr", "3", "--set", '["a=-1"]']),
         (
-            "train --set a=1 --model-args b=2 --set c=3",
-            ["train", "--set", '["a=1", "c=3"]', "--model-args", '["b=2"]'],
+            "--set a=1 --model-args b=2 --set c=3",
+            ["--set", '["a=1", "c=3"]', "--model-args", '["b=2"]'],
         ),
-        ("bench --set a=1 x", ["bench", "--set", "a=1", "x"]),
+        ("--sets a=1 x", ["--sets", "a=1", "x"]),
         ("", []),
     ],
 )
 def test_together(argv, expected):
-    assert together(argv.split(), COMMANDS) == expected
+    assert together(argv.split(), Request.settings()) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_options__reach_the_request(asked):
 
 
 def test_options__none_leaves_everything_open(asked):
-    assert asked() == Request()
-    assert asked.requests[-1][1] == dict(resume=False, command="broadsight train", plain=False, reporter=_report)
+    assert asked() == Request() and asked().command == "broadsight train"
+    assert asked.requests[-1][1] == dict(reporter=report_run)
 
 
 def test_options__from_a_file(asked, tmp_path):
@@ -146,14 +146,28 @@ def test_options__from_a_file(asked, tmp_path):
     assert request.model_args == {"in_chans": 1}
 
 
-def test_twin__differs_in_the_pooling_alone(asked, run, tmp_path):
+def test_twin__differs_in_the_pooling_alone(run, monkeypatch, tmp_path):
+    asked, reported = [], []
+
+    def record(request: Request, reporter, quiet) -> Outcome:
+        asked.append((request, reporter))
+        progress = Progress(best=50.0, best_epoch=1, finished=True)
+        return Outcome(tmp_path / "run", "test_resnet", progress, parameters=10, seconds=1.0, notes=())
+
+    def write(outcome, *_) -> Outcome:
+        reported.append(len(asked))
+        return replace(outcome, report=Path("page.html"))
+
+    monkeypatch.setattr(training, "_train_one", record)
+    monkeypatch.setattr(training, "check_twin", lambda request, twin: None)
+    monkeypatch.setattr(training, "write_report", write)
     code, out, err = run("DATA", "--pool", "map", "--pool-args", "groups=2", "--twin", "gap", "--out", "X")
-    first, second = (request for request, _ in asked.requests)
+    (first, of_first), (second, of_second) = asked
     assert (code, err) == (0, "") and out
     assert (first.pool, second.pool, second.pool_args) == ("map", "gap", {})
     assert second.out == str(tmp_path / "run" / "twin-gap") and second.data == first.data
     # The first one's report compares the two, so it is written last, and named last
-    assert (first.report, second.report) == (False, True)
+    assert (of_first, of_second, reported) == (None, report_run, [2])
     assert out.splitlines()[-1].startswith("report: page.html")
 
 

@@ -16,7 +16,7 @@ import torch
 
 import broadsight
 from broadsight.deployment import FORMATS, Description, capture, compare, need, open_artefact
-from broadsight.deployment.prepare import prepare
+from broadsight.deployment.preparation import prepare
 from broadsight.deployment.run import Wanted, export
 from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES

@@ -13,10 +13,9 @@ from PIL import Image
 from broadsight.cli.main import main
 from broadsight.evaluation import run as evaluating
 from broadsight.evaluation.record import record_of
-from broadsight.evaluation.request import Asked
+from broadsight.evaluation.request import Request
 from broadsight.evaluation.robustness import run_suite
 from broadsight.evaluation.run import evaluate, latencies
-from broadsight.evaluation.suites import Choices
 from broadsight.report.run import write_evaluation
 from broadsight.runs.classifier import open_classifier
 
@@ -59,14 +58,14 @@ def brightest(tmp_path, monkeypatch):
         classifier = open_classifier(source, device="cpu")
         return type(classifier)(**{**vars(classifier), "model": Brightest()})
 
-    monkeypatch.setattr("broadsight.evaluation.request.open_classifier", opened)
+    monkeypatch.setattr("broadsight.runs.opening.open_classifier", opened)
     return folder
 
 
 def test_figures__by_hand(brightest, data):
     done = []
     evaluation = evaluate(
-        Asked(str(brightest), str(data), workers=0, batch=4, threads=1), lambda *now: done.append(now)
+        Request(str(brightest), str(data), workers=0, batch=4, threads=1), lambda *now: done.append(now)
     )
     (result,) = evaluation.results
     # Red 4 of 4, green 3 of 3, blue 2 of 3; the fourth green one cannot be read
@@ -79,8 +78,10 @@ def test_figures__by_hand(brightest, data):
 
 
 def test_record__holds_what_was_found(brightest, data, tmp_path):
-    evaluation = evaluate(Asked(str(brightest), str(data), workers=0, threads=1, bins=5))
-    record = write_evaluation(evaluation, tmp_path / "out", "broadsight eval ...")
+    evaluation = evaluate(
+        Request(str(brightest), str(data), workers=0, threads=1, bins=5, command="broadsight eval ...")
+    )
+    record = write_evaluation(evaluation, tmp_path / "out").record
     assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert record["confusion"] == [[4, 0, 0], [0, 3, 0], [1, 0, 2]]
     assert record["confused"] == [{"class": "blue", "as": "red", "count": 1, "share": pytest.approx(100 / 3)}]
@@ -101,17 +102,10 @@ def test_record__holds_what_was_found(brightest, data, tmp_path):
 
 def test_suites__beside_another(brightest, data, tmp_path):
     (tmp_path / "mine.py").write_text("def light(images, batch):\n    return images.mean(1)\n")
-    choices = Choices(
-        sides=(1.0,),
-        corruptions=("brightness",),
-        severities=(1,),
-        epsilons=(255,),
-        fractions=(0.0,),
-        saliency=f"{tmp_path / 'mine.py'}:light",
-    )
-    asked = Asked(
-        str(brightest), str(data), ("robustness",), (str(brightest),), workers=0, threads=1, choices=choices, samples=6
-    )
+    hard: dict = dict(occluded=(1.0,), corruptions="brightness", severities=1, epsilons="255")
+    hard["saliency"] = f"{tmp_path / 'mine.py'}:light"
+    both: dict = dict(suite="robustness", beside=str(brightest), workers=0, threads=1, samples=6)
+    asked = Request(str(brightest), str(data), **both, **hard)
     counted = []
     evaluation = evaluate(asked, lambda done, total, doing: counted.append((done, total)))
     first, second = evaluation.results
@@ -128,7 +122,7 @@ def test_suites__beside_another(brightest, data, tmp_path):
 
 
 def test_metrics__that_need_more_than_there_is(brightest, data):
-    asked = Asked(str(brightest), str(data), metrics=("ece",), workers=0, threads=1)
+    asked = Request(str(brightest), str(data), metrics=("ece",), workers=0, threads=1)
     # Before any is asked, so the one that cannot be read counts
     assert refusal(lambda: evaluate(asked)) == "ece needs at least as many images as bins, 15; 11 given"
 
@@ -256,7 +250,7 @@ def test_macs__of_a_model_that_cannot_be_counted(brightest, monkeypatch):
 def test_evaluate__classes_without_images_are_named_first_and_have_no_figures(brightest, tmp_path):
     told = []
     data = fill(tmp_path / "data", 32, red=3, green=2)
-    evaluation = evaluate(Asked(str(brightest), str(data), workers=0, latency=False), tell=told.append)
+    evaluation = evaluate(Request(str(brightest), str(data), workers=0, latency=False), tell=told.append)
     assert any("all 3 compete; there are none of blue" in note for note in told)
     record = record_of(evaluation)
     assert record["coverage"] == {"occurring": 2, "classes": 3}
@@ -267,7 +261,7 @@ def test_evaluate__classes_without_images_are_named_first_and_have_no_figures(br
 
 
 def test_evaluate__accepted_labels_that_are_all_empty_are_refused_first(brightest, tmp_path, monkeypatch):
-    asked = Asked(str(brightest), str(fill(tmp_path / "data", 32, red=3, green=2)), workers=0)
+    asked = Request(str(brightest), str(fill(tmp_path / "data", 32, red=3, green=2)), workers=0)
     found, ((task,),) = evaluating.open_tasks(asked, evaluating.open_classifiers(asked))
     empty = replace(task, accepted={0: [], 1: []})
     monkeypatch.setattr(evaluating, "open_tasks", lambda *_: (found, [[empty]]))

@@ -531,8 +531,8 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
 def test_load_test__64_clients(tmp_path):
     """Everything as in the README: an exported model, services in processes of their own, real sockets."""
     pytest.importorskip("onnxruntime")
-    from broadsight.deployment.capture import capture
     from broadsight.deployment.formats import onnx as onnx_format
+    from broadsight.deployment.graph import capture
 
     file, report = tmp_path / "net.onnx", tmp_path / "load.json"
     _, model = leave_run(tmp_path / "run", num_classes=4)

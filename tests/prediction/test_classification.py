@@ -22,7 +22,7 @@ from broadsight.prediction.classification import (
     JsonWriter,
     Prediction,
     Summary,
-    predict,
+    predict_images,
     printable,
     writing,
 )
@@ -113,7 +113,7 @@ def test_predict__is_a_direct_pass(classifier, tmp_path):
         image.save(tmp_path / f"{name}.png", **options)
     source, _ = find_images([tmp_path / f"{name}.png" for name in saved])
     seen = [rgb, Image.fromarray(white), turned.rotate(-90, expand=True), grey.convert("RGB")]
-    found = list(predict(classifier, source, top=9))
+    found = list(predict_images(classifier, source, top=9))
     for prediction, image in zip(found, seen, strict=True):
         compare(prediction, by_hand(classifier, image))
     assert len({prediction.probabilities for prediction in found}) == 4
@@ -122,7 +122,7 @@ def test_predict__is_a_direct_pass(classifier, tmp_path):
 def test_predict__broken_images_keep_their_place(classifier, images):
     for size in (1, 3, 64):
         told: list[int] = []
-        found = list(predict(classifier, Unlabelled(images), top=2, batch=size, seen=told.append))
+        found = list(predict_images(classifier, Unlabelled(images), top=2, batch=size, seen=told.append))
         assert [prediction.file for prediction in found] == images and sum(told) == 7
         for number, prediction in enumerate(found):
             if number in (3, 6):
@@ -133,30 +133,32 @@ def test_predict__broken_images_keep_their_place(classifier, images):
 
 
 def test_predict__workers_change_nothing_and_leave_with_whoever_stops(classifier, images):
-    expected = list(predict(classifier, Unlabelled(images), batch=2))
-    assert list(predict(classifier, Unlabelled(images), batch=2, workers=2)) == expected
-    with closing(predict(classifier, Unlabelled(images), batch=2, workers=1)) as found:
+    expected = list(predict_images(classifier, Unlabelled(images), batch=2))
+    assert list(predict_images(classifier, Unlabelled(images), batch=2, workers=2)) == expected
+    with closing(predict_images(classifier, Unlabelled(images), batch=2, workers=1)) as found:
         assert next(found) == expected[0]
     assert torch.multiprocessing.active_children() == []
 
 
 def test_predict__leaves_gradients_as_they_are_between_images(classifier, images):
-    for _ in predict(classifier, Unlabelled(images[:2])):
+    for _ in predict_images(classifier, Unlabelled(images[:2])):
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def test_predict__grey_models_see_grey(images, tmp_path):
     grey = open_classifier(leave_run(tmp_path / "run", num_classes=4, model_args=dict(in_chans=1))[0], device="cpu")
     grey = dataclasses.replace(grey, labels=LABELS)
-    (found,) = predict(grey, Unlabelled(images[:1]))
+    (found,) = predict_images(grey, Unlabelled(images[:1]))
     compare(found, by_hand(grey, noise(0).convert("L")))
     four = dataclasses.replace(grey, transforms=dataclasses.replace(grey.transforms, channels=4))
-    assert "images of 4 channels" in refusal(lambda: predict(four, Unlabelled(images[:1])))
+    assert "images of 4 channels" in refusal(lambda: predict_images(four, Unlabelled(images[:1])))
 
 
 def test_predict__refuses_before_the_first_image(classifier):
     for option, least in (("top", 1), ("batch", 1), ("workers", 0)):
-        said = refusal(lambda option=option, least=least: predict(classifier, Unlabelled([]), **{option: least - 1}))
+        said = refusal(
+            lambda option=option, least=least: predict_images(classifier, Unlabelled([]), **{option: least - 1})
+        )
         assert said == f"--{option} {least - 1}; expected {least} or more"
 
 
@@ -168,7 +170,7 @@ def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, images):
             return torch.full((len(x), 4), torch.nan)
 
     broken = dataclasses.replace(classifier, model=Broken())
-    assert "not finite" in refusal(lambda: list(predict(broken, Unlabelled(images))), RuntimeError)
+    assert "not finite" in refusal(lambda: list(predict_images(broken, Unlabelled(images))), RuntimeError)
 
 
 def test_class_names__of_the_run_of_imagenet_or_numbers(classifier):
@@ -353,13 +355,13 @@ def test_command__refuses_before_the_model_is_opened(ask, images, monkeypatch):
     def never(*arguments, **options):
         raise AssertionError("this must not run")
 
-    monkeypatch.setattr("broadsight.runs.classifier.open_classifier", never)
+    monkeypatch.setattr("broadsight.runs.opening.open_classifier", never)
     before = Path("1.png").read_bytes()
     for argv, said in (
         (["gone.png", "0.png"], "no such file or folder: gone.png (1 of 2 given)"),
         ([], "no images given; expected files, folders, quoted patterns, or a --list of files"),
-        (["0.png", "--top", "0"], "--top 0; expected 1 or more"),
-        (["0.png", "--threads", "0"], "--threads 0; expected 1 or more"),
+        (["0.png", "--top", "0"], "--top 0; expected 1 or more; see `broadsight predict --help`"),
+        (["0.png", "--threads", "0"], "--threads 0; expected 1 or more; see `broadsight predict --help`"),
         (["--csv", "1.png", "0.png"], "--csv 1.png, which is named like an image; put --csv last, or write --csv=FILE"),
         (["0.png", "--csv", "--json"], "--csv and --json both to the terminal; expected different files"),
         (["0.png", "--csv", "x", "--json", "x"], "--csv and --json both to x; expected different files"),

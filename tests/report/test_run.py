@@ -11,7 +11,7 @@ import torch
 
 from broadsight.cli.main import main
 from broadsight.cli.train import _conclude
-from broadsight.evaluation.request import own_splits
+from broadsight.evaluation.tasks import own_splits
 from broadsight.report import run as reporting
 from broadsight.report.run import report_run, samples
 from broadsight.runs.classifier import open_classifier

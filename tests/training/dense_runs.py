@@ -32,7 +32,7 @@ def ask_dense(head: str, out: Path, data: str = "scenes:8", **options: Any) -> R
     changes = dict(epochs=1, warmup_epochs=0, batch_size=2, image_size=64) | options.pop("changes", {})
     small: dict[str, Any] = dict(data=data, task=TASKS[head], head=head, head_args=SMALL_HEADS[head], out=str(out))
     small |= dict(model="test_resnet", workers=0, threads=1, device="cpu", report=False)
-    return Request(**small | options, changes=changes)
+    return Request(**small | options, set=changes)
 
 
 def write_coco(folder: Path, count: int = 4, side: int = 64) -> Path:

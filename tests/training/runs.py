@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from broadsight.training import recipes
 from broadsight.training.checkpoints import newest
 from broadsight.training.lock import LOCK
-from broadsight.training.run import Request, train
+from broadsight.training.request import Request
+from broadsight.training.run import train
 
 # Three updates an epoch, so that a line of the metrics covers two or one of them.
 QUICK = dict(epochs=2, batch_size=8, fit_batch=False, image_size=32, warmup_epochs=1)
@@ -52,13 +53,13 @@ def small(data: Path, out: Path, *, changes: dict[str, Any] | None = None, **fie
     """What the runs of the tests are asked for, but for `fields`."""
     common: dict[str, Any] = dict(data=str(data), out=str(out), model="test_vit", log_every=2)
     common |= dict(workers=0, threads=1, device="cpu", report=False) | fields
-    return Request(**common, changes=QUICK | (changes or {}))
+    return Request(**common, set=QUICK | (changes or {}))
 
 
 def fitting(request: Request) -> Request:
     """The same with what its recipe says of fitting the batch to the data."""
     assert recipes.find(request.recipe or "quick").recipe.fit_batch
-    return replace(request, changes={name: value for name, value in request.changes.items() if name != "fit_batch"})
+    return replace(request, set={name: value for name, value in request.set.items() if name != "fit_batch"})
 
 
 def again(folder: Path, **fields: Any) -> Request:
@@ -84,7 +85,7 @@ def kill(request: Request, left: Path, owner: Any, name: str, call: int = 1, *, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, dying)
         with pytest.raises(Killed):
-            train(request, resume=resume)
+            train(replace(request, resume=resume))
     return replace(request, out=str(left))
 
 

@@ -14,8 +14,9 @@ from PIL import Image
 from torch import nn
 
 from broadsight.training import processes, run_folder
-from broadsight.training.request import Request, settings_of
+from broadsight.training.request import Request
 from broadsight.training.run import Prepared, prepare
+from broadsight.training.settings import settings_of
 from broadsight.weights.writing import write_weights
 
 SIZE = 32
@@ -44,7 +45,7 @@ def ask(data: Path | str, **options: Any) -> Request:
     """A request for one epoch of a tiny model; `changes` come on top of what makes it small."""
     changes = dict(epochs=1, warmup_epochs=0, batch_size=4, image_size=SIZE) | options.pop("changes", {})
     small = dict(data=str(data), model="test_resnet", recipe="quick", workers=0, threads=1, device="cpu", report=False)
-    return Request(**small | options, changes=changes)
+    return Request(**small | options, set=changes)
 
 
 def ready(request: Request) -> Prepared:

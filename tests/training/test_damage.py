@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def survives(runs, case, folder, expected):
     changed, whole = everything_in(folder), everything_in(runs[case[0]])
     other = changed.get(str(case[1]), (0, None))[1] != whole[str(case[1])][1] if case[1].name != ".lock" else False
     try:
-        notes = train(again(folder), resume=True).notes
+        notes = train(replace(again(folder), resume=True)).notes
     except Exception as error:
         said = str(error)
         assert "\n" not in said and str(folder) in said, (case, error)
@@ -164,7 +165,7 @@ def test_best_of_an_earlier_epoch__from_the_copy(images, tmp_path, monkeypatch):
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()
     assert (tmp_path / "run" / "last" / "update-000000006-evaluated" / "best.safetensors").read_bytes() == weights
     (tmp_path / "run" / "model.safetensors").unlink()
-    notes = train(again(tmp_path / "run"), resume=True).notes
+    notes = train(replace(again(tmp_path / "run"), resume=True)).notes
     assert "model.safetensors was damaged (missing): written again from update-000000006-evaluated" in notes
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
@@ -186,13 +187,13 @@ def test_older_version__goes_on_and_says_what_it_cannot_mend(runs, images, tmp_p
         manifest = {name: state._checksum(checkpoint / name) for name in names}
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
         broken = shutil.copytree(folder, tmp_path / f"{which}-broken")
-        train(again(folder), resume=True)
+        train(replace(again(folder), resume=True))
         tensors = [load_file(one / "model.safetensors") for one in (folder, runs["finished"])]
         assert all(torch.equal(tensors[0][name], value) for name, value in tensors[1].items())
         assert (folder / "metrics.jsonl").read_bytes() == (runs["finished"] / "metrics.jsonl").read_bytes()
         os.truncate(broken / "metrics.jsonl", 50)
         with pytest.raises(DamagedRun, match=r"metrics.jsonl is damaged, and the checkpoint, of an older version"):
-            train(again(broken), resume=True)
+            train(replace(again(broken), resume=True))
 
 
 def test_page__knows_whether_it_is_whole(tmp_path):

@@ -86,7 +86,7 @@ def test_resume__as_if_it_had_never_stopped(head, tmp_path, monkeypatch):
     with pytest.raises(Interrupted, match="--resume"):
         train(halved)
     monkeypatch.setattr(DenseWork, "step", step)
-    train(halved, resume=True)
+    train(replace(halved, resume=True))
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "halved"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     for kind in ("updates", "epoch"):
@@ -131,7 +131,7 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
 )
 def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
-        train(replace(ask_dense("retinanet", tmp_path / "run", changes=options.pop("changes", {})), **options))
+        train(replace(ask_dense("retinanet", tmp_path / "run", set=options.pop("changes", {})), **options))
     assert not (tmp_path / "run").exists()
 
 
@@ -145,9 +145,9 @@ def test_resume__another_task_or_head_is_refused(run, tmp_path):
     if head != "retinanet":
         pytest.skip("the same for every head")
     with pytest.raises(ValueError, match="holds a run with head=retinanet, not head=fcos"):
-        train(replace(ask_dense("retinanet", folder), head="fcos"), resume=True)
+        train(replace(replace(ask_dense("retinanet", folder), head="fcos"), resume=True))
     with pytest.raises(ValueError, match="holds a run with task=detect, not task=segment"):
-        train(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True)
+        train(replace(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True))
 
 
 def test_labels__that_cannot_be_meant_are_refused_before_a_run_begins(tmp_path):

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def test_sigterm_to_torchrun_ends_all_and_saves(killed):
 
 
 def test_what_two_processes_left_is_finished_by_one(killed, alone):
-    progress = train_in_process(again(killed["run"]), resume=True).progress
+    progress = train_in_process(replace(again(killed["run"]), resume=True)).progress
     assert progress.finished and progress.epoch == 14
     assert [line["epoch"] for line in lines_of(killed["run"], "epoch")] == list(range(1, 15))
     assert killed["epochs"] == list(range(1, len(killed["epochs"]) + 1))

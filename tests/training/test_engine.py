@@ -472,7 +472,7 @@ def test_full_disk__real(size, images, tmp_path, capsys):
     assert "\n" not in str(end.value) and "no checkpoint had been written" in str(end.value)
     assert [path.name for path in (tmp_path / "run").rglob(".*")] == [".lock"]
     assert list((tmp_path / "run" / "last").iterdir()) == []
-    assert train(again(tmp_path / "run"), resume=True).progress.finished
+    assert train(replace(again(tmp_path / "run"), resume=True)).progress.finished
 
 
 @pytest.mark.parametrize("method", ["write", "flush"])
@@ -517,7 +517,7 @@ def test_folder_became_read_only__resume(images, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(type(tmp_path), "open", refuse)
     with pytest.raises(Failed, match=r"cannot write to .*: Permission denied"):
-        train(left, resume=True)
+        train(replace(left, resume=True))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])

@@ -23,7 +23,7 @@ KILLS = int(os.environ.get("BROADSIGHT_KILLS", "6"))  # of each task
 
 def request_for(head: str, out: Path) -> Request:
     if head != "classify":
-        return replace(ask_dense(head, out, changes=dict(epochs=2)), checkpoint_minutes=0)
+        return replace(ask_dense(head, out, set=dict(epochs=2)), checkpoint_minutes=0)
     small = dict(epochs=2, batch_size=4, image_size=32, warmup_epochs=0)
     options = dict(threads=1, workers=1, device="cpu", report=False, checkpoint_minutes=0)
     return Request(data="scenes:24", model="test_vit", out=str(out), changes=small, **options)
@@ -35,7 +35,7 @@ def run(head: str, out: Path, said: Path, patience: float) -> None:
     lock.PATIENCE = patience
     said.write_text("begun")
     try:
-        train(request_for(head, out), resume=True)
+        train(replace(request_for(head, out), resume=True))
         said.write_text("done")
     except Exception as error:
         said.write_text(f"{type(error).__name__}: {error}")

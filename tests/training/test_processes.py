@@ -21,9 +21,10 @@ from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transf
 from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
 from broadsight.training import processes
-from broadsight.training.request import settings_of, stored_in
-from broadsight.training.run import Request, prepare, train
+from broadsight.training.request import Request
+from broadsight.training.run import prepare, train
 from broadsight.training.run_folder import is_run
+from broadsight.training.settings import settings_of, stored_in
 
 from .runs import again, fitting, new_processes
 from .runs import small as small_run

@@ -10,7 +10,8 @@ import pytest
 from broadsight.training import run as training
 from broadsight.training.classification import check_fields
 from broadsight.training.recipes import Recipe, names
-from broadsight.training.request import Request, settings_of
+from broadsight.training.request import Request
+from broadsight.training.settings import settings_of
 
 from .dense_runs import SMALL_HEADS, TASKS, ask_dense
 from .small_runs import SMALL_POOL, ask, ready, refusal, without_drawing
@@ -38,7 +39,7 @@ def read(monkeypatch) -> set[str]:
 def refused(request: Request, name: str, model) -> bool:
     """Whether a field that the user sets, to what it is anyway, is refused."""
     recipe = settings_of(request, None)[1]
-    asked = replace(request, changes={**request.changes, name: getattr(recipe, name)})
+    asked = replace(request, set={**request.changes, name: getattr(recipe, name)})
     try:
         settings, recipe = settings_of(asked, None)
         check_fields(asked, recipe, settings, model)

@@ -464,7 +464,8 @@ def test_recipe__trains_its_own_model(data, teacher, name):
 
 @pytest.mark.parametrize("name", ["map-resnet50d-distilled", "gap-deit-small-paper", "map-resnet50-cifar10"])
 def test_recipe__brings_model_arguments_and_pool(name):
-    from broadsight.training.request import Request, settings_of
+    from broadsight.training.request import Request
+    from broadsight.training.settings import settings_of
 
     settings, _ = settings_of(Request(recipe=name), None)
     entry = ENTRIES[name]

@@ -19,7 +19,8 @@ from broadsight.cli.main import main
 from broadsight.training import checkpoints as state
 from broadsight.training.engine import Engine, Failed, Interrupted
 from broadsight.training.objectives.classification import Classification
-from broadsight.training.run import Request, train
+from broadsight.training.request import Request
+from broadsight.training.run import train
 from broadsight.training.run_folder import RunFolder
 from broadsight.weights import writing
 
@@ -67,7 +68,7 @@ def test_killed_three_times__same_result(kind, images, whole, tmp_path):
     # While it is evaluated, and in the middle of the second epoch
     second = kill(continued, tmp_path / "second", Classification, "evaluate", after=True, resume=True)
     third = kill(second, tmp_path / "third", Engine, "_log", 2, resume=True)
-    outcome = train(third, resume=True)
+    outcome = train(replace(third, resume=True))
     assert left_by(outcome.folder) == left_by(whole(kind))
 
 
@@ -97,7 +98,7 @@ def test_killed_at_a_chosen_place(place, images, whole, tmp_path):
     owner, name, call, after = PLACES[place]
     request = small(images, tmp_path / "run", **KINDS["average"])
     kill(request, tmp_path / "left", owner, name, call, after=after)
-    train(again(tmp_path / "left"), resume=True)
+    train(replace(again(tmp_path / "left"), resume=True))
     assert left_by(tmp_path / "left") == left_by(whole("average"))
 
 
@@ -123,7 +124,7 @@ def continue_each(moments, numbers, images, expected, tmp_path):
         if (cut / "metrics.jsonl").exists() and not done:
             with (cut / "metrics.jsonl").open("a") as metrics:
                 metrics.write('{"kind": "upda')
-        train(small(images, cut, checkpoint_minutes=0, **KINDS["average"]), resume=True)
+        train(replace(small(images, cut, checkpoint_minutes=0, **KINDS["average"]), resume=True))
         assert left_by(cut) == expected, name
         shutil.rmtree(cut)
 
@@ -156,7 +157,7 @@ def test_killed_while_the_folder_is_made(images, moments, tmp_path):
 def test_other_workers__same_result(kind, images, whole, tmp_path):
     request = small(images, tmp_path / "run", **(KINDS[kind] | dict(workers=2, checkpoint_minutes=0)))
     kill(request, tmp_path / "left", Classification, "step", 5)
-    train(again(tmp_path / "left", workers=0 if kind == "mixing" else 1), resume=True)
+    train(replace(again(tmp_path / "left", workers=0 if kind == "mixing" else 1), resume=True))
     assert left_by(tmp_path / "left") == left_by(whole(kind))
 
 
@@ -169,7 +170,7 @@ def test_resume_keeps_the_batch_that_was_asked_for(images, tmp_path):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
     kill(fitting(small(images, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
     train(fitting(small(images, tmp_path / "whole")))
-    train(again(tmp_path / "left"), resume=True)
+    train(replace(again(tmp_path / "left"), resume=True))
     assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
 
 
@@ -178,7 +179,7 @@ def test_resume_keeps_the_threads(images, whole, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     shutil.copytree(whole("plain"), tmp_path / "run")
-    train(Request(out=str(tmp_path / "run"), workers=0), resume=True)
+    train(replace(Request(out=str(tmp_path / "run"), workers=0), resume=True))
     assert torch.get_num_threads() == 1
 
 
@@ -188,21 +189,21 @@ def test_same_command_again__distillation_tokens(images, whole, tmp_path):
     kind = MAP | dict(pool_args=dict(groups=2, dim=16, pool_options=options))
     kind["changes"] = dict(distill="hard", teacher=str(whole("map")))
     kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
-    assert train(small(images, tmp_path / "left", **kind), resume=True).progress.finished
+    assert train(replace(small(images, tmp_path / "left", **kind), resume=True)).progress.finished
 
 
 def test_weights_to_begin_from_are_gone__continues(images, whole, tmp_path):
     weights = shutil.copy(whole("plain") / "model.safetensors", tmp_path / "weights.safetensors")
     kill(small(images, tmp_path / "run", init=str(weights)), tmp_path / "left", Classification, "step", 5)
     os.remove(weights)
-    assert train(again(tmp_path / "left"), resume=True).progress.finished
+    assert train(replace(again(tmp_path / "left"), resume=True)).progress.finished
 
 
 def test_same_command_again__continues(images, tmp_path):
     """Arguments that JSON writes otherwise are the same ones."""
     kind = MAP | dict(model_args=dict(layers=(1, 1, 1, 1)))
     kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
-    assert train(small(images, tmp_path / "left", **kind), resume=True).progress.finished
+    assert train(replace(small(images, tmp_path / "left", **kind), resume=True)).progress.finished
 
 
 def test_finished__nothing_happens(images, whole, tmp_path, capsys):
@@ -223,7 +224,7 @@ def test_no_checkpoint__from_the_beginning(images, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
     for name in ("last", "previous"):  # what the message of a damaged checkpoint says
         shutil.rmtree(folder / name)
-    train(again(folder), resume=True)
+    train(replace(again(folder), resume=True))
     assert left_by(folder) == left_by(whole("plain"))
     assert "no checkpoint yet: from the beginning" in capsys.readouterr().err
 
@@ -238,7 +239,7 @@ def test_failing_evaluation__nothing_that_was_trained_is_lost(images, whole, tmp
     assert [path.name for path in (tmp_path / "run" / "last").iterdir()] == ["update-000000003"]
     left = kill(again(tmp_path / "run"), tmp_path / "left", Classification, "step", resume=True)
     assert (tmp_path / "left" / "last" / "update-000000003-evaluated").is_dir()  # evaluated, before another step
-    train(left, resume=True)
+    train(replace(left, resume=True))
     assert left_by(tmp_path / "left") == left_by(whole("plain"))
 
 
@@ -281,7 +282,7 @@ def test_another_run__refused_and_untouched(other, images, whole):
     folder = whole("plain")
     before = everything_in(folder)
     with pytest.raises(ValueError, match=message) as refused:
-        train(replace(again(folder), **fields), resume=True)
+        train(replace(replace(again(folder), **fields), resume=True))
     assert everything_in(folder) == before
     assert str(folder) in str(refused.value) and "another --out" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -309,7 +310,7 @@ def test_other_images__refused_and_untouched(change, images, tmp_path):
         image.unlink()
     before = everything_in(tmp_path / "left")
     with pytest.raises(ValueError, match="num_classes=4, not 5" if change == "class" else "the images are not those"):
-        train(again(tmp_path / "left"), resume=True)
+        train(replace(again(tmp_path / "left"), resume=True))
     assert everything_in(tmp_path / "left") == before
 
 
@@ -335,14 +336,14 @@ def test_images_of_the_same_names(change, images, whole, tmp_path, capsys):
     if change == "validation":
         files[-1].write_bytes(files[0].read_bytes())
     if change in ("moved", "older"):
-        notes = train(again(tmp_path / "left"), resume=True).notes
+        notes = train(replace(again(tmp_path / "left"), resume=True)).notes
         assert any("only names and classes of its images are checked" in note for note in notes) == (change == "older")
         one, other = (load_file(folder / "model.safetensors") for folder in (whole("plain"), tmp_path / "left"))
         assert all(torch.equal(value, other[name]) for name, value in one.items())
         return
     before = everything_in(tmp_path / "left")
     with pytest.raises(ValueError, match=r"have their names but not the content that the run in .* was begun with"):
-        train(again(tmp_path / "left"), resume=True)
+        train(replace(again(tmp_path / "left"), resume=True))
     assert everything_in(tmp_path / "left") == before
 
 
@@ -394,7 +395,7 @@ def test_damaged_checkpoint__the_one_before_does(name, damage, begun, whole, tmp
     folder = shutil.copytree(begun, tmp_path / "run")
     (checkpoint,) = (folder / "last").iterdir()
     damage(checkpoint / name)
-    notes = train(again(folder), resume=True).notes
+    notes = train(replace(again(folder), resume=True)).notes
     said = "checkpoint update-000000003-evaluated was damaged: going on from update-000000003"
     assert said in notes and f"note: {said}" in capsys.readouterr().err
     assert left_by(folder) == left_by(whole("average"))
@@ -485,7 +486,7 @@ def test_asked_to_stop__saves_and_continues(number, place, call, moment, images,
     assert stop.value.code == 128 + number
     assert moment in str(stop.value)
     assert "\n" not in str(stop.value)
-    train(again(folder), resume=True)
+    train(replace(again(folder), resume=True))
     assert left_by(folder) == left_by(whole("average"))
 
 

@@ -258,7 +258,7 @@ def test_size__all_images_broken(tmp_path):
 
 def test_fit_batch(data):
     changes = dict(epochs=1, image_size=32)
-    fitted = ready(replace(ask(data), changes=changes))
+    fitted = ready(replace(ask(data), set=changes))
     assert fitted.engine.recipe.batch_size == 18 // 4
     assert any("batch of 4 instead of 64, since there are 18 training images" in note for note in fitted.notes)
     assert ready(ask(data, changes=dict(batch_size=16))).engine.recipe.batch_size == 16
@@ -266,7 +266,7 @@ def test_fit_batch(data):
 
 def test_fit_batch__is_even_where_images_are_mixed(colours):
     changes = dict(epochs=1, image_size=32, mixup=0.5)  # 15 images to train on, a quarter of which are 3
-    work = ready(replace(ask(colours), changes=changes)).engine.work
+    work = ready(replace(ask(colours), set=changes)).engine.work
     assert work.batch % 2 == 0
 
 
@@ -276,7 +276,7 @@ def test_fit_batch__a_resumed_run_keeps_its_batch(data, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         seen = []
         patch.setattr(training, "_run", lambda ready, *_: seen.append(ready) or ready.engine.progress)
-        train(Request(out=out, workers=0, threads=1, device="cpu"), resume=True)
+        train(replace(Request(out=out, workers=0, threads=1, device="cpu"), resume=True))
     assert seen[0].engine.recipe.batch_size == 16
 
 
@@ -295,7 +295,7 @@ def test_resume__with_the_same_request(data, tmp_path, options):
     changes = {key: teacher if value == "{teacher}" else value for key, value in options.pop("changes").items()}
     request = ask(data, out=str(tmp_path / "run"), changes=changes, **options)
     train(request)
-    assert train(request, resume=True).progress.finished
+    assert train(replace(request, resume=True)).progress.finished
 
 
 # ---- weights to begin from

@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import timm
@@ -208,7 +209,7 @@ def test_events__after_a_kill(call, minutes, images, two_epochs, tmp_path):
         shutil.copy(file, tmp_path / "left" / "events")
     # TensorBoard reads files in the order of the second in their names; no process is started again within one.
     time.sleep(1.01 - time.time() % 1)
-    train(again(tmp_path / "left"), resume=True)
+    train(replace(again(tmp_path / "left"), resume=True))
     shown = shown_events(tmp_path / "left")
     assert [step for step, _ in shown.pop("images/per_second")] == [2, 3, 4, 6]
     assert shown == expected_events(two_epochs)
@@ -216,7 +217,7 @@ def test_events__after_a_kill(call, minutes, images, two_epochs, tmp_path):
 
 def test_events__finished_and_resumed(two_epochs, tmp_path):
     folder = shutil.copytree(two_epochs, tmp_path / "run")
-    train(again(folder), resume=True)
+    train(replace(again(folder), resume=True))
     assert shown_events(folder) == shown_events(two_epochs)
 
 
@@ -239,7 +240,7 @@ def test_skipped(images, tmp_path, capsys):
 
     request = small(data, tmp_path / "killed", checkpoint_minutes=0)
     kill(request, tmp_path / "left", Classification, "step", 3)
-    train(again(tmp_path / "left"), resume=True)
+    train(replace(again(tmp_path / "left"), resume=True))
     assert left_by(tmp_path / "left") == left_by(tmp_path / "run")
     assert (tmp_path / "left" / "skipped.json").read_bytes() == (tmp_path / "run" / "skipped.json").read_bytes()
 

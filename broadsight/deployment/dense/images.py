@@ -12,8 +12,8 @@ from torch import Tensor
 from ...data.decoding import decode
 from ...data.dense.pose_crops import cut_out
 from ...data.dense.pose_geometry import crop_affine, invert_affine
-from ..capture import LEAST_SIDE
 from ..description import Description
+from ..graph import LEAST_SIDE
 from .decoding import Place
 
 

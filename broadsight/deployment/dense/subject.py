@@ -15,7 +15,8 @@ from ...data.sources.unlabelled import find_images
 from ...layers import PartialAttention
 from ...runs.dense_model import DenseModel, open_dense
 from ...training.run_folder import RunFolder
-from .. import Description, Session
+from ..description import Description
+from ..session import Session
 from ..subject import Subject, provenance
 from .images import crops, whole_image
 from .raw import CELL, RawModel, check_exportable, raw_model
@@ -33,7 +34,7 @@ class Shown:
 
 
 def of_dense(
-    run: str | Path,
+    run: str | Path | DenseModel,
     command: str,
     images: Sequence[str] = (),
     count: int = 8,
@@ -55,10 +56,10 @@ def of_dense(
     Raises:
         NotExportable: The head looks into regions of its own choice; said before any weights are read.
     """
-    config = RunFolder(run).dense_config()
+    config = RunFolder(run.path if isinstance(run, DenseModel) else run).dense_config()
     settings = config["broadsight"]["settings"]
     check_exportable(settings["head"], config["broadsight"]["task"])
-    opened = open_dense(run, device="cpu", size=size)
+    opened = run if isinstance(run, DenseModel) else open_dense(run, device="cpu", size=size)
     return of_opened(opened, command, config, images, count, any_size=any_size, canvas=canvas)
 
 

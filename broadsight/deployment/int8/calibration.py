@@ -13,7 +13,8 @@ from ...data.sources.evaluation import Found, open_part, same_data
 from ...data.sources.unlabelled import find_images
 from ...data.view import View
 from ...errors import first_line
-from ...evaluation.request import Asked, Task, open_tasks, own_splits
+from ...evaluation.request import Request
+from ...evaluation.tasks import Task, open_tasks, own_splits
 from ...runs.classifier import Classifier
 
 
@@ -67,7 +68,7 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
             )
         return given
     try:
-        labelled, ((task,), *_) = open_tasks(Asked(classifier.source, data=data), [classifier])
+        labelled, ((task,), *_) = open_tasks(Request(classifier, data=data), [classifier])
         other = _training_part(classifier, data, own, labelled) if given is None else None
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if data is not None:

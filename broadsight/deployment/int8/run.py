@@ -16,12 +16,13 @@ from ...data.loading import Batch, EvalOrder, SourceDataset, load
 from ...data.sources.sample_table import some
 from ...errors import first_line
 from ...evaluation.predictions import collect
-from ...evaluation.request import Task
+from ...evaluation.tasks import Task
 from ...files import move_together
 from ...runs.classifier import Classifier
-from .. import Description, Session
+from ..description import Description
 from ..formats import FORMATS, open_artefact
 from ..run import Progress, Quantise
+from ..session import Session
 from ..subject import Subject
 from .calibration import NormalisedImages, Sources, read_images, sources_of
 from .layers import Calibrated, matching, moved

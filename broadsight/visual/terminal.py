@@ -1,39 +1,19 @@
-"""What a command shows: tables, a progress bar, numbers; and where it may write."""
+"""What a terminal shows: tables, a progress bar, numbers, JSON."""
 
-import os
+import json
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
+from ..files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 Progress = Callable[[int, int | None, str], None]
-
-
-def check_writable(path: str | None) -> None:
-    """Refuse an output file before the work, not after it."""
-    if path is None:
-        return
-    folder = Path(path).resolve().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"cannot write {path!r}: there is no folder {str(folder)!r}; create it first")
-    if Path(path).is_dir():
-        raise ValueError(f"cannot write {path!r}: it is a folder; give the name of a file in it")
-    if not os.access(path if Path(path).exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
-        raise ValueError(f"cannot write {path!r}: permission denied; choose another folder")
-
-
-def check_creatable(folder: Path) -> None:
-    """Likewise a folder that will be made."""
-    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        what = "permission denied" if there.is_dir() else f"{there} is a file"
-        raise ValueError(f"cannot write to {folder}: {what}; choose another --out")
 
 
 def number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
@@ -72,6 +52,17 @@ def show(table: "Table", whole: bool = False) -> None:
     console.print(table)
 
 
+def print_json(record: Any, path: str) -> None:
+    """JSON to the standard output, where the path is "-", or into a file."""
+    text = json.dumps(record, indent=1, allow_nan=False)
+    print(text) if path == "-" else write_text(text + "\n", path)
+
+
+def note(text: str) -> None:
+    """A line for the user, on stderr."""
+    print(f"note: {printable(text)}", file=sys.stderr)
+
+
 @contextmanager
 def progress_bar() -> Generator[Progress, None, None]:
     """A progress bar with the time left, on stderr and only if somebody watches; a total of None is unknown."""
@@ -90,6 +81,7 @@ def progress_bar() -> Generator[Progress, None, None]:
         transient=True,
         auto_refresh=False,
         disable=not console.is_terminal,
+        redirect_stdout=False,  # what is printed there goes on to whoever reads it
     )
     with bar:
         task = bar.add_task("")

@@ -8,7 +8,8 @@ import pytest
 
 from broadsight.data.scenes import Scenes
 from broadsight.data.view import labels_of
-from broadsight.evaluation.request import Asked, match_classes, open_classifiers, open_tasks
+from broadsight.evaluation.request import Request
+from broadsight.evaluation.tasks import check, match_classes, open_classifiers, open_tasks, set_of, suites_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.names import imagenet_names, synsets
 
@@ -114,7 +115,7 @@ def test_match__of_a_timm_name_refused(classes, message):
 
 def test_tasks__labels_are_the_models(run, tmp_path):
     data = fill(tmp_path / "data", 8, a=2, b=1, c=3)
-    asked = Asked(str(run), str(data), device="cpu")
+    asked = Request(str(run), str(data), device="cpu")
     found, ((task,),) = open_tasks(asked, open_classifiers(asked))
     assert [task.names[label] for label in labels_of(task.source)] == ["a", "a", "b", "c", "c", "c"]
     assert found.description["part"] == "all" and found.notes == ()
@@ -122,14 +123,14 @@ def test_tasks__labels_are_the_models(run, tmp_path):
 
 def test_tasks__a_sample_is_the_same_for_all(run, tmp_path):
     data = fill(tmp_path / "data", 8, a=9, b=9, c=9)
-    asked = Asked(str(run), str(data), samples=5, beside=(str(run),), device="cpu", seed=1)
+    asked = Request(str(run), str(data), samples=5, beside=(str(run),), device="cpu", seed=1)
     _, ((one, other),) = open_tasks(asked, open_classifiers(asked))
     assert [one.source.name(row) for row in range(5)] == [other.source.name(row) for row in range(5)]
     assert (len(one.source), other.classifier.title) == (5, "run (2)")
 
 
 def test_beside__with_its_own_weights(run, tmp_path):
-    asked = Asked(str(run), beside=(f"test_resnet@{tmp_path / 'none.safetensors'}",), device="cpu")
+    asked = Request(str(run), beside=(f"test_resnet@{tmp_path / 'none.safetensors'}",), device="cpu")
     assert refusal(lambda: open_classifiers(asked), FileNotFoundError).endswith(
         "give a run folder or a file of weights"
     )
@@ -137,12 +138,12 @@ def test_beside__with_its_own_weights(run, tmp_path):
 
 def test_beside__other_channels_are_refused(run, tmp_path):
     grey, _ = leave_run(tmp_path / "grey", num_classes=3, model_args={"in_chans": 1})
-    asked = Asked(str(run), beside=(str(grey),), device="cpu")
+    asked = Request(str(run), beside=(str(grey),), device="cpu")
     assert refusal(lambda: open_classifiers(asked)).startswith("grey takes 1 channels, run 3; side by side")
 
 
 def test_own_data__needs_a_run_that_names_it(run):
-    asked = Asked(str(run), device="cpu")
+    asked = Request(str(run), device="cpu")
     said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))
     assert said == f"{run} does not say on what it was trained; give DATA to evaluate it on"
 
@@ -153,18 +154,18 @@ def test_own_data__needs_a_run_that_names_it(run):
         (dict(batch=0), "--batch 0; expected 1 or more"),
         (dict(samples=0), "--samples 0; expected 1 or more"),
         (dict(metrics=("x",)), "unknown metric 'x'"),
-        (dict(suites=("x",)), "unknown suite 'x'; suites are occlusion, "),
-        (dict(suites=("imagenet-a", "imagenet-r")), "DATA is one set, not imagenet-a and imagenet-r"),
+        (dict(suite=("x",)), "unknown suite 'x'; suites are occlusion, "),
+        (dict(suite=("imagenet-a", "imagenet-r")), "DATA is one set, not imagenet-a and imagenet-r"),
     ],
 )
 def test_asked__refused_at_once(options, message):
-    assert refusal(lambda: Asked("m", **options)).startswith(message)
+    assert refusal(lambda: check(Request("m", **options))).startswith(message)
 
 
 def test_suites__robustness_is_all_of_them():
-    assert Asked("m", suites=("fgsm", "imagenet-a")).robustness == ("fgsm",)
-    assert Asked("m", suites=("robustness",)).robustness == ("occlusion", "fgsm", "salient", "corruptions")
-    assert Asked("m", suites=("fgsm", "imagenet-a")).imagenet_set == "imagenet-a"
+    assert suites_of(Request("m", suite=("fgsm", "imagenet-a"))) == ("fgsm",)
+    assert suites_of(Request("m", suite=("robustness",))) == ("occlusion", "fgsm", "salient", "corruptions")
+    assert set_of(Request("m", suite=("fgsm", "imagenet-a"))) == "imagenet-a"
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +182,7 @@ def families(tmp_path_factory):
 
 
 def test_imagenet__every_set_of_a_folder(families, thousand):
-    asked = Asked("test_resnet", str(families))
+    asked = Request("test_resnet", str(families))
     found, groups = open_tasks(asked, [thousand])
     (val,), (hard,) = groups
     assert (val.title, hard.title) == ("ImageNet", "ImageNet-A")
@@ -193,16 +194,16 @@ def test_imagenet__every_set_of_a_folder(families, thousand):
 
 
 def test_imagenet__the_set_that_is_asked_for(families, thousand):
-    asked = Asked("test_resnet", str(families / "imagenet-a"), suites=("imagenet-a",), samples=7)
+    asked = Request("test_resnet", str(families / "imagenet-a"), suite=("imagenet-a",), samples=7)
     _, ((task,),) = open_tasks(asked, [thousand])
     assert len(task.source) == 7 and len(task.kept) == 200
-    said = refusal(lambda: open_tasks(Asked("m", str(families / "imagenet-a"), suites=("imagenet-r",)), [thousand]))
+    said = refusal(lambda: open_tasks(Request("m", str(families / "imagenet-a"), suite=("imagenet-r",)), [thousand]))
     assert "is ImageNet-A by its names, not ImageNet-R" in said
 
 
 def test_imagenet__sampled_images_keep_their_accepted_labels(families, thousand):
-    whole = open_tasks(Asked("m", str(families / "val"), suites=("imagenet-real",)), [thousand])[1][0][0]
-    some = open_tasks(Asked("m", str(families / "val"), suites=("imagenet-real",), samples=9), [thousand])[1][0][0]
+    whole = open_tasks(Request("m", str(families / "val"), suite=("imagenet-real",)), [thousand])[1][0][0]
+    some = open_tasks(Request("m", str(families / "val"), suite=("imagenet-real",), samples=9), [thousand])[1][0][0]
     place = {whole.source.name(row): row for row in range(len(whole.source))}
     assert len(some.accepted) == 9
     for row in range(9):
@@ -213,15 +214,15 @@ def test_imagenet__a_folder_called_so_must_be_so(thousand, tmp_path):
     for synset in synsets()[:3]:
         (tmp_path / "imagenet-r" / synset).mkdir(parents=True)
         (tmp_path / "imagenet-r" / synset / "0.jpg").touch()
-    said = refusal(lambda: open_tasks(Asked("m", str(tmp_path / "imagenet-r")), [thousand]))
+    said = refusal(lambda: open_tasks(Request("m", str(tmp_path / "imagenet-r")), [thousand]))
     assert "has 3 class folders, " in said and "of ImageNet-R's 200" in said
     (tmp_path / "imagenet-r").rename(tmp_path / "three")
-    found, ((task,),) = open_tasks(Asked("m", str(tmp_path / "three")), [thousand])
+    found, ((task,),) = open_tasks(Request("m", str(tmp_path / "three")), [thousand])
     assert labels_of(task.source).tolist() == [0, 1, 2] and task.kept is None
 
 
 def test_imagenet__needs_its_classes(families, run):
-    asked = Asked(str(run), str(families / "imagenet-a"), suites=("imagenet-a",), device="cpu")
+    asked = Request(str(run), str(families / "imagenet-a"), suite=("imagenet-a",), device="cpu")
     said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))
     assert said.startswith("--suite imagenet-a is about ImageNet's 1,000 classes, run has 3")
 
@@ -230,6 +231,6 @@ def test_scenes__drawn_at_the_size_of_the_model(tmp_path):
     folder, _ = leave_run(tmp_path / "run", num_classes=10)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "label_names": Scenes(1).classes}))
-    asked = Asked(str(folder), "scenes:40", part="test", device="cpu")
+    asked = Request(str(folder), "scenes:40", part="test", device="cpu")
     found, ((task,),) = open_tasks(asked, open_classifiers(asked))
     assert (len(task.source), task.source.open(0).size, found.place) == (10, (32, 32), "scenes/test")

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from broadsight.deployment.prepare import prepare, why_one_size
+from broadsight.deployment.preparation import prepare, why_one_size
 from tests.compare import randomize
 
 

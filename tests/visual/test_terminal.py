@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from rich.table import Table
 from rich.text import Text
 
-from broadsight.cli.terminal import progress_bar, show
+from broadsight.visual.terminal import progress_bar, show
 from tests.data.nasty_names import NASTY
 
 

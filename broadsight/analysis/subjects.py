@@ -1,0 +1,126 @@
+"""The models that are measured, opened from what the user calls them."""
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data.loading import Transforms
+from ..data.normalising import Normalise
+from ..runs.classifier import Classifier
+from ..runs.dense_model import DenseModel
+from ..runs.opening import RANDOM, Run, is_dense, name_of, open_asked, origin_of, with_weights
+from ..training.dense import LARGEST
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured.
+
+    Args:
+        label: What tables and legends call it, no two alike.
+        source: Where it is from: a run folder or a timm name.
+        weights: "run", "timm", "random", or the checkpoint they were read from.
+        model: In eval mode, takes normalised images (B, C, H, W).
+        transforms, normalise: How an image becomes the model's input.
+        classifier: As `open_classifier` gave it; None for the backbone of a dense run.
+        dense: The dense run that it is the backbone of, if it is one.
+    """
+
+    label: str
+    source: str
+    weights: str
+    model: nn.Module
+    transforms: Transforms
+    normalise: Normalise
+    classifier: Classifier | None = None
+    dense: DenseModel | None = None
+
+    @property
+    def own_data(self) -> str | None:
+        """What it was trained on, if it says so."""
+        settings = self.dense.settings if self.dense else _settings(self.classifier)
+        return settings.get("data")
+
+
+def open_subjects(request: Request) -> list[Subject]:
+    """The models that are asked for."""
+    models = request.models
+    if request.checkpoint and len(models) > 1:
+        name = request.checkpoint
+        raise ValueError(f"--checkpoint {name} with {len(models)} models; write NAME@{name} for the one")
+    opened: list[Subject] = []
+    for one in models:
+        torch.manual_seed(request.seed or 0)
+        opened.append(_backbone(one, request) if is_dense(with_weights(one)[0]) else _classifier(one, request))
+    channels = {one.transforms.channels: one.label for one in opened}
+    if len(channels) > 1:
+        takes = ", ".join(f"{label} {count}" for count, label in channels.items())
+        raise ValueError(f"the models take images of different channels: {takes}; measure them one by one")
+    return _named_apart(opened)
+
+
+def _classifier(given: Run, request: Request) -> Subject:
+    name, checkpoint = with_weights(given)
+    checkpoint = checkpoint or request.checkpoint
+    origin = origin_of(name, checkpoint, request.pretrained)
+    # a run has arguments of its own, but those may be meant for the others
+    arguments = None if origin == "run" and len(request.models) > 1 else request.model_args
+    try:
+        with _without_retries():
+            classifier = open_asked(request, name, checkpoint=checkpoint, model_args=arguments)
+    except RuntimeError as error:
+        if "cannot be had" not in str(error):
+            raise
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{reason}; give others as {name}@FILE, or try random ones by --no-pretrained") from None
+    parts = classifier.model, classifier.transforms, classifier.normalise
+    return Subject(classifier.title, name_of(name), origin, *parts, classifier)
+
+
+@contextmanager
+def _without_retries() -> Generator[None, None, None]:
+    """Attempts to reach timm's weights are not told of one by one; the last failure is."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _backbone(given: Run, request: Request) -> Subject:
+    run = open_asked(request, given, checkpoint=None, model_args=None)
+    stages = run.model.stages.requires_grad_(False)
+    side = request.size or run.recipe.eval_size or run.recipe.image_size or LARGEST
+    transforms = Transforms(side, stages.in_chans, stages.mean, stages.std, crop_pct=1.0)
+    normalise = Normalise(stages.mean, stages.std, run.device)
+    return Subject(f"{run.title} backbone", name_of(given), "run", stages, transforms, normalise, dense=run)
+
+
+def _named_apart(subjects: Sequence[Subject]) -> list[Subject]:
+    """No two with one label: runs of the same model by their folders, others by number."""
+    titles = [one.label for one in subjects]
+    apart: list[Subject] = []
+    for one in subjects:
+        label = one.label
+        if one.weights == "run" and titles.count(label) > 1:
+            label = f"{label}, {Path(one.source).absolute().name}"
+        elif one.weights == RANDOM:
+            label = f"{label}, random weights"
+        stem, number = label, 2
+        while label in {other.label for other in apart}:
+            label, number = f"{stem} ({number})", number + 1
+        apart.append(replace(one, label=label))
+    return apart
+
+
+def _settings(classifier: Classifier | None) -> Mapping[str, Any]:
+    return {} if classifier is None else classifier.run.get("broadsight", {}).get("settings", {})

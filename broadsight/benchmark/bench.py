@@ -1,0 +1,66 @@
+"""From what a user asks of `bench` to a report: of one size, or of several and how costs grow with it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ..visual.plots import plot_format
+from . import accuracy_plot, report, run, scaling
+from .request import EXPORTS, OWN_SIZE, SEVERAL_SIZES, WHOLE_MODELS, Request
+from .settings import EXPORTED, Settings
+
+Progress = Callable[[int, int | None, str], None]
+# Fields of Settings that a Request has under the same name.
+SAME = ("batch", "threads", "rounds", "warmup", "train", "device", "dtype", "channels_last", "fuse", "seed")
+SAME += ("head_only", "light", "against", "start_up")
+
+
+def settings_of(request: Request) -> Settings:
+    """What is measured; a ValueError if it cannot be."""
+    same: dict[str, Any] = {name: getattr(request, name) for name in SAME}
+    several: dict[str, Any] = dict(runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
+    return Settings(size=request.sizes[0], **several, **same)
+
+
+def bench(request: Request, progress: Progress = lambda done, total, doing: None) -> run.Report | scaling.Growth:
+    """Time models side by side; everything is checked before the first is built."""
+    sizes = request.sizes
+    exports, own = any(name in EXPORTED for name in request.runtime), all("@" in model for model in request.models)
+    facts = {
+        EXPORTS: None if exports else f"this is --runtime {','.join(request.runtime)}",
+        SEVERAL_SIZES: None if len(sizes) > 1 else f"this has one, {request.size[0]}",
+        OWN_SIZE: "all do" if own else None,
+        WHOLE_MODELS: "--head-only runs the pool alone" if request.head_only else None,
+    }
+    request.refuse_ignored(facts)
+    for path in filter(None, (request.plot, request.scatter)):
+        plot_format(path)
+    settings, models = settings_of(request), list(request.models)
+    if request.scatter:
+        accuracy_plot.check(run.expand(models), settings.size)
+    kept: dict[str, Any] = {} if request.artefacts is None else {"artefacts": request.artefacts}
+    if len(sizes) == 1:
+        return run.measure(models, settings, progress, **kept)
+    return scaling.measure(models, settings, sizes, request.growth_from, progress, **kept)
+
+
+def record_of(found: run.Report | scaling.Growth, request: Request) -> dict[str, Any]:
+    """What JSON files hold: null for what is no number."""
+    record = json.dumps({"command": request.command, **asdict(found)})
+    return json.loads(record, parse_constant=lambda _: None)
+
+
+def draw(found: run.Report | scaling.Growth, request: Request) -> None:
+    """Write the plots that are asked for."""
+    if request.plot:
+        (scaling if isinstance(found, scaling.Growth) else report).plot(found, request.plot)  # ty: ignore[invalid-argument-type]
+    if request.scatter and isinstance(found, run.Report):
+        accuracy_plot.plot([found], request.scatter)
+
+
+def render(found: run.Report | scaling.Growth) -> Table:
+    """A table for the terminal."""
+    return scaling.render(found) if isinstance(found, scaling.Growth) else report.render(found)

@@ -1,0 +1,379 @@
+"""Options: what can be asked of a command, declared once, as the fields of its Request.
+
+The command line, `--config` files and Python read the same fields, so this module needs nothing that is slow to import.
+"""
+
+import json
+import math
+import os
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+
+from .errors import UsageError, did_you_mean, refuse_idle
+
+LARGEST = 2**63 - 1  # the largest whole number that torch and numpy take
+MOST = 4096  # threads or processes of one command
+Asked = TypeVar("Asked", bound="Options")
+
+# What an option is for, see `Option.of`.
+CLASSIFIERS, DENSE_RUNS = "classifiers", "dense runs (--task detect and others)"
+SEGMENTERS, WHOLE_IMAGES = "runs of --task segment", "dense runs that look at whole images"
+SCORED = "runs that score what they find"
+TIMM_NAMES = "timm names"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field of a Request is read, checked and explained.
+
+    Args:
+        help: One line.
+        positional: Given without a name; several values if the field holds a tuple.
+        bare: Value of an option that is named without one.
+        read: Converts each value of key=value pairs, or all that was given for several values.
+        of: What the option is for, such as "classifiers". Where none of these holds it would be ignored, so it is
+            refused, see `Options.refuse_ignored`. Empty means that it always counts.
+        least, most: Bounds of a number, which is always finite.
+    """
+
+    help: str
+    positional: bool = False
+    metavar: str | None = None
+    bare: str | None = None
+    read: Callable[[Any], Any] | None = None
+    of: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+
+def option(default: Any, help: str, **how: Any) -> Any:
+    """A field of a Request, given by name unless it is positional.
+
+    Args:
+        default: `...` makes it required, `dict` gives each Request an empty one.
+        how: Of Option.
+    """
+    named: dict[str, Any] = dict(metadata={"option": Option(help, **how)}, kw_only=not how.get("positional"))
+    if default is dict:
+        return field(default_factory=dict, **named)
+    return field(default=MISSING if default is ... else default, **named)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a Request with its name, type, default and Option."""
+
+    name: str
+    kind: Any
+    default: Any
+    how: Option
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line; `class_` is --class, a word that Python keeps for itself."""
+        return flag(self.name)
+
+    @property
+    def called(self) -> str:
+        """What messages call it: DATA, or --size."""
+        return (self.how.metavar or self.name.upper()) if self.how.positional else self.flag
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def plural(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+    @property
+    def pairs(self) -> bool:
+        return get_origin(self.kind) is Mapping
+
+    def read(self, given: Any) -> Any:
+        """The value that was meant by a text, a value from YAML or a Python object; a UsageError if it cannot be."""
+        if given is None and (self.default is None or self.pairs or self.plural) and not self.required:
+            return self.default
+        value = self._converted(os.fspath(given) if isinstance(given, os.PathLike) else given)
+        for one in value if isinstance(value, tuple) else [value]:
+            self._check(one)
+        return value
+
+    def _converted(self, given: Any) -> Any:
+        if self.pairs:
+            return self._pairs(given)
+        if self.plural:
+            kind, given = get_args(self.kind)[0], self.how.read(given) if self.how.read else given
+            words = [given]
+            if not isinstance(given, str) and isinstance(given, Iterable):
+                words = list(given)
+            elif isinstance(given, str) and not self.how.positional:
+                words = [word.strip() for word in given.split(",") if word.strip()] or self._nothing(given)
+            return tuple(self._one(kind, os.fspath(one) if isinstance(one, os.PathLike) else one) for one in words)
+        return self._one(self.kind, given)
+
+    def _one(self, kind: Any, given: Any) -> Any:
+        if kind is Any:
+            return given
+        if get_origin(kind) is Literal:
+            return given if given in get_args(kind) else self._refuse(given)
+        if kind is str and self.plural and isinstance(given, int) and not isinstance(given, bool):
+            return str(given)  # a size, say, among others that are words
+        if kind is bool or kind is str:
+            return given if isinstance(given, kind) else self._refuse(given)
+        if get_origin(kind) in (Union, types.UnionType):  # of int and str: as it came
+            return given if isinstance(given, get_args(kind)) else self._refuse(given)
+        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+            self._refuse(given)
+        try:
+            return kind(given) if isinstance(given, str) or kind(given) == given or given != given else given
+        except (ValueError, OverflowError):
+            self._refuse(given)
+
+    def _nothing(self, given: str) -> Any:
+        if given.strip():
+            raise UsageError(f"{self.called} {given!r} names nothing; expected names joined by commas")
+        raise UsageError(f"{self.called} is empty; expected {self.how.help}")
+
+    def _refuse(self, given: Any) -> Any:
+        kind, _ = get_args(self.kind) if self.plural else (self.kind, None)
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        if get_origin(kind) is Literal:
+            wanted = "one of " + ", ".join(map(repr, get_args(kind)))
+        else:
+            wanted = words.get(kind, "a text or a number")
+        shown = given if isinstance(given, str) else repr(given)
+        raise UsageError(f"{self.called}: expected {wanted}{'s joined by commas' if self.plural else ''}, got {shown}")
+
+    def _pairs(self, given: Any) -> Mapping[str, Any]:
+        if isinstance(given, str) and given.startswith("["):
+            given = json.loads(given)
+        if not isinstance(given, Mapping):
+            given = assignments([given] if isinstance(given, str) else given, self.flag)
+        read = self.how.read or (lambda value: value)
+        return {key: read(value) for key, value in given.items()}
+
+    def _check(self, value: Any) -> None:
+        if isinstance(value, str) and "\0" in value:
+            raise UsageError(f"{self.called} {value!r} has a zero byte in it, which no name has; leave that out")
+        if isinstance(value, str) and not value.strip():
+            raise UsageError(f"{self.called} is empty; expected {self.how.help}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            self._check_number(value)
+
+    def _check_number(self, value: float) -> None:
+        least, most = self.how.least, self.how.most
+        if (isinstance(value, int) and abs(value) > LARGEST) or (isinstance(value, float) and not math.isfinite(value)):
+            raise UsageError(f"{self.called} {_short(value)}; expected a number that is not so large, and not nan")
+        if least is not None and value < least:
+            raise UsageError(f"{self.called} {value}; expected {least} or more")
+        if most is not None and value > most:
+            raise UsageError(f"{self.called} {value}; expected {least or 0} to {most}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks of a command: each command has a subclass, called Request, whose fields are its options.
+
+    Values are converted and checked when a Request is made; a UsageError says what is wrong with one.
+
+    Args:
+        given: Names of the options that the user has named; by default those that differ from their defaults.
+        command: What records say of how they were made: the command line, or else the call in Python.
+    """
+
+    verb: ClassVar[str] = ""  # the function of `broadsight` that takes it, or the command where there is none
+    given: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
+    command: str = field(default="", kw_only=True, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = set(self.given)
+        for name, setting in self.settings().items():
+            value = setting.read(getattr(self, name))
+            object.__setattr__(self, name, value)
+            if not _same(value, {} if setting.pairs else setting.default):
+                given.add(name)
+        object.__setattr__(self, "given", frozenset(given))
+        if not self.command:
+            object.__setattr__(self, "command", self._call())
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """All options by name: those of the class itself first, then those that it shares with others."""
+        found = [one for one in fields(cls) if "option" in one.metadata]
+        found.sort(key=lambda one: not one.metadata["option"].positional and one.name not in cls.__annotations__)
+        return {one.name: Setting(one.name, _kind(one), _default(one), one.metadata["option"]) for one in found}
+
+    @classmethod
+    def asked(cls: type[Asked], *values: Any, **options: Any) -> Asked:
+        """A Request from the arguments of a call in Python; a UsageError names the nearest option to an unknown one."""
+        known = cls.settings()
+        for name in options.keys() - known.keys():
+            hint = did_you_mean(name, known) or f"expected {', '.join(known)}"
+            raise UsageError(f"there is no option {name!r}; {hint.strip()}")
+        names = [one for one in known if known[one].how.positional]
+        if len(values) > len(names):
+            raise UsageError(f"{len(values)} arguments without a name; expected {', '.join(names)}")
+        named = dict(zip(names, values, strict=False))
+        if twice := named.keys() & options.keys():
+            raise UsageError(f"{twice.pop()} is given twice; give it once")
+        missing = next((one for one in known.values() if one.required and one.name not in {**named, **options}), None)
+        if missing is not None:
+            raise UsageError(f"{missing.name} is missing: {missing.how.help}")
+        return cls(**named, **options, given=frozenset({*named, *options}))
+
+    def refuse_ignored(self, facts: Mapping[str, str | None]) -> None:
+        """Refuse options that would have no effect.
+
+        Args:
+            facts: What options are for (`Option.of`), each with None if it holds, or else why it does not.
+        """
+        given = [one for one in self.settings().values() if one.name in self.given]
+        refuse_idle({one.name: one.flag for one in given}, {one.name: one.how.of for one in given}, facts)
+
+    def refuse_all(self, but: Iterable[str], why: str) -> None:
+        """Refuse every option that is given, except those named in `but`."""
+        for name, setting in self.settings().items():
+            if name in self.given and name not in but:
+                raise UsageError(f"{setting.called}: {why}; leave it out")
+
+    def as_json(self) -> dict[str, Any]:
+        """All options by name, as JSON can hold them: a run that is open by its name."""
+        values = {name: getattr(self, name) for name in self.settings()}
+        return {name: _plain(value) for name, value in values.items()}
+
+    def _call(self) -> str:
+        shown = []
+        for name, one in self.settings().items():
+            if name in self.given:
+                text = repr(_plain(getattr(self, name)))
+                shown.append(text if one.how.positional else f"{name}={text}")
+        return f"broadsight.{self.verb}({', '.join(shown)})"
+
+
+def flag(name: str) -> str:
+    """The option of a field on the command line."""
+    return "--" + name.removesuffix("_").replace("_", "-")
+
+
+def assignments(texts: Iterable[Any], flag: str = "--set") -> dict[str, str]:
+    """Pairs from texts such as lr=1e-3; a UsageError for other texts, and for a name that comes twice."""
+    found: dict[str, str] = {}
+    for text in texts if isinstance(texts, Iterable) else [texts]:
+        name, equals, value = (part.strip() for part in str(text).partition("="))
+        if not equals or not name:
+            raise UsageError(f"{flag} {text!r}; expected key=value, such as {flag} epochs=10")
+        if name in found:
+            raise UsageError(f"{flag} {name} given twice, as {found[name]} and {value}")
+        found[name] = value
+    return found
+
+
+def value_of(text: Any) -> Any:
+    """What a text means in YAML, which knows numbers, truth values and lists; 1e-3 is a number too."""
+    import yaml
+
+    if not isinstance(text, str):
+        return text
+    try:
+        value = float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", text) else yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeError, RecursionError):
+        return text
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise UsageError(f"{_short(value)} is too large a number; expected less than {2**31}")
+    return value
+
+
+def _kind(one: Field) -> Any:
+    """The type of a field without its None."""
+    args = [arg for arg in get_args(one.type) if arg is not type(None)]
+    union = get_origin(one.type) in (Union, types.UnionType)
+    return one.type if not union else args[0] if len(args) == 1 else Union[tuple(args)]  # noqa: UP007
+
+
+def _default(one: Field) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, (str, int, float, dict, type(None))):
+        return value
+    return str(getattr(value, "source", value))
+
+
+def _same(value: Any, default: Any) -> bool:
+    return type(value) in (str, int, float, bool, tuple, dict, type(None)) and value == default
+
+
+def _short(value: float) -> str:
+    text = str(value) if isinstance(value, float) or value.bit_length() < 200 else "with hundreds of digits"
+    return text if len(text) <= 40 else f"{text[:20]}..."
+
+
+# ---- options that several commands share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing(Options):
+    """What it is computed with."""
+
+    threads: int | None = option(None, "threads of torch's operators", least=1, most=MOST)
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Computing):
+    """The same, where images are prepared by processes of their own."""
+
+    workers: int | None = option(None, "processes that prepare images", least=0, most=MOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """What becomes of a timm name: its weights, arguments and image size."""
+
+    checkpoint: str | None = option(
+        None,
+        "weights for a timm name: a file, a run, or package (of an installed one)",
+        metavar="RUN|FILE",
+        of=(TIMM_NAMES,),
+    )
+    pretrained: bool = option(
+        True, "timm's own weights for a timm name; without them random ones, for a trial", of=(TIMM_NAMES,)
+    )
+    model_args: Mapping[str, Any] = option(
+        dict, "arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", read=value_of, of=(TIMM_NAMES,)
+    )
+    size: int | None = option(None, "image side in pixels; without it what the model was trained for", least=1)
+
+    def refuse_ignored(self, facts: Mapping[str, str | None]) -> None:
+        super().refuse_ignored(facts)
+        if self.checkpoint and self.pretrained and "pretrained" in self.given:
+            raise UsageError("--pretrained together with --checkpoint; expected one of the two, they are both weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views(Options):
+    """What a dense run is shown of an image."""
+
+    flip: bool = option(False, "of a dense run: look at every image mirrored too", of=(DENSE_RUNS,))
+    scales: tuple[float, ...] = option(
+        (1.0,), "of a dense run: look at images in several sizes, such as 0.75,1,1.25", of=(WHOLE_IMAGES,)
+    )
+    slide: bool = option(
+        False,
+        "of a run that segments: look through overlapping windows, not at the whole image",
+        of=(SEGMENTERS,),
+    )
+
+
+ALLOW_OUTSIDE = "let lists and COCO files name files outside of their own folder"
+DATASET_ROOT, DOWNLOAD = "where a timm dataset lies or is put", "let a timm dataset be fetched"
+STRICT = "stop at an image that cannot be read instead of skipping it"
+Part = Literal["auto", "train", "val", "test", "all"]
+RUN: dict[str, Any] = dict(help="folder of a run, or a timm name", positional=True, metavar="RUN|MODEL")
