@@ -1,57 +1,30 @@
 """Measurements of what a model does inside. They read models and never change them."""
+# ruff: noqa: F401 (the public names)
 
-from ..inspection.attention import find_attention as find_attention
-from ..inspection.attention import watch_attention as watch_attention
-from ..inspection.blocks import Block as Block
-from ..inspection.blocks import find_blocks as find_blocks
-from ..inspection.blocks import find_layers as find_layers
-from ..inspection.blocks import watch_blocks as watch_blocks
-from .measures import MEASURES as MEASURES
-from .measures import find_measure as find_measure
-from .measures.attention import LayerEntropy as LayerEntropy
-from .measures.attention import attention_entropy as attention_entropy
-from .measures.attention import plot_attention_entropy as plot_attention_entropy
-from .measures.attention_similarity import LayerSimilarity as LayerSimilarity
-from .measures.attention_similarity import attention_similarity as attention_similarity
-from .measures.attention_similarity import plot_attention_similarity as plot_attention_similarity
-from .measures.base import Measure as Measure
-from .measures.dead_neurons import DeadNeurons as DeadNeurons
-from .measures.dead_neurons import LayerDeath as LayerDeath
-from .measures.dead_neurons import dead_neurons as dead_neurons
-from .measures.dead_neurons import plot_dead_neurons as plot_dead_neurons
-from .measures.feature_variance import FeatureVariance as FeatureVariance
-from .measures.feature_variance import LayerVariance as LayerVariance
-from .measures.feature_variance import feature_variance as feature_variance
-from .measures.feature_variance import plot_feature_variance as plot_feature_variance
-from .measures.fronts import AXES as AXES
-from .measures.fronts import Front as Front
-from .measures.fronts import Fronts as Fronts
-from .measures.fronts import Point as Point
-from .measures.fronts import fronts as fronts
-from .measures.fronts import paper_points as paper_points
-from .measures.fronts import pareto_front as pareto_front
-from .measures.fronts import plot_fronts as plot_fronts
-from .measures.fronts import read_points as read_points
-from .measures.interaction import InteractionStrength as InteractionStrength
-from .measures.interaction import interaction_strength as interaction_strength
-from .measures.interaction import passes_per_image as passes_per_image
-from .measures.interaction import plot_interaction_strength as plot_interaction_strength
-from .measures.receptive_field import ReceptiveField as ReceptiveField
-from .measures.receptive_field import effective_receptive_field as effective_receptive_field
-from .measures.receptive_field import plot_receptive_field as plot_receptive_field
-from .measures.salient_removal import RemovalCurves as RemovalCurves
-from .measures.salient_removal import plot_salient_removal as plot_salient_removal
-from .measures.salient_removal import salient_removal as salient_removal
-from .measures.spectrum import LayerSpectrum as LayerSpectrum
-from .measures.spectrum import Spectra as Spectra
-from .measures.spectrum import log_amplitude as log_amplitude
-from .measures.token_logits import TokenLogits as TokenLogits
-from .measures.token_logits import plot_token_logits as plot_token_logits
-from .measures.token_logits import token_logits as token_logits
-from .measures.token_votes import GroupVotes as GroupVotes
-from .measures.token_votes import TokenVotes as TokenVotes
-from .measures.token_votes import plot_token_votes as plot_token_votes
-from .measures.token_votes import token_votes as token_votes
-from .spectrum_chart import plot_amplitude_spectrum as plot_amplitude_spectrum
-from .spectrum_chart import plot_log_amplitude as plot_log_amplitude
-from .spectrum_chart import plot_spectrum as plot_spectrum
+from ..inspection.attention import find_attention, watch_attention
+from ..inspection.blocks import Block, find_blocks, find_layers, watch_blocks
+from .front_points import AXES, Point, paper_points, read_points
+from .measures import MEASURES, Measure, find_measure, register_measure
+from .measures.dead import DeadNeurons, LayerDeath, dead_neurons, plot_dead_neurons
+from .measures.entropy import LayerEntropy, attention_entropy, plot_attention_entropy
+from .measures.front import Front, Fronts, fronts, pareto_front, plot_fronts
+from .measures.interaction import (
+    InteractionStrength,
+    interaction_strength,
+    passes_per_image,
+    plot_interaction_strength,
+)
+from .measures.logits import TokenLogits, plot_token_logits, token_logits
+from .measures.receptive_field import ReceptiveField, effective_receptive_field, plot_receptive_field
+from .measures.removal import RemovalCurves, plot_salient_removal, salient_removal
+from .measures.similarity import LayerSimilarity, attention_similarity, plot_attention_similarity
+from .measures.spectrum import (
+    LayerSpectrum,
+    Spectra,
+    log_amplitude,
+    plot_amplitude_spectrum,
+    plot_log_amplitude,
+    plot_spectrum,
+)
+from .measures.tokens import GroupVotes, TokenVotes, plot_token_votes, token_votes
+from .measures.variance import FeatureVariance, LayerVariance, feature_variance, plot_feature_variance

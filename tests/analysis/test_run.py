@@ -212,7 +212,7 @@ def test_front_refusals(run, tmp_path):
     assert "needs --data" in refusal(lambda: analyze_front(Asked("front", ("test_resnet",), **SMALL)))
     assert "none of our models" in refusal(lambda: analyze_front(Asked("front", (), options={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
-    assert "tells of no accuracy" in refusal(lambda: analyze_front(Asked("front", (str(tmp_path / "bad.json"),))))
+    assert "holds no accuracy" in refusal(lambda: analyze_front(Asked("front", (str(tmp_path / "bad.json"),))))
 
 
 def test_an_interrupt_keeps_what_is_done(images, run):

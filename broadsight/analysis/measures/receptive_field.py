@@ -7,8 +7,7 @@ over colours and averaged over images, says how much each pixel matters to that 
 import math
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,17 +17,16 @@ from ...inspection.layer_maps import LayerMaps
 from ...inspection.meta_pass import in_eval_mode
 from ...inspection.passing import Seen, batches, check_model, moved, peek
 from ...inspection.watch import eager, hooked
-from ...visual.plots import PALETTE, need_matplotlib, save
-from ..layer_chart import check_results, new_figure
+from ...visual.plots import PALETTE, need_matplotlib
+from .base import Measure, Rows, register_measure
+from .frame import draws, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of the total, for which the area is given that holds them.
-SHARES = (0.2, 0.3, 0.5, 0.99)
-# Below this share of the largest value, a logarithmic image is dark.
-DARKEST = 1e-4
-# A sum over channels that changes by less than this share of what a sum with random signs does has cancelled out.
+SHARES = (0.2, 0.3, 0.5, 0.99)  # of the total: records give the areas that hold them
+DARKEST = 1e-4  # the share of the largest value at the dark end of a logarithmic scale
+# A gradient of the sum over channels below this share of that of a sum with random signs: the channels cancel out.
 CANCELLED = 1e-3
 
 
@@ -54,11 +52,11 @@ class ReceptiveField:
     """How much each pixel matters to the centre of a map.
 
     Args:
-        values: (H, W) on the CPU, 0 to 1, the largest of which is 1.
+        values: (H, W) on the CPU, 0 to 1; the largest is 1.
         layer: The module that gives the map.
-        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the image, and of two the
-            later.
-        images: How many images it is the mean of.
+        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the image, the later of
+            two.
+        images: Number of images.
     """
 
     values: Tensor
@@ -103,16 +101,9 @@ class ReceptiveField:
         return (sums / counts)[nearest].tolist()
 
     def record(self) -> dict[str, Any]:
-        """All numbers but the image itself."""
-        return {
-            "layer": self.layer,
-            "images": self.images,
-            "size": list(self.size),
-            "grid": list(self.grid),
-            "centre": list(self.centre),
-            "held": [vars(self.held(share)) for share in SHARES],
-            "radial": self.radial(),
-        }
+        """Plain numbers, for JSON, without the image itself."""
+        record = dict(layer=self.layer, images=self.images, size=self.size, grid=self.grid, centre=self.centre)
+        return record | dict(held=[asdict(self.held(share)) for share in SHARES], radial=self.radial())
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
         """The values in a row (H*W,), and how far each is from the centre in rows and in columns."""
@@ -133,17 +124,14 @@ def effective_receptive_field(
 ) -> ReceptiveField:
     """The effective receptive field of the centre of a model's feature map.
 
-    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The model is
-    in eval mode; frozen weights are fine, and callers without gradients too.
+    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The model runs
+    in eval mode; its weights may be frozen, and the caller may have switched gradients off.
 
     Args:
-        model: Any model that takes a batch of images: timm's, ours, yours.
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one. All of one size. They
-            are moved to the model's device and dtype.
+        model, images, batch_size, seen: As for `pass_images`; all images have one size. Activations of a batch are
+            kept for the gradient.
         layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
             "output" for the model itself; the last block if None.
-        batch_size: How many images pass the model at a time, at most; activations of that many are kept.
-        seen: Told after every pass how many images have passed.
 
     Raises:
         ValueError: There is no such layer or it gives no map, or the map does not depend on the image, or there are
@@ -186,17 +174,14 @@ def effective_receptive_field(
     return ReceptiveField((total / largest).float(), name, grid, done)
 
 
-def plot_receptive_field(
-    results: Mapping[str, ReceptiveField], path: str | Path | None = None, *, log: bool = True
-) -> "Figure":
+@draws(ReceptiveField, "effective_receptive_field")
+def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> "Figure":
     """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
 
     Args:
-        results: What `effective_receptive_field` gave, by the name that the titles show.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
+        results: Results of `effective_receptive_field`, by the names for the titles.
         log: Whether colours and profiles have a logarithmic scale; most fields are too sharp for another.
     """
-    check_results(path, results, ReceptiveField, "effective_receptive_field")
     need_matplotlib()
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.patches import Rectangle
@@ -209,39 +194,48 @@ def plot_receptive_field(
     for i, (label, result) in enumerate(results.items()):
         panel, values = panels[i], result.values.clamp(min=DARKEST) if log else result.values
         panel.imshow(values.numpy(), cmap="viridis", norm=norm, interpolation="nearest")
-        for share, style in ((0.5, "-"), (0.99, "--")):
-            side, (row, column) = result.held(share).side, result.centre
-            corner = column - side / 2, row - side / 2
+        half, most = sides = [result.held(share).side for share in (0.5, 0.99)]
+        for side, style in zip(sides, ("-", "--"), strict=True):
+            corner = result.centre[1] - side / 2, result.centre[0] - side / 2
             for colour, line, width in (("black", "-", 2.4), ("white", style, 1.2)):  # seen on any colour
                 square = Rectangle(corner, side, side, fill=False, edgecolor=colour, linestyle=line, linewidth=width)
                 panel.add_patch(square)
-        half, most = (result.held(share).side for share in (0.5, 0.99))
         panel.set_title(f"{label}\n{result.layer}\n50 % in {half:.0f} px, 99 % in {most:.0f} px", fontsize=9)
-        panel.set_xticks([0, result.size[1] - 1])
-        panel.set_yticks([0, result.size[0] - 1])
-        profile.plot(
-            result.radial(), color=PALETTE[i % len(PALETTE)], linestyle=("-", "--", ":")[i // 6 % 3], label=label
-        )
+        panel.set(xticks=[0, result.size[1] - 1], yticks=[0, result.size[0] - 1])
+        style = dict(color=PALETTE[i % len(PALETTE)], linestyle=("-", "--", ":")[i // 6 % 3])
+        profile.plot(result.radial(), **style, label=label)
     figure.colorbar(panels[0].images[0], ax=panels[: len(results)], shrink=0.7, label="gradient, share of the largest")
     profile.set(xlabel="distance from the centre, pixels", ylabel="mean gradient, share of the largest")
     if log:
         profile.set_yscale("log")
-    profile.spines[["top", "right"]].set_visible(False)
     profile.legend(frameon=False, fontsize=8)
     for panel in panels[len(results) + 1 :]:
         panel.set_visible(False)
-    if path is not None:
-        save(figure, path)
     return figure
 
 
+def rows(result: ReceptiveField) -> Rows:
+    columns = ("share of it", "side of the square, pixels", "of the image %", "densest part %")
+    held = map(result.held, SHARES)
+    return columns, [(f"{100 * one.share:g} %", one.side, 100 * one.area, 100 * one.densest) for one in held]
+
+
+@dataclass(frozen=True)
+class _Centre:
+    """The centre of a map (h, w) = grid: its sum over images and channels, plain and with fixed signs of channels."""
+
+    grid: tuple[int, int]
+    plain: Tensor
+    signed: Tensor
+
+
 @contextmanager
-def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list["_Centre"], None, None]:
-    """While it lasts, the list grows by what the centre is of every map that a layer gives."""
+def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list[_Centre], None, None]:
+    """A list that grows, while this is open, by the centre of every map that a layer gives."""
     found: list[_Centre] = []
 
     def look(module: nn.Module, inputs: tuple, output: Any) -> None:
-        # Added up here and now: the next layer may change the map in place.
+        # Summed here and now, since the next layer may change the map in place.
         x = maps.read(name, output)
         grid = x.shape[-2], x.shape[-1]
         row, column = (_middle(n, cells)[0] for n, cells in zip(maps.size, grid, strict=True))
@@ -253,25 +247,10 @@ def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list["_
         yield found
 
 
-@dataclass(frozen=True)
-class _Centre:
-    """The centre of a map.
-
-    Args:
-        grid: (h, w)
-        plain: Its sum over images and channels, and
-        signed: that with random signs of channels, which are always the same.
-    """
-
-    grid: tuple[int, int]
-    plain: Tensor
-    signed: Tensor
-
-
 def _middle(pixels: int, places: int) -> tuple[int, float]:
-    """Of a side, the central place and the middle of what it covers, in pixels from 0."""
+    """The central place along one side, and the middle of what it covers, in pixels from 0."""
     stride = 2 ** round(math.log2(pixels / places))
-    if places not in (pixels // stride, -(-pixels // stride)):  # else an image was padded, or an edge of it left out
+    if places not in (pixels // stride, -(-pixels // stride)):  # as when the image was padded or cut at an edge
         stride = pixels / places
     middles = [(place + 0.5) * stride - 0.5 for place in range(places)]
     place = min(range(places), key=lambda i: (abs(middles[i] - (pixels - 1) / 2), -i))
@@ -284,3 +263,22 @@ def _gradient(value: Tensor, images: Tensor, keep: bool = False) -> Tensor:
         return torch.zeros(images.shape[-2:], dtype=torch.float64)
     (gradient,) = torch.autograd.grad(value, images, retain_graph=keep, materialize_grads=True)
     return gradient.float().abs().sum((0, 1)).cpu().double()
+
+
+register_measure(
+    Measure(
+        "receptive-field",
+        "how much each pixel matters to the centre of the last map",
+        "after Luo et al., 2016",
+        effective_receptive_field,
+        plot_receptive_field,
+        rows,
+        samples=50,
+        batch=8,
+        options={
+            "layer": "module whose map is looked at; the last block without it",
+            "log": "draw it on a logarithmic scale",
+        },
+        order=9,
+    )
+)

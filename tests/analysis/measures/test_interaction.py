@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.analysis.measures import interaction
-from broadsight.analysis.measures.interaction import interaction_strength, passes_per_image, plot_interaction_strength
-from broadsight.analysis.patch_subsets import designed, masked
+from broadsight.analysis.measures.interaction import (
+    designed,
+    interaction_strength,
+    masked,
+    passes_per_image,
+    plot_interaction_strength,
+)
 from tests.zoo import shallow
 
 GRID = (2, 3)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.analysis.measures.spectrum import FLOOR, Spectra, log_amplitude
-from broadsight.analysis.spectrum_chart import plot_amplitude_spectrum, plot_log_amplitude, plot_spectrum
+from broadsight.analysis import Spectra, log_amplitude, plot_amplitude_spectrum, plot_log_amplitude, plot_spectrum
+from broadsight.analysis.measures.spectrum import FLOOR
 from broadsight.inspection.blocks import find_blocks, watch_blocks
 from broadsight.inspection.passing import pass_images
 from tests.inspection.timm_models import created

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.analysis.measures.feature_variance import FeatureVariance, feature_variance, plot_feature_variance
+from broadsight.analysis import FeatureVariance, feature_variance, plot_feature_variance
 from broadsight.inspection.blocks import find_blocks, watch_blocks
 from broadsight.inspection.passing import pass_images
 from tests.inspection.timm_models import created, images

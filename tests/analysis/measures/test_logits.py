@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import broadsight
-from broadsight.analysis import plot_token_logits
-from broadsight.analysis.measures import token_logits
-from tests.analysis.measures.test_token_votes import BY_HAND, TINY, Says, numbered
+from broadsight.analysis import plot_token_logits, token_logits
+from tests.analysis.measures.test_tokens import BY_HAND, TINY, Says, numbered
 from tests.training.small_runs import refusal
 
 BIAS = torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 4.0]])

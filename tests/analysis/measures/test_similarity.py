@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import LayerSimilarity, plot_attention_similarity
-from broadsight.analysis.measures import attention_similarity
+from broadsight.analysis import LayerSimilarity, attention_similarity, plot_attention_similarity
 from broadsight.inspection import attention_rows
-from tests.analysis.measures.test_attention import Attends
+from tests.analysis.measures.test_entropy import Attends
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow

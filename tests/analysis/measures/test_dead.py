@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.analysis.measures.dead_neurons import dead_neurons, plot_dead_neurons
+from broadsight.analysis import dead_neurons, plot_dead_neurons
 from broadsight.inspection.passing import pass_images
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow

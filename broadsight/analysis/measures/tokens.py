@@ -1,21 +1,21 @@
-"""Bias and variance of class tokens, each of which is taken for a voter.
+"""Bias and variance of class tokens, each taken for a voter.
 
-The measure of MAP (Eq. 2) with zero-one loss. All tokens together may be wrong: that is the bias. A token may answer
-otherwise than all together: that is the variance, whether it is right or not.
+The measure of MAP (Eq. 2) with zero-one loss. The bias says how often all tokens together are wrong; the variance how
+often a token answers otherwise than all together, right or not.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...inspection.passing import Seen
-from ...visual.plots import PALETTE, need_matplotlib, save
-from ..layer_chart import check_results, new_figure, style_of
-from .token_groups import Answers, hear_tokens, with_labels
+from ...visual.plots import PALETTE
+from .base import Measure, Rows, register_measure
+from .frame import count_from_one, draws, new_figure, style_of
+from .token_groups import OF_TOKENS, Answers, hear_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +27,9 @@ class GroupVotes:
 
     Args:
         bias: How often the group is wrong; None without labels.
-        variance: How many of its tokens answer otherwise than the group.
-        apart: How many of its tokens answer otherwise than all groups together; the mean over groups is the variance
-            of all tokens.
+        variance: The share of its tokens that answer otherwise than the group.
+        apart: The share of its tokens that answer otherwise than all groups together; the mean over groups is the
+            variance of all tokens.
     """
 
     bias: float | None
@@ -42,12 +42,12 @@ class TokenVotes:
     """Bias and variance of all tokens, means over images as parts of 1.
 
     Args:
-        images, groups, tokens: How many images there were, groups, and tokens in each.
+        images, groups, tokens: Numbers of images, groups, and tokens in each group.
         bias: How often the aggregate is wrong; None without labels.
-        variance: How many tokens answer otherwise than the aggregate; 0 by nature if there is but one.
-        bias_error, variance_error: Standard errors of these means; None where one image says nothing of them.
+        variance: The share of tokens that answer otherwise than the aggregate; always 0 for a single token.
+        bias_error, variance_error: Standard errors of these means; None for a single image.
         token_error: How often a token is wrong, on average over tokens; None without labels.
-        per_group: Each group alone.
+        per_group: Each group by itself.
         per_token: How often each token answers otherwise than the aggregate, by group.
     """
 
@@ -63,11 +63,8 @@ class TokenVotes:
     per_token: tuple[tuple[float, ...], ...]
 
     def record(self) -> dict[str, Any]:
-        """As plain numbers, for JSON."""
-        record = asdict(self)
-        record["per_group"] = list(record["per_group"])
-        record["per_token"] = [list(group) for group in self.per_token]
-        return record
+        """Plain numbers, for JSON."""
+        return asdict(self)
 
 
 class _Count:
@@ -75,7 +72,7 @@ class _Count:
 
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
-        self.variances: list[Tensor] = []
+        self.variances: list[Tensor] = []  # of each image
 
     def add(self, answers: Answers) -> None:
         said = answers.tokens.argmax(-1)  # B G T
@@ -104,16 +101,16 @@ class _Count:
             bias_error = (bias * (1 - bias) / (images - 1)) ** 0.5 if images > 1 else None
         rows = zip(biases, within.tolist(), per_token.mean(1).tolist(), strict=True)
         return TokenVotes(
-            images,
-            groups,
-            tokens,
-            bias,
-            float(per_token.mean()),
-            bias_error,
-            float(variances.std() / images**0.5) if images > 1 else None,
-            token_error,
-            tuple(GroupVotes(*row) for row in rows),
-            tuple(map(tuple, per_token.tolist())),
+            images=images,
+            groups=groups,
+            tokens=tokens,
+            bias=bias,
+            variance=float(per_token.mean()),
+            bias_error=bias_error,
+            variance_error=float(variances.std() / images**0.5) if images > 1 else None,
+            token_error=token_error,
+            per_group=tuple(GroupVotes(*row) for row in rows),
+            per_token=tuple(map(tuple, per_token.tolist())),
         )
 
 
@@ -131,74 +128,80 @@ def token_votes(
     one token each, of the group's logits. Distillation tokens take part in the aggregate and do not vote.
 
     Args:
-        model: With `forward_groups`, as `broadsight.swap_pool(name, "map")`, map_resnet50 and runs of such have; in
-            any mode, which it keeps.
-        images: Normalised (B, C, H, W), or an iterable of such batches, or of (images, labels), as a data loader is.
-        labels: (B,) class numbers of images that come as one tensor. Without any there is no bias.
-        batch_size: Images that pass the model at a time, at most.
-        seen: Told how many images have passed.
+        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50; in any mode, which it
+            keeps.
+        images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
+        labels: (B,) class numbers of images that come as one tensor. Without labels there is no bias.
 
     Raises:
         ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels do
             not fit.
     """
     count = _Count()
-    hear_tokens(model, with_labels(images, labels), count.add, batch_size=batch_size, seen=seen)
+    hear_tokens(model, images, labels, count.add, batch_size=batch_size, seen=seen)
     return count.result()
 
 
-def plot_token_votes(votes: Mapping[str, TokenVotes], path: str | Path | None = None) -> "Figure":
+@draws(TokenVotes, "token_votes")
+def plot_token_votes(votes: Mapping[str, TokenVotes]) -> "Figure":
     """Draw bias and variance of each model, with standard errors, and beside them the variance group by group.
 
     Args:
-        votes: What `token_votes` gave, by the name that the axis shows.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
+        votes: Results of `token_votes`, by the names for the axis.
     """
-    check_results(path, votes, TokenVotes, "token_votes")
-    need_matplotlib()
-    from matplotlib.ticker import MaxNLocator
-
     figure = new_figure(max(9, 5 + 1.1 * len(votes)), 4.2)
     whole, by_group = figure.subplots(1, 2)
     for part, (name, hatch) in enumerate({"bias": "", "variance": "//"}.items()):
         bars = [(place, getattr(one, name), getattr(one, f"{name}_error")) for place, one in enumerate(votes.values())]
         bars = [bar for bar in bars if bar[1] is not None]
-        whole.bar(
-            [place + 0.4 * part - 0.2 for place, _, _ in bars],
-            [100 * value for _, value, _ in bars],
-            0.38,
-            yerr=[100 * (error or 0.0) for _, _, error in bars],
-            color=PALETTE[part],
-            edgecolor="white",
-            hatch=hatch,
-            capsize=3,
-            label=name,
-        )
+        style: dict[str, Any] = dict(color=PALETTE[part], edgecolor="white", hatch=hatch, capsize=3, label=name)
+        errors = [100 * (error or 0.0) for _, _, error in bars]
+        at = [place + 0.4 * part - 0.2 for place, _, _ in bars]
+        whole.bar(at, [100 * value for _, value, _ in bars], 0.38, yerr=errors, **style)
     turned = sum(map(len, votes)) > 24
     whole.set_xticks(range(len(votes)), list(votes), rotation=25 if turned else 0, ha="right" if turned else "center")
-    whole.set_ylabel("of images or tokens, %")
-    whole.set_title("all tokens together")
     for place, (label, one) in enumerate(votes.items()):
-        style: dict[str, Any] = style_of(place)
-        numbers = [
-            number + 0.5 * (place + 0.5) / len(votes) - 0.25 for number in range(1, one.groups + 1)
-        ]  # side by side
-        by_group.plot(numbers, [100 * group.apart for group in one.per_group], **style, linestyle="", label=label)
-        inside = [100 * group.variance for group in one.per_group]
-        by_group.plot(numbers, inside, **style, linestyle="", markerfacecolor="white")
+        style = style_of(place) | dict(linestyle="")
+        beside = 0.5 * (place + 0.5) / len(votes) - 0.25  # models side by side
+        numbers = [number + beside for number in range(1, one.groups + 1)]
+        by_group.plot(numbers, [100 * group.apart for group in one.per_group], **style, label=label)
+        by_group.plot(numbers, [100 * group.variance for group in one.per_group], **style, markerfacecolor="white")
     empty: dict[str, Any] = dict(color="grey", marker="o", linestyle="")
     by_group.plot([], [], **empty, label="filled: apart from all")
     by_group.plot([], [], **empty, markerfacecolor="white", label="hollow: apart from their group")
-    by_group.set_xlabel("group")
-    by_group.set_ylabel("tokens that answer otherwise, %")
-    by_group.set_title("group by group")
     by_group.set_xlim(0.5, max(one.groups for one in votes.values()) + 0.5)
-    by_group.xaxis.set_major_locator(MaxNLocator(integer=True))
+    count_from_one(by_group, "group")
+    whole.set(title="all tokens together", ylabel="of images or tokens, %")
+    by_group.set(title="group by group", ylabel="tokens that answer otherwise, %")
     for panel in (whole, by_group):
         panel.set_ylim(bottom=0)
-        panel.spines[["top", "right"]].set_visible(False)
     whole.legend(frameon=False)
     by_group.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    if path is not None:
-        save(figure, path)
     return figure
+
+
+def rows(result: TokenVotes) -> Rows:
+    def percent(*shares: float | None) -> list[float | None]:
+        return [None if share is None else 100 * share for share in shares]
+
+    whole = ("all", result.groups * result.tokens, *percent(result.bias, result.variance, None))
+    groups = [
+        (f"group {number}", result.tokens, *percent(one.bias, one.apart, one.variance))
+        for number, one in enumerate(result.per_group, 1)
+    ]
+    return ("of", "tokens", "wrong %", "tokens apart from all %", "from their group %"), [whole, *groups]
+
+
+register_measure(
+    Measure(
+        "tokens",
+        "bias and variance of class tokens: how often all of them are wrong, and how often one differs from all",
+        "MAP, Eq. 2 and Fig. 4",
+        token_votes,
+        plot_token_votes,
+        rows,
+        **OF_TOKENS,
+        least=2,
+        order=6,
+    )
+)
