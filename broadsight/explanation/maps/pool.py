@@ -25,7 +25,7 @@ class PoolLooks(Collector):
         pools = modules_of(model, MultiTokenPool).values()
         self.pools: dict[nn.Module, Any] = {
             x: pool for pool in pools for x in self.find(pool).values()
-        }  # of each block
+        }
 
     @classmethod
     def find(cls, model: nn.Module) -> dict[str, nn.Module]:
