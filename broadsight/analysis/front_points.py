@@ -84,10 +84,10 @@ def read_points(path: str | Path, x: str = "latency_ms", measured: Measured | No
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); give an evaluation.json or a bench --json file") from None
+    keys = set(record) if isinstance(record, dict) else set()
     try:
         if isinstance(record, list) and record and all(isinstance(row, dict) and "paper_top1" in row for row in record):
             return paper_points(record, x)
-        keys = set(record) if isinstance(record, dict) else set()
         if keys >= {"figures", "model"}:
             return list(_of_evaluation(record, x, path))
         if "reports" in keys and isinstance(record["reports"], list):
@@ -106,18 +106,11 @@ def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> li
         rows: Of `broadsight.papers.verify.catalogue`.
     """
     column, unit = {"macs": ("paper_macs_g", 1e9), "parameters": ("paper_params_m", 1e6)}.get(check_axis(x), ("", 1.0))
-    costs = ((row, row.get(column)) for row in rows)
-    return [
-        Point(
-            row["model"],
-            None if cost is None else unit * float(cost),
-            row.get("paper_top1"),
-            "paper",
-            IMAGENET,
-            conditions="as published",
-        )
-        for row, cost in costs
-    ]
+    points = []
+    for row in rows:
+        cost = None if row.get(column) is None else unit * float(row[column])
+        points.append(Point(row["model"], cost, row.get("paper_top1"), "paper", IMAGENET, conditions="as published"))
+    return points
 
 
 def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterable[Point]:
@@ -155,14 +148,12 @@ def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False
     for row in rows:
         model = row["model"].replace(" + ", "-")  # as the folders of runs are named
         label = model + (f", {row['runtime']}" if several else "") + (f" at {size}" if sized else "")
-        samples = [one / batch for one in row.get("wall_samples_ms", ())]
         latency = {"median": row["wall_ms"]["median"] / batch, "minimum": 0.0, "spread": row["wall_ms"]["spread"]}
+        samples = [one / batch for one in row.get("wall_samples_ms", ())]
+        if len(samples) > 1:
+            latency["quartiles"] = statistics.quantiles(samples, n=4, method="inclusive")[::2]
         costs = {"latency_ms": latency, "macs": row["macs"], "parameters": row["params"]}
-        point = point_of(label, costs, x, None, "", ", ".join(words))
-        if x == "latency_ms" and len(samples) > 1:
-            low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-            point = replace(point, low=low, high=high)
-        yield replace(point, model=model)
+        yield replace(point_of(label, costs, x, None, "", ", ".join(words)), model=model)
 
 
 def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
@@ -188,17 +179,17 @@ def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
 
 
 def point_of(label: str, costs: Mapping[str, Any], x: str, accuracy: float | None, data: str, conditions: str) -> Point:
-    """A point of our own; half of a latency's inter-quartile range lies to either side, but none below the fastest.
+    """A point of our own. Without quartiles, half of a latency's spread lies to either side, from the minimum on.
 
     Args:
-        costs: By axis: a number, or a latency with "median", "minimum" and "spread", or None.
+        costs: By axis: None, a number, or a latency with "median", "minimum", "spread" and perhaps "quartiles".
         conditions: Of a latency.
     """
     cost = costs.get(x)
-    conditions = conditions if x == "latency_ms" else ""
     if cost is None or isinstance(cost, int | float):
-        return Point(label, None if cost is None else float(cost), accuracy, "ours", data, conditions=conditions)
-    cost = cost if isinstance(cost, Mapping) else vars(cost)
-    median, half = cost["median"], cost["median"] * cost["spread"] / 2
-    low = min(median, max(median - half, cost["minimum"]))
-    return Point(label, median, accuracy, "ours", data, low, median + half, conditions)
+        at, low, high = None if cost is None else float(cost), None, None
+    else:
+        cost = cost if isinstance(cost, Mapping) else vars(cost)
+        at, half = cost["median"], cost["median"] * cost["spread"] / 2
+        low, high = cost.get("quartiles", (min(at, max(at - half, cost["minimum"])), at + half))
+    return Point(label, at, accuracy, "ours", data, low, high, conditions if x == "latency_ms" else "")

@@ -27,8 +27,8 @@ def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: 
     """Accuracy over latency, MACs and parameters.
 
     Args:
-        asked: Its models may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
-            that their training found; with data, or beside timm names, all are asked about the same images.
+        asked: Its models may be files of `eval` or `bench --json` too. Runs count with the accuracy of their training;
+            with data, or beside timm names, all models are evaluated on the same images.
     """
     started = time.monotonic()
     entry = find_measure("front")
@@ -82,7 +82,7 @@ def analyze_front(asked: Asked, progress: Progress = lambda done, total, doing: 
 
 
 def _is_written(name: str) -> bool:
-    """Whether it is what another command wrote, and not a model."""
+    """Whether it is a file or folder of another command, and not a model."""
     path = Path(name)
     return path.is_file() or (path / WRITTEN).is_file()
 

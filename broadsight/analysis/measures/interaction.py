@@ -44,12 +44,8 @@ class InteractionStrength:
             if that is normal. A strength near it wants more contexts. 0 where all contexts were taken; nan for a single
             context, which has no scatter.
         absolute: The mean size of the interactions, in units of the score: the numerator of J.
-        images: Number of images.
-        pairs: Pairs of each image.
-        contexts: Contexts of each pair and order, at most.
-        grid: Patches from top to bottom, and from left to right.
-        score: Of the class: "log-odds" or "logit".
-        seed: Of the pairs and contexts.
+        images, pairs, contexts: Numbers of images, of pairs of each image, and of contexts of each pair and order.
+        grid, score, seed: As for `interaction_strength`.
     """
 
     orders: tuple[int, ...]
@@ -73,16 +69,9 @@ class InteractionStrength:
         """Plain numbers, for JSON; None for what is not known."""
         columns: dict[str, Iterable[Any]] = dict(order=self.orders, fraction=self.fractions, strength=self.strength)
         columns |= dict(error=map(_known, self.error), floor=map(_known, self.floor), absolute=self.absolute)
-        return {
-            "grid": list(self.grid),
-            "images": self.images,
-            "pairs": self.pairs,
-            "contexts": self.contexts,
-            "score": self.score,
-            "seed": self.seed,
-            "error_over": "images" if self.images > 1 else "pairs",
-            "orders": [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)],
-        }
+        settings = {name: getattr(self, name) for name in ("grid", "images", "pairs", "contexts", "score", "seed")}
+        orders = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+        return {**settings, "error_over": "images" if self.images > 1 else "pairs", "orders": orders}
 
 
 def interaction_strength(
@@ -109,7 +98,7 @@ def interaction_strength(
 
     Args:
         model: Any classifier: (B, C, H, W) to (B, classes).
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one. Any sizes.
+        images: As for `pass_images`, of any sizes.
         grid: Patches from top to bottom and from left to right, or one number for both; patches are unequal where it
             does not divide the image. The thesis has 16 x 16, of 14 pixels each.
         orders: Context sizes: floats are shares of all patches, 0 to 1, integers numbers of patches. They are rounded,
@@ -134,42 +123,30 @@ def interaction_strength(
         raise ValueError(f"score={score!r} is not known; choose {' or '.join(SCORES)}")
     sizes: list[Tensor] = []  # of each image (pairs, orders): the size of the mean over contexts
     noise: list[Tensor] = []  # and the variance of that mean
-    for batch, rest in batches(images):
-        labels = _labels(target, rest, len(sizes), len(batch))
-        for image, label in zip(batch, labels, strict=True):
-            done = len(sizes)
-            subsets = design.subsets(random.Random(f"{seed} {done}"))
-            answers = _Answers(label, score)
+    for done, (image, label) in enumerate(_labelled(images, target)):
 
-            def tick(passed: int, done: int = done) -> None:
-                if seen is not None:
-                    seen(done)
+        def tick(passed: int, done: int = done) -> None:
+            if seen is not None:
+                seen(done)
 
-            shown = masked(image, subsets, design.grid, baseline, batch_size)
-            pass_images(model, shown, batch_size=batch_size, seen=tick, see=answers.see)
-            means, variances = design.interactions(torch.cat(answers.scores)[1:])
-            sizes.append(means.abs())
-            noise.append(variances)
-            tick(0, done + 1)
+        answers = _Answers(label, score)
+        subsets = design.subsets(random.Random(f"{seed} {done}"))
+        shown = masked(image, subsets, design.grid, baseline, batch_size)
+        pass_images(model, shown, batch_size=batch_size, seen=tick, see=answers.see)
+        means, variances = design.interactions(torch.cat(answers.scores)[1:])
+        sizes.append(means.abs())
+        noise.append(variances)
+        tick(0, done + 1)
     if not sizes:
         raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
     units = torch.stack([size.mean(0) for size in sizes]) if len(sizes) > 1 else sizes[0]  # units, orders
     strength, error, whole = _relative(units)
     scatter = torch.stack([variance.sqrt().mean(0) for variance in noise]).mean(0) * (2 / math.pi) ** 0.5
     floor = scatter / whole if whole else torch.zeros_like(scatter)
-    return InteractionStrength(
-        orders=design.orders,
-        strength=tuple(strength.tolist()),
-        error=tuple(error.tolist()),
-        floor=tuple(floor.tolist()),
-        absolute=tuple(units.mean(0).tolist()),
-        images=len(sizes),
-        pairs=design.pairs,
-        contexts=contexts,
-        grid=design.grid,
-        score=score,
-        seed=seed,
-    )
+    figures = dict(strength=strength, error=error, floor=floor, absolute=units.mean(0))
+    lists: dict[str, Any] = {name: tuple(values.tolist()) for name, values in figures.items()}
+    how: dict[str, Any] = dict(pairs=design.pairs, contexts=contexts, grid=design.grid, score=score, seed=seed)
+    return InteractionStrength(design.orders, **lists, images=len(sizes), **how)
 
 
 def passes_per_image(
@@ -210,24 +187,23 @@ def rows(result: InteractionStrength) -> Rows:
     return columns, list(zip(map(str, result.orders), *figures, strict=True))
 
 
-def _labels(target: Any, rest: tuple[Any, ...], done: int, count: int) -> list[int | None]:
-    """The class of each image of a batch; None for the model's answer."""
-    if target is None:
-        return [None] * count
-    if isinstance(target, str):
-        if target != "label":
-            raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
-        if not rest:
+def _labelled(images: Any, target: Any) -> Iterator[tuple[Tensor, int | None]]:
+    """Every image with the class whose score it is; None for the model's answer."""
+    by_label = isinstance(target, str)
+    if by_label and target != "label":
+        raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
+    done = 0
+    for batch, rest in batches(images):
+        if by_label and not rest:
             raise ValueError('target="label" needs labels; pass images as batches of (images, labels)')
-        given = rest[0]
-    elif isinstance(target, int):
-        given = [target] * count
-    else:
-        given = target[done : done + count]
-    labels = [int(label) for label in given]
-    if len(labels) != count:
-        raise ValueError(f"targets end with image {done + len(labels)}, and there are more; pass one for each")
-    return [*labels]
+        if target is None or isinstance(target, int):
+            classes = [target] * len(batch)
+        else:
+            classes = [int(label) for label in (rest[0] if by_label else target[done : done + len(batch)])]
+        done += len(classes)
+        if len(classes) != len(batch):
+            raise ValueError(f"targets end with image {done}, and there are more; pass one for each")
+        yield from zip(batch, classes, strict=True)
 
 
 class _Answers:
@@ -315,12 +291,17 @@ class Design:
             i = number - math.comb(j, 2)
             others = [patch for patch in range(self.patches) if patch not in (i, j)]
             for order in self.orders:
-                if self.complete(order):
-                    around = combinations(others, order)
-                else:
-                    around = _different(draw, others, order, self.contexts)
-                for context in around:
+                for context in self._contexts(draw, others, order):
                     yield from (context, (*context, i), (*context, j), (*context, i, j))
+
+    def _contexts(self, draw: random.Random, others: Sequence[int], order: int) -> Iterable[tuple[int, ...]]:
+        """Different ones, in the order in which they are drawn; all of them if there are no more."""
+        if self.complete(order):
+            return combinations(others, order)
+        drawn: dict[tuple[int, ...], None] = {}
+        while len(drawn) < self.contexts:
+            drawn[tuple(sorted(draw.sample(others, order)))] = None
+        return drawn
 
     def interactions(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of all subsets but the first -> (pairs, orders) mean over contexts, and the variance of that mean."""
@@ -329,23 +310,10 @@ class Design:
         means = torch.stack([part.mean(1) for part in parts], 1)
         variances = []
         for order, part in zip(self.orders, parts, strict=True):
-            if self.complete(order):
-                variances.append(torch.zeros_like(part[:, 0]))
-            elif self.contexts == 1:  # which has no scatter
-                variances.append(torch.full_like(part[:, 0], math.nan))
-            else:
-                untaken = 1 - self.contexts / math.comb(self.patches - 2, order)
-                variances.append(part.var(1) / self.contexts * untaken)
+            untaken = 1 - self.drawn(order) / math.comb(self.patches - 2, order)
+            scatter = part.var(1) if part.shape[1] > 1 else torch.full_like(part[:, 0], math.nan)
+            variances.append(scatter / self.contexts * untaken if untaken else torch.zeros_like(scatter))
         return means, torch.stack(variances, 1)
-
-
-def _different(draw: random.Random, patches: list[int], order: int, count: int) -> Iterator[tuple[int, ...]]:
-    taken = set()
-    while len(taken) < count:
-        subset = tuple(sorted(draw.sample(patches, order)))
-        if subset not in taken:
-            taken.add(subset)
-            yield subset
 
 
 def designed(grid: int | Sequence[int], orders: float | Sequence[float], pairs: int, contexts: int) -> Design:

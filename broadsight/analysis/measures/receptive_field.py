@@ -5,8 +5,7 @@ over colours and averaged over images, says how much each pixel matters to that 
 """
 
 import math
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,26 +143,42 @@ def effective_receptive_field(
     maps = LayerMaps(model, image)
     name, module = maps.layer(layer)
     total, done, grid = torch.zeros(maps.size, dtype=torch.float64), 0, (0, 0)
-    gradients = torch.inference_mode(False), torch.enable_grad()  # whatever the caller has
-    with eager(maps.model), in_eval_mode(maps.model), gradients[0], gradients[1], _centres(maps, name, module) as found:
+    centres: list[tuple[Tensor, Tensor]] = []  # sums over channels, plain and with fixed random signs
+
+    def look(module: nn.Module, inputs: tuple, output: Any) -> None:
+        nonlocal grid
+        x = maps.read(name, output)
+        grid = x.shape[-2], x.shape[-1]
+        row, column = (_middle(n, cells)[0] for n, cells in zip(maps.size, grid, strict=True))
+        centre = x[:, :, row, column].float()  # B C
+        signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
+        centres.append((centre.sum(), (centre * signs).sum()))  # now, since the next layer may change the map in place
+
+    with (
+        eager(maps.model),
+        in_eval_mode(maps.model),
+        torch.inference_mode(False),  # whatever the caller has
+        torch.enable_grad(),
+        hooked([module], after=look),
+    ):
         for batch, _ in batches(images):
             if batch.shape[-2:] != total.shape:
                 (height, width), (rows, columns) = maps.size, batch.shape[-2:]
                 raise ValueError(f"images are {height}x{width}, and then {rows}x{columns}; pass images of one size")
             for start in range(0, len(batch), batch_size):
                 part = moved(batch[start : start + batch_size], maps.model).clone().detach()
-                found.clear()
+                centres.clear()
                 maps.model(part.requires_grad_())
-                if not found:
+                if not centres:
                     raise ValueError(f"{name!r} does not run when the model answers; {maps.known()}")
-                centre = found[-1]
-                usual = 0 if done else _gradient(centre.signed, part, keep=True).sum()
-                gradient = _gradient(centre.plain, part)
+                plain, signed = centres[-1]
+                usual = 0 if done else _gradient(signed, part, keep=True).sum()
+                gradient = _gradient(plain, part)
                 if gradient.sum() < usual * CANCELLED:
                     raise ValueError(
                         f"the channels of {name!r} add up to a constant, as behind a norm; name the layer before it"
                     )
-                total, grid, done = total + gradient, centre.grid, done + len(part)
+                total, done = total + gradient, done + len(part)
                 if seen is not None:
                     seen(done)
     largest = total.max()
@@ -218,33 +233,6 @@ def rows(result: ReceptiveField) -> Rows:
     columns = ("share of it", "side of the square, pixels", "of the image %", "densest part %")
     held = map(result.held, SHARES)
     return columns, [(f"{100 * one.share:g} %", one.side, 100 * one.area, 100 * one.densest) for one in held]
-
-
-@dataclass(frozen=True)
-class _Centre:
-    """The centre of a map (h, w) = grid: its sum over images and channels, plain and with fixed signs of channels."""
-
-    grid: tuple[int, int]
-    plain: Tensor
-    signed: Tensor
-
-
-@contextmanager
-def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list[_Centre], None, None]:
-    """A list that grows, while this is open, by the centre of every map that a layer gives."""
-    found: list[_Centre] = []
-
-    def look(module: nn.Module, inputs: tuple, output: Any) -> None:
-        # Summed here and now, since the next layer may change the map in place.
-        x = maps.read(name, output)
-        grid = x.shape[-2], x.shape[-1]
-        row, column = (_middle(n, cells)[0] for n, cells in zip(maps.size, grid, strict=True))
-        centre = x[:, :, row, column].float()  # B C
-        signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
-        found.append(_Centre(grid, centre.sum(), (centre * signs).sum()))
-
-    with hooked([module], after=look):
-        yield found
 
 
 def _middle(pixels: int, places: int) -> tuple[int, float]:

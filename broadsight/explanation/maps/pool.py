@@ -23,9 +23,7 @@ class PoolLooks(Collector):
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
         super().__init__(model, image_size)
         pools = modules_of(model, MultiTokenPool).values()
-        self.pools: dict[nn.Module, Any] = {
-            x: pool for pool in pools for x in self.find(pool).values()
-        }
+        self.pools: dict[nn.Module, Any] = {x: pool for pool in pools for x in self.find(pool).values()}
 
     @classmethod
     def find(cls, model: nn.Module) -> dict[str, nn.Module]:
