@@ -5,7 +5,6 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -288,8 +287,6 @@ def test_plot(tmp_path):
     two = plot_fronts({"one": timed, "two": both})
     assert [panel.get_xlabel() for panel in two.axes] == ["latency, ms per image", "MACs, G"]
     assert two.axes[0].get_xscale() == "log" and two.axes[1].get_xscale() == "linear"
-    assert "result of fronts" in refusal(lambda: plot_fronts({}))
-    assert "result of fronts" in refusal(lambda: plot_fronts({"one": SimpleNamespace()}))
     assert all(plot_fronts(fronts(points((0, 50)), x)) for x in AXES)
 
 

@@ -141,4 +141,3 @@ def test_plot(tmp_path):
     drawn = [[tuple(place) for place in marks.get_offsets()] for marks in first.collections]
     assert drawn[0] == [tuple(place) for place in both["classes"].placed()[:, 0].flatten(0, 1).tolist()]
     assert drawn[-1] == [tuple(place) for place in both["classes"].aggregate.tolist()]
-    assert "result of token_logits" in refusal(lambda: plot_token_logits({"one": 3}))

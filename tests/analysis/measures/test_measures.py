@@ -1,6 +1,8 @@
-"""The table of measures: what it says of each is true of its functions, and refusals say what would work."""
+"""The registry of measures: what an entry says is true of its functions, and refusals say what would work."""
 
 import inspect
+import json
+import sys
 
 import pytest
 import timm
@@ -8,17 +10,66 @@ import torch
 
 import broadsight
 from broadsight import analysis
-from broadsight.analysis.measures import MEASURES, entropy, find_measure, front, logits, refuse_unsuited, suiting
+from broadsight.analysis.measures import MEASURES, base, find_measure, front, logits, refuse_unsuited, suiting
+from tests.evaluation.test_robustness import bright, finds_bright
 
 # As the documentation has them.
 FEATURES, ATTENTION, TOKENS = ["variance", "dead", "spectrum"], ["entropy", "similarity"], ["tokens", "logits"]
 NAMES = [*FEATURES, *ATTENTION, *TOKENS, "interaction", "receptive-field", "removal", "front"]
+PAIR = dict(grid=(2, 2), orders=(0.5,), pairs=1, contexts=1)
 
 
 @pytest.fixture(scope="module")
 def models():
     pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, num_classes=3)
     return {"resnet": timm.create_model("test_resnet"), "vit": timm.create_model("test_vit"), "pooled": pooled}
+
+
+def result_of(name, models):
+    """What a measure gives of a model that has everything; the sum of a measure's images."""
+    measure, counts = MEASURES[name], []
+    if measure.takes == "files":
+        return measure.run(lambda axis: [analysis.Point("a", 1.0, 60.0), analysis.Point("b", 2.0, 55.0)], x="macs")
+    if measure.takes == "classifier":
+        saliency = dict(saliency=lambda images, batch: images.sum(1), fractions=(0.5,))
+        return {"x": measure.run(finds_bright(4), bright(4, (0, 0)), batch_size=2, seen=counts.append, **saliency)}
+    options = PAIR if name == "interaction" else {}
+    batch = torch.randn(3, 3, 64, 64), torch.tensor([0, 1, 2])
+    result = measure.run(models["pooled"], [batch], batch_size=2, seen=counts.append, **options)
+    assert counts == sorted(counts) and counts[-1] == 3
+    return {"x": result}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_measure__is_run_written_and_drawn(name, models, tmp_path, monkeypatch):
+    measure, results = MEASURES[name], result_of(name, models)
+    for result in results.values():
+        record = json.loads(json.dumps(measure.record(result)))
+        assert isinstance(record, dict) and record
+        columns, rows = measure.rows(result)
+        assert rows and all(len(row) == len(columns) and isinstance(row[0], str) for row in rows)
+    assert measure.plot(results).axes
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    with pytest.raises(ValueError, match=r"nothing to draw; expected {label: result of \w+}"):
+        measure.plot({})
+    with pytest.raises(ValueError, match=r"'y' is no result of \w+ but a int; pass {label: result}"):
+        measure.plot({"y": 3})
+    with pytest.raises(ValueError, match=r"cannot plot to .* expected a name ending in png, svg, pdf"):
+        measure.plot(results, tmp_path / "plot.jpg")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
+        measure.plot(results)
+
+
+def test_measures_of_users_are_registered():
+    mine = analysis.Measure("mine", "counts", "nobody", lambda model, images: 1, lambda results: None, lambda one: None)
+    try:
+        assert analysis.register_measure(mine) is find_measure("mine") is mine
+        assert list(MEASURES) == [*NAMES, "mine"] and "mine" in suiting(torch.nn.Identity())
+        with pytest.raises(ValueError, match="there is a measure 'mine' already"):
+            analysis.register_measure(mine)
+    finally:
+        del base.MEASURES["mine"]
 
 
 def test_names():
@@ -112,14 +163,8 @@ def test_labels_are_needed_for_a_target():
 
 
 def test_rows_of_entropy():
-    result = {"a": analysis.LayerEntropy(1.0, (0.5, 1.5), 8)}
-    columns, rows = entropy.rows(result)
-    (row,) = rows
-    assert len(columns) == len(row)
-    assert row[:4] == ("a", 8, 2, 1.0)
-    assert row[5] == pytest.approx(100 / 2.0794415)
-    record = MEASURES["entropy"].record(result)
-    assert record["layers"][0]["name"] == "a" and record["layers"][0]["heads"] == [0.5, 1.5]
+    rows = MEASURES["entropy"].rows({"a": analysis.LayerEntropy(1.0, (0.5, 1.5), 8)})[1]
+    assert rows == [("a", 8, 2, 1.0, pytest.approx(2.0794415), pytest.approx(100 / 2.0794415))]
 
 
 def test_rows_of_logits():

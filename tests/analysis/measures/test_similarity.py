@@ -160,7 +160,5 @@ def test_plot__two_panels_with_a_line_for_each_model(tmp_path):
     assert second.lines[0].get_ydata()[0] == 0.25 and math.isnan(second.lines[0].get_ydata()[1])
     assert [text.get_text() for text in first.get_legend().get_texts()] == ["one", "two"]
     assert (tmp_path / "similarity.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plot_attention_similarity({})
     with pytest.raises(ValueError, match="is no result of attention_similarity but a dict"):
         plot_attention_similarity({"x": {"a": 3}})

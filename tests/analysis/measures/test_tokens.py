@@ -196,5 +196,3 @@ def test_plot(tmp_path):
     }
     assert heights == {"bias": [50.0], "variance": [25.0, 25.0]}
     assert list(by_group.lines[0].get_ydata()) == [25.0, 25.0]
-    assert "result of token_votes" in refusal(lambda: plot_token_votes({}))
-    assert "result of token_votes" in refusal(lambda: plot_token_votes({"one": 3}))
