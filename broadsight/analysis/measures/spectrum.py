@@ -270,7 +270,7 @@ register_measure(
         "which spatial frequencies features have, layer by layer: smooth or fine",
         "EMSNet, Figs. 3.5, 3.6 and 3.10",
         log_amplitude,
-        lambda spectra, path=None: plot_spectrum(spectra, path),  # its `layers` are numbers, those of `log_amplitude` names
+        lambda spectra, path=None: plot_spectrum(spectra, path),  # whose `layers` are numbers
         rows,
         options={
             "layers": "modules to look at instead of all blocks: names or patterns",
