@@ -25,6 +25,11 @@ def models():
     return {"resnet": timm.create_model("test_resnet"), "vit": timm.create_model("test_vit"), "pooled": pooled}
 
 
+def ours(names):
+    """Those of the documented measures: there may be more in the folder."""
+    return [name for name in names if name in NAMES]
+
+
 def result_of(name, models):
     """What a measure gives of a model that has everything; the sum of a measure's images."""
     measure, counts = MEASURES[name], []
@@ -40,7 +45,7 @@ def result_of(name, models):
     return {"x": result}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MEASURES)
 def test_every_measure__is_run_written_and_drawn(name, models, tmp_path, monkeypatch):
     measure, results = MEASURES[name], result_of(name, models)
     for result in results.values():
@@ -65,7 +70,7 @@ def test_measures_of_users_are_registered():
     mine = analysis.Measure("mine", "counts", "nobody", lambda model, images: 1, lambda results: None, lambda one: None)
     try:
         assert analysis.register_measure(mine) is find_measure("mine") is mine
-        assert list(MEASURES) == [*NAMES, "mine"] and "mine" in suiting(torch.nn.Identity())
+        assert list(MEASURES)[-1] == "mine" and "mine" in suiting(torch.nn.Identity())
         with pytest.raises(ValueError, match="there is a measure 'mine' already"):
             analysis.register_measure(mine)
     finally:
@@ -73,14 +78,14 @@ def test_measures_of_users_are_registered():
 
 
 def test_names():
-    assert list(MEASURES) == NAMES
-    for name in NAMES:
+    assert ours(MEASURES) == NAMES
+    for name in MEASURES:
         measure = find_measure(name)
         assert (measure.name, bool(measure.about), bool(measure.source)) == (name, True, True)
         assert 1 <= measure.least <= measure.samples
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MEASURES)
 def test_options_are_arguments(name):
     measure = MEASURES[name]
     taken = {*inspect.signature(measure.run).parameters, *inspect.signature(measure.plot).parameters}
@@ -104,11 +109,11 @@ def test_public_functions_are_exported():
 
 def test_suiting(models):
     anything = ["variance", "dead", "spectrum", "interaction", "receptive-field", "removal", "front"]
-    assert suiting(models["resnet"]) == anything
-    assert set(suiting(models["vit"])) == {*anything, "entropy", "similarity"}
+    assert ours(suiting(models["resnet"])) == anything
+    assert set(ours(suiting(models["vit"]))) == {*anything, "entropy", "similarity"}
     # the pooling has attention of its own: that of its learned tokens
-    assert set(suiting(models["pooled"])) == set(NAMES)
-    assert suiting(models["resnet"], dense=True) == ["variance", "dead", "spectrum", "receptive-field"]
+    assert ours(suiting(models["pooled"])) == NAMES
+    assert ours(suiting(models["resnet"], dense=True)) == ["variance", "dead", "spectrum", "receptive-field"]
 
 
 def test_refusal_names_what_would_work(models):
