@@ -8,12 +8,7 @@ from .measures import MEASURES, Measure, find_measure, register_measure
 from .measures.dead import DeadNeurons, LayerDeath, dead_neurons, plot_dead_neurons
 from .measures.entropy import LayerEntropy, attention_entropy, plot_attention_entropy
 from .measures.front import Front, Fronts, fronts, pareto_front, plot_fronts
-from .measures.interaction import (
-    InteractionStrength,
-    interaction_strength,
-    passes_per_image,
-    plot_interaction_strength,
-)
+from .measures.interaction import InteractionStrength, interaction_strength, passes_per_image, plot_interaction_strength
 from .measures.logits import TokenLogits, plot_token_logits, token_logits
 from .measures.receptive_field import ReceptiveField, effective_receptive_field, plot_receptive_field
 from .measures.removal import RemovalCurves, plot_salient_removal, salient_removal
