@@ -67,53 +67,6 @@ class TokenVotes:
         return asdict(self)
 
 
-class _Count:
-    """Sums over images, as whole numbers."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Any] = {}
-        self.variances: list[Tensor] = []  # of each image
-
-    def add(self, answers: Answers) -> None:
-        said = answers.tokens.argmax(-1)  # B G T
-        by_group, together = answers.groups.argmax(-1), answers.aggregate.argmax(-1)  # B G, B
-        apart = said != together[:, None, None]
-        self.variances.append(apart.flatten(1).double().mean(1).cpu())
-        sums = dict(apart=apart.sum(0), within=(said != by_group[:, :, None]).sum((0, 2)))
-        if answers.labels is not None:
-            truth = answers.labels
-            sums |= dict(groups=(by_group != truth[:, None]).sum(0), wrong=(together != truth).sum())
-            sums |= dict(tokens=(said != truth[:, None, None]).sum())
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0) + value.cpu()
-
-    def result(self) -> TokenVotes:
-        variances = torch.cat(self.variances)
-        images, (groups, tokens) = len(variances), self.sums["apart"].shape
-        per_token = self.sums["apart"].double() / images  # G T
-        within = self.sums["within"].double() / (images * tokens)
-        bias = token_error = bias_error = None
-        biases: list[float | None] = [None] * groups
-        if "wrong" in self.sums:
-            bias = int(self.sums["wrong"]) / images
-            token_error = int(self.sums["tokens"]) / (images * groups * tokens)
-            biases = (self.sums["groups"].double() / images).tolist()
-            bias_error = (bias * (1 - bias) / (images - 1)) ** 0.5 if images > 1 else None
-        rows = zip(biases, within.tolist(), per_token.mean(1).tolist(), strict=True)
-        return TokenVotes(
-            images=images,
-            groups=groups,
-            tokens=tokens,
-            bias=bias,
-            variance=float(per_token.mean()),
-            bias_error=bias_error,
-            variance_error=float(variances.std() / images**0.5) if images > 1 else None,
-            token_error=token_error,
-            per_group=tuple(GroupVotes(*row) for row in rows),
-            per_token=tuple(map(tuple, per_token.tolist())),
-        )
-
-
 def token_votes(
     model: nn.Module,
     images: Tensor | Iterable[Any],
@@ -137,9 +90,44 @@ def token_votes(
         ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels do
             not fit.
     """
-    count = _Count()
-    hear_tokens(model, images, labels, count.add, batch_size=batch_size, seen=seen)
-    return count.result()
+    votes: list[list[Tensor]] = []
+
+    def hear(answers: Answers) -> None:
+        said = [x.argmax(-1).cpu() for x in (answers.tokens, answers.groups, answers.aggregate)]
+        votes.append(said if answers.labels is None else [*said, answers.labels.cpu()])
+
+    hear_tokens(model, images, labels, hear, batch_size=batch_size, seen=seen)
+    return _counted(*map(torch.cat, zip(*votes, strict=True)))
+
+
+def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor | None = None) -> TokenVotes:
+    """From the classes that tokens (N, G, T), groups (N, G) and the aggregate (N,) vote for."""
+    apart = (tokens != aggregate[:, None, None]).double()
+    per_token, variances = apart.mean(0), apart.flatten(1).mean(1)  # G T, N
+    within = (tokens != groups[:, :, None]).double().mean((0, 2))
+    bias = bias_error = token_error = None
+    biases: list[float | None] = [None] * groups.shape[1]
+    if labels is not None:
+        wrong = (aggregate != labels).double()
+        bias, bias_error = wrong.mean().item(), _error(wrong)
+        token_error = (tokens != labels[:, None, None]).double().mean().item()
+        biases = (groups != labels[:, None]).double().mean(0).tolist()
+    rows = zip(biases, within.tolist(), per_token.mean(1).tolist(), strict=True)
+    return TokenVotes(
+        *tokens.shape,
+        bias=bias,
+        variance=per_token.mean().item(),
+        bias_error=bias_error,
+        variance_error=_error(variances),
+        token_error=token_error,
+        per_group=tuple(GroupVotes(*row) for row in rows),
+        per_token=tuple(map(tuple, per_token.tolist())),
+    )
+
+
+def _error(values: Tensor) -> float | None:
+    """The standard error of their mean (N,)."""
+    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
 
 
 @draws(TokenVotes, "token_votes")

@@ -96,7 +96,7 @@ class AttentionLooks(Collector):
             return (rows.weights()[0].unflatten(-1, grids[0].grid), OF_BACKGROUND) if grids else _no_grid(M)
         layout = _layout(rows, module)
         if layout is None:
-            return f"its weights have the shape {tuple(shape)}, of which it is not known what is where"
+            return f"its weights have the shape {tuple(shape)}, whose axes are unknown"
         windows, heads = layout
         if N == M and self._among_channels(module, N, heads):
             return "it attends to channels, which are everywhere"
@@ -106,7 +106,7 @@ class AttentionLooks(Collector):
             received = _arranged(rows.received(counted=asking), heads, rows.head_axis)  # heads windows M
             return cut.joined(received), RECEIVED if windows == 1 else IN_WINDOW
         if windows > 1:
-            return f"it attends within {windows} parts of the image, of which it is not known where they are"
+            return f"it attends within {windows} parts of the image, whose places are unknown"
         said, has_class = prefix_tokens(path)
         grids = layouts_of((1, M, 1), self.image_size, prefixes=[said or 0, 0])
         if not grids:
