@@ -14,6 +14,7 @@ from broadsight.analysis.measures.receptive_field import (
     plot_receptive_field,
 )
 from broadsight.inspection.layer_maps import LayerMaps
+from tests.analysis.measures.toy_models import Does
 from tests.inspection.timm_models import created
 from tests.zoo import shallow
 
@@ -26,17 +27,6 @@ def ones(layers: int, stride: int = 1) -> nn.Sequential:
     for convolution in convolutions:
         nn.init.ones_(convolution.weight)
     return nn.Sequential(*convolutions)
-
-
-class Does(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def outer(row: list[float], size: tuple[int, int], at: tuple[int, int]) -> Tensor:
