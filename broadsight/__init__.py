@@ -12,43 +12,42 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-def lazy(package: str, names: Mapping[str, str], rooms: Iterable[str] = ()) -> tuple[Callable, Callable]:
+def lazy(package: str, modules: Mapping[str, str], rooms: Iterable[str] = ()) -> tuple[Callable, Callable]:
     """`__getattr__` and `__dir__` of a package whose public names are imported when they are asked for.
 
     Args:
-        names: By public name the module that has it, relative to the package.
+        modules: The public names of each module, which is named relative to the package.
         rooms: Modules that are public themselves.
     """
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if name in names:
-            return getattr(import_module(f".{names[name]}", package), name)
+        if name in places:
+            return getattr(import_module(f".{places[name]}", package), name)
         if name in rooms:
             return import_module(f".{name}", package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *names, *rooms})
+    return get, lambda: sorted({*vars(sys.modules[package]), *places, *rooms})
 
 
 # Rooms that can be imported without torch, and so can their requests: the command line reads options from them.
 _LIGHT = ("analysis", "app", "benchmark", "deployment", "evaluation", "explanation", "papers", "prediction", "report")
 _LIGHT += ("training", "weights")
 _ROOMS = ("data", "dense", "inspection", "layers", "losses", "models", "runs", "surgery", *_LIGHT)
-_VERBS = ("analyze", "bench", "evaluate", "explain", "export", "predict", "train")
-_NAMES = {
-    "UsageError": "errors",
-    "add_context_broadcast": "surgery.broadcasting",
-    "convert_release": "weights.released_stvit",
-    "fuse": "surgery.fusion",
-    "load": "runs.folder",
-    "load_release": "weights.released_stvit",
-    "open_classifier": "runs.classifier",
-    "open_run": "runs.opening",
-    "save": "runs.folder",
-    "swap_pool": "surgery.pooling",
-} | dict.fromkeys(_VERBS, "api")
+_PUBLIC = {
+    "api": "analyze bench evaluate explain export predict train",
+    "errors": "UsageError",
+    "runs.classifier": "open_classifier",
+    "runs.folder": "load save",
+    "runs.opening": "open_run",
+    "surgery.broadcasting": "add_context_broadcast",
+    "surgery.fusion": "fuse",
+    "surgery.pooling": "swap_pool",
+    "weights.released_stvit": "convert_release load_release",
+}
 
-__getattr__, __dir__ = lazy(__name__, _NAMES, (*_ROOMS, "visual"))
+__getattr__, __dir__ = lazy(__name__, _PUBLIC, (*_ROOMS, "visual"))
 
 
 class _Registration(MetaPathFinder, Loader):

@@ -1,4 +1,4 @@
-"""What models cost and how well they do, read from the files that other commands left: points of a front."""
+"""Points of a front: cost and accuracy of models, read from the files that other commands wrote."""
 
 import json
 import math
@@ -18,17 +18,17 @@ Measured = Callable[[Path], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Point:
-    """One model: what it costs and how often it is right.
+    """Cost and accuracy of one model.
 
     Args:
-        label: What the image calls it.
+        label: Its name in the figure.
         x: Its cost: milliseconds for an image, MACs, or parameters; None if not known.
-        accuracy: Top-1 in per cent; None if nobody has run it.
+        accuracy: Top-1 in per cent; None if not known.
         source: "ours", or "paper" for a published accuracy.
-        data: What the accuracy is of.
-        low, high: Where the cost's quartiles are, if known.
+        data: The images of the accuracy.
+        low, high: Quartiles of the cost, if known.
         conditions: How the cost was measured.
-        model: What other files call the same model; the label if empty.
+        model: The model's name in other files; the label if empty.
     """
 
     label: str
@@ -61,17 +61,16 @@ def check_axis(x: str) -> str:
 
 
 def read_points(path: str | Path, x: str = "latency_ms", measured: Measured | None = None) -> list[Point]:
-    """The models that a file or folder tells of.
+    """The models that a file or folder describes.
 
     Args:
-        path: What `broadsight eval` wrote (evaluation.json or its folder), what `broadsight bench --json` or `list
-            --json` wrote, or the folder of a run, whose accuracy is its best on the validation images.
+        path: A file of `broadsight eval` (evaluation.json or its folder), `broadsight bench --json` or `list --json`,
+            or the folder of a run, whose accuracy is its best on the validation images.
         x: One of AXES.
-        measured: Asked for the costs of a run, which its folder does not hold; without it only its parameters are
-            known.
+        measured: Gives the costs of a run, which its folder does not hold except for its parameters.
 
     Raises:
-        FileNotFoundError, ValueError: There is no such file, or it tells of nothing like that.
+        FileNotFoundError, ValueError: There is no such file, or it holds neither accuracies nor costs.
     """
     check_axis(x)
     path = Path(path)
@@ -85,22 +84,23 @@ def read_points(path: str | Path, x: str = "latency_ms", measured: Measured | No
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); give an evaluation.json or a bench --json file") from None
+    keys = set(record) if isinstance(record, dict) else set()
     try:
         if isinstance(record, list) and record and all(isinstance(row, dict) and "paper_top1" in row for row in record):
             return paper_points(record, x)
-        if isinstance(record, dict) and "figures" in record and "model" in record:
+        if keys >= {"figures", "model"}:
             return list(_of_evaluation(record, x, path))
-        if isinstance(record, dict) and isinstance(record.get("reports"), list):
+        if "reports" in keys and isinstance(record["reports"], list):
             return [point for report in record["reports"] for point in _of_bench(report, x, path, sized=True)]
-        if isinstance(record, dict) and "rows" in record and "settings" in record:
+        if keys >= {"rows", "settings"}:
             return list(_of_bench(record, x, path))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged or of another version ({type(error).__name__}: {error})") from None
-    raise ValueError(f"{path} tells of no accuracy or cost; give an evaluation.json or a bench --json file")
+    raise ValueError(f"{path} holds no accuracy or cost; give an evaluation.json or a bench --json file")
 
 
 def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> list[Point]:
-    """Published accuracies; the cost is the published one too, which no paper gives in milliseconds of this machine.
+    """Published accuracies and costs; no latency, since papers measure it on other machines.
 
     Args:
         rows: Of `broadsight.papers.verify.catalogue`.
@@ -108,10 +108,8 @@ def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> li
     column, unit = {"macs": ("paper_macs_g", 1e9), "parameters": ("paper_params_m", 1e6)}.get(check_axis(x), ("", 1.0))
     points = []
     for row in rows:
-        cost = row.get(column)
-        cost = None if cost is None else unit * float(cost)
-        accuracy = row.get("paper_top1")
-        points.append(Point(row["model"], cost, accuracy, "paper", IMAGENET, conditions="as published"))
+        cost = None if row.get(column) is None else unit * float(row[column])
+        points.append(Point(row["model"], cost, row.get("paper_top1"), "paper", IMAGENET, conditions="as published"))
     return points
 
 
@@ -126,16 +124,16 @@ def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterable[Po
         size = "x".join(map(str, (model.get("input_size") or ())[1:]))
         words = [how.get("device", ""), f"{how['threads']} threads" if "threads" in how else "", "batch 1", size]
         costs = {name: model.get(name) for name in AXES}
-        yield _point(model["title"], costs, x, model["figures"].get("top1"), data, ", ".join(filter(None, words)))
+        accuracy = model["figures"].get("top1")
+        yield point_of(model["title"], costs, x, accuracy, data, ", ".join(filter(None, words)))
 
 
 def _data_of(record: Mapping[str, Any]) -> str:
-    """Which images: evaluations of others are not to be compared."""
+    """Which images: evaluations on different ones cannot be compared."""
     asked, found = record.get("asked", {}), record["data"]
-    words = [str(asked.get("data") or found.get("data") or found.get("kind") or "")]
-    words += [str(found[key]) for key in ("part",) if found.get(key)]
-    words += [f"{asked['samples']} images"] if asked.get("samples") else []
-    return ", ".join(filter(None, words))
+    samples = f"{asked['samples']} images" if asked.get("samples") else ""
+    words = (asked.get("data") or found.get("data") or found.get("kind"), found.get("part"), samples)
+    return ", ".join(str(word) for word in words if word)
 
 
 def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False) -> Iterable[Point]:
@@ -144,23 +142,18 @@ def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False
         raise ValueError(f"{path} holds times of pools alone; run bench without --head-only")
     if settings.get("train") and x == "latency_ms":
         raise ValueError(f"{path} holds times of training steps; run bench without --train")
-    size, batch, several = (
-        "x".join(map(str, settings["size"])),
-        settings["batch"],
-        len({r["runtime"] for r in rows}) > 1,
-    )
+    size, batch = "x".join(map(str, settings["size"])), settings["batch"]
+    several = len({row["runtime"] for row in rows}) > 1
     words = [settings["device"], f"{settings['threads']} threads", f"batch {batch}", size, settings["dtype"]]
     for row in rows:
-        model = row["model"].replace(" + ", "-")  # as runs are called
+        model = row["model"].replace(" + ", "-")  # as the folders of runs are named
         label = model + (f", {row['runtime']}" if several else "") + (f" at {size}" if sized else "")
-        samples = [one / batch for one in row.get("wall_samples_ms", ())]
         latency = {"median": row["wall_ms"]["median"] / batch, "minimum": 0.0, "spread": row["wall_ms"]["spread"]}
+        samples = [one / batch for one in row.get("wall_samples_ms", ())]
+        if len(samples) > 1:
+            latency["quartiles"] = statistics.quantiles(samples, n=4, method="inclusive")[::2]
         costs = {"latency_ms": latency, "macs": row["macs"], "parameters": row["params"]}
-        point = _point(label, costs, x, None, "", ", ".join(words))
-        if x == "latency_ms" and len(samples) > 1:
-            low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-            point = replace(point, low=low, high=high)
-        yield replace(point, model=model)
+        yield replace(point_of(label, costs, x, None, "", ", ".join(words)), model=model)
 
 
 def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
@@ -169,7 +162,8 @@ def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
     try:
         run = dict(read_config(path).get("broadsight", {}))
         task, data = run.get("task", "classify"), dict(run.get("settings", {})).get("data")
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if _has_metrics(path) else []
+        metrics = path / "metrics.jsonl"
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
         found = [json.loads(line) for line in lines]
         best = max((line["val_top1"] for line in found if line.get("val_top1") is not None), default=None)
         best = next((line["best"] for line in reversed(found) if "best" in line), best)  # None: epochs do not compare
@@ -181,22 +175,21 @@ def _of_run(path: Path, x: str, measured: Measured | None) -> Point:
     if measured is not None:
         costs |= {name: value for name, value in measured(path).items() if value is not None}
     data = ", ".join(filter(None, [str(data or ""), "val"]))
-    return _point(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
+    return point_of(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
 
 
-def _has_metrics(path: Path) -> bool:
-    return (path / "metrics.jsonl").is_file()
+def point_of(label: str, costs: Mapping[str, Any], x: str, accuracy: float | None, data: str, conditions: str) -> Point:
+    """A point of our own. Without quartiles, half of a latency's spread lies to either side, from the minimum on.
 
-
-def _point(label: str, costs: Mapping[str, Any], x: str, accuracy: float | None, data: str, conditions: str) -> Point:
-    """Of latencies with a spread, half of the inter-quartile range to either side, but none below the fastest."""
+    Args:
+        costs: By axis: None, a number, or a latency with "median", "minimum", "spread" and perhaps "quartiles".
+        conditions: Of a latency.
+    """
     cost = costs.get(x)
-    conditions = conditions if x == "latency_ms" else ""
     if cost is None or isinstance(cost, int | float):
-        return Point(label, None if cost is None else float(cost), accuracy, "ours", data, conditions=conditions)
-    median, minimum, spread = (
-        (cost[name] if isinstance(cost, Mapping) else getattr(cost, name)) for name in ("median", "minimum", "spread")
-    )
-    half = median * spread / 2
-    low = min(median, max(median - half, minimum))
-    return Point(label, median, accuracy, "ours", data, low, median + half, conditions)
+        at, low, high = None if cost is None else float(cost), None, None
+    else:
+        cost = cost if isinstance(cost, Mapping) else vars(cost)
+        at, half = cost["median"], cost["median"] * cost["spread"] / 2
+        low, high = cost.get("quartiles", (min(at, max(at - half, cost["minimum"])), at + half))
+    return Point(label, at, accuracy, "ours", data, low, high, conditions if x == "latency_ms" else "")

@@ -1,11 +1,10 @@
-"""The images that models are measured on: found, labelled where that is wanted, and brought to them in batches."""
+"""The images that models are measured on: found, labelled where needed, and passed to them in batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from ..data.loading import EvalOrder, SourceDataset, close, load
@@ -21,25 +20,14 @@ from .request import Request
 from .subjects import Subject
 
 
-class Whole:
-    """Images of dense data, of which nothing but the pixels is wanted."""
+class Whole(View):
+    """Images of dense data, without what is known of them."""
 
-    classes = ()
-
-    def __init__(self, view: Any):
-        self.view = view
-
-    def __len__(self) -> int:
-        return len(self.view)
+    def __init__(self, source: Any):
+        super().__init__(source, classes=())
 
     def label(self, index: int) -> int:
         return 0
-
-    def name(self, index: int) -> str:
-        return self.view.name(index)
-
-    def open(self, index: int) -> Image.Image:
-        return self.view.open(index)
 
 
 def open_images(
@@ -52,11 +40,11 @@ def open_images(
     root: str | None = None,
     download: bool = False,
 ) -> Found:
-    """The images that all models are shown.
+    """The images for all models.
 
     Args:
-        data: As for `eval`; None for what the first run among the models was validated on, and else scenes.
-            "scenes:COUNT" are so many. Where no labels are needed, any folder, file or pattern of images too.
+        data: As for `eval`, or "scenes:COUNT", or without labels any folder, file or pattern of images. None for the
+            validation images of the first run among the models, and scenes if there is none.
         labelled: Whether labels are needed.
         part, root, download: As for `open_part`.
         seed: Of scenes; the run's own if None.
@@ -93,20 +81,20 @@ def _own_images(subject: Subject, part: Which, root: str | None, download: bool)
 
 
 def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> Found:
-    """So many scenes as were asked for, of those that nobody trains on."""
+    """That number of scenes, of those that are not used for training."""
     _, colon, number = data.partition(":")
     if colon and not (number.isdecimal() and int(number)):
         raise ValueError(f"--data {data}: {number!r} is not a count; write for example scenes:1000")
     side = max(one.transforms.size for one in subjects)
     channels = subjects[0].transforms.channels
-    # a quarter of what `eval` and `train` are told of is for validation
-    told = f"scenes:{4 * int(number)}" if colon and part != "train" else data
-    found = open_part(told, part, seed=seed, channels=channels, scenes_size=side)
+    # `open_part` takes a quarter of the scenes for validation
+    opened = f"scenes:{4 * int(number)}" if colon and part != "train" else data
+    found = open_part(opened, part, seed=seed, channels=channels, scenes_size=side)
     return replace(found, description={**found.description, "data": data})
 
 
 def _any_images(data: str, part: Which, channels: int, options: Mapping[str, Any]) -> Found:
-    """Labelled data as ever, but images that nobody has labelled too, and whole ones where COCO has boxes in them."""
+    """Labelled data, or images without labels; of COCO whole images, not the boxes in them."""
     place: list[str | Path] = [data]
     try:
         found = open_part(data, part, **options)
@@ -127,14 +115,10 @@ def _any_images(data: str, part: Which, channels: int, options: Mapping[str, Any
     return Found(chosen, data, tuple(notes), about)
 
 
-def has_labels(source: Source) -> bool:
-    return len(source.classes) > 0
-
-
 def images_for(
     request: Request, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
 ) -> tuple[Found, list[tuple[Source, bool]]]:
-    """What was found, and for each model the images, with labels by its own numbers or without."""
+    """The data, and for each model its images and whether they have labels, which are numbers of its own classes."""
     where: dict[str, Any] = dict(part=request.part, seed=request.seed, root=request.root, download=request.download)
     labels_are = measure.labels_for(settings)
     needed = labels_are == "needed"
@@ -166,7 +150,7 @@ def _labelled(
 ) -> tuple[Source, bool, tuple[str, ...]]:
     if labels_are == "no" or subject.classifier is None:
         return found.source, False, ()
-    if not has_labels(found.source):
+    if not len(found.source.classes):
         return found.source, False, (f"{found.place} has no labels, so {measure.name} is without what depends on them",)
     try:
         places, names, notes = match_classes(subject.classifier, found.source, found.place)
@@ -177,28 +161,23 @@ def _labelled(
     return View(found.source, classes=names, places=places), True, notes
 
 
+@dataclass(frozen=True)
 class Batches:
     """Images of a source as a model takes them, from the start whenever they are gone through.
 
-    Iterating gives normalised images (B, C, H, W), with their labels (B,) where there are some.
+    Iterating gives normalised images (B, C, H, W), or with `labels` tuples of these and their labels (B,).
 
     Args:
         skipped: Gets name and reason of every image that cannot be read.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        source: Source,
-        *,
-        labels: bool,
-        batch: int,
-        workers: int,
-        strict: bool,
-        skipped: dict[str, str],
-    ):
-        self.subject, self.source, self.labels = subject, source, labels
-        self.batch, self.workers, self.strict, self.skipped = batch, workers, strict, skipped
+    subject: Subject
+    source: Source
+    labels: bool
+    batch: int
+    workers: int
+    strict: bool
+    skipped: dict[str, str]
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         photos = SourceDataset(self.source, self.subject.transforms.build(False), strict=self.strict)

@@ -1,8 +1,8 @@
-"""Fronts of accuracy over cost: of models that are asked and timed here, and of what other commands have written."""
+"""Fronts of accuracy over cost, of models that are evaluated and timed here and of files of other commands."""
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from ..evaluation.run import ask, measure
 from ..evaluation.tasks import Task
 from ..prediction.classification import useful_workers
 from ..runs.classifier import Classifier
+from .front_points import Point, paper_points, point_of, read_points
 from .images import images_for
 from .measures import find_measure
-from .measures.fronts import Point, paper_points, read_points
 from .request import Request
 from .run import Analysis, Progress, random_notes, skip_notes
 from .subjects import Subject, open_subjects
@@ -28,8 +28,8 @@ def analyze_front(request: Request, progress: Progress = lambda done, total, doi
     """Accuracy over latency, MACs and parameters.
 
     Args:
-        request: Its models may be what `eval` or `bench --json` wrote too. Runs without data count with the accuracy
-            that their training found; with data, or beside timm names, all are asked about the same images.
+        request: Its models may be files of `eval` or `bench --json` too. Runs count with the accuracy of their
+            training; with data, or beside timm names, all models are evaluated on the same images.
     """
     started = time.monotonic()
     entry = find_measure("front")
@@ -66,9 +66,10 @@ def analyze_front(request: Request, progress: Progress = lambda done, total, doi
     def points(axis: str) -> list[Point]:
         known = [point for name in read for point in read_points(name, axis)]
         for subject in subjects:
-            about = costs[subject.label] | dict(title=subject.label, conditions=f"{device}, {threads} threads, batch 1")
-            if subject.label in accuracies:
-                known.append(_point(axis, about, accuracies[subject.label], _called(found)))
+            label, how_timed = subject.label, f"{device}, {threads} threads, batch 1"
+            about = costs[label] | dict(title=label, conditions=how_timed)
+            if label in accuracies:
+                known.append(point_of(label, about, axis, accuracies[label], _called(found), how_timed))
             else:
                 known += read_points(subject.source, axis, lambda _, about=about: about)
         return known + paper_points(published, axis)
@@ -82,7 +83,7 @@ def analyze_front(request: Request, progress: Progress = lambda done, total, doi
 
 
 def _is_written(name: str) -> bool:
-    """Whether it is what another command wrote, and not a model."""
+    """Whether it is a file or folder of another command, and not a model."""
     path = Path(name)
     return path.is_file() or (path / WRITTEN).is_file()
 
@@ -119,22 +120,13 @@ def _accuracies(
     return found, accuracies
 
 
-def _point(axis: str, about: Mapping[str, Any], accuracy: float, data: str) -> Point:
-    cost, timed = about[axis], axis == "latency_ms"
-    low = high = None
-    if timed and cost is not None:
-        half = cost.median * cost.spread / 2
-        cost, low, high = cost.median, max(cost.median - half, cost.minimum), cost.median + half
-    return Point(about["title"], cost, accuracy, "ours", data, low, high, about["conditions"] if timed else "")
-
-
 def _called(found: Found) -> str:
     about = found.description
     return ", ".join(str(about[key]) for key in ("data", "part") if about.get(key))
 
 
 def _published(pattern: str, progress: Progress) -> list[dict[str, Any]]:
-    """What papers report of our models whose names match."""
+    """Published figures of our models whose names match."""
     if not pattern:
         return []
     from ..papers.verify import catalogue

@@ -2,13 +2,13 @@
 
 from .. import lazy
 
-_MODULES = {
-    "agreement": ("Agreement", "compare", "rounding_of"),
-    "graph": ("capture",),
-    "description": ("Description",),
-    "formats": ("FORMATS", "need", "open_artefact"),
-    "preparation": ("prepare",),
-    "session": ("Session",),
+_PUBLIC = {
+    "agreement": "Agreement compare rounding_of",
+    "graph": "capture",
+    "description": "Description",
+    "formats": "FORMATS need open_artefact",
+    "preparation": "prepare",
+    "session": "Session",
 }
 
-__getattr__, __dir__ = lazy(__name__, {name: module for module, names in _MODULES.items() for name in names})
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

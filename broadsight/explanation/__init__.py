@@ -2,9 +2,9 @@
 
 from .. import lazy
 
-_MODULES = {
-    "inside": ("kinds_of", "look_inside"),
-    "maps.map": ("Look",),
+_PUBLIC = {
+    "inside": "kinds_of look_inside",
+    "maps.map": "Look",
 }
 
-__getattr__, __dir__ = lazy(__name__, {name: module for module, names in _MODULES.items() for name in names})
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

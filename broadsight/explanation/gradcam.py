@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from ..data.loading import Batch
 from ..evaluation.predictions import Subject, restricted
-from ..inspection.map_places import Place as Place
-from ..inspection.map_places import feature_maps as feature_maps
-from ..inspection.map_places import place_named, places_of
+from ..inspection.map_places import Place, place_named, places_of
 from ..inspection.meta_pass import in_eval_mode
+from ..inspection.watch import hooked
 
-# A class for all images, or one for each (B,); None for the one that each image is answered by.
+# A class for all images, or one for each (B,); None for the predicted class of each image.
 Target = int | Tensor | None
 
 
@@ -29,10 +28,10 @@ class WithModel(Subject, Protocol):
 class GradCam:
     """Saliency of a model's answer: relu(sum over channels of mean gradient x activation), bilinear to (B, H, W).
 
-    The gradient is that of the logit of the class that the model predicts, right or wrong, with respect to the last
-    feature map that the answer depends on and that has more than one place. A ViT that answers by its class token does
-    not depend on the patches that leave its last block, so for it that is the map that enters this block. For a pooling
-    that merges maps of several levels it is the merged one: the backbone's last map is but a part of what is pooled.
+    The gradient is that of the logit of the predicted class, right or wrong, with respect to the last feature map that
+    the answer depends on and that has more than one place. A ViT that answers by its class token does not depend on the
+    patches that leave its last block, so its map is the one that enters this block. For a pooling that merges maps of
+    several levels it is the merged one: the backbone's last map is only a part of what is pooled.
 
     Args:
         kept: The classes that compete; all of the model's if None.
@@ -49,16 +48,12 @@ class GradCam:
         self._size: tuple[int, ...] | None = None
 
     def __call__(self, images: Tensor, batch: Batch | None = None) -> Tensor:
-        """Normalised images (B, C, H, W) -> (B, H, W), 0 or more; the labels are not looked at."""
+        """Normalised images (B, C, H, W) -> (B, H, W), 0 or more; labels are not used."""
         with in_eval_mode(self.classifier.model):
             if self._place is None or self._size != tuple(images.shape[1:]):
                 self._place, self._size = self._found(images[:1]), tuple(images.shape[1:])
-            activation, gradient = self.looked_at(images, self._place)
-        return F.interpolate(cam(activation, gradient)[:, None], images.shape[-2:], mode="bilinear")[:, 0]
-
-    def looked_at(self, images: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        """The map (B, C, h, w) of that place, and the gradient of the answers' logits with respect to it."""
-        return maps_and_gradients(self._logits, images, [place], self.target)[0]
+            pair = maps_and_gradients(self._logits, images, [self._place], self.target)[0]
+        return F.interpolate(cam(*pair)[:, None], images.shape[-2:], mode="bilinear")[:, 0]
 
     def _logits(self, images: Tensor) -> Tensor:
         logits = self.classifier.logits(images)
@@ -68,8 +63,8 @@ class GradCam:
         model = self.classifier.model
         if self.layer is not None:
             return place_named(model, self.classifier.logits, images, self.layer)
+        one = self.target[:1] if isinstance(self.target, Tensor) else self.target
         for place in places_of(model, self.classifier.logits, images):
-            one = self.target[:1] if isinstance(self.target, Tensor) else self.target
             _, gradient = maps_and_gradients(self._logits, images, [place], one)[0]
             if bool(gradient.any()):
                 return place
@@ -89,50 +84,41 @@ def maps_and_gradients(
 ) -> list[tuple[Tensor, Tensor]]:
     """For each place its map (B, C, h, w), and the gradient of the target's logit with respect to it; in one pass.
 
-    Works on frozen models, and where gradients or even their recording are switched off. Weights get no gradient.
+    Works on frozen models and where gradients are switched off. Weights get no gradient.
 
     Args:
         run: Normalised images -> logits (B, classes), in eval mode.
         places: In any order.
     """
     leaves: dict[Place, Tensor] = {}
+    of_module: dict[nn.Module, list[Place]] = {}
+    for place in places:
+        of_module.setdefault(place.module, []).append(place)
 
-    def keep(place: Place) -> Callable[..., Any]:
-        def hook(module: nn.Module, inputs: tuple, output: Any) -> Any:
+    def keep(module: nn.Module, inputs: tuple, output: Any) -> Any:
+        for place in of_module[module]:
             x = place.tensor(output)
             if not place.layout.suits(x):
-                return None
+                continue
             if not leaves or not x.requires_grad:
                 # Gradients end here: what came before needs none, and with frozen weights there would be none
                 x = x.detach().requires_grad_()
             leaves[place] = x
-            return place.replaced(output, x.clone())  # it must not be changed in place, as the next layer may well do
+            output = place.replaced(output, x.clone())  # the next layer may change its input in place
+        return output
 
-        return hook
-
-    handles = []
     with torch.inference_mode(False), torch.enable_grad():
-        try:
-            handles += [place.module.register_forward_hook(keep(place)) for place in places]
+        with hooked(of_module, after=keep):
             logits = run(images.clone() if images.is_inference() else images)
-        finally:
-            for handle in handles:
-                handle.remove()
-        reached = [place for place in places if place in leaves]
-        gradients = dict.fromkeys(reached)
-        if logits.requires_grad and reached:
+        for place in places:
+            if place not in leaves:
+                raise ValueError(f"layer {place.name} takes no part in a pass through the model; choose another")
+        gradients: Sequence[Tensor] = [torch.zeros_like(leaves[place]) for place in places]
+        if logits.requires_grad and places:  # else the answer does not depend on any map
             score = _answers(logits, target).sum()
-            found = torch.autograd.grad(score, [leaves[place] for place in reached], materialize_grads=True)
-            gradients = dict(zip(reached, found, strict=True))
-    pairs = []
-    for place in places:
-        if place not in leaves:
-            raise ValueError(f"layer {place.name} takes no part in a pass through the model; choose another")
-        leaf, gradient = leaves[place].detach(), gradients[place]
-        # None: the answer does not depend on any map
-        as_map = place.layout.as_map
-        pairs.append((as_map(leaf), as_map(torch.zeros_like(leaf) if gradient is None else gradient)))
-    return pairs
+            gradients = torch.autograd.grad(score, [leaves[place] for place in places], materialize_grads=True)
+    found = zip(places, gradients, strict=True)
+    return [(place.layout.as_map(leaves[place].detach()), place.layout.as_map(x)) for place, x in found]
 
 
 def _answers(logits: Tensor, target: Target) -> Tensor:

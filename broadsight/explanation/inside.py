@@ -1,6 +1,6 @@
-"""One image through one model, and all that there is to see of it."""
+"""All maps of what a model does while one image passes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,19 +19,9 @@ from .maps.map import Collector, Look
 from .maps.pool import PoolLooks
 from .maps.super_token import SuperTokenLooks
 
-GRADCAM = "gradcam"  # runs passes of its own, as it needs gradients
-COLLECTORS: dict[str, type[Collector]] = {
-    collector.kind: collector
-    for collector in (
-        AttentionLooks,
-        PoolLooks,
-        SuperTokenLooks,
-        AbstractTokenLooks,
-        FusionLooks,
-        ForegroundLooks,
-        LocalAttentionLooks,
-    )
-}
+GRADCAM = "gradcam"  # has passes of its own, since it needs gradients
+OF_TOKENS = (PoolLooks, SuperTokenLooks, AbstractTokenLooks, FusionLooks, ForegroundLooks, LocalAttentionLooks)
+COLLECTORS: dict[str, type[Collector]] = {one.kind: one for one in (AttentionLooks, *OF_TOKENS)}
 # Whether a model has a kind, in the order in which they are shown.
 SUITS: dict[str, Callable[[Any], bool]] = {
     GRADCAM: lambda model: getattr(model, "num_classes", None) != 0,
@@ -39,7 +29,7 @@ SUITS: dict[str, Callable[[Any], bool]] = {
 }
 KINDS = tuple(SUITS)
 
-# Models that have a kind of look, for those who asked another one for it.
+# Models that have a kind, for errors.
 WHERE = {
     "gradcam": "any classifier, such as resnet50 or mat_2",
     "attention": "vision transformers and hybrids, such as vit_small_patch16_224 or swin_tiny_patch4_window7_224",
@@ -53,7 +43,7 @@ WHERE = {
 
 
 def kinds_of(model: nn.Module) -> tuple[str, ...]:
-    """Which kinds of looks a model has, without running it, in the order in which `look_inside` gives them."""
+    """The kinds of looks that a model has, without running it, in the order in which `look_inside` gives them."""
     check_model(model)
     inner = uncompiled(model)
     return tuple(kind for kind, suits in SUITS.items() if suits(inner))
@@ -64,13 +54,13 @@ def look_inside(
 ) -> list[Look]:
     """All looks of some kinds, grouped by kind and by depth.
 
-    The model runs once, in eval mode and without gradients, and gives what it would give if nobody looked; Grad-CAM
-    alone takes further passes. Afterwards it is as it was.
+    The model runs once, in eval mode and without gradients, and its output is not changed by looking; Grad-CAM alone
+    takes further passes. Afterwards the model is as it was.
 
     Args:
         model: Takes normalised images; it may be compiled, in any mode and on any device.
         image: (1, C, H, W), normalised; moved to the model's device and dtype.
-        kinds: What to look at; all that the model has if None.
+        kinds: All that the model has if None.
         target: Number of the class that Grad-CAM explains; the predicted one if None.
 
     Raises:
@@ -86,7 +76,7 @@ def look_inside(
     found: dict[str, list[Look]] = {}
     with eager(inner):
         if collectors:
-            trains = any(module.training for module in inner.modules())
+            trains = any(module.training for module in inner.modules())  # else nothing needs to be restored
             with in_eval_mode(inner) if trains else torch.no_grad(), ExitStack() as watching:
                 for collector in collectors:
                     watching.enter_context(collector)
@@ -97,18 +87,16 @@ def look_inside(
             try:
                 found[GRADCAM] = gradcam_looks(inner, image, target)
             except ValueError:
-                # Whether it has a map to explain is known only now; who asks for all there is gets the rest.
+                # Only now it is known whether the model has a map to explain; without a wish for it, give the rest.
                 if kinds is not None or target is not None or not any(found.values()):
                     raise
     if not any(found.values()):
-        raise ValueError(_nothing_seen(inner, collectors))
+        skipped = [f": {layer}: {why}" for x in collectors for layer, why in getattr(x, "skipped", {}).items()]
+        names = " or ".join(collector.kind for collector in collectors)
+        raise ValueError(
+            f"{type(inner).__name__} ran without {names} to show{(skipped or [''])[0]}; choose another kind"
+        )
     return [look for kind in KINDS for look in sorted(found.get(kind, []), key=lambda look: look.depth)]
-
-
-def _nothing_seen(model: nn.Module, collectors: Sequence[Collector]) -> str:
-    skipped = [f": {layer}: {why}" for x in collectors for layer, why in getattr(x, "skipped", {}).items()]
-    kinds = " or ".join(collector.kind for collector in collectors)
-    return f"{type(model).__name__} ran without {kinds} to show{(skipped or [''])[0]}; choose another kind"
 
 
 def _checked(model: nn.Module, kinds: str | Iterable[str]) -> list[str]:

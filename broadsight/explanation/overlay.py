@@ -1,4 +1,4 @@
-"""A look laid over the image that it is of: heat as colours, regions with borders, masks as light and shade."""
+"""A look laid over its image: heat as colours, regions with borders, masks as light and shade."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from ..visual.canvas import array, blend
 from ..visual.colours import BLACK, WHITE, Colour, colour
 from .maps.map import Look
 
-# Viridis in steps of a sixteenth: as bright as the value is high, for every kind of colour vision, and also in print.
+# Viridis in steps of a sixteenth: brightness grows with the value, for every kind of colour vision and in print.
 ANCHORS = (
     *("#440154", "#48186a", "#472d7b", "#424086", "#3b528b", "#33638d", "#2c728e", "#26828e", "#21918c"),
     *("#1fa088", "#28ae80", "#3fbc73", "#5ec962", "#84d44b", "#addc30", "#d8e219", "#fde725"),
@@ -23,13 +23,13 @@ FLAT = 1e-3  # a map that varies by less than this share of its values is one co
 def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image.Image:
     """The look over its image, RGB of the image's size.
 
-    Heat goes from the map's own smallest value (dark blue) to its largest (yellow); what is not a number counts as the
-    smallest. Regions have borders, and colours of their own if they are few, else the mean colour of their pixels;
-    a negative label is no region. Of a mask, what is not in it lies in the shade.
+    Heat goes from the map's own smallest value (dark blue) to its largest (yellow); nan counts as the smallest. Regions
+    have borders, and colours of their own if they are few, else the mean colour of their pixels; a negative label is no
+    region. Places outside of a mask are dark.
 
     Args:
         image: What the model sees: resized and cropped.
-        alpha: How much of the image gives way to the map, 0 to 1; without it what suits the form.
+        alpha: How much of the image gives way to the map, 0 to 1; the default depends on the form.
     """
     if alpha is not None and not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha}; expected 0 (the image alone) to 1 (the map alone)")
@@ -62,11 +62,8 @@ def scaled(values: Tensor) -> Tensor:
 
 
 def is_flat(look: Look) -> bool:
-    """Whether there is nothing to see in a heat map: it is the same everywhere."""
-    if look.form != "heat":
-        return False
-    shades = scaled(look.values)
-    return bool(shades.min() == shades.max())
+    """Whether it is a heat map that is the same everywhere."""
+    return look.form == "heat" and len(scaled(look.values).unique()) == 1
 
 
 def colours_of(shades: np.ndarray) -> np.ndarray:
@@ -87,7 +84,7 @@ def colour_bar(width: int, height: int) -> Image.Image:
 
 
 def nearest(values: Tensor, size: tuple[int, int]) -> np.ndarray:
-    """(h, w) -> (H, W), every pixel that of the place it lies in."""
+    """(h, w) -> (H, W): every pixel has the value of its place."""
     found = array(values)
     rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, found.shape, strict=True))
     return found[rows[:, None], columns]

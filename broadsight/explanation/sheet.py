@@ -1,4 +1,4 @@
-"""One overview sheet of an image: the image, the answers, and everything that there is to see inside, by depth."""
+"""One overview sheet of an image: the image, the answers, and all looks inside the model, by depth."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TITLE, HEADING, WORDS, SMALL = 26, 19, 15, 12  # sizes of letters
 ANSWERS = 5
 WARNING = (140, 58, 0)  # text on white, in the orange of the palette but dark enough to be read
 
-# What the kinds are called and show. Others go by their own names.
+# Name of each kind, and what it shows. Other kinds have their own names.
 HEADINGS = {
     "gradcam": ("Grad-CAM", "where the features are that speak for the class"),
     "attention": ("Attention", "how much attention each place gets"),
@@ -57,8 +57,8 @@ def overview_sheet(
         looks: As `look_inside` gives them. The last Grad-CAM stands beside the image; of every kind there follow at
             most 8 columns, evenly chosen from its layers.
         answers: Names of classes with their probabilities, 0 to 1, the most probable first; five are shown.
-        title: What model this is.
-        subtitle: What else should be known of it and of the image.
+        title: The model.
+        subtitle: More about it and the image.
         explained: Name of the class that Grad-CAM explains; marked among the answers.
         warning: A line in another colour, such as that the model is untrained.
     """
@@ -78,8 +78,8 @@ def overview_sheet(
 def arranged(looks: Sequence[Look]) -> list[Row]:
     """How the looks of one kind are laid out: depth left to right, a row for each thing that is seen.
 
-    With more things than rows, as with the heads of an attention, the first is shown; or if there are as few layers as
-    in a pooling, all that the last layer has.
+    With more things than rows, as with the heads of an attention, only the first is shown; or if there are few layers,
+    as in a pooling, all looks of the last layer.
     """
     depths = sorted({look.depth for look in looks})
     things: dict[str, list[Look]] = {}
@@ -88,50 +88,41 @@ def arranged(looks: Sequence[Look]) -> list[Row]:
     if (len(things) > ROWS and len(depths) <= 3) or len(depths) == 1:
         last = [look for look in looks if look.depth == depths[-1]]
         of = f"the last of {len(depths)} layers" if len(depths) > 1 else ""
-        return [Row(", ".join(filter(None, (words, of))), part) for words, part in _grouped(last)]
+        return [Row(", ".join(filter(None, (row.words, of))), row.looks) for row in _grouped(last)]
     rest = f" (1 of {len(things)} such maps)" if len(things) > ROWS else ""
     shown = list(things.items())[: 1 if rest else ROWS]
     return [Row(f"{words}{rest}", tuple(spread(found, COLUMNS))) for words, found in shown]
 
 
 def spread(items: Sequence[Look], most: int) -> list[Look]:
-    """At most so many, evenly chosen, the first and the last among them."""
+    """At most that many, evenly chosen, the first and the last among them."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def _thing(look: Look, looks: Sequence[Look]) -> str:
-    """What is seen, by a name that is the same at every depth: titles may count the layers."""
+    """The title of a look without the number of its layer, so that it is the same at every depth."""
     depths = {other.depth for other in looks if other.title == look.title}
     counts = len(depths) == 1 and len({other.depth for other in looks}) > 1
     return re.sub(r"\d+$", "…", look.title) if counts else look.title
 
 
-def _grouped(looks: Sequence[Look]) -> list[tuple[str, tuple[Look, ...]]]:
-    """Rows of looks of one layer: by what stands before the comma of their titles, or as many as fit."""
+def _grouped(looks: Sequence[Look]) -> list[Row]:
+    """Rows of looks of one layer: by the part of their titles before the comma, or as many as fit."""
     groups: dict[str, list[Look]] = {}
     for look in looks:
         groups.setdefault(look.title.rpartition(", ")[0], []).append(look)
-    if len(groups) > 1 and len(groups) < len(looks) and max(map(len, groups.values())) <= COLUMNS:
-        rows = [(words, tuple(found)) for words, found in groups.items()]
-        return _packed(rows)[: 2 * ROWS]
-    else:
+    if not 1 < len(groups) < len(looks) or max(map(len, groups.values())) > COLUMNS:
         chosen = spread(looks, ROWS * COLUMNS)
-        rows = [("", tuple(chosen[at : at + COLUMNS])) for at in range(0, len(chosen), COLUMNS)]
-    return rows
-
-
-def _packed(rows: Sequence[tuple[str, tuple[Look, ...]]]) -> list[tuple[str, tuple[Look, ...]]]:
-    """Rows that are short stand in one line, as far as they fit."""
-    packed = [rows[0]]
-    for words, found in rows[1:]:
-        before = packed[-1][1]
-        if len(before) + len(found) <= COLUMNS:
-            packed[-1] = "", (*before, *found)
+        return [Row("", tuple(chosen[at : at + COLUMNS])) for at in range(0, len(chosen), COLUMNS)]
+    packed: list[Row] = []
+    for words, found in groups.items():
+        if packed and len(packed[-1].looks) + len(found) <= COLUMNS:  # short rows share a line
+            packed[-1] = Row("", (*packed[-1].looks, *found))
         else:
-            packed.append((words, found))
-    return packed
+            packed.append(Row(words, tuple(found)))
+    return packed[: 2 * ROWS]
 
 
 def _head(title: str, subtitle: str, warning: str) -> Image.Image:
@@ -176,13 +167,12 @@ def _bars(
     names, figures = 200, 62
     room = part.width - MARGIN - left - names - figures
     for name, share in answers[:ANSWERS]:
-        chosen = name == explained
         share = min(max(share, 0.0), 1.0) if share == share else 0.0
         _write(part, (left, top + 20), name, WORDS, names - 12, TEXT)
         pen.rounded_rectangle((left + names, top + 6, left + names + room, top + 24), 4, fill=EDGE)
         long = max(share * room, 5)  # the smallest are seen too
-        fill = colour(5) if chosen else colour(0)
-        pen.rounded_rectangle((left + names, top + 6, left + names + long, top + 24), min(4, int(long / 2)), fill=fill)
+        bar = (left + names, top + 6, left + names + long, top + 24)
+        pen.rounded_rectangle(bar, min(4, int(long / 2)), fill=colour(5 if name == explained else 0))
         _write(part, (left + names + room + 8, top + 20), f"{100 * share:.1f} %", WORDS, figures, MUTED)
         top += 34
     if explained and explained not in [name for name, _ in answers[:ANSWERS]]:
@@ -193,17 +183,15 @@ def _bars(
 
 
 def _scale(part: Image.Image, place: tuple[int, int]) -> None:
-    left, top = place
-    low, high, width = "low", "high", 200
-    _write(part, (left, top + 13), low, SMALL, 40, MUTED)
+    (left, top), width = place, 200
+    _write(part, (left, top + 13), "low", SMALL, 40, MUTED)
     part.paste(colour_bar(width, 14), (left + 30, top + 2))
-    _write(part, (left + 30 + width + 8, top + 13), high, SMALL, 40, MUTED)
+    _write(part, (left + 30 + width + 8, top + 13), "high", SMALL, 40, MUTED)
     words = "every map from its own smallest value to its largest"
     _write(part, (left, top + 34), words, SMALL, part.width - MARGIN - left, MUTED)
 
 
 def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:
-    """All that is shown of one kind."""
     name, about = HEADINGS.get(kind, (kind, ""))
     rows = arranged(looks)
     small = _fitted(image, TILE)
@@ -233,10 +221,9 @@ def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Imag
 
 
 def _shared_note(looks: Sequence[Look]) -> str:
-    """What the notes of all these looks say."""
-    return "; ".join(
-        clause for clause in looks[0].note.split("; ") if all(clause in look.note.split("; ") for look in looks)
-    )
+    """The clauses that the notes of all these looks have in common."""
+    clauses = [look.note.split("; ") for look in looks]
+    return "; ".join(clause for clause in clauses[0] if all(clause in others for others in clauses))
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:
@@ -248,7 +235,7 @@ def _fitted(image: Image.Image, side: int) -> Image.Image:
 
 
 def _write(part: Image.Image, place: tuple[float, float], words: str, size: int, width: float, ink: Colour) -> float:
-    """Words with the left end of their base line there, cut to a width; where they end."""
+    """Write words from the left end of their base line, cut to a width; returns their right end."""
     text, font = fitting(words, size, width)
     ImageDraw.Draw(part).text(place, text, fill=ink, font=font, anchor="ls")
     return place[0] + font.getlength(text)

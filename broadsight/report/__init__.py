@@ -24,9 +24,9 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
 
 from .. import lazy
 
-_MODULES = {
-    ".visual.captioned": ("CaptionedImage",),
-    "page": ("render",),
+_PUBLIC = {
+    ".visual.captioned": "CaptionedImage",
+    "page": "render",
 }
 
-__getattr__, __dir__ = lazy(__name__, {name: module for module, names in _MODULES.items() for name in names})
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

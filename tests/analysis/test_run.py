@@ -215,7 +215,7 @@ def test_front_refusals(run, tmp_path):
     assert "needs --data" in refusal(lambda: analyze_front(Request("front", ("test_resnet",), **SMALL)))
     assert "none of our models" in refusal(lambda: analyze_front(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
-    assert "tells of no accuracy" in refusal(lambda: analyze_front(Request("front", (str(tmp_path / "bad.json"),))))
+    assert "holds no accuracy" in refusal(lambda: analyze_front(Request("front", (str(tmp_path / "bad.json"),))))
 
 
 def test_an_interrupt_keeps_what_is_done(images, run):

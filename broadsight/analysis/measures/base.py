@@ -1,4 +1,4 @@
-"""A measure as the command line knows it: what it says, what it needs, how it is run and shown."""
+"""What a measure is to `broadsight analyze`, and the registry of all measures."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -7,44 +7,50 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ...errors import did_you_mean
-from ..result_rows import Rows
+from ...errors import did_you_mean, unknown
+from ...inspection.attention import find_attention
+
+# Names of columns, and rows of what stands in them: text, counts, figures, None for an unknown figure.
+Rows = tuple[Sequence[str], Sequence[Sequence[Any]]]
+
+ANY_CLASSIFIER = "resnet50, deit_small_patch16_224, mat_2 or any run that classifies"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure as the command line knows it.
+    """A measure, what it needs, and how it is run and shown.
 
     Args:
         name: What users type.
-        about: What it says, in one line.
+        about: What it tells, in one line.
         source: The paper and figure that it is from.
-        thing: What a model must have for it.
-        examples: Names of models that have.
         run: (model, images, batch_size=, seen=, and options) -> result.
-        plot: ({label: result}) -> figure.
+        plot: ({label: result}, and options) -> figure.
         rows: Result -> what a table shows.
         record: Result -> plain types.
-        suits: Whether a model seems to have it.
-        samples: Images that it takes unless told otherwise.
-        least: Images without which it says nothing.
-        batch: Images that pass a model at once, unless told otherwise.
-        takes: What `run` takes: a model and its images; a Classifier and the source of its images; or
-            points that others make.
-        labels: Whether it asks what the images show.
+        thing: What a model must have for it.
+        examples: Names of models that have it.
+        suits: Whether a model has it.
+        samples: Images that it takes by default.
+        least: The fewest images that give a result.
+        batch: Images that pass a model at once by default.
+        takes: What `run` takes: a model and its images; a Classifier and the source of its images; or a function that
+            gives points for a cost.
+        labels: Whether it uses labels.
         dense: Whether the backbone of a detector or segmenter can be measured too.
-        options: Further arguments of `run` or `plot` that users may give, each with a line on what it is.
+        options: Further arguments of `run` or `plot` that users may give, each with a line of help.
+        order: Place in lists, small first.
     """
 
     name: str
     about: str
     source: str
-    thing: str
-    examples: str
     run: Callable[..., Any]
     plot: Callable[..., Any]
     rows: Callable[[Any], Rows]
     record: Callable[[Any], Any] = lambda result: result.record()
+    thing: str = "blocks that give a map"
+    examples: str = ANY_CLASSIFIER
     suits: Callable[[nn.Module], bool] = lambda model: True
     samples: int = 1000
     least: int = 1
@@ -53,9 +59,10 @@ class Measure:
     labels: Literal["no", "welcome", "needed"] = "no"
     dense: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
+    order: int = 100
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options with their values: those given, and for the others what they are unless given."""
+        """All options with their values: the given ones, and the defaults of the others."""
         if unknown := [name for name in given if name not in self.options]:
             hint = did_you_mean(unknown[0], self.options)
             there = f"it has {', '.join(self.options)}" if self.options else "it has none"
@@ -67,16 +74,69 @@ class Measure:
         return usual | dict(given)
 
     def of_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Those settings that `run` takes."""
+        """The settings that `run` takes."""
         return _taken(self.run, settings)
 
     def of_plot(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that `plot` takes."""
+        """The settings that `plot` takes."""
         return _taken(self.plot, settings)
 
     def labels_for(self, settings: Mapping[str, Any]) -> str:
-        """Whether it asks what the images show, with these options."""
+        """Whether it uses labels, with these settings."""
         return "needed" if settings.get("target") == "label" else self.labels
+
+
+MEASURES: dict[str, Measure] = {}
+
+
+def register_measure(measure: Measure) -> Measure:
+    """Make a measure known to `broadsight analyze` by its name.
+
+    Raises:
+        ValueError: There is another one of that name.
+    """
+    if measure.name in MEASURES:
+        raise ValueError(f"there is a measure {measure.name!r} already; choose another name")
+    known = sorted([*MEASURES.values(), measure], key=lambda one: one.order)
+    MEASURES.clear()
+    MEASURES.update({one.name: one for one in known})
+    return measure
+
+
+def find_measure(name: str) -> Measure:
+    if name in MEASURES:
+        return MEASURES[name]
+    raise unknown("measure", name, MEASURES)
+
+
+def suiting(model: nn.Module, dense: bool = False) -> list[str]:
+    """Names of the measures that suit a model, or the backbone of a dense run."""
+    return [name for name, measure in MEASURES.items() if (measure.dense or not dense) and measure.suits(model)]
+
+
+def unlabelled_measures() -> list[str]:
+    """Names of the measures that work without labels."""
+    return [name for name, measure in MEASURES.items() if measure.labels != "needed"]
+
+
+def refuse_unsuited(measure: Measure, model: nn.Module, name: str, *, dense: bool = False) -> None:
+    """Raise a ValueError: what the model lacks, which measures suit it, and which models the measure suits."""
+    others = [other for other in suiting(model, dense) if other != measure.name]
+    what = "is a dense run, of which the backbone alone is measured" if dense and not measure.dense else ""
+    raise ValueError(
+        f"{name} {what or f'has no {measure.thing}'}; {measure.name} needs {measure.thing}, as in {measure.examples}; "
+        f"of {name} there are {', '.join(others)}"
+    )
+
+
+# What all measures of attention, or of classifiers, have in common.
+OF_ATTENTION: dict[str, Any] = dict(
+    thing="attention",
+    examples="vit_small_patch16_224, swin_tiny_patch4_window7_224, mat_2 or stvit_small",
+    suits=lambda model: bool(find_attention(model)),
+    record=lambda result: {"layers": [{"name": name, **layer.record()} for name, layer in result.items()]},
+)
+OF_CLASSIFIERS: dict[str, Any] = dict(thing="classifier", dense=False)
 
 
 def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +145,7 @@ def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[st
 
 
 def _check_kind(name: str, value: Any, usual: Any) -> None:
-    """Numbers for numbers, words for words; whether they make sense is for the measure to say."""
+    """A number for a number, a word for a word; whether the value makes sense is checked by the measure."""
     kinds: tuple[type, ...] = (int, float) if isinstance(usual, float) else (type(usual),)
     if usual is None or (isinstance(usual, Sequence) and not isinstance(usual, str)):
         return

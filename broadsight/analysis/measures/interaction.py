@@ -1,31 +1,30 @@
 """How much of an image two patches need around them to act together: the multi-order interaction strength.
 
 The measure of the EMSNet chapter (Eq. 3.13 and 3.14), after Deng et al., ICLR 2022. An image is cut into n patches;
-v(S) is what a model gives for its class when only the patches S are there and the rest shows a baseline. Two patches
-interact in the context S by v(S+i+j) - v(S+i) - v(S+j) + v(S); the mean of that over contexts of m patches is their
-interaction of order m. The strength of an order is the mean size of these interactions, as a multiple of what it is on
-average over all orders that were measured.
+v(S) is a model's score for its class when only the patches S are shown and the rest has the colour of a baseline. Two
+patches interact in the context S by v(S+i+j) - v(S+i) - v(S+j) + v(S); the mean of that over contexts of m patches is
+their interaction of order m. The strength of an order is the mean size of these interactions, as a multiple of its mean
+over all orders that were measured.
 """
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...inspection.passing import Seen, batches, check_model, pass_images
-from ...visual.plots import save
-from ..layer_chart import check_results, draw_legend, new_figure, style_of
-from ..patch_subsets import designed, masked
+from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
+from .frame import draw_band, draw_legend, draws, new_figure, style_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Evenly spaced: the strength is a multiple of the mean over them.
+# Evenly spaced, since the strength is a multiple of the mean over them.
 ORDERS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
 GRID = (16, 16)
 SCORES = ("log-odds", "logit")
@@ -38,20 +37,15 @@ class InteractionStrength:
     Args:
         orders: m, the patches in a context, ascending.
         strength: J of each order; their mean is 1, or all are 0 where no two patches interact.
-        error: Its standard error. The units are the images: what one of them gives, with its own pairs and contexts,
-            is one draw. It is the jackknife's over images, so it covers images, pairs, contexts and denominator;
-            with fewer than some 20 images it is a little small. Of a single image the units are its pairs, and it
-            says nothing about other images; nan of a single pair.
-        floor: The strength that pairs would show that do not interact on average, by the scatter of their few contexts
-            alone, were that normal. A strength near it wants more contexts. 0 where all contexts were taken; nan if
-            one context was drawn, which has no scatter.
-        absolute: The mean size of the interactions themselves, in units of the score: the numerator of J.
-        images: How many images there were, and
-        pairs: how many pairs of each, and
-        contexts: how many contexts, at most, of each pair and order.
-        grid: Patches from top to bottom, and from left to right.
-        score: Of the class: "log-odds" or "logit".
-        seed: Of the pairs and contexts.
+        error: Its standard error, by the jackknife over images, so that it covers images, pairs, contexts and
+            denominator; with fewer than some 20 images it is a little small. Of a single image it is taken over pairs
+            and does not hold for other images; nan of a single pair.
+        floor: The strength of pairs that do not interact on average, caused by the scatter of their few contexts alone,
+            if that is normal. A strength near it wants more contexts. 0 where all contexts were taken; nan for a single
+            context, which has no scatter.
+        absolute: The mean size of the interactions, in units of the score: the numerator of J.
+        images, pairs, contexts: Numbers of images, of pairs of each image, and of contexts of each pair and order.
+        grid, score, seed: As for `interaction_strength`.
     """
 
     orders: tuple[int, ...]
@@ -72,23 +66,12 @@ class InteractionStrength:
         return tuple(order / math.prod(self.grid) for order in self.orders)
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers; None for what is not known."""
-        return {
-            "grid": list(self.grid),
-            "images": self.images,
-            "pairs": self.pairs,
-            "contexts": self.contexts,
-            "score": self.score,
-            "seed": self.seed,
-            "error_over": "images" if self.images > 1 else "pairs",
-            "orders": [
-                {"order": order, "fraction": fraction, "strength": strength}
-                | {"error": _known(error), "floor": _known(floor), "absolute": absolute}
-                for order, fraction, strength, error, floor, absolute in zip(
-                    self.orders, self.fractions, self.strength, self.error, self.floor, self.absolute, strict=True
-                )
-            ],
-        }
+        """Plain numbers, for JSON; None for what is not known."""
+        columns: dict[str, Iterable[Any]] = dict(order=self.orders, fraction=self.fractions, strength=self.strength)
+        columns |= dict(error=map(_known, self.error), floor=map(_known, self.floor), absolute=self.absolute)
+        settings = {name: getattr(self, name) for name in ("grid", "images", "pairs", "contexts", "score", "seed")}
+        orders = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+        return {**settings, "error_over": "images" if self.images > 1 else "pairs", "orders": orders}
 
 
 def interaction_strength(
@@ -106,30 +89,30 @@ def interaction_strength(
     batch_size: int = 32,
     seen: Seen | None = None,
 ) -> InteractionStrength:
-    """Strength of the interactions between patches of an image, by how many patches are around them.
+    """Strength of the interactions between patches of an image, by the number of patches around them.
 
     Every image passes the model `passes_per_image` times, 1,441 by default: a few images are a large measurement.
-    Pairs and contexts depend on the seed and on the number of the image, and not on the model: models that are
-    measured on the same images with the same seed can be compared pair by pair. The mean size of an interaction that
-    is itself a mean over few contexts comes out too large, at most by about `floor`.
+    Pairs and contexts depend on the seed and the number of the image alone: models that are measured on the same images
+    with the same seed can be compared pair by pair. The mean size of an interaction that is itself a mean over few
+    contexts comes out too large, at most by about `floor`.
 
     Args:
         model: Any classifier: (B, C, H, W) to (B, classes).
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one. Any sizes.
-        grid: Patches from top to bottom and from left to right, or one number for both; sizes that they do not divide
-            give unequal patches. The thesis has 16 x 16, of 14 pixels each.
-        orders: Context sizes: shares of all patches if they are floats, 0 to 1, and numbers of patches if integers.
-            They are rounded, n - 2 at most; those that fall together count once.
-        pairs: How many pairs of patches are drawn of each image; all, if there are no more.
-        contexts: How many contexts are drawn of each pair and order; all, if there are no more.
-        target: The class whose score it is: what the model answers to the whole image if None, "label" for the
-            second of the tuples that the images come in, one for all, or one for each image in their order.
+        images: As for `pass_images`, of any sizes.
+        grid: Patches from top to bottom and from left to right, or one number for both; patches are unequal where it
+            does not divide the image. The thesis has 16 x 16, of 14 pixels each.
+        orders: Context sizes: floats are shares of all patches, 0 to 1, integers numbers of patches. They are rounded,
+            n - 2 at most; equal ones count once.
+        pairs: Pairs of patches drawn of each image; all, if there are no more.
+        contexts: Contexts drawn of each pair and order; all, if there are no more.
+        target: The class whose score it is: the model's answer to the whole image if None, "label" for the second of
+            the tuples that the images come in, one for all, or one for each image in their order.
         score: "log-odds" of the class's probability, log p / (1 - p), as in the paper; or its "logit".
-        baseline: What stands for an absent patch, one value or one for each channel. 0 is the mean colour of images
-            that were normalised.
+        baseline: Stands for an absent patch, one value or one for each channel. 0 is the mean colour of normalised
+            images.
         seed: Of the pairs and contexts.
-        batch_size: How many masked images pass the model at a time, at most.
-        seen: Told after every pass how many images are done.
+        batch_size: Masked images that pass the model at a time, at most.
+        seen: Called after every pass with the number of images done.
 
     Raises:
         ValueError: There are no images, or an image has fewer pixels than patches, or the model is no classifier.
@@ -138,41 +121,32 @@ def interaction_strength(
     design = designed(grid, orders, pairs, contexts)
     if score not in SCORES:
         raise ValueError(f"score={score!r} is not known; choose {' or '.join(SCORES)}")
-    sizes: list[Tensor] = []  # of each image: (pairs, orders), the mean over contexts
-    noise: list[Tensor] = []  # the variance of that mean
-    for batch, rest in batches(images):
-        labels = _labels(target, rest, len(sizes), len(batch))
-        for image, label in zip(batch, labels, strict=True):
-            done = len(sizes)
-            subsets = design.subsets(random.Random(f"{seed} {done}"))
-            tick = None if seen is None else (lambda _, seen=seen, done=done: seen(done))
-            answers = _Answers(label, score)
-            shown = masked(image, subsets, design.grid, baseline, batch_size)
-            pass_images(model, shown, batch_size=batch_size, seen=tick, see=answers.see)
-            found = design.interactions(torch.cat(answers.scores)[1:])
-            sizes.append(found[0].abs())
-            noise.append(found[1])
+    sizes: list[Tensor] = []  # of each image (pairs, orders): the size of the mean over contexts
+    noise: list[Tensor] = []  # and the variance of that mean
+    for done, (image, label) in enumerate(_labelled(images, target)):
+
+        def tick(passed: int, done: int = done) -> None:
             if seen is not None:
-                seen(done + 1)
+                seen(done)
+
+        answers = _Answers(label, score)
+        subsets = design.subsets(random.Random(f"{seed} {done}"))
+        shown = masked(image, subsets, design.grid, baseline, batch_size)
+        pass_images(model, shown, batch_size=batch_size, seen=tick, see=answers.see)
+        means, variances = design.interactions(torch.cat(answers.scores)[1:])
+        sizes.append(means.abs())
+        noise.append(variances)
+        tick(0, done + 1)
     if not sizes:
         raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
     units = torch.stack([size.mean(0) for size in sizes]) if len(sizes) > 1 else sizes[0]  # units, orders
     strength, error, whole = _relative(units)
     scatter = torch.stack([variance.sqrt().mean(0) for variance in noise]).mean(0) * (2 / math.pi) ** 0.5
     floor = scatter / whole if whole else torch.zeros_like(scatter)
-    return InteractionStrength(
-        orders=design.orders,
-        strength=tuple(strength.tolist()),
-        error=tuple(error.tolist()),
-        floor=tuple(floor.tolist()),
-        absolute=tuple(units.mean(0).tolist()),
-        images=len(sizes),
-        pairs=design.pairs,
-        contexts=contexts,
-        grid=design.grid,
-        score=score,
-        seed=seed,
-    )
+    figures = dict(strength=strength, error=error, floor=floor, absolute=units.mean(0))
+    lists: dict[str, Any] = {name: tuple(values.tolist()) for name, values in figures.items()}
+    how: dict[str, Any] = dict(pairs=design.pairs, contexts=contexts, grid=design.grid, score=score, seed=seed)
+    return InteractionStrength(design.orders, **lists, images=len(sizes), **how)
 
 
 def passes_per_image(
@@ -183,63 +157,60 @@ def passes_per_image(
     return 1 + 4 * design.pairs * sum(map(design.drawn, design.orders))
 
 
-def plot_interaction_strength(results: Mapping[str, InteractionStrength], path: str | Path | None = None) -> "Figure":
+@draws(InteractionStrength, "interaction_strength")
+def plot_interaction_strength(results: Mapping[str, InteractionStrength]) -> "Figure":
     """Draw strength over order, one line for each model, in a band of two standard errors to either side.
 
-    The dotted line in a model's colour is its floor: what the scatter of its contexts alone would show.
+    The dotted line in a model's colour is its floor, the strength that the scatter of contexts alone gives.
 
     Args:
-        results: What `interaction_strength` gave, by the name that the legend shows.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
+        results: Results of `interaction_strength`, by the names for the legend.
     """
-    check_results(path, results, InteractionStrength, "interaction_strength")
     figure = new_figure(7, 4.2)
     panel = figure.subplots()
     for i, (label, result) in enumerate(results.items()):
         style, places = style_of(i), result.fractions
-        colour = style["color"]
         panel.plot(places, result.strength, **style, label=label)
-        lower, upper = (
-            [s + sign * 2 * e for s, e in zip(result.strength, result.error, strict=True)] for sign in (-1, 1)
-        )
-        panel.fill_between(places, lower, upper, color=colour, alpha=0.2, linewidth=0)
-        panel.plot(places, result.floor, color=colour, linestyle=":", linewidth=1)
+        draw_band(panel, places, result.strength, [2 * error for error in result.error], style["color"], 0.2)
+        panel.plot(places, result.floor, color=style["color"], linestyle=":", linewidth=1)
     panel.plot([], [], color="grey", linestyle=":", linewidth=1, label="floor: scatter of contexts")
     panel.set_xlabel("order: share of the patches that are there, m / n")
     panel.set_ylabel("relative interaction strength J, ± 2 standard errors")
     panel.set_ylim(bottom=0)
-    panel.spines[["top", "right"]].set_visible(False)
     draw_legend(panel)
-    if path is not None:
-        save(figure, path)
     return figure
 
 
-def _labels(target: Any, rest: tuple[Any, ...], done: int, count: int) -> list[int | None]:
-    """The class of each image of a batch; None for what the model answers."""
-    if target is None:
-        return [None] * count
-    if isinstance(target, str):
-        if target != "label":
-            raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
-        if not rest:
+def rows(result: InteractionStrength) -> Rows:
+    columns = ("order", "part of patches", "strength", "standard error", "floor", "absolute")
+    figures = (result.fractions, result.strength, result.error, result.floor, result.absolute)
+    return columns, list(zip(map(str, result.orders), *figures, strict=True))
+
+
+def _labelled(images: Any, target: Any) -> Iterator[tuple[Tensor, int | None]]:
+    """Every image with the class whose score it is; None for the model's answer."""
+    by_label = isinstance(target, str)
+    if by_label and target != "label":
+        raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
+    done = 0
+    for batch, rest in batches(images):
+        if by_label and not rest:
             raise ValueError('target="label" needs labels; pass images as batches of (images, labels)')
-        given = rest[0]
-    elif isinstance(target, int):
-        given = [target] * count
-    else:
-        given = target[done : done + count]
-    labels = [int(label) for label in given]
-    if len(labels) != count:
-        raise ValueError(f"targets end with image {done + len(labels)}, and there are more; pass one for each")
-    return [*labels]
+        if target is None or isinstance(target, int):
+            classes = [target] * len(batch)
+        else:
+            classes = [int(label) for label in (rest[0] if by_label else target[done : done + len(batch)])]
+        done += len(classes)
+        if len(classes) != len(batch):
+            raise ValueError(f"targets end with image {done}, and there are more; pass one for each")
+        yield from zip(batch, classes, strict=True)
 
 
 class _Answers:
-    """Scores of one class in all that a model answers to one image, the whole of which comes first.
+    """Scores of one class in all answers of a model to the subsets of one image, the first of which is the whole.
 
     Args:
-        label: The class; what the model answers to the whole image if None.
+        label: The class; the model's answer to the whole image if None.
         score: "log-odds" or "logit".
     """
 
@@ -284,3 +255,126 @@ def _relative(units: Tensor) -> tuple[Tensor, Tensor, float]:
 
 def _known(number: float) -> float | None:
     return None if math.isnan(number) else number
+
+
+@dataclass(frozen=True)
+class Design:
+    """The subsets of patches that are shown of an image.
+
+    Args:
+        grid: Patches from top to bottom, and from left to right.
+        orders: Context sizes, each once, ascending.
+        pairs: Pairs drawn, all at most.
+        contexts: Contexts drawn of each pair and order, at most.
+    """
+
+    grid: tuple[int, int]
+    orders: tuple[int, ...]
+    pairs: int
+    contexts: int
+
+    @property
+    def patches(self) -> int:
+        return math.prod(self.grid)
+
+    def drawn(self, order: int) -> int:
+        return min(self.contexts, math.comb(self.patches - 2, order))
+
+    def complete(self, order: int) -> bool:
+        return math.comb(self.patches - 2, order) <= self.contexts
+
+    def subsets(self, draw: random.Random) -> Iterator[tuple[int, ...]]:
+        """The patches shown: all; then by pair, order and context, the context alone, with i, with j, and with both."""
+        yield tuple(range(self.patches))
+        for number in draw.sample(range(math.comb(self.patches, 2)), self.pairs):
+            j = (1 + math.isqrt(1 + 8 * number)) // 2  # pairs i < j are numbered by j, then i
+            i = number - math.comb(j, 2)
+            others = [patch for patch in range(self.patches) if patch not in (i, j)]
+            for order in self.orders:
+                for context in self._contexts(draw, others, order):
+                    yield from (context, (*context, i), (*context, j), (*context, i, j))
+
+    def _contexts(self, draw: random.Random, others: Sequence[int], order: int) -> Iterable[tuple[int, ...]]:
+        """Different ones, in the order in which they are drawn; all of them if there are no more."""
+        if self.complete(order):
+            return combinations(others, order)
+        drawn: dict[tuple[int, ...], None] = {}
+        while len(drawn) < self.contexts:
+            drawn[tuple(sorted(draw.sample(others, order)))] = None
+        return drawn
+
+    def interactions(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of all subsets but the first -> (pairs, orders) mean over contexts, and the variance of that mean."""
+        alone, with_i, with_j, both = scores.view(self.pairs, -1, 4).unbind(-1)
+        parts = (both - with_i - with_j + alone).split([self.drawn(order) for order in self.orders], 1)
+        means = torch.stack([part.mean(1) for part in parts], 1)
+        variances = []
+        for order, part in zip(self.orders, parts, strict=True):
+            untaken = 1 - self.drawn(order) / math.comb(self.patches - 2, order)
+            scatter = part.var(1) if part.shape[1] > 1 else torch.full_like(part[:, 0], math.nan)
+            variances.append(scatter / self.contexts * untaken if untaken else torch.zeros_like(scatter))
+        return means, torch.stack(variances, 1)
+
+
+def designed(grid: int | Sequence[int], orders: float | Sequence[float], pairs: int, contexts: int) -> Design:
+    """A design with orders in numbers of patches; a ValueError for what cannot be drawn."""
+    sides = (grid, grid) if isinstance(grid, int) else tuple(grid)
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides) or math.prod(sides) < 2:
+        raise ValueError(f"grid={grid} has no two patches; pass (rows, columns), such as (16, 16)")
+    for name, number in (("pairs", pairs), ("contexts", contexts)):
+        if number < 1:
+            raise ValueError(f"{name}={number} measures nothing; choose 1 or more")
+    patches, sizes = math.prod(sides), set()
+    for order in orders if isinstance(orders, Sequence) else [orders]:
+        share = not isinstance(order, int)
+        if not isinstance(order, int | float) or not 0 <= order <= (1 if share else patches - 2):
+            meant = "a share of the patches, 0 to 1" if share else f"a number of patches, 0 to {patches - 2}"
+            raise ValueError(f"orders hold {order}; expected {meant}")
+        sizes.add(min(round(order * patches), patches - 2) if share else int(order))
+    if not sizes:
+        raise ValueError("orders are empty; pass shares of the patches, such as 0.05, 0.5 and 0.95")
+    return Design((sides[0], sides[1]), tuple(sorted(sizes)), min(pairs, math.comb(patches, 2)), contexts)
+
+
+def masked(
+    image: Tensor, subsets: Iterator[tuple[int, ...]], grid: tuple[int, int], baseline: Any, batch_size: int
+) -> Iterator[Tensor]:
+    """Batches of an image (C, H, W) in which only the patches of each subset are shown."""
+    (channels, *size), (height, width) = image.shape, grid
+    if size[0] < height or size[1] < width:
+        raise ValueError(f"an image of {size[0]}x{size[1]} has no {height}x{width} patches; choose a smaller grid")
+    absent = torch.as_tensor(baseline, dtype=image.dtype, device=image.device)
+    if absent.numel() not in (1, channels):
+        raise ValueError(f"baseline has {absent.numel()} values; expected 1 or one for each of {channels} channels")
+    rows, columns = (torch.arange(n, device=image.device) * cells // n for n, cells in zip(size, grid, strict=True))
+    while chosen := list(islice(subsets, batch_size)):
+        there = torch.zeros(len(chosen), height * width, dtype=torch.bool)
+        images = [number for number, subset in enumerate(chosen) for _ in subset]
+        there[images, [patch for subset in chosen for patch in subset]] = True
+        there = there.to(image.device).view(-1, 1, height, width)[:, :, rows][..., columns]  # B 1 H W
+        yield torch.where(there, image, absent.view(-1, 1, 1))
+
+
+register_measure(
+    Measure(
+        "interaction",
+        "how strongly pairs of patches act together, by how much of the image is around them",
+        "EMSNet, Eq. 3.13-3.14 and Fig. 3.7",
+        interaction_strength,
+        plot_interaction_strength,
+        rows,
+        **OF_CLASSIFIERS,
+        samples=8,
+        batch=32,
+        options={
+            "grid": "patches down and across, such as 16,16",
+            "orders": "how much is around a pair: parts of all patches, or numbers of them",
+            "pairs": "drawn of each image",
+            "contexts": "drawn of each pair and order",
+            "target": "class whose score it is: a number, label, or without it the answer",
+            "score": "log-odds or logit",
+            "baseline": "what stands for an absent patch, in normalised values",
+        },
+        order=8,
+    )
+)

@@ -5,10 +5,8 @@ over colours and averaged over images, says how much each pixel matters to that 
 """
 
 import math
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,17 +16,16 @@ from ...inspection.layer_maps import LayerMaps
 from ...inspection.meta_pass import in_eval_mode
 from ...inspection.passing import Seen, batches, check_model, moved, peek
 from ...inspection.watch import eager, hooked
-from ...visual.plots import PALETTE, need_matplotlib, save
-from ..layer_chart import check_results, new_figure
+from ...visual.plots import PALETTE, need_matplotlib
+from .base import Measure, Rows, register_measure
+from .frame import draws, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of the total, for which the area is given that holds them.
-SHARES = (0.2, 0.3, 0.5, 0.99)
-# Below this share of the largest value, a logarithmic image is dark.
-DARKEST = 1e-4
-# A sum over channels that changes by less than this share of what a sum with random signs does has cancelled out.
+SHARES = (0.2, 0.3, 0.5, 0.99)  # of the total: records give the areas that hold them
+DARKEST = 1e-4  # the share of the largest value at the dark end of a logarithmic scale
+# A gradient of the sum over channels below this share of that of a sum with random signs: the channels cancel out.
 CANCELLED = 1e-3
 
 
@@ -54,11 +51,11 @@ class ReceptiveField:
     """How much each pixel matters to the centre of a map.
 
     Args:
-        values: (H, W) on the CPU, 0 to 1, the largest of which is 1.
+        values: (H, W) on the CPU, 0 to 1; the largest is 1.
         layer: The module that gives the map.
-        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the image, and of two the
-            later.
-        images: How many images it is the mean of.
+        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the image, the later of
+            two.
+        images: Number of images.
     """
 
     values: Tensor
@@ -103,16 +100,9 @@ class ReceptiveField:
         return (sums / counts)[nearest].tolist()
 
     def record(self) -> dict[str, Any]:
-        """All numbers but the image itself."""
-        return {
-            "layer": self.layer,
-            "images": self.images,
-            "size": list(self.size),
-            "grid": list(self.grid),
-            "centre": list(self.centre),
-            "held": [vars(self.held(share)) for share in SHARES],
-            "radial": self.radial(),
-        }
+        """Plain numbers, for JSON, without the image itself."""
+        record = dict(layer=self.layer, images=self.images, size=self.size, grid=self.grid, centre=self.centre)
+        return record | dict(held=[asdict(self.held(share)) for share in SHARES], radial=self.radial())
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
         """The values in a row (H*W,), and how far each is from the centre in rows and in columns."""
@@ -133,17 +123,14 @@ def effective_receptive_field(
 ) -> ReceptiveField:
     """The effective receptive field of the centre of a model's feature map.
 
-    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The model is
-    in eval mode; frozen weights are fine, and callers without gradients too.
+    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The model runs
+    in eval mode; its weights may be frozen, and the caller may have switched gradients off.
 
     Args:
-        model: Any model that takes a batch of images: timm's, ours, yours.
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one. All of one size. They
-            are moved to the model's device and dtype.
+        model, images, batch_size, seen: As for `pass_images`; all images have one size. Activations of a batch are
+            kept for the gradient.
         layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
             "output" for the model itself; the last block if None.
-        batch_size: How many images pass the model at a time, at most; activations of that many are kept.
-        seen: Told after every pass how many images have passed.
 
     Raises:
         ValueError: There is no such layer or it gives no map, or the map does not depend on the image, or there are
@@ -156,26 +143,42 @@ def effective_receptive_field(
     maps = LayerMaps(model, image)
     name, module = maps.layer(layer)
     total, done, grid = torch.zeros(maps.size, dtype=torch.float64), 0, (0, 0)
-    gradients = torch.inference_mode(False), torch.enable_grad()  # whatever the caller has
-    with eager(maps.model), in_eval_mode(maps.model), gradients[0], gradients[1], _centres(maps, name, module) as found:
+    centres: list[tuple[Tensor, Tensor]] = []  # sums over channels, plain and with fixed random signs
+
+    def look(module: nn.Module, inputs: tuple, output: Any) -> None:
+        nonlocal grid
+        x = maps.read(name, output)
+        grid = x.shape[-2], x.shape[-1]
+        row, column = (_middle(n, cells)[0] for n, cells in zip(maps.size, grid, strict=True))
+        centre = x[:, :, row, column].float()  # B C
+        signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
+        centres.append((centre.sum(), (centre * signs).sum()))  # now, since the next layer may change the map in place
+
+    with (
+        eager(maps.model),
+        in_eval_mode(maps.model),
+        torch.inference_mode(False),  # whatever the caller has
+        torch.enable_grad(),
+        hooked([module], after=look),
+    ):
         for batch, _ in batches(images):
             if batch.shape[-2:] != total.shape:
                 (height, width), (rows, columns) = maps.size, batch.shape[-2:]
                 raise ValueError(f"images are {height}x{width}, and then {rows}x{columns}; pass images of one size")
             for start in range(0, len(batch), batch_size):
                 part = moved(batch[start : start + batch_size], maps.model).clone().detach()
-                found.clear()
+                centres.clear()
                 maps.model(part.requires_grad_())
-                if not found:
+                if not centres:
                     raise ValueError(f"{name!r} does not run when the model answers; {maps.known()}")
-                centre = found[-1]
-                usual = 0 if done else _gradient(centre.signed, part, keep=True).sum()
-                gradient = _gradient(centre.plain, part)
+                plain, signed = centres[-1]
+                usual = 0 if done else _gradient(signed, part, keep=True).sum()
+                gradient = _gradient(plain, part)
                 if gradient.sum() < usual * CANCELLED:
                     raise ValueError(
                         f"the channels of {name!r} add up to a constant, as behind a norm; name the layer before it"
                     )
-                total, grid, done = total + gradient, centre.grid, done + len(part)
+                total, done = total + gradient, done + len(part)
                 if seen is not None:
                     seen(done)
     largest = total.max()
@@ -186,17 +189,14 @@ def effective_receptive_field(
     return ReceptiveField((total / largest).float(), name, grid, done)
 
 
-def plot_receptive_field(
-    results: Mapping[str, ReceptiveField], path: str | Path | None = None, *, log: bool = True
-) -> "Figure":
+@draws(ReceptiveField, "effective_receptive_field")
+def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> "Figure":
     """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
 
     Args:
-        results: What `effective_receptive_field` gave, by the name that the titles show.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
+        results: Results of `effective_receptive_field`, by the names for the titles.
         log: Whether colours and profiles have a logarithmic scale; most fields are too sharp for another.
     """
-    check_results(path, results, ReceptiveField, "effective_receptive_field")
     need_matplotlib()
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.patches import Rectangle
@@ -209,69 +209,36 @@ def plot_receptive_field(
     for i, (label, result) in enumerate(results.items()):
         panel, values = panels[i], result.values.clamp(min=DARKEST) if log else result.values
         panel.imshow(values.numpy(), cmap="viridis", norm=norm, interpolation="nearest")
-        for share, style in ((0.5, "-"), (0.99, "--")):
-            side, (row, column) = result.held(share).side, result.centre
-            corner = column - side / 2, row - side / 2
+        half, most = sides = [result.held(share).side for share in (0.5, 0.99)]
+        for side, style in zip(sides, ("-", "--"), strict=True):
+            corner = result.centre[1] - side / 2, result.centre[0] - side / 2
             for colour, line, width in (("black", "-", 2.4), ("white", style, 1.2)):  # seen on any colour
                 square = Rectangle(corner, side, side, fill=False, edgecolor=colour, linestyle=line, linewidth=width)
                 panel.add_patch(square)
-        half, most = (result.held(share).side for share in (0.5, 0.99))
         panel.set_title(f"{label}\n{result.layer}\n50 % in {half:.0f} px, 99 % in {most:.0f} px", fontsize=9)
-        panel.set_xticks([0, result.size[1] - 1])
-        panel.set_yticks([0, result.size[0] - 1])
-        profile.plot(
-            result.radial(), color=PALETTE[i % len(PALETTE)], linestyle=("-", "--", ":")[i // 6 % 3], label=label
-        )
+        panel.set(xticks=[0, result.size[1] - 1], yticks=[0, result.size[0] - 1])
+        style = dict(color=PALETTE[i % len(PALETTE)], linestyle=("-", "--", ":")[i // 6 % 3])
+        profile.plot(result.radial(), **style, label=label)
     figure.colorbar(panels[0].images[0], ax=panels[: len(results)], shrink=0.7, label="gradient, share of the largest")
     profile.set(xlabel="distance from the centre, pixels", ylabel="mean gradient, share of the largest")
     if log:
         profile.set_yscale("log")
-    profile.spines[["top", "right"]].set_visible(False)
     profile.legend(frameon=False, fontsize=8)
     for panel in panels[len(results) + 1 :]:
         panel.set_visible(False)
-    if path is not None:
-        save(figure, path)
     return figure
 
 
-@contextmanager
-def _centres(maps: LayerMaps, name: str, module: nn.Module) -> Generator[list["_Centre"], None, None]:
-    """While it lasts, the list grows by what the centre is of every map that a layer gives."""
-    found: list[_Centre] = []
-
-    def look(module: nn.Module, inputs: tuple, output: Any) -> None:
-        # Added up here and now: the next layer may change the map in place.
-        x = maps.read(name, output)
-        grid = x.shape[-2], x.shape[-1]
-        row, column = (_middle(n, cells)[0] for n, cells in zip(maps.size, grid, strict=True))
-        centre = x[:, :, row, column].float()  # B C
-        signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
-        found.append(_Centre(grid, centre.sum(), (centre * signs).sum()))
-
-    with hooked([module], after=look):
-        yield found
-
-
-@dataclass(frozen=True)
-class _Centre:
-    """The centre of a map.
-
-    Args:
-        grid: (h, w)
-        plain: Its sum over images and channels, and
-        signed: that with random signs of channels, which are always the same.
-    """
-
-    grid: tuple[int, int]
-    plain: Tensor
-    signed: Tensor
+def rows(result: ReceptiveField) -> Rows:
+    columns = ("share of it", "side of the square, pixels", "of the image %", "densest part %")
+    held = map(result.held, SHARES)
+    return columns, [(f"{100 * one.share:g} %", one.side, 100 * one.area, 100 * one.densest) for one in held]
 
 
 def _middle(pixels: int, places: int) -> tuple[int, float]:
-    """Of a side, the central place and the middle of what it covers, in pixels from 0."""
+    """The central place along one side, and the middle of what it covers, in pixels from 0."""
     stride = 2 ** round(math.log2(pixels / places))
-    if places not in (pixels // stride, -(-pixels // stride)):  # else an image was padded, or an edge of it left out
+    if places not in (pixels // stride, -(-pixels // stride)):  # as when the image was padded or cut at an edge
         stride = pixels / places
     middles = [(place + 0.5) * stride - 0.5 for place in range(places)]
     place = min(range(places), key=lambda i: (abs(middles[i] - (pixels - 1) / 2), -i))
@@ -284,3 +251,22 @@ def _gradient(value: Tensor, images: Tensor, keep: bool = False) -> Tensor:
         return torch.zeros(images.shape[-2:], dtype=torch.float64)
     (gradient,) = torch.autograd.grad(value, images, retain_graph=keep, materialize_grads=True)
     return gradient.float().abs().sum((0, 1)).cpu().double()
+
+
+register_measure(
+    Measure(
+        "receptive-field",
+        "how much each pixel matters to the centre of the last map",
+        "after Luo et al., 2016",
+        effective_receptive_field,
+        plot_receptive_field,
+        rows,
+        samples=50,
+        batch=8,
+        options={
+            "layer": "module whose map is looked at; the last block without it",
+            "log": "draw it on a logarithmic scale",
+        },
+        order=9,
+    )
+)

@@ -1,23 +1,32 @@
 """What frequencies the features of every layer are made of: amplitude spectra and relative log-amplitudes over depth.
 
 The Fourier analysis of the EMSNet chapter (Figs. 3.5, 3.6 and 3.10), after Park and Kim, ICLR 2022. The map of every
-channel is transformed, and the logarithm of the amplitudes averaged over channels and images. What is shown of that is
-its diagonal from the centre, frequency 0, to the corner, frequency pi down and across. A layer that raises the high end
+channel is transformed, and the logarithm of the amplitudes averaged over channels and images. The curves show its
+diagonal from the centre, frequency 0, to the corner, frequency pi down and across. A layer that raises the high end
 sharpens; one that lowers it blurs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.blocks import find_blocks, find_layers, watch_blocks
-from ...inspection.passing import Seen, pass_images, peek
+from ...inspection.blocks import Block
+from ...inspection.passing import Seen
+from .base import Measure, Rows, register_measure
+from .frame import draw_legend, draw_lines, draws, new_figure, pass_blocks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, SubFigure
 
 FLOOR = 1e-6
+COLUMNS = 3  # models side by side, at most
+PANELS = 8  # spectra side by side, at most
+LOWEST = -10.0  # the end of the colour scale: a branch that enlarges its map may have next to no high frequencies
+DEPTH = 0.9  # where on the colour scale the last layer is: beyond, it is too bright for a line on white
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class LayerSpectrum:
         return self.relative[-1]
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for JSON; the spectrum in rows from top to bottom."""
+        """Plain values, for JSON; the spectrum in rows from top to bottom."""
         return {
             "name": self.name,
             "grid": list(self.spectrum.shape),
@@ -61,17 +70,13 @@ class LayerSpectrum:
 
 @dataclass(frozen=True)
 class Spectra:
-    """All layers, in order of execution.
-
-    Args:
-        images: How many there were.
-    """
+    """All layers in order of execution, and the number of images."""
 
     layers: tuple[LayerSpectrum, ...]
     images: int
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Plain values, for JSON."""
         return {"images": self.images, "layers": [layer.record() for layer in self.layers]}
 
 
@@ -84,43 +89,83 @@ def log_amplitude(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> Spectra:
-    """Spectrum of what every block of a model gives; class and register tokens are left out.
+    """Spectrum of what every block of a model gives, without class and register tokens.
 
     The transform is not normalised: its value at frequency 0 is the sum of the map.
 
     Args:
-        model: Any vision model; which blocks it has, `find_blocks` says.
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is. All
-            of one size.
-        layers: Other modules instead, as `find_layers` has them: "*.mixer.static" are the static branches of an
-            EMSNet, "*.dynamic.local" its C-MHSA with propagation, "*.dynamic.global_" its G-MHSA.
-        floor: Added to every amplitude: the logarithm of 0 is none.
-        batch_size: How many images pass the model at a time, at most.
-        seen: Told how many images have passed.
+        model, images, batch_size, seen: As for `pass_images`; all images have one size.
+        layers: Other modules than the blocks, as `find_layers` takes them: "*.mixer.static" are the static branches of
+            an EMSNet, "*.dynamic.local" its C-MHSA with propagation, "*.dynamic.global_" its G-MHSA.
+        floor: Added to every amplitude, since 0 has no logarithm.
 
     Raises:
         ValueError: The model has no blocks or no such modules, there are no images, or their sizes differ.
     """
     if not floor > 0:
         raise ValueError(f"floor={floor!r}; expected a small number above 0, such as {FLOOR}")
-    image, images = peek(images)
-    blocks = find_blocks(model, image) if layers is None else find_layers(model, image, layers)
-    sums: dict[int, Tensor] = {}
+    sums: dict[str, Tensor] = {}
 
-    def see(number: int, features: Tensor) -> None:
+    def see(block: Block, features: Tensor) -> None:
         half = torch.fft.rfft2(features if features.dtype == torch.float64 else features.float())
         sizes = half.abs().add_(floor).log_().mean(1).double().sum(0).cpu()  # h w//2+1
-        if number not in sums:
-            sums[number] = sizes
-        elif sums[number].shape != sizes.shape or tuple(features.shape[2:]) != blocks[number].layout.grid:
-            here, first = "x".join(map(str, features.shape[2:])), "x".join(map(str, blocks[number].layout.grid))
-            raise ValueError(f"maps of {blocks[number].name} are {here} and {first}; pass images of one size")
-        else:
-            sums[number] += sizes
+        if block.name in sums and tuple(features.shape[2:]) != block.layout.grid:
+            here, first = "x".join(map(str, features.shape[2:])), "x".join(map(str, block.layout.grid))
+            raise ValueError(f"maps of {block.name} are {here} and {first}; pass images of one size")
+        sums[block.name] = sums.get(block.name, 0) + sizes
 
-    with watch_blocks(model, blocks, see):
-        passed = pass_images(model, images, batch_size=batch_size, seen=seen)
-    return Spectra(tuple(_layer(x.name, sums[i] / passed, x.layout.grid[1]) for i, x in enumerate(blocks)), passed)
+    blocks, passed = pass_blocks(model, images, see, layers=layers, batch_size=batch_size, seen=seen)
+    return Spectra(tuple(_layer(x.name, sums[x.name] / passed, x.layout.grid[1]) for x in blocks), passed)
+
+
+@draws(Spectra, "log_amplitude")
+def plot_spectrum(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> "Figure":
+    """Draw what `plot_log_amplitude` draws, and below that what `plot_amplitude_spectrum` draws."""
+    (width, above), (wide, below) = _size_of_curves(spectra), _size_of_panels(spectra, layers)
+    figure = new_figure(max(width, wide), above + below)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[above, below])
+    _draw_curves(parts[0], spectra, layers)
+    _draw_panels(parts[1], spectra, layers)
+    return figure
+
+
+@draws(Spectra, "log_amplitude")
+def plot_log_amplitude(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> "Figure":
+    """Draw relative log-amplitudes over frequency, a panel for each model and a line for each layer, dark to bright
+    with depth; and beside these the highest frequency over depth, one line for each model.
+
+    Args:
+        spectra: Results of `log_amplitude`, by the names for the titles.
+        layers: Numbers of those to draw, from 0; all by default.
+    """
+    figure = new_figure(*_size_of_curves(spectra))
+    _draw_curves(figure, spectra, layers)
+    return figure
+
+
+@draws(Spectra, "log_amplitude")
+def plot_amplitude_spectrum(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> "Figure":
+    """Draw the spectra themselves, frequency 0 in the middle: a row for each model, depth from left to right.
+
+    Colours are log-amplitudes less that of frequency 0, on one scale, which ends at -10.
+
+    Args:
+        spectra: Results of `log_amplitude`, by the names for the rows.
+        layers: Numbers of those to draw, from 0; by default up to eight, evenly spaced.
+    """
+    figure = new_figure(*_size_of_panels(spectra, layers))
+    _draw_panels(figure, spectra, layers)
+    return figure
+
+
+def rows(result: Spectra) -> Rows:
+    """Relative log-amplitudes at a quarter, half and all of the highest frequency."""
+    cells = []
+    for x in result.layers:
+        places = [round(part * (len(x.frequencies) - 1)) for part in (0.25, 0.5, 1.0)]
+        at = [x.relative[place] if place else None for place in places]  # a small map has few frequencies
+        cells.append((x.name, "x".join(map(str, x.spectrum.shape)), *at))
+    return ("layer", "grid", "log amplitude at 1/4", "at 1/2", "at the highest"), cells
 
 
 def _layer(name: str, half: Tensor, width: int) -> LayerSpectrum:
@@ -143,3 +188,94 @@ def _between(whole: Tensor, row: float, column: float) -> float:
             if near_row * near_column:
                 value += near_row * near_column * float(whole[i % len(whole), j % whole.shape[1]])
     return value
+
+
+def _size_of_curves(spectra: Mapping[str, Spectra]) -> tuple[float, float]:
+    return 3.4 * min(len(spectra), COLUMNS) + 5.2, 4.0 * math.ceil(len(spectra) / COLUMNS)
+
+
+def _draw_curves(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> None:
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    columns, shade = min(len(spectra), COLUMNS), colormaps["viridis"]
+    parts: Any = figure.subfigures(1, 2, width_ratios=[3.4 * columns + 0.6, 4.6])
+    curves, summary = parts
+    panels = curves.subplots(math.ceil(len(spectra) / columns), columns, squeeze=False, sharey=True)
+    for panel in panels.flat[len(spectra) :]:
+        panel.set_visible(False)
+    for panel, (label, one) in zip(panels.flat, spectra.items(), strict=False):
+        last = max(len(one.layers) - 1, 1)
+        for number in _chosen(one, layers):
+            layer = one.layers[number]
+            panel.plot(layer.frequencies, layer.relative, color=shade(DEPTH * number / last), linewidth=1.2)
+        panel.axhline(0, color="grey", linewidth=0.6)
+        panel.set_title(label, fontsize=10)
+        panel.set_xlabel("frequency, π")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("Δ log amplitude")
+    depth = ScalarMappable(Normalize(0, 1 / DEPTH), shade)
+    bar = curves.colorbar(depth, ax=panels, label="depth", ticks=[0, 1], boundaries=[i / 64 for i in range(65)])
+    bar.ax.set_yticklabels(["first", "last"])
+    high = summary.subplots()
+    lines = {label: [one.layers[i].high for i in _chosen(one, layers)] for label, one in spectra.items()}
+    draw_lines(high, lines, "Δ log amplitude at the highest frequency")
+    draw_legend(high)
+
+
+def _size_of_panels(spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> tuple[float, float]:
+    most = max(len(_chosen(one, layers, PANELS)) for one in spectra.values())
+    return 1.5 * most + 2.0, 1.75 * len(spectra) + 0.5
+
+
+def _draw_panels(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> None:
+    chosen = [_chosen(one, layers, PANELS) for one in spectra.values()]
+    panels = figure.subplots(len(spectra), max(map(len, chosen)), squeeze=False)
+    shown = [
+        [one.layers[number].spectrum - one.layers[number].log_amplitude[0] for number in numbers]
+        for one, numbers in zip(spectra.values(), chosen, strict=True)
+    ]
+    highest = max(float(x.max()) for row in shown for x in row)
+    lowest = min(float(x.min()) for row in shown for x in row)
+    scale: dict[str, Any] = dict(vmin=max(lowest, LOWEST), vmax=max(highest, max(lowest, LOWEST) + 1e-6))
+    drawn: Any = None
+    for panel in panels.flat:
+        panel.set(xticks=[], yticks=[], visible=False)
+    for label, line, images, numbers in zip(spectra, panels, shown, chosen, strict=True):
+        line[0].set_ylabel(label, fontsize=9)
+        for panel, image, number in zip(line, images, numbers, strict=False):
+            panel.set_visible(True)
+            drawn = panel.imshow(image.numpy(), cmap="viridis", aspect="auto", **scale)
+            panel.set_title(f"layer {number + 1}", fontsize=9)
+    extend = "min" if lowest < LOWEST else "neither"
+    figure.colorbar(drawn, ax=panels, label="Δ log amplitude", extend=extend)
+
+
+def _chosen(one: Spectra, layers: Sequence[int] | None, most: int | None = None) -> list[int]:
+    count = len(one.layers)
+    if layers is not None:
+        for number in layers:
+            if not 0 <= number < count:
+                raise ValueError(f"there is no layer {number}; layers are numbered from 0 to {count - 1}")
+        return list(layers)
+    if most is None or count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+register_measure(
+    Measure(
+        "spectrum",
+        "which spatial frequencies features have, layer by layer: smooth or fine",
+        "EMSNet, Figs. 3.5, 3.6 and 3.10",
+        log_amplitude,
+        lambda spectra, path=None: plot_spectrum(spectra, path),  # whose `layers` are numbers
+        rows,
+        options={
+            "layers": "modules to look at instead of all blocks: names or patterns",
+            "floor": "added to amplitudes",
+        },
+        order=3,
+    )
+)

@@ -1,16 +1,30 @@
-"""What every class token of a multi-token pool says, and what its group and all of them say together."""
+"""The answers of every class token of a multi-token pool, of its group, and of all groups together."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen, check_model, pass_images
+from ...inspection.passing import Seen, batches, check_model, pass_images
 from ...inspection.watch import uncompiled
 
 WHO_HAS = "pass one that has: broadsight.swap_pool(name, 'map'), map_resnet50 and its like, or a run with --pool map"
+
+
+def has_tokens(model: Any) -> bool:
+    return callable(getattr(model, "forward_groups", None)) and bool(getattr(model, "has_groups", True))
+
+
+# What all measures of class tokens have in common.
+OF_TOKENS: dict[str, Any] = dict(
+    thing="multi-token pooling",
+    examples="map_resnet50, map_convnext_tiny, or a run trained with --pool map",
+    suits=has_tokens,
+    labels="welcome",
+    dense=False,
+)
 
 
 @dataclass(frozen=True)
@@ -18,10 +32,10 @@ class Answers:
     """Logits of B images from G groups of T class tokens, C classes, in single precision or better.
 
     Args:
-        tokens: (B, G, T, C), each token's share of its group's logits, without the bias. Where a group has one token,
-            that token's logits are the group's.
+        tokens: (B, G, T, C), each token's share of its group's logits, without the bias; the group's logits where a
+            group has one token.
         groups: (B, G, C)
-        aggregate: (B, C), what the model answers.
+        aggregate: (B, C), the model's answer.
         labels: (B,) on the same device, or None.
     """
 
@@ -34,25 +48,35 @@ class Answers:
 def hear_tokens(
     model: nn.Module,
     images: Tensor | Iterable[Any],
+    labels: Tensor | None,
     hear: Callable[[Answers], None],
     *,
+    limit: int | None = None,
     batch_size: int = 8,
     seen: Seen | None = None,
-) -> int:
-    """Let a model answer all images and pass on what its tokens say, batch by batch; how many images there were.
+) -> None:
+    """Let a model answer all images and pass its tokens' answers to `hear`, batch by batch.
 
     Args:
         model: Any with `forward_groups`, as `broadsight.swap_pool` makes.
         images: As `pass_images` takes them; the second of a tuple is taken for labels.
+        labels: (B,) of images that are one tensor; None otherwise, or without labels.
+        limit: Images at most; no more are read. All if None.
 
     Raises:
         ValueError: The model has no groups of tokens, or labels do not fit.
     """
     check_model(model)
     inner = uncompiled(model)
-    if not callable(getattr(inner, "forward_groups", None)) or not getattr(inner, "has_groups", True):
+    if not has_tokens(inner):
         kind = type(getattr(inner, "head", inner) if hasattr(inner, "forward_groups") else inner).__name__
         raise ValueError(f"{kind} has no groups of class tokens; {WHO_HAS}")
+    if labels is not None:
+        if not isinstance(images, Tensor):
+            raise ValueError("labels are given apart from an iterable of batches; pass batches (images, labels)")
+        if len(labels) != len(images):
+            raise ValueError(f"{len(labels)} labels for {len(images)} images; expected one for each")
+        images = [(images, labels)]
     labelled: set[bool] = set()
 
     def see(found: Any, rest: tuple) -> None:
@@ -62,18 +86,17 @@ def hear_tokens(
             raise ValueError("some batches of images come with labels and others without; expected one or the other")
         hear(answers)
 
-    return pass_images(_AskTokens(inner), images, batch_size=batch_size, seen=seen, see=see)
+    images = images if limit is None else _first(images, limit)
+    pass_images(_AskTokens(inner), images, batch_size=batch_size, seen=seen, see=see)
 
 
-def with_labels(images: Tensor | Iterable[Any], labels: Tensor | None) -> Tensor | Iterable[Any]:
-    """Images as they are, or together with labels (B,) that come apart from them."""
-    if labels is None:
-        return images
-    if not isinstance(images, Tensor):
-        raise ValueError("labels are given apart from an iterable of batches; pass batches (images, labels)")
-    if len(labels) != len(images):
-        raise ValueError(f"{len(labels)} labels for {len(images)} images; expected one for each")
-    return [(images, labels)]
+def _first(images: Tensor | Iterable[Any], count: int) -> Iterator[tuple[Any, ...]]:
+    """The first images, in batches as they come."""
+    for batch, rest in batches(images):
+        yield batch[:count], *(x[:count] for x in rest)
+        count -= len(batch)
+        if count <= 0:
+            return
 
 
 class _AskTokens(nn.Module):

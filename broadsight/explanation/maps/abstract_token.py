@@ -1,4 +1,4 @@
-"""Abstract tokens (MAT): what sums up each window, and which window's summary every pixel listens to."""
+"""Abstract tokens (MAT): where each window's token looks, and which window's summary every pixel attends to."""
 
 from typing import Any
 
@@ -7,42 +7,25 @@ from torch import Tensor, nn
 
 from ...layers import AbstractTokenAttention
 from ...layers.any_size import join_cells, split_cells
-from .map import LayerCall, LayerCalls, Look, modules_of, shown
+from .map import Collector, LayerCall, Look, modules_of
 
 # Of the four attentions in a layer, in order: pixels in their window, the abstract token in its window, the windows'
 # summaries among each other, pixels among the summaries.
 SUMMARY, MIXING, FUSION = 1, 2, 3
 
 
-class _Windows(LayerCalls):
+class _Windows(Collector):
     """Calls of the layers with abstract tokens, and their windows as maps."""
 
-    kind: str
-
-    @staticmethod
-    def suits(model: nn.Module) -> bool:
-        return bool(_with_tokens(model))
-
-    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        super().__init__(_with_tokens(model))
+    @classmethod
+    def find(cls, model: nn.Module) -> dict[str, nn.Module]:
+        return {name: x for name, x in modules_of(model, AbstractTokenAttention).items() if getattr(x, "mixing", False)}
 
     def given(self, module: Any, x: Tensor) -> Any:
         return tuple(x.shape[1:3])
 
-    def looks(self) -> list[Look]:
-        return [look for depth, call in enumerate(self.calls) for look in self.looks_of(depth, call)]
-
-    def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
-        raise NotImplementedError
-
-    def heat(self, depth: int, call: LayerCall, title: str, x: Tensor, note: str) -> Look:
-        return Look(self.kind, title, call.layer, depth, "heat", shown(self.joined(call, x)), note)
-
-    def joined(self, call: LayerCall, x: Tensor) -> Tensor:
-        """Pixels by window (p*q, P), or one number for each window (p*q, 1) -> (H, W), without the padding."""
-        (H, W), w = call.given, call.module.window
-        p, q = -(-H // w), -(-W // w)
-        return join_cells(x.expand(-1, w * w).reshape(1, p, q, w, w, 1))[0, :H, :W, 0].contiguous()
+    def heat_of(self, depth: int, call: LayerCall, title: str, x: Tensor, note: str) -> Look:
+        return self.heat(depth, call.layer, title, _joined(call, x), note)
 
 
 class AbstractTokenLooks(_Windows):
@@ -62,8 +45,8 @@ class AbstractTokenLooks(_Windows):
             "attention that each window's summary gets from all summaries, mean over heads; all windows add up to 1"
         )
         return [
-            self.heat(depth, call, "in its window", in_window[:, : call.module.window**2], inside),
-            self.heat(depth, call, "received in the mixing", received[:, None], mixing),
+            self.heat_of(depth, call, "in its window", in_window[:, : call.module.window**2], inside),
+            self.heat_of(depth, call, "received in the mixing", received[:, None], mixing),
         ]
 
 
@@ -86,17 +69,19 @@ class FusionLooks(_Windows):
             which.append(largest.indices)
             received = received + weights[real[queries].to(weights.device)].sum(0)
         windows = f"{p} x {q} windows"
-        labels = self.joined(call, torch.cat(which).view(p * q, -1)).cpu()
+        labels = _joined(call, torch.cat(which).view(p * q, -1)).cpu()
         note = f"the window, of {windows} counted row by row, whose summary each pixel attends to most; mean over heads"
         gets = "attention that each window's summary gets from all pixels, mean over heads; all windows add up to 1"
         sure = f"how much attention that summary gets from the pixel: 1 is all, {1 / (p * q):.2g} is no preference"
         return [
             Look(self.kind, "window of most attention", call.layer, depth, "labels", labels, note),
-            self.heat(depth, call, "largest attention", torch.cat(most).view(p * q, -1), sure),
-            self.heat(depth, call, "received", (received / (H * W))[:, None], gets),
+            self.heat_of(depth, call, "largest attention", torch.cat(most).view(p * q, -1), sure),
+            self.heat_of(depth, call, "received", (received / (H * W))[:, None], gets),
         ]
 
 
-def _with_tokens(model: nn.Module) -> dict[str, nn.Module]:
-    found: dict[str, Any] = modules_of(model, AbstractTokenAttention)
-    return {name: module for name, module in found.items() if module.mixing}
+def _joined(call: LayerCall, x: Tensor) -> Tensor:
+    """Pixels by window (p*q, P), or one number for each window (p*q, 1) -> (H, W), without the padding."""
+    (H, W), w = call.given, call.module.window
+    p, q = -(-H // w), -(-W // w)
+    return join_cells(x.expand(-1, w * w).reshape(1, p, q, w, w, 1))[0, :H, :W, 0].contiguous()

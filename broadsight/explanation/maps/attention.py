@@ -14,7 +14,7 @@ from ...inspection.layout import layouts_of, path_of, prefix_tokens
 from ...inspection.watch import hooked
 from ...inspection.windows import Windows, cells_of, cuts, windows_of
 from ...layers import CMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
-from .map import Look
+from .map import Collector, Look
 
 OF_CLASS = "attention of the class token to each place; bright is much"
 RECEIVED = "attention that each place receives, on average over all that ask; bright is much"
@@ -22,7 +22,7 @@ IN_WINDOW = "attention that each place receives, on average over those of its wi
 OF_BACKGROUND = "attention of the single query of the background to each place; bright is much"
 
 
-class AttentionLooks:
+class AttentionLooks(Collector):
     """Of every attention layer: one heat map for the mean over its heads, and one for each head if there are several.
 
     Where there is a class token, it is its row of weights over the patches. Elsewhere it is what each key receives, on
@@ -32,20 +32,20 @@ class AttentionLooks:
 
     kind = "attention"
 
-    @staticmethod
-    def suits(model: nn.Module) -> bool:
+    @classmethod
+    def suits(cls, model: nn.Module) -> bool:
         return bool(_outside_pools(model, find_attention(model))) and not _reordered(model)
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        self.model, self.size = model, image_size
+        super().__init__(model, image_size)
         self.names = find_attention(model)
-        self.layers = _outside_pools(model, self.names)
         self.found: list[tuple[str, Tensor, str]] = []  # name, (heads, h, w), note
         self.skipped: dict[str, str] = {}
         self.inputs: dict[Any, list[tuple[int, ...]]] = {}
-        self._opened = ExitStack()
 
-    def __enter__(self) -> "AttentionLooks":
+    def __enter__(self) -> Collector:
+        wanted = _outside_pools(self.model, self.names)
+
         def notes(module: nn.Module, args: tuple, _: dict) -> None:
             sizes = [tuple(x) for x in args if isinstance(x, tuple | list | torch.Size) and len(x) == 2]
             self.inputs[module] = [tuple(x.shape) for x in args if isinstance(x, Tensor)] + sizes
@@ -53,13 +53,12 @@ class AttentionLooks:
         with ExitStack() as opened:
             blocks = {path_of(self.model, name)[1] for name in self.names.values() if name}
             opened.enter_context(hooked({*self.names, *filter(cuts, blocks)}, before=notes))
-            wanted = self.layers.__contains__
-            opened.enter_context(watch_attention(self.model, self._see, lambda name: wanted(name.partition("#")[0])))
+            opened.enter_context(watch_attention(self.model, self._see, lambda name: name.partition("#")[0] in wanted))
             self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._opened.close()
+        super().__exit__()
         self.inputs.clear()
 
     def looks(self) -> list[Look]:
@@ -67,10 +66,8 @@ class AttentionLooks:
         for depth, (name, maps, note) in enumerate(self.found):
             layer, _, number = name.partition("#")
             note = f"{note}; the layer's soft-max {number}" if number else note
-            shown = [("head mean", maps.mean(0))]
-            if len(maps) > 1:
-                shown += [(f"head {i}", one) for i, one in enumerate(maps, 1)]
-            looks += [Look(self.kind, title, layer, depth, "heat", values, note) for title, values in shown]
+            shown = [("head mean", maps.mean(0)), *((f"head {i}", one) for i, one in enumerate(maps, 1))]
+            looks += [self.heat(depth, layer, *one, note) for one in (shown if len(maps) > 1 else shown[:1])]
         return looks
 
     def _see(self, name: str, rows: Rows, module: nn.Module) -> None:
@@ -95,30 +92,30 @@ class AttentionLooks:
         shape = rows.shape
         N, M = shape[-2:]
         if isinstance(module, PartialAttention):  # one query, and the rows are its heads'
-            grids = layouts_of((1, M, 1), self.size, prefixes=[0])
+            grids = layouts_of((1, M, 1), self.image_size, prefixes=[0])
             return (rows.weights()[0].unflatten(-1, grids[0].grid), OF_BACKGROUND) if grids else _no_grid(M)
         layout = _layout(rows, module)
         if layout is None:
-            return f"its weights have the shape {tuple(shape)}, of which it is not known what is where"
+            return f"its weights have the shape {tuple(shape)}, whose axes are unknown"
         windows, heads = layout
         if N == M and self._among_channels(module, N, heads):
             return "it attends to channels, which are everywhere"
-        cut = windows_of(path[:2], self.inputs, self.size, windows, M)
+        cut = windows_of(path[:2], self.inputs, self.image_size, windows, M)
         if cut is not None:
             asking = _spread_over(rows, cut.inside(), heads) if N == M else None
             received = _arranged(rows.received(counted=asking), heads, rows.head_axis)  # heads windows M
             return cut.joined(received), RECEIVED if windows == 1 else IN_WINDOW
         if windows > 1:
-            return f"it attends within {windows} parts of the image, of which it is not known where they are"
+            return f"it attends within {windows} parts of the image, whose places are unknown"
         said, has_class = prefix_tokens(path)
-        grids = layouts_of((1, M, 1), self.size, prefixes=[said or 0, 0])
+        grids = layouts_of((1, M, 1), self.image_size, prefixes=[said or 0, 0])
         if not grids:
             return _no_grid(M)
         prefix = grids[0].prefix
         of_class = bool(prefix) and has_class
         asking = slice(0, 1) if of_class else slice(prefix if prefix < N else 0, N)
         maps = _arranged(rows.received(asking), heads, rows.head_axis)[:, 0, prefix:]  # heads h*w
-        cells = None if prefix else cells_of(path[:2], self.inputs, self.size, M)
+        cells = None if prefix else cells_of(path[:2], self.inputs, self.image_size, M)
         if cells is not None:  # the last row or column of cells reaches beyond the map
             return _spread(maps, cells), RECEIVED
         return maps.unflatten(-1, grids[0].grid), OF_CLASS if of_class else RECEIVED

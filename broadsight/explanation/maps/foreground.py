@@ -10,10 +10,10 @@ from ...inspection.layout import layouts_of
 from ...inspection.watch import hooked
 from ...layers import PartialAttention
 from ...layers.partial_attention import select_foreground
-from .map import LayerCall, LayerCalls, Look, modules_of, shown
+from .map import Collector, LayerCall, Look
 
 
-class ForegroundLooks(LayerCalls):
+class ForegroundLooks(Collector):
     """Of every partial attention: the foreground it chose, the choices up to there, and its query of the background.
 
     The choice is that of the run. Its history is counted on the finest grid of all layers, to which the others are
@@ -21,19 +21,15 @@ class ForegroundLooks(LayerCalls):
     """
 
     kind = "foreground"
-
-    @staticmethod
-    def suits(model: nn.Module) -> bool:
-        return bool(modules_of(model, PartialAttention))
+    layers = (PartialAttention,)
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        super().__init__(modules_of(model, PartialAttention))
-        self.image_size = image_size
-        # Tokens come as a row; the block around knows the map that they were.
+        super().__init__(model, image_size)
+        # Tokens come as a row; the block around them gets the map that they are of.
         self.blocks = [m for m in model.modules() if any(isinstance(x, PartialAttention) for x in m.children())]
         self.grid: tuple[int, int] | None = None
 
-    def __enter__(self) -> "ForegroundLooks":
+    def __enter__(self) -> Collector:
         def enters(module: nn.Module, inputs: tuple, _: dict) -> None:
             x = inputs[0] if inputs else None
             self.grid = (x.shape[1], x.shape[2]) if isinstance(x, Tensor) and x.ndim == 4 else None
@@ -56,12 +52,11 @@ class ForegroundLooks(LayerCalls):
             found.append(Look(self.kind, "foreground", call.layer, depth, "mask", mask, part))
             times = times + F.interpolate(mask[None, None].float(), list(times.shape), mode="nearest")[0, 0]
             often = f"in which share of the {depth + 1} layers so far each place was foreground"
-            title = f"history up to layer {depth + 1}"
-            found.append(Look(self.kind, title, call.layer, depth, "heat", times / (depth + 1), often))
+            found.append(self.heat(depth, call.layer, f"history up to layer {depth + 1}", times / (depth + 1), often))
             if background := call.weights(3):
                 weights = background[-1][0].mean(0).view(mask.shape)
                 seen = "attention of the one query over the background, mean over heads; the foreground gets none"
-                found.append(Look(self.kind, "background query", call.layer, depth, "heat", shown(weights), seen))
+                found.append(self.heat(depth, call.layer, "background query", weights, seen))
         return found
 
 

@@ -16,7 +16,7 @@ from .map import Look
 KIND = "gradcam"
 NOTE = "features of bright places raise the score of the class; those of dark ones do not, or lower it"
 
-# Of every model the places of its maps, by its modules and the images' size: the search takes two passes of its own.
+# The places of each model's maps, by its modules and the images' size, since the search takes two passes of its own.
 _found: WeakKeyDictionary[nn.Module, dict[tuple, list[Place]]] = WeakKeyDictionary()
 
 
@@ -24,7 +24,7 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
     """Grad-CAM of one class on each of the model's feature maps, the last of which is the usual one.
 
     Maps that the answer does not depend on are left out, such as the patches that leave the last block of a ViT which
-    answers by its class token. All maps take one pass and one way back.
+    answers by its class token. All maps take one forward and one backward pass.
 
     Args:
         model: Normalised images (B, C, H, W) -> logits (B, classes); it may be frozen, compiled or in train mode.
@@ -64,7 +64,7 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
 
 
 def _places(model: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> list[Place]:
-    """Where the model's maps are, the first first; of one that was looked at before, as they were found then."""
+    """The places of the model's maps, the first first; remembered for the model that was looked at last."""
     known = _found.setdefault(model, {})
     key = (tuple(image.shape[1:]), *map(id, model.modules()))
     if key not in known:

@@ -1,4 +1,4 @@
-"""Convolution-like attention (EMSNet): which coarse cells the 3x3 windows listen to, and which all cells do."""
+"""Convolution-like attention (EMSNet): which coarse cells the 3x3 windows attend to, and which all cells do."""
 
 import math
 from typing import Any
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from ...layers import CMHSA, GMHSA
 from ...layers.coarse_attention import overlap_add
 from ...layers.kernels.folded_interaction import FoldedInteraction
-from .map import LayerCall, LayerCalls, Look, modules_of, shown
+from .map import Collector, LayerCall, Look, modules_of
 
 
-class LocalAttentionLooks(LayerCalls):
+class LocalAttentionLooks(Collector):
     """Of every C-MHSA: how much attention the value of each cell gets, and how concentrated each window's weights are.
 
     Windows of 3x3 cells lie at every second cell; in each, nine outputs weigh nine values, and overlapping windows are
@@ -21,14 +21,12 @@ class LocalAttentionLooks(LayerCalls):
     """
 
     kind = "c-mhsa"
+    # A folded mixer calls its attentions by their parts, past their hooks.
+    layers = (CMHSA, GMHSA, FoldedInteraction)
 
-    @staticmethod
-    def suits(model: nn.Module) -> bool:
+    @classmethod
+    def suits(cls, model: nn.Module) -> bool:
         return bool(modules_of(model, CMHSA))
-
-    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
-        # A folded mixer calls its attentions by their parts, past their hooks.
-        super().__init__(modules_of(model, CMHSA, GMHSA, FoldedInteraction))
 
     def given(self, module: Any, x: Tensor, spare: int = 0) -> Any:
         return tuple(x.shape[1:3])
@@ -39,18 +37,16 @@ class LocalAttentionLooks(LayerCalls):
         for call in self.calls:
             windows = call.weights(6)
             depth += bool(windows)
-            folded = isinstance(call.module, FoldedInteraction)
+            folded = call.module if isinstance(call.module, FoldedInteraction) else None
             if windows:
-                patch, layer = (call.module.local.patch, ".local.attn") if folded else (1, "")
-                cells = _coarse(call, patch)
-                found += self._local(depth, (call.layer + layer).lstrip("."), windows[0], cells)
+                patch, layer = (folded.local.patch, ".local.attn") if folded is not None else (1, "")
+                found += self._local(depth, (call.layer + layer).lstrip("."), windows[0], _coarse(call, patch))
             for rows in (rows for rows in call.rows if len(rows.shape) == 4):
-                patch, layer = (call.module.global_.patch, ".global_.attn") if folded else (1, "")
-                values = rows.received()[0].mean(0)
+                patch, layer = (folded.global_.patch, ".global_.attn") if folded is not None else (1, "")
+                path, values = (call.layer + layer).lstrip("."), rows.received()[0].mean(0)
                 note = "attention that each coarse cell gets from all cells, mean over heads; all cells add up to 1"
-                path = (call.layer + layer).lstrip(".")
-                heat = shown(values.view(_coarse(call, patch)))
-                found.append(Look(self.kind, "G-MHSA, received", path, max(depth, 0), "heat", heat, note))
+                values = values.view(_coarse(call, patch))
+                found.append(self.heat(max(depth, 0), path, "G-MHSA, received", values, note))
         return found
 
     def _local(self, depth: int, layer: str, softmax: Tensor, cells: tuple[int, int]) -> list[Look]:
@@ -60,23 +56,13 @@ class LocalAttentionLooks(LayerCalls):
         windows = _spread(torch.ones_like(weights[0, :, :, 0]), cells)
         entropy = torch.special.entr(weights).sum(-1).mean((0, -1))  # rows columns
         concentration = (1 - entropy / math.log(9)).clamp(min=0)
-        mean = "mean over heads"
-
-        def heat(title: str, values: Tensor, note: str) -> Look:
-            return Look(self.kind, f"C-MHSA, {title}", layer, depth, "heat", shown(values), note)
-
+        gets = "attention that each cell's value gets from all windows, mean over heads"
+        over = "the same over what uniform weights give it, mean over heads: 1 is uniform"
+        sure = "of each window's weights, mean over heads and its nine outputs: 0 is uniform, 1 picks one value each"
         return [
-            heat("received", received, f"attention that each cell's value gets from all windows, {mean}"),
-            heat(
-                "received, over uniform",
-                received / windows,
-                f"the same over what uniform weights give it, {mean}: 1 is uniform",
-            ),
-            heat(
-                "concentration",
-                concentration,
-                f"of each window's weights, {mean} and its nine outputs: 0 is uniform, 1 picks one value each",
-            ),
+            self.heat(depth, layer, "C-MHSA, received", received, gets),
+            self.heat(depth, layer, "C-MHSA, received, over uniform", received / windows, over),
+            self.heat(depth, layer, "C-MHSA, concentration", concentration, sure),
         ]
 
 

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from ...inspection.layout import layouts_of
 from ...layers import GroupClassAttention, MultiTokenPool
-from .map import LayerCall, LayerCalls, Look, modules_of, shown
+from .map import Collector, LayerCall, Look, modules_of
 
 
-class PoolLooks(LayerCalls):
+class PoolLooks(Collector):
     """Of every layer of a multi-token pool: each asking token's attention over the places of the merged map.
 
     The weights are those of the soft-max, the mean over its heads: before heads are mixed a second time, where they
@@ -20,29 +20,22 @@ class PoolLooks(LayerCalls):
 
     kind = "map-tokens"
 
-    @staticmethod
-    def suits(model: nn.Module) -> bool:
-        return bool(modules_of(model, MultiTokenPool))
-
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        super().__init__(model, image_size)
+        pools = modules_of(model, MultiTokenPool).values()
+        self.pools: dict[nn.Module, Any] = {x: pool for pool in pools for x in self.find(pool).values()}
+
+    @classmethod
+    def find(cls, model: nn.Module) -> dict[str, nn.Module]:
         pools = modules_of(model, MultiTokenPool)
-        blocks: dict[str, nn.Module] = {}
-        self.pools: dict[nn.Module, Any] = {}  # of each block
-        for name, pool in pools.items():
-            found = modules_of(pool, GroupClassAttention)
-            blocks |= {f"{name}.{path}".lstrip("."): block for path, block in found.items()}
-            self.pools |= dict.fromkeys(found.values(), pool)
-        super().__init__(blocks)
-        self.image_size = image_size
+        found = {name: modules_of(pool, GroupClassAttention) for name, pool in pools.items()}
+        return {f"{name}.{path}".lstrip("."): x for name, blocks in found.items() for path, x in blocks.items()}
 
     def given(self, module: Any, tokens: Tensor, image: Tensor, asking: slice = slice(None)) -> Any:
         count = tokens.shape[2]
         return count, list(range(count))[asking]
 
-    def looks(self) -> list[Look]:
-        return [look for depth, call in enumerate(self.calls) for look in self._looks(depth, call)]
-
-    def _looks(self, depth: int, call: LayerCall) -> list[Look]:
+    def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
         tokens, asking = call.given
         pool = self.pools[call.module]
         weights = call.weights(3)[-1][0]  # G*heads*q tokens+n
@@ -56,12 +49,11 @@ class PoolLooks(LayerCalls):
         def add(title: str, values: Tensor, own: Tensor, over: str = "") -> None:
             to_own = f"{100 * own.item():.1f} % went to its group's tokens"
             note = f"attention over the places, mean over heads{over}{mixed}; {to_own}"
-            found.append(Look(self.kind, title, call.layer, depth, "heat", shown(values), note))
+            found.append(self.heat(depth, call.layer, title, values, note))
 
         names = [_name(pool, number) for number in asking]
-        asked = f"the {len(names)} tokens that ask" + (
-            "" if "averaged token" in names else ", the averaged one not among them" * pool.mean_token
-        )
+        without = pool.mean_token and "averaged token" not in names
+        asked = f"the {len(names)} tokens that ask" + ", the averaged one not among them" * without
         for group in range(len(maps)):
             for q, name in enumerate(names):
                 add(f"group {group + 1}, {name}", maps[group, q], own[group, q])

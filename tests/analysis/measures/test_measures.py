@@ -1,6 +1,8 @@
-"""The table of measures: what it says of each is true of its functions, and refusals say what would work."""
+"""The registry of measures: what an entry says is true of its functions, and refusals say what would work."""
 
 import inspect
+import json
+import sys
 
 import pytest
 import timm
@@ -8,12 +10,13 @@ import torch
 
 import broadsight
 from broadsight import analysis
-from broadsight.analysis import measures, result_rows
-from broadsight.analysis.measures import MEASURES, find_measure, refuse_unsuited, suiting
+from broadsight.analysis.measures import MEASURES, base, find_measure, front, logits, refuse_unsuited, suiting
+from tests.evaluation.test_robustness import bright, finds_bright
 
 # As the documentation has them.
 FEATURES, ATTENTION, TOKENS = ["variance", "dead", "spectrum"], ["entropy", "similarity"], ["tokens", "logits"]
 NAMES = [*FEATURES, *ATTENTION, *TOKENS, "interaction", "receptive-field", "removal", "front"]
+PAIR = dict(grid=(2, 2), orders=(0.5,), pairs=1, contexts=1)
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +25,67 @@ def models():
     return {"resnet": timm.create_model("test_resnet"), "vit": timm.create_model("test_vit"), "pooled": pooled}
 
 
+def ours(names):
+    """Those of the documented measures: there may be more in the folder."""
+    return [name for name in names if name in NAMES]
+
+
+def result_of(name, models):
+    """What a measure gives of a model that has everything; the sum of a measure's images."""
+    measure, counts = MEASURES[name], []
+    if measure.takes == "files":
+        return measure.run(lambda axis: [analysis.Point("a", 1.0, 60.0), analysis.Point("b", 2.0, 55.0)], x="macs")
+    if measure.takes == "classifier":
+        saliency = dict(saliency=lambda images, batch: images.sum(1), fractions=(0.5,))
+        return {"x": measure.run(finds_bright(4), bright(4, (0, 0)), batch_size=2, seen=counts.append, **saliency)}
+    options = PAIR if name == "interaction" else {}
+    batch = torch.randn(3, 3, 64, 64), torch.tensor([0, 1, 2])
+    result = measure.run(models["pooled"], [batch], batch_size=2, seen=counts.append, **options)
+    assert counts == sorted(counts) and counts[-1] == 3
+    return {"x": result}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure__is_run_written_and_drawn(name, models, tmp_path, monkeypatch):
+    measure, results = MEASURES[name], result_of(name, models)
+    for result in results.values():
+        record = json.loads(json.dumps(measure.record(result)))
+        assert isinstance(record, dict) and record
+        columns, rows = measure.rows(result)
+        assert rows and all(len(row) == len(columns) and isinstance(row[0], str) for row in rows)
+    assert measure.plot(results).axes
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    with pytest.raises(ValueError, match=r"nothing to draw; expected {label: result of \w+}"):
+        measure.plot({})
+    with pytest.raises(ValueError, match=r"'y' is no result of \w+ but a int; pass {label: result}"):
+        measure.plot({"y": 3})
+    with pytest.raises(ValueError, match=r"cannot plot to .* expected a name ending in png, svg, pdf"):
+        measure.plot(results, tmp_path / "plot.jpg")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
+        measure.plot(results)
+
+
+def test_measures_of_users_are_registered():
+    mine = analysis.Measure("mine", "counts", "nobody", lambda model, images: 1, lambda results: None, lambda one: None)
+    try:
+        assert analysis.register_measure(mine) is find_measure("mine") is mine
+        assert list(MEASURES)[-1] == "mine" and "mine" in suiting(torch.nn.Identity())
+        with pytest.raises(ValueError, match="there is a measure 'mine' already"):
+            analysis.register_measure(mine)
+    finally:
+        del base.MEASURES["mine"]
+
+
 def test_names():
-    assert list(MEASURES) == NAMES
-    for name in NAMES:
+    assert ours(MEASURES) == NAMES
+    for name in MEASURES:
         measure = find_measure(name)
         assert (measure.name, bool(measure.about), bool(measure.source)) == (name, True, True)
         assert 1 <= measure.least <= measure.samples
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MEASURES)
 def test_options_are_arguments(name):
     measure = MEASURES[name]
     taken = {*inspect.signature(measure.run).parameters, *inspect.signature(measure.plot).parameters}
@@ -45,20 +100,20 @@ def test_options_are_arguments(name):
 
 def test_public_functions_are_exported():
     for measure in MEASURES.values():
-        for function in (measure.run, measure.plot):
-            if not function.__name__.startswith("_") and function is not measures.fronts_over:
+        for function in (getattr(measure.run, "func", measure.run), measure.plot):
+            if function.__name__ not in ("fronts_over", "<lambda>"):
                 assert getattr(analysis, function.__name__) is function
-    for name in ("token_logits", "plot_spectrum", "find_blocks", "fronts", "read_points"):
+    for name in ("plot_spectrum", "find_blocks", "fronts", "read_points"):
         assert callable(getattr(analysis, name))
 
 
 def test_suiting(models):
     anything = ["variance", "dead", "spectrum", "interaction", "receptive-field", "removal", "front"]
-    assert suiting(models["resnet"]) == anything
-    assert set(suiting(models["vit"])) == {*anything, "entropy", "similarity"}
+    assert ours(suiting(models["resnet"])) == anything
+    assert set(ours(suiting(models["vit"]))) == {*anything, "entropy", "similarity"}
     # the pooling has attention of its own: that of its learned tokens
-    assert set(suiting(models["pooled"])) == set(NAMES)
-    assert suiting(models["resnet"], dense=True) == ["variance", "dead", "spectrum", "receptive-field"]
+    assert ours(suiting(models["pooled"])) == NAMES
+    assert ours(suiting(models["resnet"], dense=True)) == ["variance", "dead", "spectrum", "receptive-field"]
 
 
 def test_refusal_names_what_would_work(models):
@@ -113,14 +168,8 @@ def test_labels_are_needed_for_a_target():
 
 
 def test_rows_of_entropy():
-    result = {"a": analysis.LayerEntropy(1.0, (0.5, 1.5), 8)}
-    columns, rows = result_rows.entropy(result)
-    (row,) = rows
-    assert len(columns) == len(row)
-    assert row[:4] == ("a", 8, 2, 1.0)
-    assert row[5] == pytest.approx(100 / 2.0794415)
-    record = MEASURES["entropy"].record(result)
-    assert record["layers"][0]["name"] == "a" and record["layers"][0]["heads"] == [0.5, 1.5]
+    rows = MEASURES["entropy"].rows({"a": analysis.LayerEntropy(1.0, (0.5, 1.5), 8)})[1]
+    assert rows == [("a", 8, 2, 1.0, pytest.approx(2.0794415), pytest.approx(100 / 2.0794415))]
 
 
 def test_rows_of_logits():
@@ -128,7 +177,7 @@ def test_rows_of_logits():
     tokens = torch.tensor([[[[1.0, 3.0], [1.0, -3.0]], [[-1.0, 0.0], [-1.0, 0.0]]]])
     groups, middle = tokens.mean(2), torch.zeros(1, 2)
     result = analysis.TokenLogits("pca", tokens, groups, middle, None, None, torch.zeros(1))
-    _, rows = result_rows.logits(result)
+    _, rows = logits.rows(result)
     assert rows == [("group 1", 2, 3.0, 1.0), ("group 2", 2, 0.0, 1.0)]
 
 
@@ -136,10 +185,10 @@ def test_fronts_over_all_that_is_known():
     def points(axis):
         return [analysis.Point("a", None if axis == "latency_ms" else 2e9, 70.0), analysis.Point("b", 4e9, 60.0)]
 
-    found = measures.fronts_over(points)
+    found = front.fronts_over(points)
     assert list(found) == ["latency_ms", "macs", "parameters"]
-    _, rows = result_rows.front(found["macs"])
+    _, rows = front.rows(found["macs"])
     assert [row[:4] for row in rows] == [("a", 2.0, 70.0, "yes"), ("b", 4.0, 60.0, "no")]
     nothing = [analysis.Point("a", None, 70.0)]
     with pytest.raises(ValueError, match="no model has both"):
-        measures.fronts_over(lambda axis: nothing)
+        front.fronts_over(lambda axis: nothing)

@@ -14,6 +14,7 @@ from broadsight.analysis.measures.receptive_field import (
     plot_receptive_field,
 )
 from broadsight.inspection.layer_maps import LayerMaps
+from tests.analysis.measures.toy_models import Does
 from tests.inspection.timm_models import created
 from tests.zoo import shallow
 
@@ -26,17 +27,6 @@ def ones(layers: int, stride: int = 1) -> nn.Sequential:
     for convolution in convolutions:
         nn.init.ones_(convolution.weight)
     return nn.Sequential(*convolutions)
-
-
-class Does(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def outer(row: list[float], size: tuple[int, int], at: tuple[int, int]) -> Tensor:
@@ -265,10 +255,6 @@ def test_bad_images_and_results():
         effective_receptive_field(ones(2), [])
     with pytest.raises(ValueError, match="images are 9x9, and then 9x8; pass images of one size"):
         effective_receptive_field(ones(2), [torch.randn(1, 3, 9, 9), torch.randn(1, 3, 9, 8)])
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plot_receptive_field({})
-    with pytest.raises(ValueError, match="no result of effective_receptive_field but a int"):
-        plot_receptive_field({"x": 3})  # ty: ignore[invalid-argument-type]
     with pytest.raises(ValueError, match="share=0 is no share"):
         ReceptiveField(torch.ones(2, 2), "x", (2, 2), 1).held(0)
 

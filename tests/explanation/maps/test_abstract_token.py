@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from broadsight.explanation.maps.abstract_token import AbstractTokenLooks, FusionLooks
 from broadsight.layers import AbstractTokenAttention
 from tests.compare import randomize
+from tests.explanation.maps import collected
 from tests.zoo import shallow
 
 
-def looks_of(layer: nn.Module, x: Tensor, *kinds):
-    collectors = [kind(layer, (8, 8)) for kind in kinds or (AbstractTokenLooks, FusionLooks)]
-    with torch.no_grad(), collectors[0], collectors[-1]:
-        layer(x)
-    return [{look.title: look for look in collector.looks()} for collector in collectors]
+def looks_of(layer: nn.Module, x: Tensor):
+    found = [collected.looks_of(kind, layer, x) for kind in (AbstractTokenLooks, FusionLooks)]
+    return [{look.title: look for look in looks} for looks in found]
 
 
 def weights(query: Tensor, key: Tensor) -> Tensor:
@@ -92,10 +91,7 @@ def test_suits__only_layers_with_abstract_tokens():
     model = shallow("mat_1").eval()
     assert AbstractTokenLooks.suits(model) and FusionLooks.suits(model)
     assert not FusionLooks.suits(shallow("mat_1", mixer="window", device="meta"))
-    collector = FusionLooks(model, (96, 64))
-    with torch.no_grad(), collector:
-        model(torch.randn(1, 3, 96, 64))
-    found = collector.looks()
+    found = collected.looks_of(FusionLooks, model, torch.randn(1, 3, 96, 64), size=(96, 64))
     assert [look.depth for look in found] == [0, 0, 0, 1, 1, 1]
     assert {look.layer for look in found} == {"stages.2.blocks.0.attn", "stages.3.blocks.0.attn"}
     assert found[0].values.shape == (6, 4)

@@ -1,6 +1,7 @@
 """Looks at partial attention against scores set by hand and attention written from the equations."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from broadsight.explanation.maps.foreground import ForegroundLooks
 from broadsight.layers import PartialAttention
 from tests.compare import randomize
+from tests.explanation.maps import collected
 from tests.zoo import shallow
 
 
@@ -23,11 +25,7 @@ class Block(nn.Module):
         return self.attn(x.flatten(1, 2), self.scores.flatten(1)).view(x.shape)
 
 
-def looks_of(model: nn.Module, *inputs: Tensor, size: tuple[int, int] = (8, 8)):
-    collector = ForegroundLooks(model, size)
-    with torch.no_grad(), collector:
-        model(*inputs)
-    return collector.looks()
+looks_of = partial(collected.looks_of, ForegroundLooks)
 
 
 def test_looks__of_scores_set_by_hand():

@@ -1,6 +1,7 @@
 """Looks at EMSNet's attentions against windows visited one by one."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,14 +11,10 @@ from broadsight.explanation.maps.local_attention import LocalAttentionLooks
 from broadsight.layers import CMHSA, GMHSA
 from broadsight.surgery.fusion import fuse
 from tests.compare import randomize
+from tests.explanation.maps import collected
 from tests.zoo import shallow
 
-
-def looks_of(model: nn.Module, x: Tensor):
-    collector = LocalAttentionLooks(model, (8, 8))
-    with torch.no_grad(), collector:
-        model(x)
-    return collector.looks()
+looks_of = partial(collected.looks_of, LocalAttentionLooks)
 
 
 @pytest.mark.parametrize("size", [(5, 4), (1, 3), (4, 6)])

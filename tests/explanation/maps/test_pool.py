@@ -13,16 +13,14 @@ from broadsight.layers import MultiTokenPool
 from broadsight.surgery.fusion import fuse
 from broadsight.surgery.pooling import swap_pool
 from tests.compare import randomize
+from tests.explanation.maps import collected
 
 USUAL = dict(level=-1, dim=12, groups=2, tokens=2, gram_groups=6, attn_dim=6, heads=3, mlp_ratio=1, drop=0.0)
 
 
 def looks_of(model: nn.Module, *inputs):
     image = inputs[0] if isinstance(inputs[0], Tensor) else inputs[0][-1]  # a pool alone has the map for an image
-    collector = PoolLooks(model, (image.shape[-2], image.shape[-1]))
-    with torch.no_grad(), collector:
-        model(*inputs)
-    return collector.looks()
+    return collected.looks_of(PoolLooks, model, *inputs, size=(image.shape[-2], image.shape[-1]))
 
 
 def weights(block, group: int, tokens: Tensor, image: Tensor) -> Tensor:
@@ -100,6 +98,5 @@ def test_looks__of_any_pool_with_attention_in_any_model(pool):
     assert PoolLooks.suits(model) and {look.layer for look in found} == {"head.blocks.0"}
     assert {tuple(look.values.shape) for look in found} == {(2, 3) if pool == "cap" else (4, 6)}
     assert all(0 < look.values.sum() < 1 for look in found)
-    assert not any(m._forward_hooks for m in model.modules())
     assert found[0].title == ("group 1, averaged token" if pool == "map-light" else "group 1, token 1")
     assert not PoolLooks.suits(model.backbone)

@@ -1,6 +1,7 @@
 """Super-token looks against a hand-computed map and a loop over pixels."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,14 +9,10 @@ from torch import Tensor, nn
 
 from broadsight.explanation.maps.super_token import SuperTokenLooks
 from broadsight.layers import SuperTokenAttention
+from tests.explanation.maps import collected
 from tests.zoo import shallow
 
-
-def looks_of(layer: nn.Module, *inputs: Tensor):
-    collector = SuperTokenLooks(layer, (8, 8))
-    with torch.no_grad(), collector:
-        layer(*inputs)
-    return collector.looks()
+looks_of = partial(collected.looks_of, SuperTokenLooks)
 
 
 def shares(x: Tensor, cell: tuple[int, int], iterations: int) -> dict[tuple[int, int], dict[tuple[int, int], float]]:

@@ -4,7 +4,7 @@ The removal itself, the orders and the saliencies are those of the suite "salien
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,15 @@ from ...data.sources import Source
 from ...evaluation.removal import ORDERS
 from ...evaluation.robustness import Choices, Suite, Tested, passes_of, run_suite
 from ...evaluation.saliency import Saliency, about, from_name
-from ...visual.plots import PALETTE, need_matplotlib, save
-from ..layer_chart import check_results, new_figure
+from ...visual.plots import PALETTE, need_matplotlib
+from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
+from .frame import draw_band, draws, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FRACTIONS = tuple(tenth / 10 for tenth in range(10))
-# How each order is drawn: line, marker.
+# Line and marker of each order.
 STYLES = dict(zip(ORDERS, (("-", "o"), ("--", "s"), (":", "^")), strict=True))
 
 
@@ -31,8 +32,8 @@ class RemovalCurves:
     """Top-1 in per cent against the part of the pixels that is removed.
 
     Args:
-        saliency: What says which pixels are salient, in words.
-        images: How many were asked about.
+        saliency: How salient pixels are found, in words.
+        images: Number of images.
         fractions: Parts of 1, from 0 on.
         top1: By order of removal, one for each fraction.
         areas: The mean height of each curve, in per cent.
@@ -57,17 +58,8 @@ class RemovalCurves:
         return tuple((value * (100 - value) / self.images) ** 0.5 for value in self.top1[order])
 
     def record(self) -> dict[str, Any]:
-        """As plain numbers, for JSON."""
-        return {
-            "saliency": self.saliency,
-            "images": self.images,
-            "fractions": list(self.fractions),
-            "top1": {order: list(values) for order, values in self.top1.items()},
-            "errors": {order: list(self.errors(order)) for order in self.top1},
-            "areas": dict(self.areas),
-            "gaps": self.gaps,
-            "skipped": dict(self.skipped),
-        }
+        """Plain numbers, for JSON."""
+        return asdict(self) | dict(errors={order: self.errors(order) for order in self.top1}, gaps=self.gaps)
 
 
 def salient_removal(
@@ -87,7 +79,7 @@ def salient_removal(
     """Top-1 of a classifier while pixels are set to the mean colour: salient first, by chance, least salient first.
 
     Args:
-        classifier: As `open_classifier` gives: a model, how images reach it, its classes.
+        classifier: As `open_classifier` gives: a model, its transforms, its classes.
         source: Images whose labels are numbers of the classifier's classes.
         saliency: "scenes", "gradcam", "dino", "file.py:function", or a function from normalised images (B, C, H, W)
             and their batch to (B, H, W); by default the scenes' own where there are scenes, and else gradcam.
@@ -97,8 +89,8 @@ def salient_removal(
         workers: Processes that prepare images.
         kept: The classes that compete; all of the model's if None.
         seed: Of ties in saliency and of the order by chance.
-        strict: An image that cannot be read is an error.
-        seen: Told how many images are done in all cases.
+        strict: Raise an error for an image that cannot be read.
+        seen: Called with the number of images that are done in all cases.
     """
     if isinstance(classifier, nn.Module):
         raise ValueError(
@@ -118,28 +110,13 @@ def salient_removal(
         if seen is not None:
             seen(done // passes)
 
-    suite = run_suite(
-        "salient",
-        classifier,
-        source,
-        choices=choices,
-        saliency=saliency,
-        batch=batch_size,
-        workers=workers,
-        kept=kept,
-        seed=seed,
-        strict=strict,
-        seen=count,
-    )
+    options: dict[str, Any] = dict(batch=batch_size, workers=workers, kept=kept, seed=seed, strict=strict, seen=count)
+    suite = run_suite("salient", classifier, source, choices=choices, saliency=saliency, **options)
     return curves_of(suite, about(saliency))
 
 
 def curves_of(suite: Suite, saliency: str = "") -> RemovalCurves:
-    """The curves of a suite "salient" that has been run.
-
-    Args:
-        saliency: What says which pixels are salient, in words.
-    """
+    """The curves of a suite "salient" that has been run, with a saliency of that name."""
     if suite.name != "salient":
         raise ValueError(f"the suite {suite.name!r} removes nothing by saliency; expected 'salient'")
     curves = {order: suite.curve(order) for order in ORDERS}
@@ -153,16 +130,15 @@ def curves_of(suite: Suite, saliency: str = "") -> RemovalCurves:
     )
 
 
-def plot_salient_removal(curves: Mapping[str, RemovalCurves], path: str | Path | None = None) -> "Figure":
+@draws(RemovalCurves, "salient_removal")
+def plot_salient_removal(curves: Mapping[str, RemovalCurves]) -> "Figure":
     """Draw top-1 against the part that is removed: a colour for each classifier, a line for each order.
 
     Bands are one standard error to either side.
 
     Args:
-        curves: What `salient_removal` gave, by the name that the legend shows.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
+        curves: Results of `salient_removal`, by the names for the legend.
     """
-    check_results(path, curves, RemovalCurves, "salient_removal")
     need_matplotlib()
     from matplotlib.lines import Line2D
 
@@ -172,19 +148,44 @@ def plot_salient_removal(curves: Mapping[str, RemovalCurves], path: str | Path |
     for place, (label, one) in enumerate(curves.items()):
         colour, at = PALETTE[place % len(PALETTE)], [100 * fraction for fraction in one.fractions]
         for order, (line, marker) in STYLES.items():
-            middle, errors = one.top1[order], one.errors(order)
             style: dict[str, Any] = dict(color=colour, linestyle=line, marker=marker, markersize=4)
-            panel.plot(at, middle, **style)
-            low, high = ([y + sign * e for y, e in zip(middle, errors, strict=True)] for sign in (-1, 1))
-            panel.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
-            name = f"{label}, {order} (area {one.areas[order]:.1f})"
-            handles.append(Line2D([], [], **style, label=name))
+            panel.plot(at, one.top1[order], **style)
+            draw_band(panel, at, one.top1[order], one.errors(order), colour, 0.12)
+            handles.append(Line2D([], [], **style, label=f"{label}, {order} (area {one.areas[order]:.1f})"))
     panel.set_xlabel("pixels removed, %")
     panel.set_ylabel("top-1, %")
     panel.set_ylim(bottom=0)
     panel.set_title("salient by " + "; ".join(dict.fromkeys(one.saliency for one in curves.values())), fontsize=9)
-    panel.spines[["top", "right"]].set_visible(False)
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
-    if path is not None:
-        save(figure, path)
     return figure
+
+
+def rows(result: RemovalCurves) -> Rows:
+    cells: list[Sequence[Any]] = [
+        (f"{100 * fraction:g} % gone", *(values[place] for values in result.top1.values()))
+        for place, fraction in enumerate(result.fractions)
+    ]
+    return ("top-1 %", *result.top1), [*cells, ("area", *(result.areas[order] for order in result.top1))]
+
+
+register_measure(
+    Measure(
+        "removal",
+        "how fast the answer is lost when pixels go, the most salient first",
+        "MAP, Fig. 3",
+        salient_removal,
+        plot_salient_removal,
+        rows,
+        **OF_CLASSIFIERS,
+        samples=200,
+        batch=32,
+        takes="classifier",
+        labels="needed",
+        options={
+            "saliency": "scenes, gradcam, dino, or your own as file.py:function",
+            "fractions": "parts of the pixels that go, such as 0,0.25,0.5",
+            "dino_checkpoint": "weights of the saliency dino; timm's without",
+        },
+        order=10,
+    )
+)

@@ -1,29 +1,19 @@
 """Dead neurons counted by hand, in every way that an activation is called."""
 
-import json
-
 import pytest
 import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.analysis.measures.dead_neurons import dead_neurons, plot_dead_neurons
+from broadsight.analysis import dead_neurons, plot_dead_neurons
 from broadsight.inspection.passing import pass_images
+from tests.analysis.measures.toy_models import Does
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow
 
 # Two images of three channels at 1x2 places. Exactly 0 after a ReLU: 1 + 2 + 1 of 6 and 0 + 2 + 1 of 6.
 IMAGES = torch.tensor([[[[-1.0, 2.0]], [[-3.0, -1.0]], [[0.0, 1.0]]], [[[1.0, 2.0]], [[-3.0, 0.0]], [[1.0, -1.0]]]])
-
-
-class Called(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 RELUS = [F.relu, torch.relu, Tensor.relu, lambda x: F.relu(x, inplace=True), lambda x: x.clone().relu_(), F.relu6]
@@ -43,7 +33,7 @@ FUNCTIONS = [*RELUS, *SMOOTH, *MODULES, *OF_TIMM]
 @pytest.mark.parametrize("function", FUNCTIONS, ids=range(len(FUNCTIONS)))
 def test_by_hand(function):
     """The mean of 4/6 and 3/6; the second channel of three is dead."""
-    found = dead_neurons(Called(function), IMAGES.clone(), batch_size=1)
+    found = dead_neurons(Does(function), IMAGES.clone(), batch_size=1)
     (layer,) = found.layers
     assert layer.share == pytest.approx(7 / 12)
     assert (layer.dead, layer.channels, found.images) == (1, 3, 2)
@@ -52,7 +42,7 @@ def test_by_hand(function):
 
 
 def test_zeros_after_a_negative_slope_are_not_those_of_a_relu():
-    assert dead_neurons(Called(F.leaky_relu), IMAGES).layers[0].record() == {
+    assert dead_neurons(Does(F.leaky_relu), IMAGES).layers[0].record() == {
         "name": "model",
         "function": "leaky_relu",
         "counted": "0 or less",
@@ -71,7 +61,7 @@ def test_channels_are_found_in_every_layout():
         lambda x: x.flatten(2).mT,
         lambda x: x.permute(0, 2, 3, 1).reshape(-1, 3),
     ):
-        (layer,) = dead_neurons(Called(lambda x, there=there: F.relu(there(x))), IMAGES).layers
+        (layer,) = dead_neurons(Does(lambda x, there=there: F.relu(there(x))), IMAGES).layers
         assert (layer.dead, layer.channels) == (1, 3)
 
 
@@ -101,12 +91,12 @@ def test_an_activation_that_is_called_again_is_another_layer():
 def test_sizes_may_differ_and_images_count_alike():
     """Of one place that is 0, and of four of which one is."""
     batches = [torch.zeros(1, 1, 1, 1), torch.tensor([[[[0.0, 1.0], [1.0, 1.0]]]])]
-    assert dead_neurons(Called(F.relu), batches).layers[0].share == pytest.approx((1 + 0.25) / 2)
+    assert dead_neurons(Does(F.relu), batches).layers[0].share == pytest.approx((1 + 0.25) / 2)
 
 
 def test_hard_sigmoid_is_a_gate():
-    with pytest.raises(ValueError, match=r"Called calls no activation that can be dead, .*choose variance or spectrum"):
-        dead_neurons(Called(timm.layers.HardSigmoid()), IMAGES)
+    with pytest.raises(ValueError, match=r"Does calls no activation that can be dead, .*choose variance or spectrum"):
+        dead_neurons(Does(timm.layers.HardSigmoid()), IMAGES)
 
 
 def test_resnet_and_norms_with_activation():
@@ -143,13 +133,9 @@ def test_slices_of_a_batch_are_one_layer_and_no_bit_changes():
 
 
 def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
-    one, other = dead_neurons(Called(F.relu), IMAGES), dead_neurons(Called(F.gelu), IMAGES)
-    json.dumps(one.record())
+    one, other = dead_neurons(Does(F.relu), IMAGES), dead_neurons(Does(F.gelu), IMAGES)
     figure = plot_dead_neurons({"relu": one, "gelu": other}, tmp_path / "plot.png")
     assert figure.axes[0].get_title() == "activations that are exactly 0 (filled) or 0 or less (hollow)"
     assert figure.axes[0].lines[0].get_ydata()[0] == pytest.approx(700 / 12)
     assert plot_dead_neurons({"relu": one}).axes[0].get_title() == "activations that are exactly 0"
     assert (tmp_path / "plot.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match=r"no result of dead_neurons|nothing to draw"):
-        plot_dead_neurons({"a": None})  # ty: ignore[invalid-argument-type]

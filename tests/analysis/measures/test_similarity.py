@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import LayerSimilarity, plot_attention_similarity
-from broadsight.analysis.measures import attention_similarity
+from broadsight.analysis import LayerSimilarity, attention_similarity, plot_attention_similarity
 from broadsight.inspection import attention_rows
-from tests.analysis.measures.test_attention import Attends
+from tests.analysis.measures.test_entropy import Attends
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow
@@ -161,7 +160,5 @@ def test_plot__two_panels_with_a_line_for_each_model(tmp_path):
     assert second.lines[0].get_ydata()[0] == 0.25 and math.isnan(second.lines[0].get_ydata()[1])
     assert [text.get_text() for text in first.get_legend().get_texts()] == ["one", "two"]
     assert (tmp_path / "similarity.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plot_attention_similarity({})
     with pytest.raises(ValueError, match="is no result of attention_similarity but a dict"):
         plot_attention_similarity({"x": {"a": 3}})

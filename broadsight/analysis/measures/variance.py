@@ -1,27 +1,26 @@
 """How diverse the features of every layer are: among the channels of a place, and among the places of a channel.
 
-The measure of MAP's Sec. 3, on what each residual block gives. Both variances grow with the scale of the features, so
-that only models of one backbone should be compared by them; divided by the mean of the squared features they do not.
+The measure of MAP's Sec. 3, on the map that each residual block gives. Both variances grow with the scale of the
+features, so compare models of one backbone only, or divide by the mean of the squared features.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.blocks import Block, find_blocks, watch_blocks
-from ...inspection.passing import Seen, pass_images, peek
-from ...visual.plots import save
-from ..layer_chart import check_results, draw_legend, draw_lines, new_figure
+from ...inspection.blocks import Block
+from ...inspection.passing import Seen
+from .base import Measure, Rows, register_measure
+from .frame import draw_legend, draw_lines, draws, new_figure, pass_blocks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDE = 100  # values so far apart, as factors, are drawn on a logarithmic scale
+WIDE = 100  # the ratio of the largest value to the smallest beyond which the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,10 @@ class LayerVariance:
         name: Path of the block.
         channel: Variance over the channels of a place, averaged over places.
         spatial: Variance over the places of a channel, averaged over channels.
-        relative_channel, relative_spatial: The same, divided by the mean of the image's squared features there; 0 where
-            these are all 0.
-        channels: How many there are, and
-        grid: (h, w) places of the first image.
+        relative_channel, relative_spatial: The same, divided by the mean of the image's squared features in this layer;
+            0 where these are all 0.
+        channels: Their number.
+        grid: (h, w) of the map of the first image.
     """
 
     name: str
@@ -49,21 +48,15 @@ class LayerVariance:
 
 @dataclass(frozen=True)
 class FeatureVariance:
-    """All layers, in order of execution.
-
-    Args:
-        images: How many there were.
-        correction: What was subtracted from the number of values to divide by.
-    """
+    """All layers in order of execution, the number of images, and what was subtracted from the number of values."""
 
     layers: tuple[LayerVariance, ...]
     images: int
     correction: int
 
     def record(self) -> dict[str, Any]:
-        """As plain numbers, for JSON."""
-        layers = [asdict(layer) | {"grid": list(layer.grid)} for layer in self.layers]
-        return {"images": self.images, "correction": self.correction, "layers": layers}
+        """Plain numbers, for JSON."""
+        return asdict(self)
 
 
 def feature_variance(
@@ -74,49 +67,38 @@ def feature_variance(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> FeatureVariance:
-    """Channel and spatial variance of what every block of a model gives; class and register tokens are left out.
+    """Channel and spatial variance of what every block of a model gives, without class and register tokens.
 
     Args:
-        model: Any vision model; which blocks it has, `find_blocks` says.
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
+        model, images, batch_size, seen: As for `pass_images`; `find_blocks` says which blocks a model has.
         correction: 1 for the unbiased variance, 0 for that of the values as they are.
-        batch_size: How many images pass the model at a time, at most.
-        seen: Told how many images have passed.
 
     Raises:
         ValueError: The model has no blocks, there are no images, or a layer has too few values for the correction.
     """
     if not isinstance(correction, int) or correction < 0:
         raise ValueError(f"correction={correction!r}; expected a whole number, 1 for the unbiased variance or 0")
-    image, images = peek(images)
-    blocks = find_blocks(model, image)
-    sums = torch.zeros(len(blocks), 4, dtype=torch.float64)
-    channels = [0] * len(blocks)
+    sums: dict[str, Tensor] = {}
+    channels: dict[str, int] = {}
 
-    def see(number: int, features: Tensor) -> None:
-        channels[number] = features.shape[1]
-        _check(blocks[number], features, correction)
-        sums[number] += _variances(features, correction).sum(0).cpu()
+    def see(block: Block, features: Tensor) -> None:
+        channels[block.name] = features.shape[1]
+        _check(block, features, correction)
+        sums[block.name] = sums.get(block.name, 0) + _variances(features, correction).sum(0).cpu()
 
-    with watch_blocks(model, blocks, see):
-        passed = pass_images(model, images, batch_size=batch_size, seen=seen)
-    means = (sums / passed).tolist()
-    layers = zip(blocks, means, channels, strict=True)
-    found = tuple(LayerVariance(block.name, *values, count, block.layout.grid) for block, values, count in layers)
-    return FeatureVariance(found, passed, correction)
+    blocks, passed = pass_blocks(model, images, see, batch_size=batch_size, seen=seen)
+    layers = (LayerVariance(x.name, *(sums[x.name] / passed).tolist(), channels[x.name], x.layout.grid) for x in blocks)
+    return FeatureVariance(tuple(layers), passed, correction)
 
 
-def plot_feature_variance(
-    variances: Mapping[str, FeatureVariance], path: str | Path | None = None, *, relative: bool = False
-) -> "Figure":
+@draws(FeatureVariance, "feature_variance")
+def plot_feature_variance(variances: Mapping[str, FeatureVariance], *, relative: bool = False) -> "Figure":
     """Draw channel and spatial variance over layers side by side, one line for each model.
 
     Args:
-        variances: What `feature_variance` gave, by the name that the legend shows.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
-        relative: Divided by the mean square, as suits models of different backbones.
+        variances: Results of `feature_variance`, by the names for the legend.
+        relative: Divide by the mean square, to compare models of different backbones.
     """
-    check_results(path, variances, FeatureVariance, "feature_variance")
     figure = new_figure(10.5, 4.2)
     panels = figure.subplots(1, 2)
     start, unit = ("relative_", " / mean square") if relative else ("", "")
@@ -130,9 +112,15 @@ def plot_feature_variance(
             panel.set_ylim(bottom=0)
         panel.set_title(f"{kind} diversity")
     draw_legend(panels[1])
-    if path is not None:
-        save(figure, path)
     return figure
+
+
+def rows(result: FeatureVariance) -> Rows:
+    columns = ("layer", "channels", "grid", "channel", "spatial", "channel, relative", "spatial, relative")
+    return columns, [
+        (x.name, x.channels, f"{x.grid[0]}x{x.grid[1]}", x.channel, x.spatial, x.relative_channel, x.relative_spatial)
+        for x in result.layers
+    ]
 
 
 def _variances(features: Tensor, correction: int) -> Tensor:
@@ -157,3 +145,20 @@ def _check(block: Block, features: Tensor, correction: int) -> None:
             f"{block.name} has {channels} channels at {places} places, too few for correction={correction}; pass "
             "correction=0 or larger images"
         )
+
+
+register_measure(
+    Measure(
+        "variance",
+        "how diverse features are: among the channels of a place, and among the places of a channel",
+        "MAP, Figs. 2a-b and 7a-b",
+        feature_variance,
+        plot_feature_variance,
+        rows,
+        options={
+            "correction": "1 for the unbiased variance, 0 for that of the values as they are",
+            "relative": "draw it divided by the mean square, for models of different backbones",
+        },
+        order=1,
+    )
+)

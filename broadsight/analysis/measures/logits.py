@@ -1,22 +1,23 @@
 """Where class tokens and their groups are in the space of logits, as points in a plane.
 
-The image of MAP's Fig. 5: tokens scatter about the centre of their group, groups about the aggregate. The paper does
-not say what its axes are. Here they are the logits of two classes, or the principal directions of all logits.
+After MAP's Fig. 5: tokens scatter about the centre of their group, groups about the aggregate. The paper does not name
+its axes. Here they are the logits of two classes, or the principal directions of all logits.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen, batches
-from ...visual.plots import PALETTE, need_matplotlib, save
-from ..layer_chart import check_results, new_figure
-from .token_groups import Answers, hear_tokens, with_labels
+from ...inspection.passing import Seen
+from ...visual.plots import PALETTE, need_matplotlib
+from .base import Measure, Rows, register_measure
+from .frame import draws, new_figure
+from .token_groups import OF_TOKENS, Answers, hear_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,14 +34,14 @@ class TokenLogits:
     Args:
         view: "classes": axes are the logits of two classes. "pca": the two directions in which tokens differ most.
         tokens: (N, G, T, 2). In "classes" each token's share of its group's logits, without the bias, or its group's
-            logits where that has one token. In "pca" what `placed` gives.
+            logits where that has one token. In "pca" the result of `placed`.
         groups: (N, G, 2)
         aggregate: (N, 2)
-        classes: (N, 2), which classes the axes are for each image; None in "pca".
+        classes: (N, 2), the classes of the axes for each image; None in "pca".
         labels: (N,) or None.
-        answers: (N,), what the model answers.
-        chosen: Whether the classes were asked for, the same for all images; else the first is the true one, or without
-            labels the answer, and the second the strongest other.
+        answers: (N,), the model's answers.
+        chosen: Whether the caller chose the classes, the same for all images; else the first is the true one, or
+            without labels the answer, and the second the strongest other.
         explained: In "pca" the part of the variance that each direction holds.
     """
 
@@ -55,23 +56,20 @@ class TokenLogits:
     explained: tuple[float, float] | None = None
 
     def placed(self) -> Tensor:
-        """Tokens (N, G, T, 2) in the scale of their groups, each of which is then the centre of its tokens.
+        """Tokens (N, G, T, 2) in the scale of their groups: T times their shares, and the bias of the group.
 
-        That is T times the share, and the bias of the group.
+        A group is then the centre of its tokens.
         """
         return self.tokens if self.view == "pca" else _placed(self.tokens, self.groups)
 
     def record(self) -> dict[str, Any]:
-        """As plain numbers, for JSON."""
-        images = []
-        for place in range(len(self.aggregate)):
-            one: dict[str, Any] = {"answer": int(self.answers[place])}
-            if self.labels is not None:
-                one["label"] = int(self.labels[place])
-            if self.classes is not None:
-                one["classes"] = self.classes[place].tolist()
-            points = dict(tokens=self.tokens, groups=self.groups, aggregate=self.aggregate)
-            images.append(one | {name: points_[place].tolist() for name, points_ in points.items()})
+        """Plain numbers, for JSON."""
+        points: dict[str, Tensor | None] = dict(
+            tokens=self.tokens, groups=self.groups, aggregate=self.aggregate, answer=self.answers
+        )
+        points |= dict(label=self.labels, classes=self.classes)
+        lists = {name: values.tolist() for name, values in points.items() if values is not None}
+        images = [dict(zip(lists, one, strict=True)) for one in zip(*lists.values(), strict=True)]
         count = dict(images=len(images), groups=self.tokens.shape[1], tokens=self.tokens.shape[2])
         record: dict[str, Any] = {"view": self.view, **count, "chosen": self.chosen, "points": images}
         return record | ({} if self.explained is None else {"explained": list(self.explained)})
@@ -84,23 +82,21 @@ def token_logits(
     *,
     classes: Sequence[int] | None = None,
     view: str = "classes",
-    limit: int = 200,
+    limit: int | None = 200,
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> TokenLogits:
     """Tokens, groups and aggregate of a model with multi-token pooling as points in a plane.
 
     Args:
-        model: With `forward_groups`, as `broadsight.swap_pool(name, "map")`, map_resnet50 and runs of such have; in
-            any mode, which it keeps.
-        images: Normalised (B, C, H, W), or an iterable of such batches, or of (images, labels), as a data loader is.
+        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50; in any mode, which it
+            keeps.
+        images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
         labels: (B,) class numbers of images that come as one tensor.
         classes: Two classes whose logits are the axes, for all images; without them each image has its own: the true
             class, or without labels the answer, and the strongest other.
         view: "classes", or "pca" for the two directions in which the tokens' logits differ most.
-        limit: Images at most; no more are read.
-        batch_size: Images that pass the model at a time, at most.
-        seen: Told how many images have passed.
+        limit: Images at most; no more are read. All if None.
 
     Raises:
         ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels or
@@ -108,7 +104,7 @@ def token_logits(
     """
     if view not in VIEWS:
         raise ValueError(f"view={view!r} is not known; choose {' or '.join(map(repr, VIEWS))}")
-    if limit < 1:
+    if limit is not None and limit < 1:
         raise ValueError(f"limit={limit}; expected 1 or more images")
     pair = None if classes is None else _pair(classes, view)
     heard: list[dict[str, Tensor]] = []
@@ -122,7 +118,7 @@ def token_logits(
         more["answers"] = answers.aggregate.argmax(-1)
         heard.append({name: x.cpu() for name, x in (found | more).items()})
 
-    hear_tokens(model, _first(with_labels(images, labels), limit), hear, batch_size=batch_size, seen=seen)
+    hear_tokens(model, images, labels, hear, limit=limit, batch_size=batch_size, seen=seen)
     points: dict[str, Any] = {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
     if view == "pca":
         points |= _principal(points["tokens"], points["groups"], points["aggregate"])
@@ -130,20 +126,17 @@ def token_logits(
     return TokenLogits(view, **points, chosen=pair is not None)
 
 
-def plot_token_logits(
-    points: Mapping[str, TokenLogits], path: str | Path | None = None, names: Sequence[str] | None = None
-) -> "Figure":
+@draws(TokenLogits, "token_logits")
+def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> "Figure":
     """Draw a panel for each model: tokens, the centres of their groups, and the aggregates.
 
-    Tokens are drawn where `placed` puts them. With the logits of two classes, whatever lies below the diagonal is for
-    the first of them.
+    Tokens are drawn where `placed` puts them. With the logits of two classes, points below the diagonal are for the
+    first of them.
 
     Args:
-        points: What `token_logits` gave, by the name that the panel shows.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
-        names: What the classes are called, by number.
+        points: Results of `token_logits`, by the names for the panels.
+        names: Names of the classes, by number.
     """
-    check_results(path, points, TokenLogits, "token_logits")
     need_matplotlib()
     from matplotlib.lines import Line2D
 
@@ -151,14 +144,13 @@ def plot_token_logits(
     rows = -(-len(points) // columns)
     figure = new_figure(1.6 + 4.2 * columns, 0.6 + 4.2 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    most = max(one.tokens.shape[1] for one in points.values())
     for panel, (label, one) in zip(panels, points.items(), strict=False):
         _draw(panel, one)
         across, up = _axis_names(one, names)
         panel.set(title=label, xlabel=across, ylabel=up)
-        panel.spines[["top", "right"]].set_visible(False)
     for panel in panels[len(points) :]:
         panel.set_visible(False)
+    most = max(one.tokens.shape[1] for one in points.values())
     handles = []
     for group in range(min(most, len(MARKERS) * 5)):
         colour, marker = _style(group)
@@ -167,9 +159,17 @@ def plot_token_logits(
     handles.append(Line2D([], [], color="white", markersize=9, **edge, label="group, in its colour"))
     handles.append(Line2D([], [], color=AGGREGATE, markersize=11, **edge, label="all together"))
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
-    if path is not None:
-        save(figure, path)
     return figure
+
+
+def rows(result: TokenLogits) -> Rows:
+    """How far apart tokens and groups are, in logits: root mean square distances from their centres."""
+    tokens, groups = result.placed(), result.groups
+    within = (tokens - groups[:, :, None]).square().sum(-1).mean((0, 2)).sqrt()  # G
+    apart = (groups - result.aggregate[:, None]).square().sum(-1).mean(0).sqrt()
+    pairs = zip(within.tolist(), apart.tolist(), strict=True)
+    cells = [(f"group {number}", tokens.shape[2], *distances) for number, distances in enumerate(pairs, 1)]
+    return ("of", "tokens", "tokens from their group", "group from the aggregate"), cells
 
 
 def _draw(panel: Any, one: TokenLogits) -> None:
@@ -194,27 +194,13 @@ def _style(group: int) -> tuple[str, str]:
 
 def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> tuple[str, str]:
     if one.explained is not None:
-        first, second = (
-            f"principal direction {i + 1}, {part:.0%} of the variance" for i, part in enumerate(one.explained)
-        )
-        return first, second
+        first, second = (f"{part:.0%} of the variance" for part in one.explained)
+        return f"principal direction 1, {first}", f"principal direction 2, {second}"
     if one.chosen and one.classes is not None:
-        first, second = (
-            f"logit of {names[number] if names is not None and number < len(names) else f'class {number}'}"
-            for number in one.classes[0].tolist()
-        )
+        known = dict(enumerate(names or ()))
+        first, second = (f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist())
         return first, second
     return f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"
-
-
-def _first(images: Tensor | Iterable[Any], limit: int) -> Iterator[tuple[Any, ...]]:
-    """Batches as they come, until there are so many images."""
-    left = limit
-    for batch, rest in batches(images):
-        yield batch[:left], *(x[:left] for x in rest)
-        left -= len(batch)
-        if left <= 0:
-            return
 
 
 def _pair(classes: Sequence[int], view: str) -> tuple[int, int]:
@@ -226,7 +212,7 @@ def _pair(classes: Sequence[int], view: str) -> tuple[int, int]:
 
 
 def _axes(answers: Answers, pair: tuple[int, int] | None) -> Tensor:
-    """(B, 2): which classes' logits are taken of each image."""
+    """(B, 2): the classes of the axes for each image."""
     aggregate, count = answers.aggregate, answers.aggregate.shape[-1]
     if pair is not None:
         if not all(0 <= one < count for one in pair):
@@ -251,20 +237,39 @@ def _placed(tokens: Tensor, groups: Tensor) -> Tensor:
 
 
 def _principal(tokens: Tensor, groups: Tensor, aggregate: Tensor) -> dict[str, Any]:
-    """All logits (..., C) in the two directions (..., 2) in which the placed tokens differ most."""
+    """All logits (..., C) projected on the two directions (..., 2) in which the placed tokens differ most."""
     tokens = _placed(tokens, groups).double()
     mean = tokens.flatten(0, 2).mean(0)
     rows = tokens.flatten(0, 2) - mean  # N*G*T C
-    few = len(rows) < rows.shape[1]  # of the two products the smaller: both have the same values
+    few = len(rows) < rows.shape[1]  # take the smaller of the two products, which have the same eigenvalues
     values, vectors = torch.linalg.eigh(rows @ rows.T if few else rows.T @ rows)  # in ascending order
     values, vectors = (F.pad(x, (2, 0))[..., -2:].flip(-1) for x in (values.clamp(min=0), vectors))  # there may be one
     vectors = rows.T @ vectors if few else vectors  # C 2
     lengths = vectors.norm(dim=0)
     directions = torch.where(values > 1e-12 * values[0], vectors / lengths, 0.0)
-    # An eigenvector may point either way: its largest part is positive, so that the same image comes again
+    # An eigenvector may point either way: making its largest part positive gives the same figure every time
     directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     total = float(values.sum()) and float(rows.square().sum())
     parts = (values / total).tolist() if total else [0.0, 0.0]
     found = {"tokens": tokens, "groups": groups.double(), "aggregate": aggregate.double()}
     projected = {name: ((x - mean) @ directions).float() for name, x in found.items()}
     return projected | {"explained": (parts[0], parts[1])}
+
+
+register_measure(
+    Measure(
+        "logits",
+        "where class tokens, groups and their aggregate are among the logits",
+        "MAP, Fig. 5",
+        partial(token_logits, limit=None),  # the images are those that the user asked for
+        plot_token_logits,
+        rows,
+        **OF_TOKENS,
+        samples=200,
+        options={
+            "view": "classes, whose axes are two classes' logits, or pca",
+            "classes": "numbers of the two classes, such as 3,5; without them each image has its own",
+        },
+        order=7,
+    )
+)

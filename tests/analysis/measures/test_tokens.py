@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import plot_token_votes
-from broadsight.analysis.measures import token_votes
+from broadsight.analysis import plot_token_votes, token_votes
 from broadsight.layers import GroupLogits
 from tests.training.small_runs import refusal
 
@@ -153,8 +152,8 @@ def test_other_sizes_types_and_compiled_models():
 
 def test_record_is_json():
     found = token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2]))
-    record = found.record()
-    assert json.loads(json.dumps(record)) == record
+    record = json.loads(json.dumps(found.record()))
+    assert record["per_token"] == [[0.5, 0.0], [0.0, 0.5]]
     assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "apart": 0.25} and record["variance"] == 0.25
 
 
@@ -197,5 +196,3 @@ def test_plot(tmp_path):
     }
     assert heights == {"bias": [50.0], "variance": [25.0, 25.0]}
     assert list(by_group.lines[0].get_ydata()) == [25.0, 25.0]
-    assert "result of token_votes" in refusal(lambda: plot_token_votes({}))
-    assert "result of token_votes" in refusal(lambda: plot_token_votes({"one": 3}))

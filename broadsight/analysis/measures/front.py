@@ -4,24 +4,26 @@ Published accuracies and measured ones are of different trainings, mostly of dif
 share a front; neither do accuracies on different data.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...visual.plots import PALETTE, need_matplotlib, plot_format, save
+from ...visual.plots import PALETTE
 from ...visual.point_names import name_points
-from ..front_points import AXES as AXES
-from ..front_points import Point as Point
-from ..front_points import check_axis
-from ..front_points import paper_points as paper_points
-from ..front_points import read_points as read_points
+from ..front_points import AXES, Point, check_axis
+from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
+from .frame import draws, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Name, unit, how many of the plain numbers make one.
-UNITS = {"latency_ms": ("latency", "ms per image", 1.0), "macs": ("MACs", "G", 1e9), "parameters": ("size", "M", 1e6)}
+# Name, unit, the number of plain units in one, and the column of a table.
+UNITS = {
+    "latency_ms": ("latency", "ms per image", 1.0, "ms"),
+    "macs": ("MACs", "G", 1e9, "MACs G"),
+    "parameters": ("size", "M", 1e6, "parameters M"),
+}
 MARKERS = {"ours": "oDv^P", "paper": "sX*<>"}
 WIDE = 20.0  # largest over smallest cost beyond which the axis is logarithmic
 
@@ -32,7 +34,7 @@ class Front:
 
     Args:
         source: "ours" or "paper".
-        data: What the accuracies are of.
+        data: The images of the accuracies.
         points: All of them, by cost.
         best: Those that no other beats, by cost.
     """
@@ -55,7 +57,7 @@ class Fronts:
     Args:
         x: One of AXES.
         fronts: Of each source and data.
-        notes: What was left out and why, and what to beware of.
+        notes: Models left out and why, and warnings.
     """
 
     x: str
@@ -63,22 +65,18 @@ class Fronts:
     notes: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """As plain numbers, for JSON; costs in milliseconds, or plain counts."""
-        fronts = [
-            {
-                "source": front.source,
-                "data": front.data,
-                "points": [asdict(point) | {"on_front": point in front.best} for point in front.points],
-            }
-            for front in self.fronts
-        ]
+        """Plain numbers, for JSON; costs in milliseconds, or plain counts."""
+        fronts = []
+        for front in self.fronts:
+            points = [asdict(point) | {"on_front": point in front.best} for point in front.points]
+            fronts.append({"source": front.source, "data": front.data, "points": points})
         return {"x": self.x, "fronts": fronts, "notes": list(self.notes)}
 
 
 def pareto_front(points: Iterable[Point]) -> list[Point]:
-    """The points that no other beats, by cost: none is as cheap and better, as good and cheaper, or both.
+    """The points that no other beats, by cost: no other is as cheap and better, as good and cheaper, or both.
 
-    Points that are equal in both do not beat each other. Those without cost or accuracy are left out.
+    Points that are equal in both do not beat each other. Points without cost or accuracy are left out.
     """
     front: list[Point] = []
     for point in sorted((point for point in points if point.complete), key=_place):
@@ -91,12 +89,12 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
 def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     """A front for each source and data.
 
-    A point without accuracy, as a benchmark gives, lends its cost to those of the same model that have none, as the
-    papers' have no latency.
+    A point without accuracy, as from a benchmark, lends its cost to points of the same model without a cost, such as
+    published ones, which have no latency.
 
     Args:
-        points: What `read_points` and `paper_points` gave for this x.
-        x: What their cost is; one of AXES.
+        points: Results of `read_points` and `paper_points` for this x.
+        x: One of AXES.
 
     Raises:
         ValueError: Nothing has both cost and accuracy.
@@ -117,48 +115,69 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     return Fronts(x, tuple(found), tuple(notes))
 
 
+def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", paper: str = "") -> dict[str, Fronts]:
+    """Fronts over one cost, or over all for which points are known.
+
+    Args:
+        points: Gives the points for a cost, one of AXES.
+        x: One of AXES, or "all".
+        paper: For the caller that makes the points.
+    """
+    found, failures = {}, []
+    for axis in AXES if x == "all" else (x,):
+        try:
+            found[axis] = fronts(points(axis), axis)
+        except ValueError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return found
+
+
 def plot_fronts(fronts: Fronts | Mapping[str, Fronts], path: str | Path | None = None) -> "Figure":
     """Draw accuracy over cost: each front a line of steps, models on it in full colour and others pale.
 
     Published accuracies have hollow marks and broken lines. Bars show the quartiles of a latency where they are known.
 
     Args:
-        fronts: What `fronts` gave; several, by title, are drawn side by side.
+        fronts: Results of `fronts`, or one of them; several, by title, are drawn side by side.
         path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    if path is not None:
-        plot_format(path)
-    panels_of = {"": fronts} if isinstance(fronts, Fronts) else dict(fronts)
-    if not panels_of or not all(isinstance(one, Fronts) for one in panels_of.values()):
-        raise ValueError("there is no result of fronts; expected one, or {title: result}")
-    need_matplotlib()
-    from matplotlib.figure import Figure
+    return _plot({"": fronts} if isinstance(fronts, Fronts) else fronts, path)
 
-    figure = Figure(figsize=(1.5 + 6.0 * len(panels_of), 5.4), layout="constrained")
-    panels = figure.subplots(1, len(panels_of), squeeze=False).flatten()
-    styles = _styles([front for one in panels_of.values() for front in one.fronts])
+
+@draws(Fronts, "fronts")
+def _plot(fronts: Mapping[str, Fronts]) -> "Figure":
+    figure = new_figure(1.5 + 6.0 * len(fronts), 5.4)
+    panels = figure.subplots(1, len(fronts), squeeze=False).flatten()
+    styles = _styles([front for one in fronts.values() for front in one.fronts])
     handles: dict[str, Any] = {}
-    for panel, (title, one) in zip(panels, panels_of.items(), strict=True):
-        name, unit, scale = UNITS[one.x]
+    for panel, (title, one) in zip(panels, fronts.items(), strict=True):
+        name, unit, scale, _ = UNITS[one.x]
         costs = [point.x / scale for front in one.fronts for point in front.points if point.x is not None]
         if min(costs) > 0 and max(costs) / min(costs) > WIDE:
             panel.set_xscale("log")
         for front in one.fronts:
             handles[front.title] = _draw(panel, front, styles[front.source, front.data], scale, max(costs))
-        panel.set_xlabel(f"{name}, {unit}")
-        panel.set_ylabel("top-1, %")
-        panel.set_title(title)
+        panel.set(xlabel=f"{name}, {unit}", ylabel="top-1, %", title=title)
         panel.margins(x=0.12, y=0.1)
-        panel.spines[["top", "right"]].set_visible(False)
     columns = min(2, len(handles))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
-    for panel, one in zip(panels, panels_of.values(), strict=True):
+    for panel, one in zip(panels, fronts.values(), strict=True):
         scale = UNITS[one.x][2]
         shown = [(point, point in front.best) for front in one.fronts for point in front.points]
         name_points(figure, panel, [(p.label, p.x / scale, p.accuracy, best) for p, best in shown])  # ty: ignore
-    if path is not None:
-        save(figure, path)
     return figure
+
+
+def rows(result: Fronts) -> Rows:
+    _, _, scale, column = UNITS[result.x]
+    cells = [
+        (point.label, (point.x or 0.0) / scale, point.accuracy, "yes" if point in one.best else "no", one.title)
+        for one in result.fronts
+        for point in one.points
+    ]
+    return ("model", column, "top-1 %", "on the front", "of"), cells
 
 
 def _place(point: Point) -> tuple[float, float]:
@@ -168,7 +187,7 @@ def _place(point: Point) -> tuple[float, float]:
 
 
 def _joined(points: Sequence[Point], cost: str) -> tuple[list[Point], list[str]]:
-    """Points that are complete, some of them by what others lent; and notes on those that are left out."""
+    """Complete points, some of them with a cost that another lent, and notes on the points left out."""
     lenders = [one for one in points if one.source == "ours" and one.x is not None and one.accuracy is None]
     found: list[Point] = []
     left_out: dict[str, list[str]] = {}
@@ -177,8 +196,7 @@ def _joined(points: Sequence[Point], cost: str) -> tuple[list[Point], list[str]]
         lent = [one for one in lenders if one.name == point.name and point.x is None and point.accuracy is not None]
         for one in lent:
             label = point.label + one.label.removeprefix(one.name)  # with the runtime or size that was timed
-            lending = dict(x=one.x, low=one.low, high=one.high, conditions=one.conditions, label=label)
-            found.append(replace(point, **lending))
+            found.append(replace(point, x=one.x, low=one.low, high=one.high, conditions=one.conditions, label=label))
             used.add(one.name)
         if point.complete:
             found.append(point)
@@ -212,24 +230,41 @@ def _styles(fronts: Sequence[Front]) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: float) -> Any:
-    """The front's line, points and bars; what the legend shows for it."""
+    """Draw the front's line, points and bars; its entry for the legend."""
+    from matplotlib.lines import Line2D
+
     colour, marker = style
-    paper = front.source == "paper"
+    line, face = ("--", "white") if front.source == "paper" else ("-", colour)
     at = [point.x / scale for point in front.best if point.x is not None]
     heights = [point.accuracy for point in front.best]
-    line = "--" if paper else "-"
     panel.step([*at, end], [*heights, heights[-1]], where="post", color=colour, linestyle=line, linewidth=1.2)
     for point in front.points:
         assert point.x is not None
-        alpha = 1.0 if point in front.best else 0.3
+        x, alpha = point.x / scale, 1.0 if point in front.best else 0.3
         if point.low is not None and point.high is not None:
             bar = [[max(0.0, point.x - point.low) / scale], [max(0.0, point.high - point.x) / scale]]
-            panel.errorbar(point.x / scale, point.accuracy, xerr=bar, color=colour, alpha=alpha, capsize=2, linewidth=1)
-        face = "white" if paper else colour
-        panel.scatter(
-            point.x / scale, point.accuracy, s=42, marker=marker, color=face, edgecolor=colour, alpha=alpha, zorder=3
-        )
-    from matplotlib.lines import Line2D
-
-    face = "white" if paper else colour
+            panel.errorbar(x, point.accuracy, xerr=bar, color=colour, alpha=alpha, capsize=2, linewidth=1)
+        marks: dict[str, Any] = dict(s=42, marker=marker, color=face, edgecolor=colour, alpha=alpha, zorder=3)
+        panel.scatter(x, point.accuracy, **marks)
     return Line2D([], [], color=colour, linestyle=line, marker=marker, markerfacecolor=face)
+
+
+register_measure(
+    Measure(
+        "front",
+        "which models are worth their cost: accuracy over latency, MACs and parameters",
+        "MAP, Fig. 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1",
+        fronts_over,
+        plot_fronts,
+        rows,
+        **OF_CLASSIFIERS,
+        batch=64,
+        takes="files",
+        labels="needed",
+        options={
+            "x": "latency_ms, macs, parameters or all",
+            "paper": "published accuracies too, of our models whose names match, such as 'mat_*'",
+        },
+        order=11,
+    )
+)

@@ -5,14 +5,12 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from matplotlib.text import Text
 
-from broadsight.analysis import AXES, Point, paper_points, pareto_front, plot_fronts, read_points
-from broadsight.analysis.measures import fronts
+from broadsight.analysis import AXES, Point, fronts, paper_points, pareto_front, plot_fronts, read_points
 from broadsight.benchmark import run as benchmark
 from broadsight.benchmark.candidates import Settings
 from broadsight.benchmark.timing import Summary
@@ -243,10 +241,10 @@ def test_files_that_tell_of_nothing_are_refused(tmp_path):
     (tmp_path / "text.json").write_text("no JSON\n")
     assert "is no JSON" in refusal(lambda: read_points(tmp_path / "text.json"))
     for record, said in (
-        ({"a": 1}, "tells of no accuracy"),
-        ([], "tells of no accuracy"),
-        ([1, 2], "tells of no accuracy"),
-        (3, "tells of no accuracy"),
+        ({"a": 1}, "holds no accuracy"),
+        ([], "holds no accuracy"),
+        ([1, 2], "holds no accuracy"),
+        (3, "holds no accuracy"),
         ({"rows": [{}], "settings": {}}, "damaged or of another version"),
         ({**EVALUATION, "data": {"task": "detect"}}, "for detect"),
     ):
@@ -289,8 +287,6 @@ def test_plot(tmp_path):
     two = plot_fronts({"one": timed, "two": both})
     assert [panel.get_xlabel() for panel in two.axes] == ["latency, ms per image", "MACs, G"]
     assert two.axes[0].get_xscale() == "log" and two.axes[1].get_xscale() == "linear"
-    assert "result of fronts" in refusal(lambda: plot_fronts({}))
-    assert "result of fronts" in refusal(lambda: plot_fronts({"one": SimpleNamespace()}))
     assert all(plot_fronts(fronts(points((0, 50)), x)) for x in AXES)
 
 

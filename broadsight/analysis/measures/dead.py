@@ -1,12 +1,11 @@
 """How many neurons do not fire: activations that are exactly 0 after a ReLU, layer by layer.
 
-The measure of MAP's Sec. 3. Of a smooth activation such as GELU nothing is exactly 0; of these the share that is 0 or
-less is reported, and called so.
+The measure of MAP's Sec. 3. A smooth activation such as GELU gives no exact 0; for these the share that is 0 or less
+is reported instead, under that name.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from ...inspection.activations import ActivationWatch
 from ...inspection.passing import Seen, check_model, pass_images, peek
 from ...inspection.watch import eager, uncompiled
-from ...visual.plots import save
-from ..layer_chart import check_results, draw_legend, new_figure, style_of
+from .base import Measure, Rows, register_measure
+from .frame import count_from_one, draw_legend, draws, new_figure, style_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,10 +27,10 @@ class LayerDeath:
     Args:
         name: Path of the module that calls it; "name#2" for its second such call.
         function: "relu", "gelu" and so on.
-        exact: Whether what counts is exactly 0, as after a ReLU, rather than 0 or less.
+        exact: Whether exact zeros are counted, as after a ReLU, rather than values of 0 or less.
         share: Of all activations, those that count.
-        dead: Channels all of whose activations counted, at every place of every image.
-        channels: How many there are.
+        dead: Channels whose activations counted at every place of every image.
+        channels: Number of all channels.
     """
 
     name: str
@@ -46,7 +45,7 @@ class LayerDeath:
         return "exactly 0" if self.exact else "0 or less"
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Plain values, for JSON."""
         return {
             "name": self.name,
             "function": self.function,
@@ -60,17 +59,13 @@ class LayerDeath:
 
 @dataclass(frozen=True)
 class DeadNeurons:
-    """All activations, in order of execution.
-
-    Args:
-        images: How many there were.
-    """
+    """All activations in order of execution, and the number of images."""
 
     layers: tuple[LayerDeath, ...]
     images: int
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Plain values, for JSON."""
         return {"images": self.images, "layers": [layer.record() for layer in self.layers]}
 
 
@@ -79,16 +74,13 @@ def dead_neurons(
 ) -> DeadNeurons:
     """The share of activations that do not fire after every ReLU or other activation of a model.
 
-    What counts is every call of one of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu,
-    selu, celu, leaky_relu and prelu (0 or less), whether by a module of torch or timm, by a norm that includes it, or
-    by the model itself, in gates and heads too; and timm's modules that write these out. What a model writes out
-    itself, such as clamp(min=0) for a ReLU, is not known. The model runs as it does without being watched.
+    Every call of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu, selu, celu, leaky_relu
+    and prelu (0 or less) counts, whether by a module of torch or timm, by a norm that includes it, or by the model
+    itself, in gates and heads too; and timm's modules that write these out. What a model writes out itself, such as
+    clamp(min=0) for a ReLU, is not recognised. Watching does not change how the model runs.
 
     Args:
-        model: Any model with such activations.
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
-        batch_size: How many images pass the model at a time, at most.
-        seen: Told how many images have passed.
+        model, images, batch_size, seen: As for `pass_images`.
 
     Raises:
         ValueError: The model calls none of these functions, or there are no images.
@@ -117,19 +109,16 @@ def dead_neurons(
     return DeadNeurons(tuple(layers), passed)
 
 
-def plot_dead_neurons(dead: Mapping[str, DeadNeurons], path: str | Path | None = None) -> "Figure":
-    """Draw the share of activations over layers, one line for each model; and the share of dead channels.
+@draws(DeadNeurons, "dead_neurons")
+def plot_dead_neurons(dead: Mapping[str, DeadNeurons]) -> "Figure":
+    """Draw the share of activations and that of dead channels over layers, one line for each model.
 
     Filled markers are exactly 0, after a ReLU; hollow ones 0 or less, after another activation.
 
     Args:
-        dead: What `dead_neurons` gave, by the name that the legend shows.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
+        dead: Results of `dead_neurons`, by the names for the legend.
     """
-    check_results(path, dead, DeadNeurons, "dead_neurons")
     figure = new_figure(10.5, 4.2)
-    from matplotlib.ticker import MaxNLocator
-
     left, right = figure.subplots(1, 2)
     for number, (label, one) in enumerate(dead.items()):
         style = style_of(number)
@@ -140,18 +129,31 @@ def plot_dead_neurons(dead: Mapping[str, DeadNeurons], path: str | Path | None =
             panel.plot(range(1, len(values) + 1), values, **style, markerfacecolor=face, label=label)
             inner = style | dict(markerfacecolor="white", linestyle="none")
             panel.plot([place + 1 for place in hollow], [values[place] for place in hollow], **inner)
-    left.set_ylabel("activations, %")
-    right.set_ylabel("channels, %")
     kinds = {layer.counted for one in dead.values() for layer in one.layers}
     counted = " (filled) or ".join(sorted(kinds, reverse=True)) + (" (hollow)" if len(kinds) > 1 else "")
     left.set_title(f"activations that are {counted}", fontsize=10)
     right.set_title("channels that are so everywhere", fontsize=10)
-    for panel in (left, right):
-        panel.set_xlabel("activation")
-        panel.set_ylim(-2, 102)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.spines[["top", "right"]].set_visible(False)
+    for panel, name in ((left, "activations"), (right, "channels")):
+        panel.set(ylabel=f"{name}, %", ylim=(-2, 102))
+        count_from_one(panel, "activation")
     draw_legend(right)
-    if path is not None:
-        save(figure, path)
     return figure
+
+
+def rows(result: DeadNeurons) -> Rows:
+    columns = ("activation", "function", "counted", "activations %", "dead channels", "of")
+    return columns, [(x.name, x.function, x.counted, 100 * x.share, x.dead, x.channels) for x in result.layers]
+
+
+register_measure(
+    Measure(
+        "dead",
+        "how many activations and channels never fire",
+        "MAP, Figs. 2c and 7c",
+        dead_neurons,
+        plot_dead_neurons,
+        rows,
+        thing="activations such as ReLU or GELU",
+        order=2,
+    )
+)

@@ -1,0 +1,183 @@
+"""How alike a model's attention rows are: between queries, and between heads, layer by layer.
+
+The measure of the PartialFormer chapter (Fig. 5.2): the mean cosine similarity of the attention weights of two queries.
+Near 1, all places ask for the same, and most of the attention is computed in vain. The mean over all pairs needs no
+matrix of pairs: it is the squared length of the sum of the rows, each brought to length one.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...inspection.attention_rows import Rows as AttentionRows
+from ...inspection.passing import Seen
+from ...layers import GroupClassAttention, PartialAttention
+from .base import OF_ATTENTION, Measure, Rows, register_measure
+from .frame import AttentionSum, draw_lines, draws, new_figure, sum_attention
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class LayerSimilarity:
+    """How alike a layer's attention rows are, from 0 (no key in common) to 1 (the same weights).
+
+    Args:
+        queries: Mean cosine similarity of two queries of one head; None where no two share their keys.
+        heads: Mean cosine similarity of two heads at the same query; None where there are no two.
+        by_head: `queries` of each head; one for all where heads have no axis of their own in the layer's weights.
+        keys: The length of the rows.
+        reason: Why a figure is None; empty if none is.
+    """
+
+    queries: float | None
+    heads: float | None
+    by_head: tuple[float | None, ...]
+    keys: int
+    reason: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return asdict(self)
+
+
+def attention_similarity(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    *,
+    with_itself: bool = False,
+    batch_size: int = 8,
+    seen: Seen | None = None,
+) -> dict[str, LayerSimilarity]:
+    """Cosine similarity of the attention rows of every layer, by the layer's name, in the order of execution.
+
+    Two rows are compared if they are weights of the same keys: two queries of one image, one head and, where attention
+    is in windows, one window; or two heads of one query. The figure is the mean over all such pairs, windows, heads and
+    images. A class token is a query like the others. `attention_entropy` says which rows a layer has: the single query
+    of a layer of partial attention, for instance, has no other one to be compared with.
+
+    Args:
+        model, images, batch_size, seen: As for `pass_images`; all images have one size.
+        with_itself: Whether a row is a pair with itself too, as in the mean over the whole matrix of pairs. It adds
+            1 / N to the mean of N rows.
+
+    Raises:
+        ValueError: The model has no attention, or there are no images, or their sizes differ.
+    """
+    options: dict[str, Any] = dict(arranged=_by_head, batch_size=batch_size, seen=seen)
+    layers = sum_attention(model, images, lambda rows: _Layer(rows, with_itself), **options)
+    return {name: layer.similarity() for name, layer in layers.items()}
+
+
+@draws(LayerSimilarity, "attention_similarity", by_layer=True)
+def plot_attention_similarity(similarities: Mapping[str, Mapping[str, LayerSimilarity]]) -> "Figure":
+    """Draw two panels, similarity between queries and between heads over layers, with one line for each model.
+
+    Args:
+        similarities: Results of `attention_similarity`, by the names for the legend. Layers without a figure leave a
+            gap.
+    """
+    figure = new_figure(10, 4.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, what in zip(panels, ("queries", "heads"), strict=True):
+        found = {label: [getattr(layer, what) for layer in layers.values()] for label, layers in similarities.items()}
+        lines = {label: [math.nan if x is None else x for x in values] for label, values in found.items()}
+        draw_lines(panel, lines, "mean cosine similarity of attention" if what == "queries" else "")
+        panel.set(title=f"between {what}", ylim=(-0.02, 1.02))
+    if len(similarities) > 4:
+        figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
+    else:
+        panels[0].legend(frameon=False)
+    return figure
+
+
+def rows(result: Mapping[str, LayerSimilarity]) -> Rows:
+    columns = ("layer", "keys", "between queries", "between heads", "why not")
+    cells = [(name, x.keys, x.queries, x.heads, x.reason or None) for name, x in result.items()]
+    shown = 5 if any(row[-1] for row in cells) else 4
+    return columns[:shown], [row[:shown] for row in cells]
+
+
+def _by_head(rows: AttentionRows, module: nn.Module) -> AttentionRows:
+    """The rows, with heads apart where a layer of ours has them among the queries."""
+    if isinstance(module, PartialAttention) and len(rows.shape) == 3:  # the single query of the background
+        return rows.split((rows.shape[-2], 1), 1)
+    if isinstance(module, GroupClassAttention):
+        return rows.split((module.groups, module.heads, -1), 2)
+    return rows
+
+
+class _Layer(AttentionSum):
+    """Sums over groups of rows of their mean cosine similarity, and the numbers of groups.
+
+    Args:
+        with_itself: Whether a row and itself make a pair.
+    """
+
+    def __init__(self, rows: AttentionRows, with_itself: bool):
+        super().__init__(rows)
+        self.have_axis, self.with_itself = rows.head_axis is not None, with_itself
+        self.query_sums = torch.zeros(2, self.heads, dtype=torch.float64)  # sums, groups; by head
+        self.head_sums = torch.zeros(2, dtype=torch.float64)
+
+    def add(self, rows: AttentionRows) -> None:
+        axis = rows.head_axis
+        others = [i for i in range(len(rows.shape) - 2) if i != axis]
+        sums = counts = torch.zeros(())  # of an image's queries so far: their unit rows (b, ..., M), and how many
+        for _, queries, logits, weights in rows.pieces():
+            unit = logits.softmax(-1) if weights is None else weights.clone()
+            unit.div_(torch.linalg.vector_norm(unit, dim=-1, keepdim=True))
+            counted = torch.ones(unit.shape[:-1], dtype=unit.dtype, device=unit.device)
+            if unit[..., 0].isnan().any():  # masked as a whole, or else the model computes nonsense: it should show
+                hidden = logits.isneginf().all(-1)
+                unit.masked_fill_(hidden[..., None], 0)
+                counted.masked_fill_(hidden, 0)
+            first, last = not queries.start, queries.stop >= rows.shape[-2]
+            sums = unit.sum(-2) if first else sums + unit.sum(-2)
+            counts = counted.sum(-1) if first else counts + counted.sum(-1)
+            if last:
+                self.query_sums += self._means(sums, counts).sum([axis + 1 for axis in others]).view(2, -1)
+            if axis is not None:
+                self.head_sums += self._means(unit.sum(axis), counted.sum(axis)).flatten(1).sum(1)
+
+    def _means(self, sums: Tensor, rows: Tensor) -> Tensor:
+        """(2, ...): mean cosines of groups of unit rows with these sums (..., M) and numbers (...), and 1 for each."""
+        squares, n = sums.square().sum(-1).cpu().double(), rows.cpu().double()
+        pairs = n * n if self.with_itself else n * (n - 1)
+        means = (squares if self.with_itself else squares - n) / pairs.clamp(min=1)
+        enough = pairs > 0
+        return torch.stack([torch.where(enough, means, 0), enough.double()])  # 0, 0 for a group without pairs
+
+    def similarity(self) -> LayerSimilarity:
+        def mean(total: Tensor, groups: Tensor) -> float | None:
+            if not groups:
+                return None
+            value = (total / groups).item()
+            return value if math.isnan(value) else min(max(value, 0.0), 1.0)  # rounding may carry it past either
+
+        queries, heads = mean(*self.query_sums.sum(1)), mean(*self.head_sums)
+        by_head = [mean(*head) for head in self.query_sums.T]
+        reasons = ["no two queries share their keys"] if queries is None else []
+        if heads is None:
+            reasons.append("it has a single head" if self.have_axis else "its heads are not apart in an axis")
+        return LayerSimilarity(queries, heads, tuple(by_head), self.keys, "; ".join(reasons))
+
+
+register_measure(
+    Measure(
+        "similarity",
+        "how alike attention is between queries and between heads: at 1 all ask for the same",
+        "PartialFormer, Fig. 5.2",
+        attention_similarity,
+        plot_attention_similarity,
+        rows,
+        **OF_ATTENTION,
+        options={"with_itself": "whether a row is a pair with itself too"},
+        order=5,
+    )
+)
