@@ -202,9 +202,9 @@ class Options:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """All options by name: those of the class itself first, then those that it shares with others."""
+        """All options by name: positional ones first, then those of the class itself, then those that it shares."""
         found = [one for one in fields(cls) if "option" in one.metadata]
-        found.sort(key=lambda one: not one.metadata["option"].positional and one.name not in cls.__annotations__)
+        found.sort(key=lambda one: (not one.metadata["option"].positional, one.name not in cls.__annotations__))
         return {one.name: Setting(one.name, _kind(one), _default(one), one.metadata["option"]) for one in found}
 
     @classmethod

@@ -97,7 +97,7 @@ def facts_of_analysis(measure: Measure, request: Request) -> dict[str, str | Non
     first = " ".join(map(str, named[:3]))
     return {
         SHOWN: None if shown else "front reads what training and eval have found; give --data to ask again",
-        TIMM_NAMES: None if timm_names else f"{first} brings weights and arguments of its own",
+        TIMM_NAMES: None if timm_names or not named else f"{first} brings weights and arguments of its own",
     }
 
 

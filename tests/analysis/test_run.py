@@ -17,7 +17,8 @@ from broadsight.analysis.subjects import open_subjects
 from broadsight.weights.writing import write_weights
 from tests.training.small_runs import SIZE, fill, leave_run, refusal
 
-SMALL = dict(pretrained=False, size=SIZE, workers=0, threads=1, device="cpu")
+SMALL = dict(size=SIZE, workers=0, threads=1, device="cpu")
+RANDOM = SMALL | dict(pretrained=False)  # of timm names
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,8 @@ def test_entropy_is_that_of_the_function(images, run):
         {k: float(v) for k, v in expected.items()}
     )
     record = json.loads(json.dumps(record_of(found)))
-    assert (record["measure"], record["seed"], record["command"]) == ("entropy", 0, "broadsight analyze")
+    assert (record["measure"], record["seed"]) == ("entropy", 0)
+    assert record["command"].startswith("broadsight.analyze('entropy', [")
     assert record["data"]["images"] == record["data"]["there"] == 7
     (inner,) = record["models"]
     assert inner["weights"] == "run" and inner["input_size"] == [3, SIZE, SIZE]
@@ -83,7 +85,7 @@ def test_entropy_is_that_of_the_function(images, run):
 
 
 def test_all_models_see_the_same_sample(images, run):
-    asked = Request("variance", (str(run[0]), "test_resnet"), data=str(images), samples=4, seed=1, **SMALL)
+    asked = Request("variance", (str(run[0]), "test_resnet"), data=str(images), samples=4, seed=1, **RANDOM)
     subjects = open_subjects(asked)
     assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
     found, sources = images_for(asked, analysis.MEASURES["variance"], subjects, {})
@@ -98,7 +100,7 @@ def test_all_models_see_the_same_sample(images, run):
 
 def test_random_weights_come_from_the_seed():
     def weights(seed):
-        (one,) = open_subjects(Request("variance", ("test_resnet",), seed=seed, **SMALL))
+        (one,) = open_subjects(Request("variance", ("test_resnet",), seed=seed, **RANDOM))
         return next(one.model.parameters())
 
     assert torch.equal(weights(3), weights(3)) and not torch.equal(weights(3), weights(4))
@@ -127,7 +129,7 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
 
 
 def test_scenes_are_so_many_as_asked():
-    subjects = open_subjects(Request("variance", ("test_resnet",), **SMALL))
+    subjects = open_subjects(Request("variance", ("test_resnet",), **RANDOM))
     found = open_images(subjects, "scenes:6", labelled=False)
     assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
     assert found.description["data"] == "scenes:6" and found.notes == ()
@@ -138,7 +140,7 @@ def test_scenes_are_so_many_as_asked():
 
 
 def test_pairs_of_images_and_masks_and_lists(tmp_path):
-    subjects = open_subjects(Request("variance", ("test_resnet",), **SMALL))
+    subjects = open_subjects(Request("variance", ("test_resnet",), **RANDOM))
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
@@ -196,7 +198,7 @@ def test_front_asks_about_data(images, pooled):
     asked = Request(
         "front",
         (str(pooled), "test_resnet"),
-        str(images),
+        data=str(images),
         part="all",
         set={"x": "macs"},
         model_args={"num_classes": 2},
@@ -212,7 +214,7 @@ def test_front_asks_about_data(images, pooled):
 
 def test_front_refusals(run, tmp_path):
     assert "needs MODEL|RUN" in refusal(lambda: analyze_front(Request("front", ())))
-    assert "needs --data" in refusal(lambda: analyze_front(Request("front", ("test_resnet",), **SMALL)))
+    assert "needs --data" in refusal(lambda: analyze_front(Request("front", ("test_resnet",), **RANDOM)))
     assert "none of our models" in refusal(lambda: analyze_front(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
     assert "holds no accuracy" in refusal(lambda: analyze_front(Request("front", (str(tmp_path / "bad.json"),))))
@@ -224,13 +226,13 @@ def test_an_interrupt_keeps_what_is_done(images, run):
             raise KeyboardInterrupt
 
     names = (str(run[0]), "test_vit")
-    found = analyze(Request("entropy", names, data=str(images), **SMALL | {"batch": 2}), stop)
+    found = analyze(Request("entropy", names, data=str(images), **RANDOM | {"batch": 2}), stop)
     assert list(found.results) == ["mine"] and found.how["interrupted"]
     assert "interrupted: test_vit, random weights left out" in found.notes
     assert [one["label"] for one in record_of(found)["models"]] == ["mine"]
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
-        analyze(Request("entropy", names, data=str(images), **SMALL), lambda done, total, doing: stop(8, total, doing))
+        analyze(Request("entropy", names, data=str(images), **RANDOM), lambda done, total, doing: stop(8, total, doing))
 
 
 def test_progress_counts_images_of_all_models(images, run):
@@ -261,7 +263,7 @@ def test_progress_counts_images_of_all_models(images, run):
 def test_refusals(options, said, images, tmp_path):
     (tmp_path / "EMPTY").mkdir()
     places = {"FLAT": str(images / "cat"), "EMPTY": str(tmp_path / "EMPTY")}
-    options = {**dict(measure="entropy", models=("test_vit",), data=str(images)), **SMALL, **options}
+    options = {**dict(measure="entropy", models=("test_vit",), data=str(images)), **RANDOM, **options}
     options["data"] = places.get(options["data"], options["data"])
     message = refusal(lambda: analyze(Request(**options)), (ValueError, FileNotFoundError))
     assert said in message and "\n" not in message
@@ -300,7 +302,7 @@ def test_weights_that_cannot_be_fetched(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("the pretrained weights of resnet18 cannot be had: no connection.")
 
-    monkeypatch.setattr("broadsight.analysis.request.open_classifier", fail)
+    monkeypatch.setattr("broadsight.runs.opening.open_classifier", fail)
     said = refusal(lambda: open_subjects(Request("variance", ("resnet18",))))
     assert said == (
         "the pretrained weights of resnet18 cannot be had: no connection; give others as resnet18@FILE, or try random "
