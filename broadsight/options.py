@@ -120,7 +120,7 @@ class Setting:
             return given
         if get_origin(kind) is Literal:
             return given if given in get_args(kind) else self._refuse(given)
-        if kind is str and self.plural and isinstance(given, int) and not isinstance(given, bool):
+        if kind is str and self.plural and not self.how.positional and isinstance(given, int):
             return str(given)  # a size, say, among others that are words
         if kind is bool or kind is str:
             return given if isinstance(given, kind) else self._refuse(given)
@@ -129,9 +129,11 @@ class Setting:
         if isinstance(given, bool) or not isinstance(given, (int, float, str)):
             self._refuse(given)
         try:
-            return kind(given) if isinstance(given, str) or kind(given) == given or given != given else given
+            value = kind(given)
         except (ValueError, OverflowError):
-            self._refuse(given)
+            return self._refuse(given)
+        same = isinstance(given, str) or value == given or kind is float
+        return value if same else self._refuse(given)
 
     def _nothing(self, given: str) -> Any:
         if given.strip():
@@ -141,12 +143,12 @@ class Setting:
     def _refuse(self, given: Any) -> Any:
         kind, _ = get_args(self.kind) if self.plural else (self.kind, None)
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        wanted = words.get(kind, "a text or a number")
         if get_origin(kind) is Literal:
             wanted = "one of " + ", ".join(map(repr, get_args(kind)))
-        else:
-            wanted = words.get(kind, "a text or a number")
-        shown = given if isinstance(given, str) else repr(given)
-        raise UsageError(f"{self.called}: expected {wanted}{'s joined by commas' if self.plural else ''}, got {shown}")
+        if self.plural:
+            wanted = wanted.removeprefix("a ") + ("s" if self.how.positional else "s joined by commas")
+        raise UsageError(f"{self.called}: expected {wanted}, got {given if isinstance(given, str) else repr(given)}")
 
     def _pairs(self, given: Any) -> Mapping[str, Any]:
         if isinstance(given, str) and given.startswith("["):

@@ -202,7 +202,7 @@ def test_front_asks_about_data(images, pooled):
         part="all",
         set={"x": "macs"},
         model_args={"num_classes": 2},
-        **SMALL,
+        **RANDOM,
     )
     found = analyze_front(asked)
     points = [point for one in found.results["macs"].fronts for point in one.points]
