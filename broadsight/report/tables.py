@@ -1,10 +1,10 @@
 """Tables as plain data; `templates/table.html` writes them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..visual.words import NOTHING, known, percent
+from ..visual.words import NOTHING, known, number, percent
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,12 @@ class Cell:
         return self.kind if self.bar is None else f"{self.kind} bar"
 
 
+Column = tuple[str, Callable[[Any], Cell | str]]  # title, and what makes a row's cell
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table whose first cell of every row is that row's header.
+    """A table of at least one row, whose first cell is that row's header.
 
     Args:
         caption: Text for readers who do not see the table.
@@ -42,30 +45,44 @@ class Table:
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
+    rows: Sequence[Sequence[Cell]]
     kind: str = ""
     marked: int | None = None
 
     @property
     def heads(self) -> Iterator[tuple[str, bool]]:
         """Titles of the columns, and whether a column holds numbers: its first row shows it."""
-        row = self.rows[0] if self.rows else ("", *map(numeric, self.columns[1:]))
-        kinds = (isinstance(cell, Cell) and cell.kind.startswith("n") for cell in row)
-        return zip(self.columns, kinds, strict=True)
+        return zip(self.columns, (cell.kind.startswith("n") for cell in self.rows[0]), strict=True)
 
-    @property
-    def lines(self) -> Iterator[tuple[Cell, list[Cell]]]:
-        """Rows, as the header and the other cells of each."""
-        for row in self.rows:
-            first, *others = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
-            yield first, others
+
+def table(
+    caption: str, rows: Iterable[Any], columns: Sequence[Column], kind: str = "", marked: int | None = None
+) -> Table | None:
+    """Make a table with a cell of every row in every column; None without rows."""
+    lines = [
+        [cell if isinstance(cell, Cell) else Cell(cell) for cell in (of(row) for _, of in columns)] for row in rows
+    ]
+    return Table(caption, [title for title, _ in columns], lines, kind, marked) if lines else None
+
+
+def words(key: str) -> Callable[[Any], Cell | str]:
+    """Make cells of the text under a key."""
+    return lambda row: row.get(key, "")
+
+
+def numbers(key: str, say: Callable[[Any], str] = number) -> Callable[[Any], Cell | str]:
+    """Make cells of the number under a key, written by `say`."""
+    return lambda row: numeric(say(row.get(key)))
+
+
+def shares(key: str) -> Callable[[Any], Cell | str]:
+    """Make cells of the percentage under a key, with a bar."""
+    return lambda row: share(row.get(key))
 
 
 def numeric(text: str) -> Cell:
-    """Make a cell of a number."""
     return Cell(text, "n")
 
 
 def share(value: Any) -> Cell:
-    """Make a cell of a percentage with a bar."""
-    return Cell(percent(value), "n", float(value)) if known(value) else Cell(NOTHING, "n")
+    return Cell(percent(value), "n", float(value)) if known(value) else numeric(NOTHING)
