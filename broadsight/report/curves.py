@@ -178,7 +178,7 @@ def suites(record: Record) -> list[dict[str, Any]]:
 def _suite(name: str, group: Rows, record: Record) -> dict[str, Any]:
     first = group[0]
     models = [str(suite.get("model") or record.get("model") or record["title"]) for suite in group]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {**row, "model": models[place], "place": place, "case": str(row.get("case", "")), "at": row.get("at")}
         for place, suite in enumerate(group)
         for row in suite.get("rows") or ()

@@ -37,7 +37,7 @@ def evaluation(folder, source, **figures):
 
 def test_compare__figures_of_each(run):
     rows = compare([run], Image.new("RGB", (40, 40)))
-    assert (rows[0].parameters, rows[0].macs) == (run.parameters, macs_of(run.classifier))
+    assert (rows[0].parameters, rows[0].macs) == (run.run.parameters, macs_of(run.run))
     assert rows[0].latency.median > 0
     assert (rows[0].accuracy, rows[0].measured_on) == (34.5, "validation of the run")
 
@@ -57,10 +57,10 @@ def test_accuracy__an_evaluation_of_this_model_comes_first(run, tmp_path):
     assert accuracy_of(run, tmp_path / "e") == (41.0, "evaluation mine")
 
 
-def test_accuracy__random_weights_have_none(tmp_path):
+def test_accuracy__random_weights_have_none(run, tmp_path):
     evaluation(tmp_path / "e" / "x", "resnet18", top1=70.0)
-    assert accuracy_of(Candidate("resnet18", "resnet18", False), tmp_path / "e") == (None, "")
-    assert accuracy_of(Candidate("resnet18", "resnet18", True), tmp_path / "e") == (70.0, "evaluation x")
+    assert accuracy_of(Candidate("resnet18", "resnet18", False, run.run), tmp_path / "e") == (None, "")
+    assert accuracy_of(Candidate("resnet18", "resnet18", True, run.run), tmp_path / "e") == (70.0, "evaluation x")
 
 
 def test_points__values_on_the_axes():

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from broadsight.app.door import MOST_JSON, Door
+from broadsight.app.uploads import Storage
 
 EVENT = "/gradio_api/call/predict"
 
@@ -19,7 +20,7 @@ def knock(tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    door = Door(inner, folder=tmp_path, most_bytes=1000)
+    door = Door(inner, Storage(tmp_path, 20_000), most_bytes=1000)
 
     def call(path, body=b"", method=None, headers=(), host="localhost:7860", pieces=1):
         method = method or ("POST" if body else "GET")
@@ -146,7 +147,7 @@ def test_door__visitors_know_the_folder_by_another_name(tmp_path):
     """Paths are hidden in what goes out, whole or in a stream, and found again in what comes in."""
     from broadsight.app.door import ALIAS, hiding
 
-    door = Door(None, folder=tmp_path, most_bytes=1000)
+    door = Door(None, Storage(tmp_path, 20_000), most_bytes=1000)
     event = json.dumps({"data": [{"path": f"{ALIAS}/a/b.png"}, ALIAS]}).encode()
     assert json.loads(door.read_event(event)[1]) == {"data": [{"path": f"{tmp_path}/a/b.png"}, ALIAS]}
     for path in (f"{ALIAS}/../../etc/passwd", f"{ALIAS}x/a", ALIAS, f"{ALIAS}//../.."):
@@ -175,8 +176,6 @@ def test_door__visitors_know_the_folder_by_another_name(tmp_path):
 
 def test_door__uploads_hold_a_quota(tmp_path):
     """Also while they are on their way; a client that leaves stores nothing."""
-    from broadsight.app.uploads import Storage
-
     came = []
 
     async def inner(scope, receive, send):
@@ -189,7 +188,7 @@ def test_door__uploads_hold_a_quota(tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    door = Door(inner, folder=tmp_path, most_bytes=1000, storage=Storage(tmp_path, 2500))
+    door = Door(inner, Storage(tmp_path, 2500), most_bytes=1000)
 
     async def upload(length, *messages):
         waiting, sent = list(messages), []

@@ -23,7 +23,7 @@ def a_look(depth: int, title: str) -> Look:
 @pytest.fixture
 def looked():
     image = Image.new("RGB", (8, 8))
-    return Looked("net", "gradcam", image, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
+    return Looked(image, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +81,11 @@ def test_look__classes_by_their_names(model):
 
 def test_look__leaves_the_model_as_it_was(model):
     photo, image = Image.new("RGB", (96, 96), (90, 120, 30)), torch.rand(1, 3, 96, 96)
-    before = model.classifier.model(image)
+    before = model.run.model(image)
     for kind in looking.kinds(model).values():
         look(model, photo, kind, 3)
-    assert torch.equal(model.classifier.model(image), before)
-    assert not any(parameter.requires_grad for parameter in model.classifier.model.parameters())
+    assert torch.equal(model.run.model(image), before)
+    assert not any(parameter.requires_grad for parameter in model.run.model.parameters())
 
 
 def test_look__a_kind_that_it_lacks(model):
@@ -110,5 +110,5 @@ def test_class__by_choice(model):
 
 
 def test_look__dense_runs_have_none():
-    one = Candidate("seg", "seg", True, run=object())  # ty: ignore[invalid-argument-type]
+    one = Candidate("seg", "seg", True, object())  # ty: ignore[invalid-argument-type]
     assert "does not classify" in refusal(lambda: look(one, Image.new("RGB", (9, 9)), "gradcam"))

@@ -216,8 +216,8 @@ def test_names__are_text_in_the_page(candidates):
 
     names = [name for name in NASTY if name.strip() and "\udcff" not in name][:24]
     mine = candidates.of("mine")
-    odd = replace(mine.classifier, labels=tuple(names[10:14]))
-    given = Candidates([replace(mine, name=name, classifier=odd) for name in names])
+    odd = replace(mine.run, labels=tuple(names[10:14]))
+    given = Candidates([replace(mine, name=name, run=odd) for name in names])
     with serving(given, megabytes=1) as address, client_of(address) as client:
         path = upload(client, png(sample(3)), '"><img src=x onerror=alert(1)>.png').json()[0]
         texts = [client.get("/").text]
