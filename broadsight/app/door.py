@@ -28,6 +28,7 @@ PAGES = re.compile(
 )
 EVENTS = re.compile(rf"{API}/(queue/join|call/.+|run/.+|api/.+|reset/?|cancel)")
 ADDRESS = re.compile(r"\s*([a-z][a-z0-9+.-]+:|[/\\]{2})", re.IGNORECASE)
+TEXTS = ("application/json", "text/html", "text/plain", "text/event-stream")
 FILE, UPLOAD = f"{API}/file=", f"{API}/upload"
 
 
@@ -186,31 +187,21 @@ def again(parts: list[bytes], rest: Receive) -> Receive:
 
 
 def hiding(send: Send, hide: Callable[[bytes], bytes]) -> Send:
-    """Make a `send` that passes text through `hide`: an event stream line by line, other answers as a whole."""
-    start: Message | None = None
-    kind, kept = "", b""
+    """Make a `send` that passes the lines of text answers through `hide`; these no longer say how long they are."""
+    text, kept = False, b""
 
     async def hidden(message: Message) -> None:
-        nonlocal start, kind, kept
+        nonlocal text, kept
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
-            if kind in ("application/json", "text/html", "text/plain"):
-                start = message
-                return
-            await send(message)
-        elif message["type"] != "http.response.body" or (start is None and kind != "text/event-stream"):
-            await send(message)
-        else:
+            text = kind in TEXTS
+            if text:
+                message = {**message, "headers": without(message["headers"], b"content-length")}
+        elif message["type"] == "http.response.body" and text:
             kept += message.get("body", b"")
-            more = message.get("more_body", False)
-            if start is not None and more:
-                return
-            cut = len(kept) if not more else kept.rfind(b"\n") + 1
-            body, kept = hide(kept[:cut]), kept[cut:]
-            if start is not None:
-                length = b"content-length", str(len(body)).encode()
-                await send({**start, "headers": [*without(start["headers"], b"content-length"), length]})
-                start, kind = None, ""
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            cut = kept.rfind(b"\n") + 1 if message.get("more_body") else len(kept)
+            message = {**message, "body": hide(kept[:cut])}
+            kept = kept[cut:]
+        await send(message)
 
     return hidden

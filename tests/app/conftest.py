@@ -38,6 +38,15 @@ def expected(models, image) -> list[tuple[str, str]]:
     return [(name, f"{100 * share:.1f}") for one in answer(list(models), image) for name, share in one.top]
 
 
+def keeping(sent: list):
+    """A `send` that keeps the messages."""
+
+    async def send(message):
+        sent.append(message)
+
+    return send
+
+
 def png(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG")
