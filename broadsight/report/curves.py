@@ -4,16 +4,13 @@ Every function gives plain data that `templates/sections.html` writes; an empty 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from ..visual.metrics import GOALS, figure, meaning
 from ..visual.plots import PALETTE
-from ..visual.words import NOTHING, known, number, percent, plural
-from ..visual.words import numbers as has_numbers
+from ..visual.words import known, number, numbers, percent, plural
 from .charts import DASHES, Axis, Bar, Chart, Point, Series, axis, finite
 from .colours import LEVELS
-from .tables import Cell, Column, Table, numbers, numeric, table, words
 
 _HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped", "val_classes"}
 # Charts of a run's metrics: title, label, limits; and their lines: key, name, colour, dash
@@ -73,10 +70,9 @@ def curves(lines: Rows) -> dict[str, Any]:
         best = dict(epoch=top["epoch"], value=top[goal], label=meaning(_bare(goal)).label)
     unknown = bool(epochs) and "best" in epochs[-1] and not known(epochs[-1]["best"])
     keys = dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key]))
-    columns: list[Column] = [("epoch", lambda line: number(line["epoch"]))]
-    columns += [(_metric_name(key), numbers(key, partial(_metric, key))) for key in keys]
-    shown = table("Numbers of every epoch", epochs, columns)
-    return dict(charts=charts, best=best, best_unknown=unknown, numbers=shown)
+    shown = [[number(line["epoch"]), *(_metric(key, line.get(key)) for key in keys)] for line in epochs]
+    heads = ["epoch", *map(_metric_name, keys)]
+    return dict(charts=charts, best=best, best_unknown=unknown, heads=heads, numbers=shown)
 
 
 def _updates_of_an_epoch(epochs: Rows) -> float | None:
@@ -112,17 +108,19 @@ def _metric_name(key: str) -> str:
 def calibration(record: Record) -> dict[str, Any]:
     """The reliability diagram, the spread of confidences, their table, and how far they are off."""
     found = record.get("calibration") or {}
-    bins = [one for one in found.get("bins") or () if has_numbers(one, "low", "high")]
-    filled = [one for one in bins if one.get("count") and has_numbers(one, "count", "accuracy")]
+    bins = [one for one in found.get("bins") or () if numbers(one, "low", "high")]
+    filled = [one for one in bins if one.get("count") and numbers(one, "count", "accuracy")]
     if not filled:
         return {}
-    columns: list[Column] = [("confidence", _range), ("images", numbers("count"))]
-    columns += [("mean confidence", numbers("confidence", percent)), ("accuracy", numbers("accuracy", percent))]
+    rows = [
+        (_range(one), number(one.get("count")), percent(one.get("confidence")), percent(one.get("accuracy")))
+        for one in bins
+    ]
     return dict(
         excess=_excess(filled),
         errors={key: found[key] for key in ("ece", "mce") if known(found.get(key))},
         charts=[_reliability(filled), _spread(filled)],
-        bins=table("Calibration by bin", bins, columns),
+        bins=rows,
     )
 
 
@@ -164,7 +162,7 @@ def _range(one: Mapping[str, Any]) -> str:
     return f"{100 * one['low']:.0f} to {percent(100 * one['high']).replace('.0', '')}"
 
 
-def suites(record: Record) -> list[dict[str, Any]]:
+def suites(record: Record) -> dict[str, Any]:
     """Accuracy under changes of the images, suites of one name together.
 
     A suite whose cases have a strength is a line chart, any other a heat table.
@@ -172,7 +170,8 @@ def suites(record: Record) -> list[dict[str, Any]]:
     groups: dict[str, list[Record]] = {}
     for suite in record.get("suites") or ():
         groups.setdefault(str(suite.get("name", "")), []).append(suite)
-    return [_suite(name, group, record) for name, group in groups.items()]
+    shown = [_suite(name, group, record) for name, group in groups.items()]
+    return dict(suites=shown, levels=LEVELS) if shown else {}
 
 
 def _suite(name: str, group: Rows, record: Record) -> dict[str, Any]:
@@ -185,17 +184,14 @@ def _suite(name: str, group: Rows, record: Record) -> dict[str, Any]:
     ]
     strengths = list(dict.fromkeys(row["at"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    shown = dict(title=first.get("title") or name, about=first.get("about"), summary=_summaries(group, models))
+    shown = dict(title=first.get("title") or name, about=first.get("about"), **_summaries(group, models))
     if not rows:
         return shown | dict(form="empty")
     if all(map(known, strengths)) and len(strengths) > 1 and len(cases) <= len(PALETTE):
-        columns: list[Column] = [
-            ("model", words("model")),
-            ("case", words("case")),
-            ("at", numbers("at", "{:g}".format)),
+        measured = [
+            (row["model"], row["case"], f"{row['at']:g}", percent(row.get("top1")), number(row.get("images")))
+            for row in rows
         ]
-        columns += [("top-1", numbers("top1", percent)), ("images", numbers("images"))]
-        measured = table("All measurements", rows, columns, "sortable")
         return shown | dict(form="lines", charts=_lines(first, models, cases, rows), numbers=measured)
     if len(strengths) == 1:
         return shown | dict(form="grid", grids=[_grid("", cases, dict(enumerate(models)), "place", rows)])
@@ -232,7 +228,7 @@ def _lines(first: Record, models: Sequence[str], cases: Sequence[str], rows: Row
 
 
 def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, rows: Rows) -> dict[str, Any]:
-    """Top-1 of every case in every column, coloured; the mean of each row last where columns are several strengths.
+    """Top-1 of every case in every column; the mean of each row last where columns are several strengths.
 
     Args:
         heads: Titles of the columns by the values that rows have under `key`: the place of a model, or a strength.
@@ -244,24 +240,15 @@ def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, r
         found = [values.get((case, column)) for column in heads]
         present: list[Any] = [value for value in found if known(value)]
         if present:
-            lines.append([Cell(case), *map(_heat, [*found, sum(present) / len(present)] if several else found)])
-    caption = f"Top-1 accuracy by case{f' and {axis}' if axis else ''}"
-    columns = ["case", *heads.values(), *(["mean"] if several else [])]
-    return dict(model="", axis=axis, table=Table(caption, columns, lines, "heat") if lines else None)
+            lines.append([case, *found, *([sum(present) / len(present)] if several else [])])
+    return dict(model="", axis=axis, heads=["case", *heads.values(), *(["mean"] if several else [])], rows=lines)
 
 
-def _heat(value: Any) -> Cell:
-    if not known(value):
-        return numeric(NOTHING)
-    return Cell(f"{value:.1f}", f"n h{min(max(round(value / 100 * LEVELS), 0), LEVELS)}")
-
-
-def _summaries(group: Rows, models: Sequence[str]) -> Table | None:
-    found = [(suite.get("summary") or {}) for suite in group]
-    keys = dict.fromkeys(key for summary in found for key in summary)
-    columns: list[Column] = [("model", lambda one: one[0])]
-    columns += [(key, lambda one, key=key: numeric(_summary(key, one[1].get(key)))) for key in keys]
-    return table("Summary", zip(models, found, strict=True), columns, "narrow") if keys else None
+def _summaries(group: Rows, models: Sequence[str]) -> dict[str, Any]:
+    found = [suite.get("summary") or {} for suite in group]
+    keys = list(dict.fromkeys(key for summary in found for key in summary))
+    rows = [(model, *(_summary(key, one.get(key)) for key in keys)) for model, one in zip(models, found, strict=True)]
+    return dict(summary=rows if keys else [], summary_heads=["model", *keys])
 
 
 def _summary(key: str, value: Any) -> str:

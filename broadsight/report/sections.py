@@ -9,10 +9,9 @@ from heapq import nsmallest
 from typing import Any
 
 from ..visual.metrics import MEANS, figure, meaning
-from ..visual.words import NOTHING, SPACE, amount, known, number, percent
+from ..visual.words import NOTHING, known, number, percent
 from .charts import Chart, Dot, axis
 from .colours import LEVELS
-from .tables import Cell, Column, Table, numbers, shares, table, words
 
 ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5
@@ -51,23 +50,13 @@ def _about(key: str, record: Record) -> str:
     return f"{meaning(key).about}; over {there} of {classes} classes, since the others do not occur"
 
 
-def twins(record: Record) -> Table | None:
-    """Table of the run and of those that it was compared with."""
-    runs = record.get("twins") or ()
-    columns: list[Column] = [("run", words("title")), ("top-1", shares("top1"))]
-    columns.append(("parameters", numbers("parameters", amount)))
-    if any(known(run.get("minutes")) for run in runs):
-        columns.append(("training time", numbers("minutes", _minutes)))
-    columns.append(("folder", lambda run: Cell(run["folder"], tag="code") if run.get("folder") else NOTHING))
-    return table("Runs that were compared", runs, columns)
-
-
-def _minutes(time: Any) -> str:
-    return f"{number(time)}{SPACE}min" if known(time) else NOTHING
+def twins(record: Record) -> Sequence[Record]:
+    """The run and those that it was compared with."""
+    return record.get("twins") or ()
 
 
 def beside(record: Record) -> dict[str, Any]:
-    """Table of this model and the others, the best of every column in bold, and charts of accuracy over cost.
+    """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost.
 
     This model's row is made from the record itself, unless a row of the same title is given. Figures that only one
     model has are left out: there is nothing to compare.
@@ -82,22 +71,14 @@ def beside(record: Record) -> dict[str, Any]:
     models = [ours, *(model for model in others if model is not ours)]
     costs = [key for key in _COSTS if any(known(model.get(key)) for model in models)]
     counts = Counter(key for model in models for key, value in (model.get("figures") or {}).items() if known(value))
-    shared = [key for key, count in counts.items() if count > 1 and key not in costs]
+    keys = [*costs, *(key for key, count in counts.items() if count > 1 and key not in costs)]
     values = [(model.get("figures") or {}) | {key: model.get(key) for key in costs} for model in models]
-
-    def column(key: str) -> Column:
-        best = _best(key, [mine.get(key) for mine in values])
-
-        def cell(place: int) -> Cell:
-            value = values[place].get(key)
-            return Cell(figure(key, value), "n", tag="strong" if best is not None and value == best else "")
-
-        return meaning(key).label, cell
-
-    name = "model", lambda place: Cell(str(models[place].get("title", "")), before=str(place + 1))
-    columns = [name, *map(column, [*costs, *shared])]
-    shown = table("This model beside others", range(len(models)), columns, "sortable names", marked=0)
-    return dict(table=shown, charts=_cost_charts(models))
+    best = {key: _best(key, [mine.get(key) for mine in values]) for key in keys}
+    rows = []
+    for model, mine in zip(models, values, strict=True):
+        cells = [(figure(key, mine.get(key)), best[key] is not None and mine.get(key) == best[key]) for key in keys]
+        rows.append(dict(title=str(model.get("title", "")), cells=cells))
+    return dict(heads=["model", *(meaning(key).label for key in keys)], rows=rows, charts=_cost_charts(models))
 
 
 def _best(key: str, column: Sequence[Any]) -> Any:
@@ -126,46 +107,31 @@ def _cost_charts(models: Sequence[Record]) -> list[Chart]:
     return charts
 
 
-def class_figures(record: Record) -> Table | None:
-    """Table of the figures of each class that a detector or segmenter finds, the weakest first."""
+def class_figures(record: Record) -> dict[str, Any]:
+    """Figures of each class that a detector or segmenter finds, the weakest first."""
     rows = record.get("class_figures") or ()
     named = dict.fromkeys(key for row in rows for key in row if known(row[key]))
     counts = [key for key in named if key in ("objects", "pixels")]
     figures = [key for key in named if key not in counts]
     if not named:
-        return None
+        return {}
     first = (*figures, *counts)[0]
     ranked = sorted(rows, key=lambda row: row[first] if known(row.get(first)) else float("inf"))
-    columns = [("class", words("name")), *((key, numbers(key)) for key in counts)]
-    columns += [(meaning(key).label, shares(key)) for key in figures]
-    return table("Every class, the weakest first", ranked, columns, "sortable")
+    return dict(counts=counts, figures=figures, labels=[meaning(key).label for key in figures], rows=ranked)
 
 
 def per_class(record: Record) -> dict[str, Any]:
-    """Table of all classes, or of the weakest and of the strongest with the others folded away."""
+    """All classes in one table, or the weakest and the strongest, with the others folded away."""
     rows = record.get("per_class") or ()
     if not rows:
         return {}
     ranked = sorted((row for row in rows if known(row.get("recall"))), key=lambda row: row["recall"])
     ends = dict(low=ranked[0], high=ranked[-1]) if ranked else dict(low=None)
-    parts, others = [("", "Every class", rows)], []
-    if len(rows) > ALL_SHOWN and len(ranked) >= WORST + BEST:
-        worst, best = ranked[:WORST], ranked[: -BEST - 1 : -1]
-        shown = {id(row) for row in (*worst, *best)}
-        others = [row for row in rows if id(row) not in shown]
-        parts = [(f"The {WORST} weakest", f"The {WORST} weakest classes", worst)]
-        parts += [(f"The {BEST} strongest", f"The {BEST} strongest classes", best)]
-    columns: list[Column] = [("class", words("class")), ("images", numbers("images"))]
-    columns += [("recall", shares("recall")), ("precision", shares("precision")), ("F1", shares("f1"))]
-    columns += [("most often taken for", _taken_for)]
-    tables = [(heading, table(caption, some, columns, "sortable")) for heading, caption, some in parts]
-    folded = table("The other classes", others, columns, "sortable")
-    return dict(count=len(rows), tables=tables, others=folded, **ends)
-
-
-def _taken_for(row: Record) -> Cell | str:
-    other, count = row.get("most_confused_with"), row.get("confused")
-    return Cell(str(other), tag="bdi", after=number(count)) if other is not None and count else NOTHING
+    if len(rows) <= ALL_SHOWN or len(ranked) < WORST + BEST:
+        return dict(count=len(rows), tables={"": rows}, others=(), **ends)
+    tables = {f"The {WORST} weakest": ranked[:WORST], f"The {BEST} strongest": ranked[: -BEST - 1 : -1]}
+    shown = {id(row) for some in tables.values() for row in some}
+    return dict(count=len(rows), tables=tables, others=[row for row in rows if id(row) not in shown], **ends)
 
 
 def confusion(record: Record) -> dict[str, Any]:
@@ -176,30 +142,23 @@ def confusion(record: Record) -> dict[str, Any]:
     frequent = record.get("confused") or _most_frequent(matrix, names)
     if not matrix and not frequent:
         return {}
-    columns: list[Column] = [("class", words("class")), ("taken for", words("as")), ("images", numbers("count"))]
-    columns += [("share", numbers("share", percent))]
-    confusions = table("Most frequent confusions", frequent[:CONFUSIONS], columns, "sortable narrow")
-    shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix, names))
+    shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix))
     faultless = not frequent and any(map(any, matrix))
-    return dict(frequent=confusions, faultless=faultless, levels=LEVELS, **shown)
+    common = dict(names=names[: len(matrix)], faultless=faultless, levels=LEVELS, roomy=ROOMY)
+    return dict(frequent=frequent[:CONFUSIONS], **common, **shown)
 
 
-def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, Any]:
-    """The matrix as a heat table, and the largest share of a row that is wrong, in per cent."""
+def _matrix(matrix: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Counts with the CSS classes of their colours, and the largest share of a row that is wrong, in per cent."""
     shares = [[count / (sum(row) or 1) for count in row] for row in matrix]
     worst = max((s for i, row in enumerate(shares) for j, s in enumerate(row) if i != j), default=0) or 1
 
-    def column(j: int) -> Column:
-        def cell(i: int) -> Cell:
-            level = max(round(shares[i][j] / (1 if i == j else worst) * LEVELS), 1)
-            return Cell(number(matrix[i][j]), f"{'h' if i == j else 'e'}{level}") if matrix[i][j] else Cell("")
+    def colour(i: int, j: int) -> str:
+        full = 1 if i == j else worst
+        return f"{'h' if i == j else 'e'}{max(round(shares[i][j] / full * LEVELS), 1)}"
 
-        return names[j], cell
-
-    size = range(len(matrix))
-    kind = "heat matrix" if len(matrix) <= ROOMY else "heat matrix dense"
-    columns = [("truth \\ prediction", lambda i: Cell(names[i], tag="span")), *map(column, size)]
-    return dict(matrix=table("Confusion matrix", size, columns, kind), worst=100 * worst)
+    rows = [[(count, colour(i, j)) for j, count in enumerate(row)] for i, row in enumerate(matrix)]
+    return dict(matrix=rows, worst=100 * worst)
 
 
 def _most_frequent(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -211,11 +170,9 @@ def _most_frequent(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> lis
 
 
 def skipped(record: Record) -> dict[str, Any]:
-    """Number of images that could not be read, and a table of the first of them."""
+    """Number of images that could not be read, and the first of them with the reasons."""
     left_out = list((record.get("skipped") or {}).items())
-    columns: list[Column] = [("image", lambda one: Cell(one[0], tag="code")), ("why", lambda one: one[1])]
-    shown = table("Images that could not be read", left_out[:SKIPPED], columns)
-    return dict(count=len(left_out), table=shown) if shown else {}
+    return dict(count=len(left_out), first=left_out[:SKIPPED]) if left_out else {}
 
 
 def facts(record: Record) -> dict[str, Any]:
