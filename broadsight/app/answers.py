@@ -24,28 +24,19 @@ ROWS = 20  # objects that a table lists
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one model.
-
-    Args:
-        latency: Milliseconds of one pass of the model, without reading and resizing the image.
-        rounds, threads, device: How that was measured.
-        top: Of a classifier, its most probable classes and their probabilities, 0 to 1.
-        words: Of a dense run, what it found, in words.
-        rows: Its objects: class, score, box in pixels as text; or classes of pixels and their share.
-        drawn: The image with all of it drawn in.
-    """
+    """The answer of one model: `top` of a classifier; `words`, `rows` and `drawn` of a dense run."""
 
     name: str
     task: str
     trained: bool
-    latency: Summary
+    latency: Summary  # milliseconds of one pass of the model, without reading and resizing the image
     rounds: int
     threads: int
     device: str
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[tuple[str, float], ...] = ()  # the most probable classes and their probabilities, 0 to 1
     words: str = ""
-    rows: tuple[tuple[str, ...], ...] = ()
-    drawn: Image.Image | None = None
+    rows: tuple[tuple[str, ...], ...] = ()  # of objects class, score, box in pixels; or classes of pixels, their share
+    drawn: Image.Image | None = None  # the image with all of it drawn in
 
 
 def answer(asked: Sequence[Candidate], image: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:

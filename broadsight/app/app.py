@@ -17,7 +17,7 @@ from .samples import sample, samples
 from .theme import theme
 
 TITLE = "Broadsight"
-# Gradio calls them "Thumbnail 1 of 10", whatever they show.
+# Gradio's own labels are "Thumbnail 1 of 10".
 NAME_SAMPLES = """() => { for (const button of document.querySelectorAll('#samples button')) {
   const name = button.querySelector('img')?.alt; if (name) button.setAttribute('aria-label', 'Sample: ' + name); } }"""
 GALLERY: dict[str, Any] = dict(columns=5, rows=2, height="auto", object_fit="cover", format="png")
@@ -30,8 +30,7 @@ def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
     """Build the page, to be launched with `look_of_page()`.
 
     Args:
-        candidates: The models that it offers.
-        folder: Where Gradio puts uploads, which GRADIO_TEMP_DIR says before Gradio is imported.
+        folder: Where Gradio puts uploads; GRADIO_TEMP_DIR must name it before Gradio is imported.
         megabytes: The most that an uploaded file may have.
     """
     what = f"Drop an image here\nor click to choose one, up to {megabytes:g} MB"

@@ -32,17 +32,11 @@ MOST_MACS = 60e9  # likewise: seconds of an image on two cores
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model of the page.
+    """A model of the page."""
 
-    Args:
-        name: What the page calls it; no two have the same.
-        source: A run folder or a timm name.
-        trained: Whether its weights have learned anything.
-    """
-
-    name: str
-    source: str
-    trained: bool
+    name: str  # no two have the same
+    source: str  # a run folder or a timm name
+    trained: bool  # False for random weights
     run: Classifier | DenseModel
 
     @property
@@ -58,8 +52,8 @@ class Candidates:
 
     Args:
         given: At least one, the first being the page's first choice.
-        notes: What was left out, and why.
-        device: Where models compute that are added later.
+        notes: Runs that were left out, and why.
+        device: For models that are added later.
     """
 
     def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
@@ -126,13 +120,12 @@ def open_candidates(
     device: str = "auto",
     runs: Path = RUNS,
 ) -> Candidates:
-    """Open the models that are named, or the newest runs, or an untrained one.
+    """Open the models that are named, or else the newest runs of a folder, or an untrained model.
 
     Args:
         sources: Run folders, of any task, and timm names.
         checkpoint, pretrained, model_args: Of the timm names; see `open_classifier`.
         size: Pixels of a side, instead of those that a model was made for.
-        runs: Where runs are looked for if nothing is named.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")

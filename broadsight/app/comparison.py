@@ -33,24 +33,16 @@ AXES = {"accuracy": "accuracy, %", "latency": "latency, ms", "macs": "MACs, G", 
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one model.
-
-    Args:
-        macs: Multiply-accumulates of one image, or None if they cannot be counted.
-        latency: Milliseconds.
-        accuracy: In per cent, or None if it was never measured.
-        measure: What accuracy means for its task.
-        measured_on: Where it was measured.
-    """
+    """Figures of one model."""
 
     name: str
     task: str
     trained: bool
     parameters: int
-    macs: int | None
-    latency: Summary
-    accuracy: float | None
-    measure: str
+    macs: int | None  # multiply-accumulates of one image, or None if they cannot be counted
+    latency: Summary  # milliseconds
+    accuracy: float | None  # in per cent, or None if it was never measured
+    measure: str  # what accuracy means for the task
     measured_on: str
 
     def value(self, key: str) -> Any:

@@ -75,7 +75,7 @@ class Door(Gate):
             parts = await body_parts(receive, length)
             if parts is None:
                 return
-            async with self._storing:  # one by one: room that was made is not for somebody else
+            async with self._storing:  # one by one: none may take the room made for another
                 files = sum(part.count(b"filename") for part in parts)  # one upload may bring many
                 if not await asyncio.to_thread(self.storage.make_room, length, files):
                     await refuse(send, 507, "there is no room for more uploads; try again later")

@@ -34,17 +34,11 @@ SIDE = 640  # pixels of the shown image
 
 @dataclass(frozen=True)
 class Looked:
-    """Maps of one kind over one image.
+    """Maps of one kind over one image."""
 
-    Args:
-        view: The part of the image that the model sees, square.
-        looks: At least one, by depth.
-        asked_for: The choices in the page that led here; the same choices need no second look.
-    """
-
-    view: Image.Image
-    looks: tuple[Look, ...]
-    asked_for: tuple[Any, ...] = ()
+    view: Image.Image  # the square that the model sees
+    looks: tuple[Look, ...]  # at least one, by depth
+    asked_for: tuple[Any, ...] = ()  # the choices in the page that led here; the same choices need no second look
 
     @property
     def depths(self) -> int:
@@ -92,7 +86,7 @@ def class_called(one: Candidate, words: Any) -> int | None:
 def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
     """Let an image in RGB pass and collect one kind of maps.
 
-    The caller makes sure that nobody else uses the model meanwhile.
+    The caller makes sure that nothing else uses the model meanwhile.
     """
     classifier = _classifier(one)
     there = kinds(one)

@@ -105,7 +105,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     kind.input(lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, **at_once)
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
     page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
-    # not input, which comes also when somebody passes the list by Tab, and would undo what is chosen next meanwhile
+    # change, not input: that event also comes when the list is passed by Tab, and would undo the next choice
     model.change(other_model, [model, kind, target], [kind, target], **quiet, **private).success(
         look, asked, answered, **quiet, **COMPUTE, **private
     )

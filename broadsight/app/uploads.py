@@ -90,7 +90,7 @@ class Storage:
         return sorted(found, key=lambda one: one[2])
 
     def make_room(self, needed: int = 0, files: int = 1) -> bool:
-        """Remove the oldest files until so many bytes and files fit in; False if they never will."""
+        """Remove the oldest files until these bytes and files fit in; False if they never will."""
         with self._lock:
             found = self.files()
             bytes_left = self.most_bytes - needed - sum(size for _, size, _ in found)

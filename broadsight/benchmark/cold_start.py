@@ -28,27 +28,19 @@ LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "executorch": "execu
 class StartUp:
     """Figures of a fresh process.
 
-    Args:
-        import_s: Seconds to import this package and the runtime's.
-        seconds: Seconds from then on to the first answer: the artefact is loaded, or in torch the model is built and
-            its weights are loaded, and it runs once; compiling included.
-        resident_bytes: Largest growth of the resident memory meanwhile; of a mapped file the pages that were touched.
-            None where the system does not say.
+    After the imports, the artefact is loaded, or in torch the model is built and its weights are loaded, and it runs
+    once; compiling included. Of a mapped file only the touched pages count as memory.
     """
 
-    import_s: float
-    seconds: float
-    resident_bytes: int | None
+    import_s: float  # seconds to import this package and the runtime's
+    seconds: float  # from then on to the first answer
+    resident_bytes: int | None  # largest growth of the resident memory meanwhile; None where the system does not say
 
 
 def measure(contender: Contender, settings: Settings, artefact: Path, batch: int = 1) -> StartUp:
-    """Start a candidate in a fresh process.
+    """Start a candidate in a fresh process from its file, or in torch its weights.
 
-    Args:
-        artefact: Its file, or in torch its weights.
-
-    Raises:
-        RuntimeError: The process failed; the message ends with the last line it wrote.
+    Raises RuntimeError with the last line that the process wrote, if it failed.
     """
     model: Any = contender.model
     request = {

@@ -17,22 +17,14 @@ SIZE = 224  # that the papers of our models publish for
 
 @dataclass(frozen=True)
 class Published:
-    """One figure.
+    """One figure."""
 
-    Args:
-        family: Part of `models.FAMILIES`, or what its authors call it if it is not ours.
-        top1: Percent on the validation images of ImageNet-1K.
-        size: Side in pixels of the images it was published for.
-        source: Where it is printed.
-        weights: timm's tag of the weights that reach it; None if none were published.
-    """
-
-    family: str
-    top1: float
-    size: int
-    source: str
+    family: str  # of `models.FAMILIES`, or what its authors call it if it is not ours
+    top1: float  # percent of the validation images of ImageNet-1K
+    size: int  # side of the images in pixels
+    source: str  # where it is printed
     ours: bool
-    weights: str | None = None
+    weights: str | None = None  # timm's tag of the weights that reach it; None if none were published
 
 
 @cache

@@ -31,16 +31,11 @@ PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "n
 
 @dataclass(frozen=True)
 class Opened:
-    """An artefact that is ready to be timed.
-
-    Args:
-        difference: Of its outputs from the model's, relative to the largest.
-        run: Computes the logits (B, classes) of its images.
-    """
+    """An artefact that is ready to be timed."""
 
     path: Path
-    difference: float
-    run: Callable[[], np.ndarray]
+    difference: float  # of its outputs from the model's, relative to the largest
+    run: Callable[[], np.ndarray]  # computes the logits (B, classes) of its images
 
 
 class Artefacts:
@@ -51,15 +46,10 @@ class Artefacts:
         self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
 
     def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
-        """Open a model in a runtime and check its answers to the images.
+        """Open a model in a runtime and check its answers to images (B, C, H, W).
 
-        Args:
-            runtime: Of `settings.EXPORTED`.
-            model: In eval mode, on the CPU, in float32.
-            images: (B, C, H, W), contiguous.
-
-        Raises:
-            ValueError: It cannot be exported, or its answers are not the model's.
+        The model is in eval mode, on the CPU, in float32. Raises ValueError if it cannot be exported, or if its answers
+        differ from the model's.
         """
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)

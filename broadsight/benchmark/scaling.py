@@ -24,12 +24,7 @@ STYLES = ("-", "--", ":", "-.")  # of lines, when there are more than colours
 
 @dataclass(frozen=True)
 class Exponent:
-    """Power of the pixels that a cost grows with.
-
-    Args:
-        low, high: Where it lies with 95 % confidence, as far as the rounds are enough for that (see `median_interval`);
-            both are the value where nothing is uncertain.
-    """
+    """Power of the pixels that a cost grows with, and its interval of 95 % confidence (see `median_interval`)."""
 
     value: float
     low: float
@@ -42,13 +37,10 @@ class Exponent:
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """Exponents of one candidate; None where fewer than two of the sizes count.
+    """Exponents of one candidate: of wall and CPU time, peak memory and executed multiply-accumulates.
 
-    Args:
-        time, cpu_time: Of wall and CPU time. The slope is taken within each round and is the median of these, so that
-            a machine that is slow for a while does not pass for growth.
-        memory: Of peak memory, which is exact.
-        macs: Of the executed multiply-accumulates, also exact.
+    None where fewer than two of the sizes count. Those of times are medians of the slopes within each round, so that a
+    machine that is slow for a while does not pass for growth; the other two are exact.
     """
 
     model: str
@@ -91,7 +83,7 @@ def measure(
     Args:
         names: timm model names or wildcards, see `benchmark.measure`.
         sizes: Height and width of images, in place of the settings' own.
-        growth_from: Sizes of at least so many pixels squared take part in the exponents.
+        growth_from: Side of a square; sizes of fewer pixels do not count for the exponents.
     """
     if growth_from < 1:
         raise ValueError(f"growth_from={growth_from}; expected 1 or more, the side of a square in pixels")

@@ -145,7 +145,7 @@ class Chart:
 
 
 def axis(label: str, low: float, high: float, *, intervals: int = 5, within: Point | None = None) -> Axis:
-    """Make an axis from below `low` to above `high`, in about so many intervals of 1, 2 or 5 times a power of ten.
+    """Make an axis from below `low` to above `high`, in about `intervals` steps of 1, 2 or 5 times a power of ten.
 
     Args:
         within: Bounds that the axis never leaves, such as 0 and 100 of percentages.
@@ -167,7 +167,7 @@ def finite(points: Sequence[tuple[object, object]]) -> list[Point]:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Reduce a line to so many points: the first, the last, and the lowest and highest of every stretch between."""
+    """Reduce a line to at most `most` points: the first, the last, and the lowest and highest of every stretch between."""
     if len(points) <= most:
         return list(points)
     inner, stretches = range(1, len(points) - 1), (most - 2) // 2
