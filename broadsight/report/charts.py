@@ -167,7 +167,7 @@ def finite(points: Sequence[tuple[object, object]]) -> list[Point]:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Reduce a line to at most `most` points: the first, the last, and the lowest and highest of every stretch between."""
+    """Reduce a line to at most `most` points: the ends, and the lowest and highest of every stretch between."""
     if len(points) <= most:
         return list(points)
     inner, stretches = range(1, len(points) - 1), (most - 2) // 2
