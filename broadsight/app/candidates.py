@@ -147,8 +147,8 @@ def open_candidates(
     return Candidates(found or [untrained(device, size)], notes, device)
 
 
-def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
-    """The newest runs of a folder that have weights, twins included: at most `most` classifiers, then dense runs."""
+def newest_runs(folder: Path) -> list[Path]:
+    """The newest runs of a folder that have weights, twins included: a few classifiers, then as many dense runs."""
     places = [path for path in (*folder.glob("*"), *folder.glob("*/twin-*")) if is_run(path)]
     places = [path for path in places if (path / WEIGHTS).is_file()]
     places.sort(key=lambda path: (-(path / WEIGHTS).stat().st_mtime, str(path)))
@@ -156,7 +156,7 @@ def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
     for path in places:
         with suppress(ValueError):  # a damaged description
             kept[is_dense(path)].append(path)
-    return [*kept[False][:most], *kept[True][:most]]
+    return [*kept[False][:FOUND], *kept[True][:FOUND]]
 
 
 def untrained(device: str = "auto", size: int | None = None) -> Candidate:

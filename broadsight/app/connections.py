@@ -17,6 +17,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+PATIENCE = 60.0  # seconds until a server must listen
 HEAD = re.compile(rb"\r?\n\r?\n")
 LENGTH = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 
@@ -169,17 +170,17 @@ def config_of(app: Any, patience: Patience, **options: Any) -> uvicorn.Config:
 class ThreadServer(uvicorn.Server):
     """A server in a thread of its own, which leaves signals to the main thread."""
 
-    def start(self, sockets: list[Any], seconds: float = 60.0) -> None:
+    def start(self, sockets: list[Any]) -> None:
         """Serve; returns once it listens, or raises RuntimeError if it did not start."""
         self.thread = threading.Thread(target=self.run, args=(sockets,), daemon=True, name="broadsight-app")
         self.thread.start()
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while not self.started:
             if not self.thread.is_alive() or time.monotonic() > end:
                 raise RuntimeError("the server did not start")
             time.sleep(0.01)
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self) -> None:
         """Hang up and wait for the thread."""
         self.should_exit = True
-        self.thread.join(seconds)
+        self.thread.join(5.0)

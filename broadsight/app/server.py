@@ -11,15 +11,12 @@ import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .candidates import Candidates
 from .door import Door
 from .gate import allowed_names
 from .uploads import MOST_MEGABYTES, Storage
-
-if TYPE_CHECKING:
-    from .connections import Patience
 
 PORT, TRIES = 7860, 100
 STORAGE = 500.0  # MB of all uploads and answers
@@ -46,7 +43,6 @@ def serving(
     megabytes: float = MOST_MEGABYTES,
     storage: float | None = None,
     allow_host: str = "",
-    patience: "Patience | None" = None,
 ) -> Generator[str, None, None]:
     """Serve the page while the `with` lasts; gives its address. Uploads are removed afterwards.
 
@@ -56,7 +52,6 @@ def serving(
         megabytes: The most that an upload may have.
         storage: The most MB that all uploads and answers may take; None: STORAGE, or five of the largest uploads.
         allow_host: Names that the page answers to beside this computer's own, separated by commas.
-        patience: How long and for how many connections the server waits.
     """
     check_megabytes(megabytes)
     allowed = allowed_names(allow_host)
@@ -76,7 +71,7 @@ def serving(
         kept = Storage(folder, int(room * 2**20))
         door = Door(_page(blocks, most), kept, most_bytes=most, allowed=allowed)
         options: dict[str, Any] = dict(log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
-        server = ThreadServer(config_of(door, patience or Patience(), **options))
+        server = ThreadServer(config_of(door, Patience(), **options))
         closing.callback(server.stop)
         server.start([_listening(host, chosen)])
         name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
@@ -135,7 +130,7 @@ def free_port(host: str, port: int | None) -> int:
 
 
 def check_megabytes(megabytes: float) -> None:
-    """Refuse a limit of uploads that limits nothing."""
+    """Refuse a limit of uploads that is no limit."""
     if not 0 < megabytes <= 1000:
         raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
 

@@ -37,7 +37,7 @@ class StartUp:
     resident_bytes: int | None  # largest growth of the resident memory meanwhile; None where the system does not say
 
 
-def measure(contender: Contender, settings: Settings, artefact: Path, batch: int = 1) -> StartUp:
+def measure(contender: Contender, settings: Settings, artefact: Path) -> StartUp:
     """Start a candidate in a fresh process from its file, or in torch its weights.
 
     Raises RuntimeError with the last line that the process wrote, if it failed.
@@ -46,7 +46,7 @@ def measure(contender: Contender, settings: Settings, artefact: Path, batch: int
     request = {
         "runtime": contender.runtime,
         "artefact": str(artefact),
-        "images": [batch, model.pretrained_cfg["input_size"][0], *contender.size],
+        "images": [1, model.pretrained_cfg["input_size"][0], *contender.size],
         "variant": asdict(contender.variant),
         "settings": asdict(replace(settings, size=contender.size)),
     }

@@ -50,11 +50,6 @@ def _about(key: str, record: Record) -> str:
     return f"{meaning(key).about}; over {there} of {classes} classes, since the others do not occur"
 
 
-def twins(record: Record) -> Sequence[Record]:
-    """The run and those that it was compared with."""
-    return record.get("twins") or ()
-
-
 def beside(record: Record) -> dict[str, Any]:
     """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost.
 
