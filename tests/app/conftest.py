@@ -14,10 +14,15 @@ from tests.training.small_runs import leave_run
 
 
 @pytest.fixture(scope="session")
-def candidates(tmp_path_factory):
+def model():
+    return untrained("cpu")
+
+
+@pytest.fixture(scope="session")
+def candidates(model, tmp_path_factory):
     torch.manual_seed(0)
     folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
-    return Candidates([untrained("cpu"), Candidate("mine", str(folder), True, open_classifier(folder))])
+    return Candidates([model, Candidate("mine", str(folder), True, open_classifier(folder))])
 
 
 @pytest.fixture(scope="module")

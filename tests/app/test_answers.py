@@ -80,11 +80,8 @@ def dense(task: str, **more) -> SimpleNamespace:
 
 
 def test_answer__objects_above_the_threshold(monkeypatch):
-    found = dict(
-        boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]),
-        labels=torch.tensor([2, 1]),
-        scores=torch.tensor([0.9, 0.3]),
-    )
+    found = dict(boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]))
+    found |= dict(labels=torch.tensor([2, 1]), scores=torch.tensor([0.9, 0.3]))
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
     run = Candidate("net", "net", True, dense("detect"))  # ty: ignore[invalid-argument-type]
     said = answer([run], make_image(), threshold=0.5)[0]

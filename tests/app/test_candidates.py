@@ -12,14 +12,9 @@ from broadsight.data.scenes import CLASSES
 from tests.training.small_runs import leave_run, refusal
 
 
-@pytest.fixture(scope="module")
-def one():
-    return untrained("cpu")
-
-
 @pytest.fixture
-def found(one):
-    return Candidates([one], device="cpu")
+def found(model):
+    return Candidates([model], device="cpu")
 
 
 def test_open__a_run_and_a_timm_name(tmp_path):
