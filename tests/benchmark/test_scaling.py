@@ -46,10 +46,7 @@ def test_slope__of_an_exact_power_is_its_exponent():
     pixels = [512 * 512, 768 * 768, 1024 * 1024, 1333 * 800]
     assert slope(pixels, [3e-5 * count**1.2 for count in pixels]) == pytest.approx(1.2, abs=1e-12)
     assert slope(pixels, [7] * 4) == pytest.approx(0, abs=1e-12)
-
-
-def test_slope__is_that_of_least_squares():
-    # (0, 0), (1, 1), (2, 3) in powers of ten: (1 * 1.667 + 1 * 1.333) / 2
+    # least squares: (0, 0), (1, 1), (2, 3) in powers of ten: (1 * 1.667 + 1 * 1.333) / 2
     assert slope([1, 10, 100], [1, 10, 1000]) == pytest.approx(1.5)
 
 
