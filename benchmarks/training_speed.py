@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from timm.data import ImageDataset, create_loader
 
 import broadsight.models  # noqa: F401  registers the models
-from broadsight.benchmark.run import fixed_threads, median_interval, write_json
+from broadsight.benchmark.run import fixed_threads, interleave, median_interval, write_json
 from broadsight.data.loading import Batch, SourceDataset, TrainOrder, Transforms, load
 from broadsight.data.scenes import Scenes
 from broadsight.data.sources import resolve
@@ -141,24 +141,26 @@ def compare_loaders(
         if number:  # the first one starts the workers
             for key, value in found.items():
                 speeds[key].append(value)
-    ratios = [ours / theirs for ours, theirs in zip(*speeds.values(), strict=True)]
-    low, high = median_interval(ratios)
     rates = {key: round(statistics.median(values), 1) for key, values in speeds.items()}
-    return {"images_a_second": rates, "ratio": statistics.median(ratios), "low": low, "high": high, "rounds": passes}
+    return {"images_a_second": rates, **_ratios(speeds)}
 
 
-def _alternate(contenders: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
-    times: dict[str, list[float]] = {key: [] for key in contenders}
-    for number in range(rounds + 2):
-        for key, call in contenders.items():
-            start = clock()
-            call()
-            if number >= 2:
-                times[key].append(clock() - start)
-    ratios = [mine / other for mine, other in zip(*times.values(), strict=True)]
+def _alternate(candidates: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
+    def timed(call: Callable[[], None], _: int) -> float:
+        start = clock()
+        call()
+        return clock() - start
+
+    samples = interleave(list(candidates.values()), timed, rounds + 2)
+    times = {key: taken[2:] for key, taken in zip(candidates, samples, strict=True)}  # two rounds warm up
+    return {"ms": {key: round(1e3 * statistics.median(taken), 2) for key, taken in times.items()}, **_ratios(times)}
+
+
+def _ratios(samples: dict[str, list[float]]) -> dict[str, Any]:
+    """Median and interval of ours over theirs, within rounds."""
+    ratios = [ours / theirs for ours, theirs in zip(*samples.values(), strict=True)]
     low, high = median_interval(ratios)
-    milliseconds = {key: round(1e3 * statistics.median(values), 2) for key, values in times.items()}
-    return {"ms": milliseconds, "ratio": statistics.median(ratios), "low": low, "high": high, "rounds": rounds}
+    return {"ratio": statistics.median(ratios), "low": low, "high": high, "rounds": len(ratios)}
 
 
 def _sized(name: str, size: int) -> dict[str, int]:

@@ -90,7 +90,7 @@ def test_bench__gives_a_report(tmp_path):
 
 
 def test_dense__run(tmp_path):
-    head = dict(width=16, assigner="atss")
+    head = dict(width=32, assigner="atss")
     run = broadsight.train(
         "scenes:8", task="detect", model="test_resnet", head_args=head, out=tmp_path / "run", report=False, **SMALL
     )
@@ -102,7 +102,7 @@ def test_dense__run(tmp_path):
         run.explain(image)
 
 
-def test_mistakes__are_usage_errors(run, tmp_path):
+def test_mistakes__are_usage_errors(run, data, tmp_path):
     for call, words in (
         (lambda: broadsight.train("nowhere", device="cpu"), "no such data: nowhere"),
         (lambda: broadsight.train("scenes:8", epoch=3), "there is no option 'epoch'; did you mean 'epochs'?"),
@@ -110,7 +110,10 @@ def test_mistakes__are_usage_errors(run, tmp_path):
         (lambda: run.predict("nowhere.png"), "no such file or folder: nowhere.png"),
         (lambda: run.predict(tmp_path, slide=True), "--slide is for runs of --task segment; this is a classifier"),
         (lambda: run.evaluate("nowhere"), "no such data: nowhere"),
-        (lambda: broadsight.predict(run, tmp_path, size=64), "is open already; give size when you open it"),
+        (
+            lambda: broadsight.predict(run, next(data.glob("red/*")), size=64),
+            "is open already; give size when you open it",
+        ),
         (lambda: run.export("onyx"), "unknown format 'onyx'"),
         (lambda: broadsight.analyze("varience", [run]), "did you mean 'variance'?"),
     ):

@@ -17,37 +17,30 @@ from .samples import sample, samples
 from .theme import theme
 
 TITLE = "Broadsight"
-# Gradio calls them "Thumbnail 1 of 10", whatever they show.
+# Gradio's own labels are "Thumbnail 1 of 10".
 NAME_SAMPLES = """() => { for (const button of document.querySelectorAll('#samples button')) {
   const name = button.querySelector('img')?.alt; if (name) button.setAttribute('aria-label', 'Sample: ' + name); } }"""
 GALLERY: dict[str, Any] = dict(columns=5, rows=2, height="auto", object_fit="cover", format="png")
 GALLERY |= dict(allow_preview=False, interactive=False, buttons=[])
+INPUT: dict[str, Any] = dict(label="Image", sources=["upload", "clipboard"], format="png", height=320, buttons=[])
+INPUT |= dict(elem_id="image", alt_text="The image that the models are asked about")
 
 
 def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
     """Build the page, to be launched with `look_of_page()`.
 
     Args:
-        candidates: The models that it offers.
-        folder: Where Gradio puts uploads, which GRADIO_TEMP_DIR says before Gradio is imported.
+        folder: Where Gradio puts uploads; GRADIO_TEMP_DIR must name it before Gradio is imported.
         megabytes: The most that an uploaded file may have.
     """
+    what = f"Drop an image here\nor click to choose one, up to {megabytes:g} MB"
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
-        gr.HTML(header(candidates), elem_id="bs-header", padding=False)
+        header = html.render("app/header", title=TITLE, untrained=candidates.untrained)
+        gr.HTML(header, elem_id="bs-header", padding=False)
         tab = gr.State("predict")
         with gr.Row(equal_height=False, elem_id="bs-main"):
             with gr.Column(scale=2, min_width=280, elem_id="bs-image"):
-                photo = gr.Image(
-                    sample(0),
-                    label="Image",
-                    sources=["upload", "clipboard"],
-                    format="png",
-                    height=320,
-                    buttons=[],
-                    placeholder=f"Drop an image here\nor click to choose one, up to {megabytes:g} MB",
-                    elem_id="image",
-                    alt_text="The image that the models are asked about",
-                )
+                photo = gr.Image(sample(0), placeholder=what, **INPUT)
                 gr.HTML(html.render("app/samples"), elem_id="samples-title", padding=False)
                 shown = [(image, name) for name, image in samples()]
                 gallery = gr.Gallery(shown, elem_id="samples", label="Samples", show_label=False, **GALLERY)
@@ -82,8 +75,3 @@ def look_of_page() -> dict[str, Any]:
     """Theme and style, as `launch` takes them."""
     style = (files("broadsight.app") / "style.css").read_text(encoding="utf-8")
     return dict(theme=theme(), css=style, head=html.render("app/head"))
-
-
-def header(candidates: Candidates) -> str:
-    """Write the page's header, with a warning if models are untrained."""
-    return html.render("app/header", title=TITLE, untrained=candidates.untrained)

@@ -1,9 +1,11 @@
 """The models that the page offers: runs, timm names, or if there are none an untrained model that says so."""
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -23,58 +25,39 @@ from ..training import recipes
 from ..training.run_folder import WEIGHTS, is_run
 
 RUNS = Path("runs")
-FOUND = 3  # the newest so many runs that classify, and as many dense ones
-MOST_PARAMETERS = 250e6  # of a model that somebody adds in the page: 1 GB
+FOUND = 3  # newest runs that are offered, of classifiers and of dense runs
+MOST_PARAMETERS = 250e6  # of a model that is added in the page: 1 GB
 MOST_MACS = 60e9  # likewise: seconds of an image on two cores
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model of the page. It has a classifier, or else it is a dense run.
+    """A model of the page."""
 
-    Args:
-        name: What the page calls it; no two have the same.
-        source: A run folder or a timm name.
-        trained: Whether its weights have learned anything.
-    """
-
-    name: str
-    source: str
-    trained: bool
-    classifier: Classifier | None = None
-    run: DenseModel | None = None
+    name: str  # no two have the same
+    source: str  # a run folder or a timm name
+    trained: bool  # False for random weights
+    run: Classifier | DenseModel
 
     @property
-    def task(self) -> str:
-        return "classify" if self.run is None else self.run.task
-
-    @property
-    def parameters(self) -> int:
-        return self._opened.parameters
-
-    @property
-    def device(self) -> torch.device:
-        return self._opened.device
-
-    @property
-    def _opened(self) -> Any:
-        return self.classifier or self.run
+    def classifies(self) -> bool:
+        return self.run.task == "classify"
 
 
 class Candidates:
     """All models of the page, shared by everybody who looks at it.
 
-    Only one of them computes at a time, under `computing`: a single model takes all threads anyway, a time that is
-    measured is then its own, and what is captured inside a model belongs to the one image that passes.
+    Only one computes at a time, under `computing`: a single model takes all threads anyway, its time is then its own,
+    and what is captured inside it belongs to one image.
 
     Args:
         given: At least one, the first being the page's first choice.
-        notes: What was left out, and why.
-        device: Where models compute that are added later.
+        notes: Runs that were left out, and why.
+        device: For models that are added later.
     """
 
     def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
-        self.given = {one.name: one for one in _distinct(given)}
+        self.given = _distinct(given)
         self.notes, self.device = tuple(notes), device
         self.computing = threading.RLock()
         self._added: OrderedDict[str, Candidate] = OrderedDict()
@@ -85,29 +68,39 @@ class Candidates:
 
     @property
     def classifiers(self) -> list[str]:
-        return [name for name, one in self.given.items() if one.classifier is not None]
+        return [name for name, one in self.given.items() if one.classifies]
 
     @property
     def untrained(self) -> list[str]:
         return [name for name, one in self.given.items() if not one.trained]
 
     def of(self, name: Any) -> Candidate:
-        """The model of this name; a ValueError for whatever else somebody has sent."""
+        """The model of this name; a ValueError for anything else that is sent."""
         if not isinstance(name, str) or name not in self.given:
             raise ValueError(f"no model here is called {_quoted(name)}; choose from the list")
         return self.given[name]
 
     def added(self, name: Any) -> Candidate:
-        """Make a model of timm's with random weights, for its size and speed. Only names that timm has
-        registered: no path, no address, and nothing that would be fetched."""
+        """Make a model of timm's with random weights, for its size and speed.
+
+        Only names that timm has registered are taken: no path, no address, and nothing that would be fetched.
+        """
         if not isinstance(name, str) or name not in registered():
             raise ValueError(f"timm has no model called {_quoted(name)}; choose from the list")
         with self.computing:
             if name not in self._added:
-                _refuse_large(name)
-                self._added[name] = Candidate(name, name, False, _random(name, self.device))
+                try:
+                    excess = _excess(name)
+                    run: Any = None if excess else open_classifier(name, pretrained=False, device=self.device)
+                except Exception as error:
+                    raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
+                if excess:
+                    raise ValueError(
+                        f"{name} has {excess}, too much for this page; time it by: broadsight bench {name}"
+                    )
+                self._added[name] = Candidate(name, name, False, run)
             self._added.move_to_end(name)
-            while len(self._added) > 1 and sum(one.parameters for one in self._added.values()) > MOST_PARAMETERS:
+            while len(self._added) > 1 and sum(one.run.parameters for one in self._added.values()) > MOST_PARAMETERS:
                 self._added.popitem(last=False)
             return self._added[name]
 
@@ -127,13 +120,12 @@ def open_candidates(
     device: str = "auto",
     runs: Path = RUNS,
 ) -> Candidates:
-    """Open the models that are named, or the newest runs, or an untrained one.
+    """Open the models that are named, or else the newest runs of a folder, or an untrained model.
 
     Args:
         sources: Run folders, of any task, and timm names.
         checkpoint, pretrained, model_args: Of the timm names; see `open_classifier`.
         size: Pixels of a side, instead of those that a model was made for.
-        runs: Where runs are looked for if nothing is named.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
@@ -155,31 +147,26 @@ def open_candidates(
     return Candidates(found or [untrained(device, size)], notes, device)
 
 
-def newest_runs(folder: Path, most: int = FOUND) -> list[Path]:
-    """The newest runs of a folder that have weights, and their twins: so many that classify, and so many dense ones."""
-    if not folder.is_dir():
-        return []
+def newest_runs(folder: Path) -> list[Path]:
+    """The newest runs of a folder that have weights, twins included: a few classifiers, then as many dense runs."""
     places = [path for path in (*folder.glob("*"), *folder.glob("*/twin-*")) if is_run(path)]
     places = [path for path in places if (path / WEIGHTS).is_file()]
     places.sort(key=lambda path: (-(path / WEIGHTS).stat().st_mtime, str(path)))
-    kept: dict[bool, list[Path]] = {True: [], False: []}
+    kept: dict[bool, list[Path]] = {False: [], True: []}
     for path in places:
-        try:
-            kept[not is_dense(path)].append(path)
-        except ValueError:  # a damaged description
-            continue
-    return [*kept[True][:most], *kept[False][:most]]
+        with suppress(ValueError):  # a damaged description
+            kept[is_dense(path)].append(path)
+    return [*kept[False][:FOUND], *kept[True][:FOUND]]
 
 
 def untrained(device: str = "auto", size: int | None = None) -> Candidate:
-    """The model that `broadsight train` would train on the scenes, as it is before that."""
+    """The model that `broadsight train` would train on the scenes, before training."""
     entry = recipes.find("scenes")
     place = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
+    options: dict[str, Any] = dict(num_classes=len(CLASSES), **entry.model_args, **entry.pool_args)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = swap_pool(
-            str(entry.model), str(entry.pool), num_classes=len(CLASSES), **entry.model_args, **entry.pool_args
-        )
+        model: Any = swap_pool(str(entry.model), str(entry.pool), **options)
     transforms = Transforms(size or entry.recipe.image_size or 96, crop_pct=1.0)
     classifier = Classifier(
         title=f"{entry.model}-{entry.pool}",
@@ -197,46 +184,31 @@ def _open(source: str, *, size: int | None, device: str, **of_timm: Any) -> Cand
     """Open a run folder or, with the options of `open_classifier`, a timm name."""
     folder = Path(source).is_dir()
     run = open_run(source, size=size, device=device, **({} if folder else of_timm))
-    if isinstance(run, DenseModel):
-        return Candidate(run.title, source, True, run=run)
     trained = folder or bool(of_timm["checkpoint"]) or of_timm["pretrained"]
     return Candidate(run.title if trained else f"{run.title} (untrained)", source, trained, run)
 
 
-def _distinct(given: Sequence[Candidate]) -> list[Candidate]:
-    """Add to a name that several share the name of their folder, and if need be a number."""
-    counts = [one.name for one in given]
-    found: list[Candidate] = []
+def _distinct(given: Sequence[Candidate]) -> dict[str, Candidate]:
+    """Candidates by name. To a name that several share is added that of their folder, and if need be a number."""
+    counts = Counter(one.name for one in given)
+    found: dict[str, Candidate] = {}
     for one in given:
-        name = one.name if counts.count(one.name) == 1 else f"{one.name} ({Path(one.source).absolute().name})"
-        taken, plain, number = {other.name for other in found}, name, 2
-        while name in taken:
-            name, number = f"{plain} {number}", number + 1
-        found.append(replace(one, name=name))
+        name = one.name if counts[one.name] == 1 else f"{one.name} ({Path(one.source).absolute().name})"
+        name = next(free for free in chain([name], (f"{name} {number}" for number in count(2))) if free not in found)
+        found[name] = replace(one, name=name)
     return found
 
 
-def _refuse_large(name: str) -> None:
-    try:
-        with torch.device("meta"):
-            model: Any = timm.create_model(name)
-        channels, height, width = model.pretrained_cfg["input_size"]
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        macs = executed_macs(model, (height, width), channels) if parameters <= MOST_PARAMETERS else 0
-    except Exception as error:
-        raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
-    if parameters > MOST_PARAMETERS or macs > MOST_MACS:
-        what = f"{parameters / 1e6:.0f} M parameters" if parameters > MOST_PARAMETERS else f"{macs / 1e9:.0f} G MACs"
-        raise ValueError(f"{name} has {what}, too much for this page; time it by: broadsight bench {name}")
-
-
-def _random(name: str, device: str) -> Classifier:
-    try:
-        return open_classifier(name, pretrained=False, device=device)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
+def _excess(name: str) -> str:
+    """The figure by which a model is too large for the page, or nothing if it is not."""
+    with torch.device("meta"):
+        model: Any = timm.create_model(name)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > MOST_PARAMETERS:
+        return f"{parameters / 1e6:.0f} M parameters"
+    channels, height, width = model.pretrained_cfg["input_size"]
+    macs = executed_macs(model, (height, width), channels)
+    return f"{macs / 1e9:.0f} G MACs" if macs > MOST_MACS else ""
 
 
 def _quoted(name: Any) -> str:

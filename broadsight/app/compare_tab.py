@@ -14,22 +14,15 @@ EMPTY = "Choose models and press Measure: sizes, times and accuracies appear her
 
 
 def add_compare_tab(page: Page, tab: gr.Tab) -> None:
-    """Put the tab's parts into whatever is being built."""
+    """Add the tab's parts to the page that is being built."""
     candidates = page.candidates
     names = candidates.names
     known = gr.State(None, time_to_live=3600)
     with gr.Row(equal_height=False):
         models = gr.CheckboxGroup(names, value=names[:MOST], label="Models", min_width=300, elem_id="compare-models")
-        added = gr.Dropdown(
-            sorted(registered()),
-            value=[],
-            multiselect=True,
-            max_choices=MOST,
-            label="Add models of timm",
-            info="With random weights: for their size and speed.",
-            min_width=300,
-            elem_id="compare-added",
-        )
+        words: dict[str, Any] = dict(label="Add models of timm", info="With random weights: for their size and speed.")
+        options: dict[str, Any] = dict(multiselect=True, max_choices=MOST, min_width=300, elem_id="compare-added")
+        added = gr.Dropdown(sorted(registered()), value=[], **words, **options)
     with gr.Row(equal_height=True):
         axes = [(words, axis) for axis, words in AXES.items()]
         across = gr.Radio(axes, value="latency", label="Across", min_width=300, elem_id="compare-x")

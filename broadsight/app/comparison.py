@@ -1,7 +1,6 @@
 """Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot.
 
-The plot is HTML: Gradio's own shows the figures before last when its axes change with them, and cannot be reached by
-keyboard.
+The plot is HTML, not Gradio's: that one shows wrong figures when its axes change, and cannot be reached by keyboard.
 """
 
 import json
@@ -34,35 +33,27 @@ AXES = {"accuracy": "accuracy, %", "latency": "latency, ms", "macs": "MACs, G", 
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one model.
-
-    Args:
-        macs: Multiply-accumulates of one image, or None if they cannot be counted.
-        latency: Milliseconds.
-        accuracy: In per cent, or None if nobody has measured it.
-        measure: What accuracy means for its task.
-        measured_on: Where it was measured.
-    """
+    """Figures of one model."""
 
     name: str
     task: str
     trained: bool
     parameters: int
-    macs: int | None
-    latency: Summary
-    accuracy: float | None
-    measure: str
+    macs: int | None  # multiply-accumulates of one image, or None if they cannot be counted
+    latency: Summary  # milliseconds
+    accuracy: float | None  # in per cent, or None if it was never measured
+    measure: str  # what accuracy means for the task
     measured_on: str
 
-    def value(self, key: str) -> float | None:
-        """Value on one of AXES, in its unit."""
+    def value(self, key: str) -> Any:
+        """Value on one of AXES, in its unit, or None if it is not known."""
         macs = None if self.macs is None else self.macs / 1e9
         values = dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=self.parameters / 1e6)
         return values[key]
 
     @property
     def figures(self) -> dict[str, str]:
-        """Figures in words; those that nobody has are named, not left empty."""
+        """Figures in words, those that are not known included."""
         return {
             "task": TASKS[self.task],
             "parameters": f"{self.parameters / 1e6:.2f} M",
@@ -80,14 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Point:
-    """A model in the plot.
-
-    Args:
-        x, y: On the axes; 0 or more.
-        place: Number of its shape.
-        colour: Of the shape, for CSS.
-        about: Its figures by name.
-    """
+    """A model in the plot: its place on the axes, number and colour of its shape, and its figures in words."""
 
     name: str
     x: float
@@ -100,7 +84,7 @@ class Point:
 def compare(chosen: Sequence[Candidate], image: Image.Image) -> list[Row]:
     """Collect the figures of models; their times are taken in turns on one image.
 
-    Whoever calls sees to it that nothing else computes meanwhile.
+    The caller makes sure that nothing else computes meanwhile.
     """
     if not chosen:
         raise ValueError("no model is chosen; choose at least one")
@@ -108,27 +92,27 @@ def compare(chosen: Sequence[Candidate], image: Image.Image) -> list[Row]:
         raise ValueError(f"{len(chosen)} models are chosen; expected at most {MOST}")
     rows = []
     for one, said in zip(chosen, answer(chosen, image), strict=True):
+        costs = one.run.parameters, _macs(one, image), said.latency
         accuracy, place = accuracy_of(one)
-        costs = one.parameters, _macs(one, image), said.latency
-        rows.append(Row(one.name, one.task, one.trained, *costs, accuracy, label(GOALS[one.task]), place))
+        rows.append(Row(one.name, said.task, one.trained, *costs, accuracy, label(GOALS[said.task]), place))
     return rows
 
 
 def accuracy_of(one: Candidate, evaluations: Path = EVALUATIONS) -> tuple[float | None, str]:
     """Newest accuracy of a model in per cent, and its place: an evaluation of this model, or the run's own."""
-    figure = GOALS[one.task]
     for path in sorted(evaluations.glob("*/evaluation.json"), key=lambda path: -path.stat().st_mtime):
-        record = _read(path)
-        value = record.get("figures", {}).get(figure)
-        source = record.get("model", {}).get("source")
-        if isinstance(value, (int, float)) and source is not None and _same(str(source), one):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            value, source = record["figures"][GOALS[one.run.task]], record["model"]["source"]
+        except (ValueError, OSError, LookupError, TypeError):  # damaged, or about something else
+            continue
+        if isinstance(value, (int, float)) and _is_source(str(source), one):
             return float(value), f"evaluation {path.parent.name}"
-    if not Path(one.source).is_dir():
-        return None, ""
     try:
-        lines = [line for line in RunFolder(one.source).metrics() if line.get("kind") == "epoch"]
-        data = RunFolder(one.source).config().get("broadsight", {}).get("settings", {}).get("data")
-    except (ValueError, OSError):  # written to at this moment, or damaged
+        folder = RunFolder(one.source)
+        lines = [line for line in folder.metrics() if line.get("kind") == "epoch"]
+        data = folder.config().get("broadsight", {}).get("settings", {}).get("data")
+    except (ValueError, OSError):  # no run, written to at this moment, or damaged
         return None, ""
     best = next((line["best"] for line in reversed(lines) if isinstance(line.get("best"), (int, float))), None)
     place = f"validation of the run{f', {without_paths(str(data))}' if data else ''}"
@@ -151,53 +135,42 @@ def plot(points: Sequence[Point], x_label: str, y_label: str) -> str:
 
 
 def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[Point], list[str]]:
-    """Points of the models that can be drawn, and for each of the others why not: a figure is lacking, or means
-    something else."""
+    """Points of the models that can be drawn, and for each of the others the reason: a figure is not known, or is
+    another measure."""
     measures = [row.measure for row in rows if row.accuracy is not None]
     shared = max(dict.fromkeys(measures), key=measures.count, default="top-1")
     names = [row.name for row in rows]
     drawn, missing = [], []
     for place, row in enumerate(rows):
-        values = {key: row.value(key) for key in (x, y)}
-        lacking = [AXES[key].partition(",")[0] for key, value in values.items() if value is None]
+        lacking = [AXES[key].partition(",")[0] for key in dict.fromkeys((x, y)) if row.value(key) is None]
         if lacking:
             missing.append(f"{row.name}: {' and '.join(lacking)} not known")
-        elif "accuracy" in values and row.measure != shared:
+        elif "accuracy" in (x, y) and row.measure != shared:
             missing.append(f"{row.name}: measured in {row.measure}, not in {shared}")
         else:
-            at = [float(value) for value in (values[x], values[y]) if value is not None]
-            drawn.append(Point(row.name, at[0], at[-1], place, colour_of(row.name, names), row.figures))
+            at = float(row.value(x)), float(row.value(y))
+            drawn.append(Point(row.name, *at, place, colour_of(row.name, names), row.figures))
     return drawn, missing
 
 
 def first_axes(rows: Sequence[Row]) -> tuple[str, str]:
     """Axes to begin with: accuracy over latency if any accuracy is known, else latency over MACs."""
-    if any(row.accuracy is not None for row in rows):
-        return "latency", "accuracy"
-    return "macs", "latency"
+    return ("latency", "accuracy") if any(row.accuracy is not None for row in rows) else ("macs", "latency")
 
 
 def _macs(one: Candidate, image: Image.Image) -> int | None:
-    if one.classifier is not None:
-        return macs_of(one.classifier)
     run: Any = one.run
+    if one.classifies:
+        return macs_of(run)
     try:
         with torch.inference_mode(), FlopCounterMode(display=False) as counter:
             finder(run)(image.convert("L") if run.channels == 1 else image, None)
         return counter.get_total_flops() // 2
-    except Exception:  # a courtesy, as in evaluation
+    except Exception:  # a model may do what cannot be counted; the page shows the other figures
         return None
 
 
-def _same(source: str, one: Candidate) -> bool:
+def _is_source(source: str, one: Candidate) -> bool:
     if Path(one.source).is_dir():
         return Path(source).absolute() == Path(one.source).absolute()
     return source == one.source and one.trained
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError):
-        return {}
-    return found if isinstance(found, dict) else {}

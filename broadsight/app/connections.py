@@ -1,50 +1,38 @@
-"""Connections of a local server: a limited number at once, and none that dawdles.
+"""Connections of a local server: a limited number at once, each within time limits.
 
-uvicorn waits for ever for the rest of a request's headers, and for a body that comes a byte at a time. A few hundred
-such connections keep everybody else out.
+uvicorn waits without end for the rest of a request's headers, and for a body that comes a byte at a time. A few hundred
+such connections would keep everybody else out.
 """
 
 import asyncio
 import re
 import socket
 import threading
+import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+PATIENCE = 60.0  # seconds until a server must listen
 HEAD = re.compile(rb"\r?\n\r?\n")
 LENGTH = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits of a server: how long and for how many connections it waits.
+    """Limits of a server: how many connections, and how many seconds it waits for what."""
 
-    Args:
-        connections: That are open at once; more are sent away with 503.
-        head: Seconds from the connection, or from the first byte of a later request, to the end of its headers.
-        body: Seconds that a body may take, beside those that its bytes take at `rate`.
-        rate: Bytes a second that a client must manage.
-        linger: Seconds that the rest of a refused body is still read, so that the client lives to see why.
-        write: Seconds that a client may leave an answer unread.
-        head_bytes: Of all headers together.
-    """
-
-    connections: int = 256
-    head: float = 10.0
-    body: float = 20.0
-    rate: float = 16 * 1024
-    linger: float = 5.0
-    write: float = 60.0
-    head_bytes: int = 32 * 1024
-
-
-def patient_protocol(patience: Patience) -> type[asyncio.Protocol]:
-    """The protocol class for `uvicorn.Config(http=...)` that keeps to these limits."""
-    return type("PatientProtocol", (_Protocol,), {"patience": patience})
+    connections: int = 256  # open at once; more are answered with 503
+    head: float = 10.0  # from the connection, or from the first byte of a later request, to the end of its headers
+    body: float = 20.0  # that a body may take, beside those that its bytes take at `rate`
+    rate: float = 16 * 1024  # bytes a second that a client must manage
+    linger: float = 5.0  # that the rest of a refused body is still read, so that the client sees the reason
+    write: float = 60.0  # that a client may leave an answer unread
+    head_bytes: int = 32 * 1024  # of all headers together
 
 
 class _Protocol(H11Protocol):
@@ -118,7 +106,7 @@ class _Protocol(H11Protocol):
             self._turn(phase)
 
     def _turn(self, phase: str) -> None:
-        """Start the clock of another phase. None runs while we compute, nor between requests, where uvicorn's does."""
+        """Start the clock of another phase. None runs during an answer, nor between requests, where uvicorn's does."""
         if self._clock is not None:
             self._clock.cancel()
         self._phase, self._came, self._began, self._clock = phase, 0, self.loop.time(), None
@@ -139,7 +127,7 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
     def _problem_of_head(self, data: bytes) -> bytes:
-        """Name what is wrong with the headers as far as they are here: too long, or the body's length is there twice.
+        """Find what is wrong with the headers so far: they are too long, or give the body's length twice.
 
         h11 would take headers of any length if they come at once, and make one length of several that agree.
         """
@@ -159,11 +147,9 @@ class _Protocol(H11Protocol):
             return
         if self.conn.our_state is h11.IDLE or (self.cycle is not None and not self.cycle.response_started):
             body = b'{"error": "%s"}' % reason
-            head = (
-                b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            )
-            phrase = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}[status]
-            self.transport.write(head % (status, phrase, len(body)) + body)
+            phrase = HTTPStatus(status).phrase.encode()
+            head = b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: application/json\r\n" % (status, phrase)
+            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
 
 
@@ -171,7 +157,7 @@ def config_of(app: Any, patience: Patience, **options: Any) -> uvicorn.Config:
     """Settings of a server that keeps to these limits, believes no proxy and says nothing of itself."""
     return uvicorn.Config(
         app,
-        http=patient_protocol(patience),
+        http=type("PatientProtocol", (_Protocol,), {"patience": patience}),
         ws="none",
         proxy_headers=False,
         server_header=False,
@@ -184,22 +170,17 @@ def config_of(app: Any, patience: Patience, **options: Any) -> uvicorn.Config:
 class ThreadServer(uvicorn.Server):
     """A server in a thread of its own, which leaves signals to the main thread."""
 
-    def start(self, sockets: list[Any], seconds: float = 60.0) -> None:
-        """Serve; returns once it listens.
-
-        Raises:
-            RuntimeError: It did not start.
-        """
+    def start(self, sockets: list[Any]) -> None:
+        """Serve; returns once it listens, or raises RuntimeError if it did not start."""
         self.thread = threading.Thread(target=self.run, args=(sockets,), daemon=True, name="broadsight-app")
         self.thread.start()
-        waiting = threading.Event()
+        end = time.monotonic() + PATIENCE
         while not self.started:
-            seconds -= 0.01
-            if not self.thread.is_alive() or seconds <= 0:
+            if not self.thread.is_alive() or time.monotonic() > end:
                 raise RuntimeError("the server did not start")
-            waiting.wait(0.01)
+            time.sleep(0.01)
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self) -> None:
         """Hang up and wait for the thread."""
         self.should_exit = True
-        self.thread.join(seconds)
+        self.thread.join(5.0)

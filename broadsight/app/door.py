@@ -1,18 +1,17 @@
 """The door of the page: it lets in what the page needs, and nothing else.
 
-Gradio would fetch an address that somebody puts in an image's place, serve as a relay to other sites, store uploads for
-as long as there is a disk, and tell everybody in which folder. None of that is needed here.
+Gradio would fetch an address that is sent in an image's place, relay requests to other sites, store uploads until the
+disk is full, and name their folder to everybody. None of that is needed here.
 """
 
 import asyncio
 import json
 import re
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .gate import Gate, Message, Receive, Refusal, Send, header, refuse
+from .gate import Gate, Message, Receive, Refusal, Send, header, refuse, without
 from .uploads import Storage, is_uploaded
 
 MOST_JSON = 2**20  # bytes of an event: names and numbers, and where the image is
@@ -29,6 +28,7 @@ PAGES = re.compile(
 )
 EVENTS = re.compile(rf"{API}/(queue/join|call/.+|run/.+|api/.+|reset/?|cancel)")
 ADDRESS = re.compile(r"\s*([a-z][a-z0-9+.-]+:|[/\\]{2})", re.IGNORECASE)
+TEXTS = ("application/json", "text/html", "text/plain", "text/event-stream")
 FILE, UPLOAD = f"{API}/file=", f"{API}/upload"
 
 
@@ -36,24 +36,14 @@ class Door(Gate):
     """ASGI middleware around the page.
 
     Args:
-        folder: Where uploads are put. A file that an event names must be in there.
+        storage: The folder of uploads. A file that an event names must be in there.
         most_bytes: Of an upload.
-        storage: What all of them may take; made with `folder` if None.
         allowed: Host names beside those of this computer.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        *,
-        folder: str | Path,
-        most_bytes: int,
-        storage: Storage | None = None,
-        allowed: Collection[str] = (),
-    ):
+    def __init__(self, app: Any, storage: Storage, *, most_bytes: int, allowed: Collection[str] = ()):
         super().__init__(app, allowed=allowed, pages=("/",))
-        self.folder, self.most_bytes = Path(folder), most_bytes
-        self.storage = storage or Storage(folder, 20 * most_bytes)
+        self.storage, self.folder, self.most_bytes = storage, storage.folder, most_bytes
         self.reading = self.open = 0  # bytes of uploads on their way, and requests
         self._storing = asyncio.Lock()
 
@@ -85,7 +75,7 @@ class Door(Gate):
             parts = await body_parts(receive, length)
             if parts is None:
                 return
-            async with self._storing:  # one by one: room that was made is not for somebody else
+            async with self._storing:  # one by one: none may take the room made for another
                 files = sum(part.count(b"filename") for part in parts)  # one upload may bring many
                 if not await asyncio.to_thread(self.storage.make_room, length, files):
                     await refuse(send, 507, "there is no room for more uploads; try again later")
@@ -99,15 +89,17 @@ class Door(Gate):
         if parts is None:
             await refuse(send, 413, "the request is too long")
             return
-        refusal, body = self.read_event(b"".join(parts)) if EVENTS.fullmatch(scope["path"]) else (None, b"".join(parts))
+        refusal, body = None, b"".join(parts)
+        if EVENTS.fullmatch(scope["path"]):
+            refusal, body = self.read_event(body)
         if refusal is None and not await asyncio.to_thread(self.storage.make_room):
             refusal = 507, "there is no room for more answers; try again later"
         if refusal is not None:
             await refuse(send, *refusal)
             return
-        kept = [pair for pair in scope["headers"] if pair[0].lower() not in (b"content-length", b"transfer-encoding")]
-        length = (b"content-length", str(len(body)).encode())
-        await self.app({**scope, "headers": [*kept, length]}, again([body], receive), send)
+        kept = without(scope["headers"], b"content-length", b"transfer-encoding")
+        headers = [*kept, (b"content-length", str(len(body)).encode())]
+        await self.app({**scope, "headers": headers}, again([body], receive), send)
 
     def refusal(self, scope: Any) -> Refusal | None:
         """Status and reason if a request is refused for what its first lines say."""
@@ -128,10 +120,7 @@ class Door(Gate):
         return None
 
     def read_event(self, body: bytes) -> tuple[Refusal | None, bytes]:
-        """Read an event: the reason if it is refused, and its body with the real paths of uploads.
-
-        Files must be uploads, never addresses or other files.
-        """
+        """Read an event: the refusal of a file that is no upload, and the body with the real paths of uploads."""
         try:
             content = json.loads(body)
         except (ValueError, RecursionError):
@@ -142,16 +131,14 @@ class Door(Gate):
             if isinstance(found, dict):
                 path = found.get("path")
                 if path is not None:
-                    if not isinstance(path, str) or not self._is_file(self._real(path)):
+                    real = self._real(path) if isinstance(path, str) else ""
+                    if not real or ADDRESS.match(real) or not is_uploaded(real, self.folder):
                         return (400, "an image must be uploaded; paths and addresses are not opened"), b""
-                    found["path"] = self._real(path)
+                    found["path"] = real
                 waiting += found.values()
             elif isinstance(found, list):
                 waiting += found
-        return None, json.dumps(content).encode()  # what was looked at, not what else a second reader might see
-
-    def _is_file(self, path: str) -> bool:
-        return not ADDRESS.match(path) and is_uploaded(path, self.folder)
+        return None, json.dumps(content).encode()  # written anew: another parser could read the original differently
 
     def _real(self, path: str) -> str:
         """The path of a file that visitors know under ALIAS."""
@@ -159,8 +146,7 @@ class Door(Gate):
         return f"{self.folder}{rest}" if rest != path and rest[:1] in ("/", "\\") else path
 
     def _with_real_path(self, scope: Any) -> Any:
-        # what is compressed could not be looked through for paths
-        kept = [pair for pair in scope["headers"] if pair[0].lower() != b"accept-encoding"]
+        kept = without(scope["headers"], b"accept-encoding")  # paths in compressed answers would not be found
         if not scope["path"].startswith(FILE):
             return {**scope, "headers": kept}
         path = FILE + self._real(scope["path"].removeprefix(FILE))
@@ -191,8 +177,8 @@ async def body_parts(receive: Receive, most: int) -> list[bytes] | None:
 
 def again(parts: list[bytes], rest: Receive) -> Receive:
     """Make a `receive` that gives the body that was read, and then what follows."""
-    waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts[:-1]]
-    waiting.append({"type": "http.request", "body": parts[-1], "more_body": False})
+    last = len(parts) - 1
+    waiting = [dict(type="http.request", body=part, more_body=place < last) for place, part in enumerate(parts)]
 
     async def receive() -> Message:
         return waiting.pop(0) if waiting else await rest()
@@ -201,31 +187,21 @@ def again(parts: list[bytes], rest: Receive) -> Receive:
 
 
 def hiding(send: Send, hide: Callable[[bytes], bytes]) -> Send:
-    """Make a `send` that passes text through `hide`: an event stream line by line, other answers as a whole."""
-    start: Message | None = None
-    kind, kept = "", b""
+    """Make a `send` that passes the lines of text answers through `hide`; these no longer say how long they are."""
+    text, kept = False, b""
 
     async def hidden(message: Message) -> None:
-        nonlocal start, kind, kept
+        nonlocal text, kept
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
-            if kind in ("application/json", "text/html", "text/plain"):
-                start = message
-                return
-            await send(message)
-        elif message["type"] != "http.response.body" or (start is None and kind != "text/event-stream"):
-            await send(message)
-        else:
+            text = kind in TEXTS
+            if text:
+                message = {**message, "headers": without(message["headers"], b"content-length")}
+        elif message["type"] == "http.response.body" and text:
             kept += message.get("body", b"")
-            more = message.get("more_body", False)
-            if start is not None and more:
-                return
-            cut = len(kept) if not more else kept.rfind(b"\n") + 1
-            body, kept = hide(kept[:cut]), kept[cut:]
-            if start is not None:
-                headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
-                await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
-                start, kind = None, ""
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            cut = kept.rfind(b"\n") + 1 if message.get("more_body") else len(kept)
+            message = {**message, "body": hide(kept[:cut])}
+            kept = kept[cut:]
+        await send(message)
 
     return hidden

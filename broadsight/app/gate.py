@@ -1,27 +1,26 @@
-"""The gate of a local server: who may ask, under which name, and how long a request may say that it is.
+"""The gate of a local server: checks who asks, under which host name, and how long a request claims to be.
 
 A web page elsewhere can make a visitor's browser ask this computer. It can even give our address a name of its own (DNS
-rebinding), and may then read what we answer. So the name in `Host`, and the page in `Origin`, must be ours.
+rebinding), and may then read our answers. So the name in `Host`, and the page in `Origin`, must be ours.
 """
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from typing import Any
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Refusal = tuple[int, str]
+Header = tuple[bytes, bytes]
 
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "[::1]"))
 AUTHORITY = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([1-9][0-9]{0,4}))?")
 ORIGIN = re.compile(r"(https?)://([^/?#@\\\s]+)")
 USUAL_PORTS = {"http": 80, "https": 443}
-# What a proxy would say of a request. None is asked for here, so nobody is believed.
-PROXY_HEADERS = re.compile(
-    rb"x-forwarded-.*|forwarded|x-real-ip|x-original-.*|x-gradio-.*|x-direct-url|x-http-method.*"
-)
+# Headers of proxies. No proxy is expected here, so they are dropped.
+PROXY_HEADERS = re.compile(rb"(x-)?forwarded(-.*)?|x-real-ip|x-original-.*|x-gradio-.*|x-direct-url|x-http-method.*")
 # /a/b, ~/a, C:\\a, \\\\host\\a or file:///a, up to where a path surely ends
 PATH = re.compile(r"""(?<![\w.:/\\~])(?:file://+|~|[a-z]:)?[/\\][^\s'"<>|,;()]*[^\s'"<>|,;().:]""", re.IGNORECASE)
 WHOLE_PATH = re.compile(r"(?:file://+|~|[a-z]:)?[/\\]", re.IGNORECASE)
@@ -55,7 +54,7 @@ class Gate:
             if refused is not None:
                 await refuse(send, *refused)
                 return
-            kept = [(name, value) for name, value in scope["headers"] if not PROXY_HEADERS.fullmatch(name.lower())]
+            kept = [pair for pair in scope["headers"] if not PROXY_HEADERS.fullmatch(pair[0].lower())]
             await self.let_in({**scope, "headers": kept}, receive, _with_headers(send))
 
     def refusal(self, scope: Any) -> Refusal | None:
@@ -65,10 +64,9 @@ class Gate:
     def refusal_of_site(self, scope: Any) -> Refusal | None:
         """Status and reason if another site's page asks: `Origin` says so, or its browser does in `Sec-Fetch-Site`."""
         foreign = 403, "another site's page may not ask this server"
-        origins = header(scope, b"origin")
-        if len(origins) > 1 or (origins and not self._is_ours(scope, origins[0])):
+        origins, sites = header(scope, b"origin"), header(scope, b"sec-fetch-site")
+        if len(origins) > 1 or not all(self._is_ours(scope, origin) for origin in origins):
             return foreign
-        sites = header(scope, b"sec-fetch-site")
         if not sites or sites in (["same-origin"], ["none"]):
             return None
         link = header(scope, b"sec-fetch-mode") == ["navigate"] and header(scope, b"sec-fetch-dest") == ["document"]
@@ -104,6 +102,11 @@ def header(scope: Any, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
+def without(headers: Iterable[Header], *names: bytes) -> list[Header]:
+    """Headers but those of some names."""
+    return [pair for pair in headers if pair[0].lower() not in names]
+
+
 def refusal_of_length(scope: Any) -> Refusal | None:
     """Status and reason if a request says in two ways how long it is, or in one that is not understood."""
     lengths, codings = header(scope, b"content-length"), header(scope, b"transfer-encoding")
@@ -129,8 +132,11 @@ def refusal_of_host(scope: Any, allowed: Collection[str]) -> Refusal | None:
 
 
 def is_allowed(authority: str, scope: Any, allowed: Collection[str], usual_port: int = 80) -> bool:
-    """Tell whether `name` or `name:port` is this server's: loopback or the very address that the connection came to,
-    with the port that is listened on; or a name that the user has given, with that port, its own or none."""
+    """Tell whether `name` or `name:port` is this server's.
+
+    That is loopback or the address that the connection came to, with the port that is listened on; or a name that the
+    user has given, with that port, its own or none.
+    """
     found = AUTHORITY.fullmatch(authority.lower())
     if found is None:
         return False
@@ -139,25 +145,28 @@ def is_allowed(authority: str, scope: Any, allowed: Collection[str], usual_port:
     own = {f"[{address}]" if ":" in str(address) else str(address)} - {"None", "0.0.0.0", "[::]"}
     if name in LOOPBACK | own and port == served:
         return True
-    if name in allowed and (found[2] is None or port == served):
-        return True
-    return f"{name}:{port}" in allowed
+    return f"{name}:{port}" in allowed or (name in allowed and (found[2] is None or port == served))
 
 
 def without_paths(value: Any) -> Any:
-    """Shorten every absolute path in a text, or in all texts of lists and mappings, to its last part: strangers need
-    not know whose computer this is, nor what its folders are called."""
+    """Shorten every absolute path in a text, or in all texts of lists and mappings, to its last part.
+
+    Visitors need not know the names of this computer's user and folders.
+    """
     if isinstance(value, str):
-        if WHOLE_PATH.match(value):
-            return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-        return PATH.sub(lambda path: re.split(r"[/\\]", path[0].rstrip("/\\"))[-1], value)
+        whole = WHOLE_PATH.match(value)
+        return _last_part(value) if whole else PATH.sub(lambda path: _last_part(path[0]), value)
     if isinstance(value, dict):
         return {without_paths(key): without_paths(one) for key, one in value.items()}
     return [without_paths(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def _last_part(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
 async def refuse(send: Send, status: int, reason: str) -> None:
-    """Answer with a reason in one line. The connection ends if nobody can say where the request does."""
+    """Answer with a reason in one line. The connection is closed if the end of the request is not clear."""
     body = json.dumps({"error": reason, "detail": reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"connection", b"close")] if status in (400, 501) else []

@@ -1,7 +1,6 @@
 """Maps of what happens inside a model while one image passes: made once, then leafed through by depth and title."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,31 +29,23 @@ KINDS = {
     "c-mhsa": "C-MHSA",
 }
 LIKELY = "the most probable class"
-SIDE = 640  # pixels of what is shown
+SIDE = 640  # pixels of the shown image
 
 
 @dataclass(frozen=True)
 class Looked:
-    """One model's maps of one kind over one image.
+    """Maps of one kind over one image."""
 
-    Args:
-        view: The part of the image that the model sees, square.
-        looks: At least one, by depth.
-        asked_for: The choices in the page that led here; the same choices need no second look.
-    """
-
-    name: str
-    kind: str
-    view: Image.Image
-    looks: tuple[Look, ...]
-    asked_for: tuple[Any, ...] = ()
+    view: Image.Image  # the square that the model sees
+    looks: tuple[Look, ...]  # at least one, by depth
+    asked_for: tuple[Any, ...] = ()  # the choices in the page that led here; the same choices need no second look
 
     @property
     def depths(self) -> int:
         return max(look.depth for look in self.looks) + 1
 
     def at(self, depth: Any) -> list[Look]:
-        """Maps of a depth, or of the nearest depth there is to whatever number was sent."""
+        """Maps of a depth, or of the nearest depth to any number that was sent."""
         wanted = depth if isinstance(depth, (int, float)) and depth == depth else 0
         nearest = min({look.depth for look in self.looks}, key=lambda place: abs(place - wanted))
         return [look for look in self.looks if look.depth == nearest]
@@ -71,11 +62,11 @@ def kinds(one: Candidate) -> dict[str, str]:
 
 
 def kind_called(words: Any) -> str:
-    """Kind of maps by the name that the page gives it; a ValueError for whatever else somebody has sent."""
-    found = {name: kind for kind, name in KINDS.items()}
-    if not isinstance(words, str) or words not in found:
-        raise ValueError("there is no such kind of map; choose from the list")
-    return found[words]
+    """Kind of maps by the name that the page gives it; a ValueError for anything else that is sent."""
+    for kind, name in KINDS.items():
+        if words == name:
+            return kind
+    raise ValueError("there is no such kind of map; choose from the list")
 
 
 def classes_of(one: Candidate) -> list[str]:
@@ -95,7 +86,7 @@ def class_called(one: Candidate, words: Any) -> int | None:
 def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
     """Let an image in RGB pass and collect one kind of maps.
 
-    Whoever calls sees to it that nobody else uses the model meanwhile.
+    The caller makes sure that nothing else uses the model meanwhile.
     """
     classifier = _classifier(one)
     there = kinds(one)
@@ -105,39 +96,34 @@ def look(one: Candidate, image: Image.Image, kind: str, target: int | None = Non
     looks = look_inside(classifier.model, image_of(classifier, image), kinds=(kind,), target=target)
     if not looks:
         raise ValueError(f"{one.name} shows nothing of {KINDS[kind]} for this image; choose another kind")
-    names = classifier.classes
-    return Looked(one.name, kind, view_of(classifier, image), tuple(_with_name(found, names) for found in looks))
-
-
-def _with_name(seen: Look, names: Sequence[str]) -> Look:
-    """Add the name of the class to a title of Grad-CAM, which has its number."""
-    number = re.fullmatch(r"class (\d+)", seen.title)
-    return replace(seen, title=f"{seen.title}, {names[int(number[1])]}") if number else seen
+    named = []
+    for found in looks:  # titles of Grad-CAM have the number of the class alone
+        number = re.fullmatch(r"class (\d+)", found.title)
+        named.append(replace(found, title=f"{found.title}, {classifier.classes[int(number[1])]}") if number else found)
+    return Looked(view_of(classifier, image), tuple(named))
 
 
 def sheet(one: Candidate, photo: Image.Image, target: int | None = None) -> Image.Image:
     """Draw the overview: the image, the answers, all kinds of maps, depth from left to right."""
     classifier = _classifier(one)
-    image = image_of(classifier, photo)
+    image, size = image_of(classifier, photo), classifier.transforms.size
     looks = look_inside(classifier.model, image, target=target)
     with torch.inference_mode():
         logits = classifier.logits(image)
-    transforms, names = classifier.transforms, classifier.classes
     return overview_sheet(
         view_of(classifier, photo),
         looks,
         top_classes(classifier, logits),
         one.name,
-        subtitle=f"{Path(one.source).name or one.name}; {transforms.size} x {transforms.size} pixels",
-        explained=names[int(logits[0].argmax()) if target is None else target],
+        subtitle=f"{Path(one.source).name or one.name}; {size} x {size} pixels",
+        explained=classifier.classes[int(logits[0].argmax()) if target is None else target],
         warning="" if one.trained else "random weights: answers and maps mean nothing",
     )
 
 
 def view_of(classifier: Classifier, image: Image.Image, side: int = SIDE) -> Image.Image:
     """Cut out the square in the middle that the model sees, at a size to look at."""
-    part = min(1.0, classifier.transforms.crop_pct)
-    edge = min(image.size) * part
+    edge = min(image.size) * min(1.0, classifier.transforms.crop_pct)
     left, top = (image.width - edge) / 2, (image.height - edge) / 2
     return image.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + edge, top + edge))
 
@@ -149,6 +135,6 @@ def described(seen: Look, depths: int) -> str:
 
 
 def _classifier(one: Candidate) -> Classifier:
-    if one.classifier is None:
+    if not isinstance(one.run, Classifier):
         raise ValueError(f"{one.name} does not classify; maps are of models that do")
-    return one.classifier
+    return one.run

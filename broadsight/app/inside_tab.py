@@ -19,7 +19,7 @@ EMPTY = hint("Drop an image or pick a sample to look inside.")
 
 
 def add_look_tab(page: Page, tab: gr.Tab) -> None:
-    """Put the tab's parts into whatever is being built."""
+    """Add the tab's parts to the page that is being built."""
     candidates = page.candidates
     names = candidates.classifiers
     if not names:
@@ -32,13 +32,8 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         with gr.Column(scale=2, min_width=260):
             model = gr.Dropdown(names, value=names[0], label="Model", elem_id="look-model", filterable=False)
             kind = gr.Radio(kinds, value=_first_kind(kinds), label="What to look at", elem_id="look-kind")
-            target = gr.Dropdown(
-                looking.classes_of(first),
-                value=looking.LIKELY,
-                label="Class to explain",
-                visible=_explains(_first_kind(kinds)),
-                elem_id="look-class",
-            )
+            explains: dict[str, Any] = dict(visible=_explains(_first_kind(kinds)), elem_id="look-class")
+            target = gr.Dropdown(looking.classes_of(first), value=looking.LIKELY, label="Class to explain", **explains)
             depth = gr.Slider(1, 2, 1, step=1, label="Depth, from the input to the answer", elem_id="look-depth")
             title = gr.Dropdown([], label="Which map", elem_id="look-title", filterable=False)
             overview = gr.Button("Draw the overview sheet", elem_id="look-sheet-button")
@@ -106,11 +101,11 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=shown, **RAW)
     private: dict[str, Any] = dict(api_visibility="private")
     gr.on([kind.input, target.input], look, asked, answered, api_name="look", **quiet, **COMPUTE)
-    explains: dict[str, Any] = dict(queue=False, show_progress="hidden") | private
-    kind.input(lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, **explains)
+    at_once: dict[str, Any] = dict(queue=False, show_progress="hidden") | private
+    kind.input(lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, **at_once)
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
     page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
-    # not input, which comes also when somebody passes the list by Tab, and would undo what is chosen next meanwhile
+    # change, not input: that event also comes when the list is passed by Tab, and would undo the next choice
     model.change(other_model, [model, kind, target], [kind, target], **quiet, **private).success(
         look, asked, answered, **quiet, **COMPUTE, **private
     )

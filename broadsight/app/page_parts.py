@@ -17,8 +17,7 @@ from .gate import without_paths
 from .uploads import read_upload
 
 LINE = 300  # letters of an error
-
-# Whatever computes waits in one queue.
+# Everything that computes waits in one queue.
 COMPUTE: dict[str, Any] = dict(concurrency_id="compute", concurrency_limit=1)
 # Values come as the browser sent them, and are checked by us: Gradio's own reading of images knows no limits.
 RAW: dict[str, Any] = dict(preprocess=False)
@@ -26,27 +25,20 @@ RAW: dict[str, Any] = dict(preprocess=False)
 
 @dataclass(frozen=True)
 class Page:
-    """The page while it is built.
-
-    Args:
-        folder: Where uploads are put.
-        megabytes: The most that one may have.
-        image: The image input, which all tabs look at.
-        tab: State: the name of the tab that is open.
-    """
+    """The page while it is built."""
 
     candidates: Candidates
-    folder: Path
-    megabytes: float
-    image: gr.Image
-    tab: gr.State
+    folder: Path  # of uploads
+    megabytes: float  # that an upload may have
+    image: gr.Image  # the input that all tabs look at
+    tab: gr.State  # name of the tab that is open
 
     def read(self, payload: Any) -> Image.Image:
         """The image that the image input holds."""
         return read_upload(payload, self.folder, self.megabytes)
 
 
-def in_one_line(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_one_line(function: Any) -> Callable[..., Any]:
     """Decorate a function of the page so that its errors are shown as one line, never as a traceback."""
 
     @functools.wraps(function)
@@ -58,9 +50,7 @@ def in_one_line(function: Callable[..., Any]) -> Callable[..., Any]:
             text = escape(without_paths(_short(error)), quote=False)
             raise gr.Error(text, print_exception=False, title="Not possible") from None
         except Exception as error:
-            print(
-                f"broadsight app: {getattr(function, '__name__', 'the page')} failed: {_short(error)}", file=sys.stderr
-            )
+            print(f"broadsight app: {function.__name__} failed: {_short(error)}", file=sys.stderr)
             what = f"{type(error).__name__}; the terminal of broadsight app says why"
             raise gr.Error(what, print_exception=False, title="This failed") from None
 

@@ -1,4 +1,4 @@
-"""The tab "Predict": what the chosen models say of the image, side by side, with their times."""
+"""The tab "Predict": answers of the chosen models to the image, side by side, with their times."""
 
 from typing import Any
 
@@ -13,13 +13,11 @@ EMPTY = "Drop an image or pick a sample: the answers appear here."
 
 
 def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
-    """Put the tab's parts into whatever is being built."""
+    """Add the tab's parts to the page that is being built."""
     names = page.candidates.names
     models = gr.CheckboxGroup(names, value=names[:FIRST], label="Models to ask", elem_id="predict-models")
-    dense = any(one.run is not None for one in page.candidates.given.values())
-    threshold = gr.Slider(
-        0, 1, THRESHOLD, step=0.05, label="Lowest score of an object", visible=dense, elem_id="threshold"
-    )
+    scores: dict[str, Any] = dict(visible=len(page.candidates.classifiers) < len(names), elem_id="threshold")
+    threshold = gr.Slider(0, 1, THRESHOLD, step=0.05, label="Lowest score of an object", **scores)
     button = gr.Button("Predict", variant="primary", size="md", elem_id="predict-button")
     result = gr.HTML(hint(EMPTY), elem_id="answers", padding=False)
 
@@ -44,7 +42,7 @@ def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
 
 
 def _list(value: Any) -> list[Any]:
-    """Names that were sent; a list, if the page sent it."""
+    """Check the names that were sent: the page sends a list of texts."""
     if not isinstance(value, list) or len(value) > 100 or not all(isinstance(name, str) for name in value):
         raise ValueError("expected a list of models' names; choose from those shown")
     return value

@@ -13,14 +13,14 @@ SIZE = 288
 def samples() -> tuple[tuple[str, Image.Image], ...]:
     """Names and images of the samples, from the test part, which training never draws."""
     found: dict[int, Image.Image] = {}
-    for index in range(len(CLASSES)):  # every so many scenes in a row show each class once
+    for index in range(len(CLASSES)):  # any ten scenes in a row show each class once
         scene = draw_scene(index, size=SIZE, split="test")
         found[scene.label] = Image.fromarray(scene.image)
     return tuple((CLASSES[label], found[label]) for label in sorted(found))
 
 
 def sample(index: object) -> Image.Image:
-    """The sample of this number; a ValueError for whatever else somebody has sent."""
+    """The sample of this number; a ValueError for anything else that is sent."""
     if not isinstance(index, int) or not 0 <= index < len(samples()):
         raise ValueError("there is no such sample; pick one of those shown")
     return samples()[index][1]

@@ -1,4 +1,4 @@
-"""The server of the page, on this computer, until somebody stops it."""
+"""The server of the page, on this computer, until it is stopped."""
 
 import atexit
 import errno
@@ -9,22 +9,20 @@ import socket
 import tempfile
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .candidates import Candidates
 from .door import Door
 from .gate import allowed_names
 from .uploads import MOST_MEGABYTES, Storage
 
-if TYPE_CHECKING:
-    from .connections import Patience
-
 PORT, TRIES = 7860, 100
 STORAGE = 500.0  # MB of all uploads and answers
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 VISITORS = 200  # whose state is kept
+TEMPORARY = "GRADIO_TEMP_DIR"
 
 
 def need_gradio() -> None:
@@ -45,80 +43,67 @@ def serving(
     megabytes: float = MOST_MEGABYTES,
     storage: float | None = None,
     allow_host: str = "",
-    patience: "Patience | None" = None,
 ) -> Generator[str, None, None]:
-    """Serve the page while the `with` lasts; gives its address. What was uploaded is gone afterwards.
+    """Serve the page while the `with` lasts; gives its address. Uploads are removed afterwards.
 
     Args:
-        host: The address to listen on; anything but this computer's own lets others in.
+        host: The address to listen on; any but this computer's own lets others in.
         port: None: 7860, or the next that is free.
         megabytes: The most that an upload may have.
         storage: The most MB that all uploads and answers may take; None: STORAGE, or five of the largest uploads.
         allow_host: Names that the page answers to beside this computer's own, separated by commas.
-        patience: How long and for how many connections the server waits.
     """
     check_megabytes(megabytes)
     allowed = allowed_names(allow_host)
-    room = check_storage(storage, megabytes)
+    room, most = check_storage(storage, megabytes), int(megabytes * 2**20)
     chosen = free_port(host, port)
     folder = Path(tempfile.mkdtemp(prefix="broadsight-app-")).resolve()
-    before = os.environ.get("GRADIO_TEMP_DIR")
-    os.environ["GRADIO_TEMP_DIR"] = str(folder)
-    blocks: Any = None
-    server: Any = None
-    try:
+    with ExitStack() as closing:
+        closing.callback(_remove, folder, candidates)
+        closing.callback(_put_uploads_into, os.environ.get(TEMPORARY))
+        _put_uploads_into(str(folder))
         need_gradio()
         from .app import build
         from .connections import Patience, ThreadServer, config_of
 
-        most = int(megabytes * 2**20)
         blocks = build(candidates, folder, megabytes)
-        page = _page(blocks, most)
-        door = Door(page, folder=folder, most_bytes=most, storage=Storage(folder, int(room * 2**20)), allowed=allowed)
-        server = ThreadServer(
-            config_of(door, patience or Patience(), log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
-        )
+        closing.callback(blocks.close, verbose=False)
+        kept = Storage(folder, int(room * 2**20))
+        door = Door(_page(blocks, most), kept, most_bytes=most, allowed=allowed)
+        options: dict[str, Any] = dict(log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+        server = ThreadServer(config_of(door, Patience(), **options))
+        closing.callback(server.stop)
         server.start([_listening(host, chosen)])
         name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
         yield f"http://{f'[{name}]' if ':' in name else name}:{chosen}/"
-    finally:
-        if server is not None:
-            server.stop()
-        if blocks is not None:
-            blocks.close(verbose=False)
-        if before is None:
-            os.environ.pop("GRADIO_TEMP_DIR", None)
-        else:
-            os.environ["GRADIO_TEMP_DIR"] = before
-        with candidates.computing:  # whoever was waiting for an answer gets none, and it must not be written
-            shutil.rmtree(folder, ignore_errors=True)
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
+
+
+def _put_uploads_into(folder: str | None) -> None:
+    """Tell Gradio where to put uploads; None leaves it to Gradio."""
+    if folder is None:
+        os.environ.pop(TEMPORARY, None)
+    else:
+        os.environ[TEMPORARY] = folder
+
+
+def _remove(folder: Path, candidates: Candidates) -> None:
+    with candidates.computing:  # an answer that is still computed must not be written
+        shutil.rmtree(folder, ignore_errors=True)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
 
 
 def _page(blocks: Any, most_bytes: int) -> Any:
-    """The page as an ASGI application. Gradio's own `launch` would put its answers to other sites before our door."""
+    """The page as an ASGI application, to stand behind the door; Gradio's `launch` would answer other sites."""
     import gradio
     from fastapi import FastAPI
 
     from .app import look_of_page
 
     blocks.state_session_capacity = VISITORS
-    quiet: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
-    return gradio.mount_gradio_app(
-        FastAPI(**quiet),
-        blocks,
-        path="/",
-        app_kwargs=dict(quiet),
-        max_file_size=most_bytes,
-        show_error=False,
-        ssr_mode=False,
-        pwa=False,
-        mcp_server=False,
-        enable_monitoring=False,
-        run_history=False,
-        footer_links=[],
-        **look_of_page(),
-    )
+    quiet: dict[str, Any] = dict(docs_url=None, redoc_url=None, openapi_url=None)
+    off = dict.fromkeys(("show_error", "ssr_mode", "pwa", "mcp_server", "enable_monitoring", "run_history"), False)
+    options: dict[str, Any] = dict(path="/", max_file_size=most_bytes, footer_links=[], app_kwargs=dict(quiet))
+    return gradio.mount_gradio_app(FastAPI(**quiet), blocks, **options, **off, **look_of_page())
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -127,7 +112,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str, port: int | None) -> int:
-    """The port that was asked for, or else the first free one from 7860 on; a ValueError if there is none."""
+    """The port that was asked for, or else the first free one from 7860 on; a ValueError if it is not free."""
     if port is not None and not 1 <= port <= 65535:
         raise ValueError(f"--port {port}; expected 1 to 65535")
     for number in [port] if port is not None else range(PORT, PORT + TRIES):
@@ -138,15 +123,14 @@ def free_port(host: str, port: int | None) -> int:
             raise ValueError(f"--port {number} may not be used by this user; choose one above 1023") from None
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ValueError(
-                    f"--host {host} is no address of this computer; use 127.0.0.1, or 0.0.0.0 for all of them"
-                ) from None
+                advice = "use 127.0.0.1, or 0.0.0.0 for all of them"
+                raise ValueError(f"--host {host} is no address of this computer; {advice}") from None
     what = f"--port {port} is taken" if port is not None else f"all ports from {PORT} on are taken"
     raise ValueError(f"{what}; choose another --port")
 
 
 def check_megabytes(megabytes: float) -> None:
-    """Refuse a limit of uploads that limits nothing."""
+    """Refuse a limit of uploads that is no limit."""
     if not 0 < megabytes <= 1000:
         raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
 
@@ -156,9 +140,8 @@ def check_storage(storage: float | None, megabytes: float) -> float:
     if storage is None:
         return max(STORAGE, 5 * megabytes)
     if not megabytes + 1 <= storage <= 1_000_000:
-        raise ValueError(
-            f"--max-storage {storage:g}; expected MB, at least {megabytes + 1:g} (one upload and the samples)"
-        )
+        expected = f"expected MB, at least {megabytes + 1:g} (one upload and the samples)"
+        raise ValueError(f"--max-storage {storage:g}; {expected}")
     return storage
 
 
@@ -169,14 +152,13 @@ def is_loopback(host: str) -> bool:
 def wait() -> None:
     """Wait until Ctrl-C, or until the system asks the process to end. A second Ctrl-C ends it at once."""
     stopped = threading.Event()
-    before = {}
 
     def stop(number: int, _: Any) -> None:
         stopped.set()
         signal.signal(number, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have told us to ignore them
-        before[number] = signal.signal(number, stop)
+    # a shell may have told us to ignore them
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         while not stopped.wait(0.5):  # a wait without an end would not be interrupted on Windows
             pass

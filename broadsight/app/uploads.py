@@ -11,6 +11,7 @@ from PIL import Image
 from ..data.decoding import KINDS, UnreadableImage, decode, open_image
 
 MOST_PIXELS = 40_000_000  # 120 MB once it is unpacked
+EXPECTED = f"expected at most {MOST_PIXELS / 1e6:.0f} million"
 SIDE = 1600  # pixels of the longer side that are kept; no model here looks at more
 MOST_MEGABYTES = 20.0
 MOST_FILES = 2000
@@ -21,12 +22,10 @@ def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABY
 
     Args:
         payload: What the page's image input sends: a mapping with the path of a file in `folder`. Its other entries,
-            such as an address, are not looked at.
-        folder: Where uploads are put.
-        megabytes: The most that a file may have.
+            such as an address, are not used.
 
     Raises:
-        ValueError: In one line, whatever is wrong; it never says what a file elsewhere holds.
+        ValueError: The file is not an upload, not an image or too large; the message shows nothing of its content.
     """
     if payload is None:
         raise ValueError("there is no image yet; drop one, or pick a sample")
@@ -56,12 +55,10 @@ def open_upload(file: Path) -> Image.Image:
         with open_image(file) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
-                raise ValueError(
-                    f"the image has {width:,} x {height:,} pixels; expected at most {MOST_PIXELS / 1e6:.0f} million"
-                )
+                raise ValueError(f"the image has {width:,} x {height:,} pixels; {EXPECTED}")
             photo = decode(image)
     except Image.DecompressionBombError:
-        raise ValueError(f"the image is far too large; expected at most {MOST_PIXELS / 1e6:.0f} million") from None
+        raise ValueError(f"the image is far too large; {EXPECTED}") from None
     except UnreadableImage as error:
         raise ValueError(f"the image cannot be read: {error}") from None
     except (Image.UnidentifiedImageError, OSError, SyntaxError):
@@ -74,7 +71,7 @@ class Storage:
     """The folder of uploads with its quota: the oldest files make room for new ones.
 
     Args:
-        folder: What lies in it already belongs to the page itself, is counted and never removed.
+        folder: Files that are in it already belong to the page itself; they are counted and never removed.
         most_bytes, most_files: Of all files in it.
     """
 
@@ -86,27 +83,24 @@ class Storage:
     def files(self) -> list[tuple[str, int, float]]:
         """Path, bytes and time of all files, the oldest first; links are not followed."""
         found = []
-        for place, _, names in os.walk(self.folder):
-            for name in names:
-                path = os.path.join(place, name)
-                try:
-                    status = os.lstat(path)
-                except OSError:  # removed meanwhile
-                    continue
+        for path in (os.path.join(place, name) for place, _, names in os.walk(self.folder) for name in names):
+            with suppress(OSError):  # removed meanwhile
+                status = os.lstat(path)
                 found.append((path, status.st_size, status.st_mtime))
         return sorted(found, key=lambda one: one[2])
 
     def make_room(self, needed: int = 0, files: int = 1) -> bool:
-        """Remove the oldest files until so many bytes fit in; False if they never will."""
+        """Remove the oldest files until these bytes and files fit in; False if they never will."""
         with self._lock:
             found = self.files()
-            total, count = sum(size for _, size, _ in found), len(found)
+            bytes_left = self.most_bytes - needed - sum(size for _, size, _ in found)
+            files_left = self.most_files - files - len(found)
             for path, size, _ in found:
-                if total + needed <= self.most_bytes and count + files <= self.most_files:
+                if min(bytes_left, files_left) >= 0:
                     break
                 if path not in self.lasting and self._remove(path):
-                    total, count = total - size, count - 1
-            return total + needed <= self.most_bytes and count + files <= self.most_files
+                    bytes_left, files_left = bytes_left + size, files_left + 1
+            return min(bytes_left, files_left) >= 0
 
     def _remove(self, path: str) -> bool:
         try:

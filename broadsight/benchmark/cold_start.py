@@ -1,11 +1,12 @@
-"""What it takes to begin: a fresh process that loads one artefact and answers once.
+"""The cost of a cold start: a fresh process loads one artefact and answers once.
 
-    python -m broadsight.benchmark.cold_start REQUEST
+    python -m broadsight.benchmark.cold_start < REQUEST
 
-The request is JSON, and so is the one line of the answer. Importing libraries comes first and is counted apart: it is
-the same for every model, and what a program imports besides is its own business.
+The request is JSON, and so is the one line of the answer. Importing libraries is the same for every model, and is
+timed separately.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -20,39 +21,32 @@ from typing import Any
 from .candidates import Contender, Variant, create
 from .settings import EXPORTED, Settings
 
+LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "executorch": "executorch.runtime"}
+
 
 @dataclass(frozen=True)
 class StartUp:
-    """What a fresh process took.
+    """Figures of a fresh process.
 
-    Args:
-        import_s: Seconds to import this package and the runtime's.
-        seconds: From then on until the first answer: to load the artefact, or in torch to build the model and load
-            its weights, and to run it once; compiling included.
-        resident_bytes: By how much the process grew meanwhile at most, in memory that it really holds; pages of a
-            mapped file count as far as they were touched. None where the system does not say.
+    After the imports, the artefact is loaded, or in torch the model is built and its weights are loaded, and it runs
+    once; compiling included. Of a mapped file only the touched pages count as memory.
     """
 
-    import_s: float
-    seconds: float
-    resident_bytes: int | None
+    import_s: float  # seconds to import this package and the runtime's
+    seconds: float  # from then on to the first answer
+    resident_bytes: int | None  # largest growth of the resident memory meanwhile; None where the system does not say
 
 
-def measure(contender: Contender, settings: Settings, artefact: Path, batch: int = 1) -> StartUp:
-    """Start a contender elsewhere.
+def measure(contender: Contender, settings: Settings, artefact: Path) -> StartUp:
+    """Start a candidate in a fresh process from its file, or in torch its weights.
 
-    Args:
-        artefact: Its file, or in torch its weights.
-
-    Raises:
-        RuntimeError: The process failed; with the last line that it wrote.
+    Raises RuntimeError with the last line that the process wrote, if it failed.
     """
     model: Any = contender.model
-    images = [batch, model.pretrained_cfg["input_size"][0], *contender.size]
     request = {
         "runtime": contender.runtime,
         "artefact": str(artefact),
-        "images": images,
+        "images": [1, model.pretrained_cfg["input_size"][0], *contender.size],
         "variant": asdict(contender.variant),
         "settings": asdict(replace(settings, size=contender.size)),
     }
@@ -74,11 +68,7 @@ def measure(contender: Contender, settings: Settings, artefact: Path, batch: int
 
 
 def answer(request: dict[str, Any], started: float) -> StartUp:
-    """Do what a request asks for, in this process.
-
-    Args:
-        started: `time.time()` when its interpreter began.
-    """
+    """Answer a request in this process, whose interpreter began at `started` on the clock of `time.time()`."""
     import numpy as np
     import torch
 
@@ -87,7 +77,8 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     if runtime in EXPORTED:
         from ..deployment import open_artefact
 
-        import_library(EXPORTED[runtime][0])
+        if (name := EXPORTED[runtime][0]) in LIBRARIES:
+            importlib.import_module(LIBRARIES[name])
     else:
         from safetensors.torch import load_model
 
@@ -98,10 +89,9 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     before = _status("VmRSS")
     begun = time.perf_counter()
     if runtime in EXPORTED:
-        session = open_artefact(artefact, settings.threads)
-        session(images)
+        open_artefact(artefact, settings.threads)(images)
     else:
-        model = create(_variant(request["variant"]), settings).eval()
+        model = create(Variant(**request["variant"]), settings).eval()
         load_model(model, str(artefact))
         if settings.fuse:
             from ..surgery.fusion import fuse
@@ -115,29 +105,14 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     return StartUp(imported - started, seconds, None if before is None or peak is None else max(peak - before, 0))
 
 
-def import_library(format: str) -> None:
-    """What a program that runs such files imports in any case."""
-    if format == "onnx":
-        import onnxruntime  # noqa: F401
-    elif format == "openvino":
-        import openvino  # noqa: F401
-    elif format == "executorch":
-        import executorch.runtime  # noqa: F401
-
-
-def _variant(values: dict[str, Any]) -> Variant:
-    variant = Variant(**values)
-    return variant if variant.size is None else replace(variant, size=(variant.size[0], variant.size[1]))
-
-
 def _forget_peak() -> None:
-    """The largest resident size counts from here on; what importing held for a moment is forgotten."""
+    """Reset the peak of the resident memory, which importing may have raised."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(name: str) -> int | None:
-    """Bytes, of what Linux says of this process."""
+    """Bytes of an entry such as VmRSS of /proc/self/status; None if there is none."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{name}:"):
@@ -146,7 +121,7 @@ def _status(name: str) -> int | None:
 
 
 def _process_began() -> float:
-    """`time.time()` when this process was started, as far as the system says."""
+    """`time.time()` when this process was started, or now where the system does not say."""
     with suppress(OSError, ValueError, IndexError):
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])

@@ -11,20 +11,26 @@ import torch
 from ..provenance import header, machine
 from .candidates import DTYPES, Settings
 
-MEMORY_VARIABLES = ("MALLOC_", "LD_PRELOAD", "GLIBC_TUNABLES", "MIMALLOC_", "TCMALLOC_", "JEMALLOC", "PYTORCH_")
-THREAD_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_")
+# Prefixes of the environment variables that change what is measured
+VARIABLES = {
+    "memory_variables": ("MALLOC_", "LD_PRELOAD", "GLIBC_TUNABLES", "MIMALLOC_", "TCMALLOC_", "JEMALLOC", "PYTORCH_"),
+    "thread_variables": ("OMP_", "KMP_", "GOMP_", "MKL_"),
+}
 
 
 def describe_machine(settings: Settings) -> dict[str, Any]:
-    """Whatever else a reader needs to know to judge a timing."""
+    """Describe the machine, its load, and the environment variables that a timing depends on."""
     device = torch.device(settings.device)
+    variables = {
+        key: {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+        for key, prefixes in VARIABLES.items()
+    }
     return {
         **header(),
         **machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "load_before": load(),
-        "memory_variables": _environment(MEMORY_VARIABLES),
-        "thread_variables": _environment(THREAD_VARIABLES),
+        **variables,
     }
 
 
@@ -50,6 +56,7 @@ def gemm_peak(settings: Settings, sides: Sequence[int], repeats: int = 4, second
 
 @contextmanager
 def fixed_threads(threads: int) -> Generator[None, None, None]:
+    """Set torch's number of threads while the `with` lasts."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -61,10 +68,6 @@ def fixed_threads(threads: int) -> Generator[None, None, None]:
 def synchronize(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _environment(prefixes: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
 
 def load() -> list[float] | None:

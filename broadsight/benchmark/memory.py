@@ -1,4 +1,4 @@
-"""What a call takes beside time: memory at its worst moment, what it keeps for its backward pass, kernel launches."""
+"""Costs of a call beside time: peak memory, what is saved for the backward pass, kernel launches."""
 
 import json
 import os
@@ -25,10 +25,10 @@ FREE_OPERATIONS = (
 def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
     """Bytes that torch's allocator holds at the worst moment of a call, beyond what was allocated before it.
 
-    Counts activations, temporaries, gradients and the result. Does not count weights and inputs, which exist before,
-    nor scratch that BLAS or oneDNN allocate for themselves. On the CPU it is summed up from the profiler's log of
-    every allocation, so unlike the resident size of the process it depends neither on the C library's caching nor on
-    what ran earlier, and repeats exactly. On CUDA it is the same quantity read from the caching allocator.
+    Counts activations, temporaries, gradients and the result, but not weights and inputs, which exist before, nor
+    scratch of BLAS or oneDNN. On the CPU it is summed up from the profiler's log of allocations: unlike the resident
+    size it depends neither on the C library's caching nor on what ran earlier, and repeats exactly. On CUDA it is read
+    from the caching allocator.
     """
     if torch.device(device).type == "cuda":
         synchronize(device)
@@ -57,10 +57,9 @@ def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def saved_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes that a forward pass keeps alive for its backward pass.
+    """Bytes that a forward pass keeps alive for its backward pass, the model's parameters and buffers left out.
 
-    Every storage counts once and in full, however many views of it are saved. The model's own parameters and buffers
-    are left out; the input batch counts, if some layer needs it again.
+    Every storage counts once and in full, however many views of it are saved; so does the input, if a layer saves it.
     """
     own = {t.untyped_storage().data_ptr() for t in chain(model.parameters(), model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}  # holding the storages stops their addresses from being used again
@@ -77,7 +76,7 @@ def saved_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
 
 
 def kernel_launches(call: Callable[[], Any]) -> int:
-    """Operations of a call that compute or copy, which on a GPU is about one kernel each; views are free."""
+    """Count the operations of a call that compute or copy, about one kernel each on a GPU; views are free."""
 
     class Count(TorchDispatchMode):
         launches = 0
@@ -93,13 +92,11 @@ def kernel_launches(call: Callable[[], Any]) -> int:
 
 @contextmanager
 def _quiet_profiler() -> Generator[None, None, None]:
-    """The profiler's library logs to stderr through the progress bar, errors about absent GPUs included."""
-    name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "99"
+    """Keep the profiler's library from logging to stderr, where it would write through the progress bar."""
+    given = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        if not given:
+            os.environ.pop("KINETO_LOG_LEVEL", None)

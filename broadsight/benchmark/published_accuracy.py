@@ -17,41 +17,28 @@ SIZE = 224  # that the papers of our models publish for
 
 @dataclass(frozen=True)
 class Published:
-    """One figure.
+    """One figure."""
 
-    Args:
-        family: Of ours, a part of `models.FAMILIES`; else what its authors call it.
-        top1: Percent on the validation images of ImageNet-1K.
-        size: Side in pixels of the images it was published for.
-        source: Where it is printed.
-        ours: Whether the model is of this package.
-        weights: timm's tag of the weights that reach it; None where nobody has published any.
-    """
-
-    family: str
-    top1: float
-    size: int
-    source: str
+    family: str  # of `models.FAMILIES`, or what its authors call it if it is not ours
+    top1: float  # percent of the validation images of ImageNet-1K
+    size: int  # side of the images in pixels
+    source: str  # where it is printed
     ours: bool
-    weights: str | None = None
+    weights: str | None = None  # timm's tag of the weights that reach it; None if none were published
 
 
 @cache
 def published() -> dict[str, Published]:
-    """By the timm name of a model; those without a figure in our sources are not among them."""
+    """Read all figures of our sources, by the timm name of the model."""
     found: dict[str, Published] = {}
     tables = printed_tables()
     for family in FAMILIES:
-        if family in TABLES:
-            rows = TABLES[family].printed(tables[family])
-        else:
-            rows = {row["model"]: row for row in tables[family]["models"]}
-        for name, row in rows.items():
+        rows = TABLES[family].printed(tables[family]) if family in TABLES else None
+        for name, row in (rows or {row["model"]: row for row in tables[family]["models"]}).items():
             if "top1" in row and timm.is_model(name):
                 found[name] = Published(family, float(row["top1"]), SIZE, SOURCES[family], ours=True)
     data: dict[str, Any] = yaml.safe_load(files("broadsight.papers").joinpath("published_top1.yaml").read_text("utf-8"))
     for group in ("ours", "others"):
         for name, row in data[group].items():
-            source = data["sources"][row["source"]]
-            found[name] = Published(**row | {"source": source, "ours": group == "ours"})
+            found[name] = Published(**row | {"source": data["sources"][row["source"]], "ours": group == "ours"})
     return found

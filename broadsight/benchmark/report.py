@@ -1,75 +1,90 @@
-"""A report of the benchmark as a table and as an image."""
+"""A report of the benchmark as a table and as a plot."""
 
 import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..visual.plots import PALETTE, plot_format, save
+from ..visual.plots import PALETTE, new_figure, save
 from .run import Report, Row, Summary
 from .settings import EXPORTED, Settings
 
 
 def render(report: Report) -> Table:
-    """A table with one row per contender, times as median ± spread."""
+    """Make a table with one row per candidate, times as median ± spread."""
+    against = report.settings.against is not None
+    compared = "ratios are to the first row"
+    if against:
+        compared = "speed-up: how many times faster than PerGroupPool with the same weights, in CPU time"
+    about = f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds{_exported(report)}"
+    columns = _columns(report)
+    lines = [(row.model, row.runtime, *(text(row) for text in columns.values())) for row in report.rows]
+    return table_of(headline(report.settings), about, list(columns), lines)
+
+
+def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
+    """Headings of the columns that a report fills, and how each writes a row."""
     settings = report.settings
-    runtimes = {row.runtime for row in report.rows}
     against, digits = settings.against is not None, 2 if settings.head_only else 1
-    compared = (
-        "speed-up: how many times faster than PerGroupPool with the same weights, in CPU time"
-        if against
-        else ("ratios are to the first row")
-    )
+    started = any(row.start_up_s is not None for row in report.rows)
+    columns: list[tuple[bool, str, Callable[[Row], str]]] = [
+        (True, "params\nM", lambda row: number(row.params, 1e6, 2)),
+        (True, "MACs\nG", lambda row: number(row.macs, 1e9, 2)),
+        (True, "wall\nms", lambda row: plus_minus(row.wall_ms, digits)),
+        (True, "min\nms", lambda row: number(row.wall_ms.minimum, 1, digits)),
+        (True, "CPU\nms", lambda row: plus_minus(row.cpu_ms, digits)),
+        (True, "images\n/s", lambda row: number(row.throughput, 1, 1)),
+        (against, "speed-up", lambda row: _times(row.speedup)),
+        (not against, "wall\nratio", lambda row: plus_minus(row.ratio, 2)),
+        (not against, "CPU\nratio", lambda row: plus_minus(row.cpu_ratio, 2)),
+        (True, "of\npeak", lambda row: f"{row.peak_fraction:.0%}"),
+        (True, "memory\nMB", lambda row: number(row.peak_bytes, 1e6, 1)),
+        (settings.train, "saved\nMB", lambda row: number(row.saved_bytes, 1e6, 1)),
+        (settings.train, "saved\nratio", lambda row: number(row.saved_ratio, 1, 2)),
+        (started, "start-up\ns", lambda row: number(row.start_up_s, 1, 2)),
+        (started, "resident\nMB", lambda row: number(row.resident_bytes, 1e6, 1)),
+        (not started, "page\nfaults", lambda row: number(row.page_faults, 1, 0)),
+        (bool(settings.exported), "file\nMB", lambda row: number(row.artefact_bytes, 1e6, 1)),
+        (settings.head_only, "kernels", lambda row: number(row.launches, 1, 0)),
+    ]
+    return {heading: text for shown, heading, text in columns if shown}
+
+
+def table_of(title: str, caption: str, numbers: Sequence[str], lines: Sequence[tuple[str, ...]]) -> Table:
+    """Make a table of candidates. A runtime that all have in common is named in the title.
+
+    Args:
+        numbers: Headings of the columns behind model and runtime.
+        lines: Model, runtime and numbers of each candidate.
+    """
+    runtimes = {runtime for _, runtime, *_ in lines}
     table = Table(
-        title=headline(settings) + (f", {runtimes.pop()}" if len(runtimes) == 1 else ""),
-        caption=f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds"
-        + _exported(report),
+        title=f"{title}, {next(iter(runtimes))}" if len(runtimes) == 1 else title,
+        caption=caption,
         box=SIMPLE_HEAD,  # the fewest columns lost to decoration: the table has to fit a terminal
         pad_edge=False,
         collapse_padding=True,
     )
     table.add_column("model", no_wrap=True)
-    if runtimes:
+    if len(runtimes) > 1:
         table.add_column("runtime")
-    started = any(row.start_up_s is not None for row in report.rows)
-    numbers = ["params\nM", "MACs\nG", "wall\nms", "min\nms", "CPU\nms", "images\n/s"]
-    numbers += ["speed-up"] if against else ["wall\nratio", "CPU\nratio"]
-    numbers += ["of\npeak", "memory\nMB", *(["saved\nMB", "saved\nratio"] if settings.train else [])]
-    numbers += ["start-up\ns", "resident\nMB"] if started else ["page\nfaults"]
-    numbers += ["file\nMB"] if settings.exported else []
-    for name in [*numbers, *(["kernels"] if settings.head_only else [])]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in report.rows:
-        cells = [f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.2f}", plus_minus(row.wall_ms, digits)]
-        cells += [f"{row.wall_ms.minimum:.{digits}f}", plus_minus(row.cpu_ms, digits), f"{row.throughput:.1f}"]
-        cells += [_times(row.speedup)] if against else [plus_minus(row.ratio, 2), plus_minus(row.cpu_ratio, 2)]
-        cells += [f"{row.peak_fraction:.0%}", _number(row.peak_bytes, 1e6, 1)]
-        if row.saved_bytes is not None:
-            cells += [f"{row.saved_bytes / 1e6:.1f}", f"{row.saved_ratio:.2f}"]
-        if started:
-            cells += [_number(row.start_up_s, 1, 2), _number(row.resident_bytes, 1e6, 1)]
-        else:
-            cells += [_number(row.page_faults, 1, 0)]
-        cells += [_number(row.artefact_bytes, 1e6, 1)] if settings.exported else []
-        cells += [] if not settings.head_only else ["-" if row.launches is None else str(row.launches)]
-        table.add_row(row.model, *([row.runtime] if runtimes else []), *cells)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model, runtime, *cells in lines:
+        table.add_row(model, *([runtime] if len(runtimes) > 1 else []), *cells)
     return table
 
 
 def plot(report: Report, path: str | Path) -> None:
-    """Draw latency and throughput as bars with quartile whiskers into a png, svg or pdf file.
-
-    The file appears complete or not at all.
-    """
-    plot_format(path)
-    from matplotlib.figure import Figure
+    """Draw latency and throughput as bars with quartile whiskers into a png, svg or pdf file."""
+    settings, rows = report.settings, report.rows
+    figure, panels = new_figure(path, 11, 1.8 + 0.42 * len(rows), columns=2, sharey=True)
     from matplotlib.patches import Patch
 
-    settings, rows = report.settings, report.rows
     colours = {runtime: PALETTE[i % len(PALETTE)] for i, runtime in enumerate(dict.fromkeys(r.runtime for r in rows))}
-    figure = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
     for panel, label, convert in (
         (panels[0], f"latency, ms per batch of {settings.batch} (less is better)", lambda ms: ms),
         (panels[1], "throughput, images per second (more is better)", lambda ms: 1e3 * settings.batch / ms),
@@ -81,12 +96,10 @@ def plot(report: Report, path: str | Path) -> None:
             # rounding may put the median an ulp outside its own quartiles, which error bars refuse
             whisker = [[max(middle - low, 0.0)], [max(high - middle, 0.0)]]
             panel.barh(place, middle, color=colours[row.runtime], xerr=whisker, ecolor="black", capsize=3, height=0.7)
-            panel.annotate(
-                f"{middle:.4g}", (max(middle, high), place), (5, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            beside: Any = dict(xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+            panel.annotate(f"{middle:.4g}", (max(middle, high), place), **beside)
         panel.set_xlabel(label)
         panel.margins(x=0.15)
-        panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(rows)), [row.model for row in rows])
     panels[0].invert_yaxis()  # shared, so that both panels read from the top like the table
     if len(colours) > 1:
@@ -97,53 +110,51 @@ def plot(report: Report, path: str | Path) -> None:
 
 
 def caption(report: Report) -> str:
-    """On which machine, how busy it was, and with what."""
-    settings, machine = report.settings, report.machine
-    interrupted = machine["rounds_completed"] < settings.rounds
-    load = f"; interrupted after {machine['rounds_completed']} rounds" if interrupted else ""
+    """Name the machine, how busy it was, and the versions."""
+    done, machine = report.machine["rounds_completed"], report.machine
+    load = f"; interrupted after {done} rounds" if done < report.settings.rounds else ""
     if machine["load_before"]:
         load += f"; load {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after"
-    versions = machine["versions"]
     return (
-        f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}{load}; "
-        f"peak {machine['gemm_flops'] / 1e9:.1f} GFLOP/s; torch {versions['torch']}, timm {versions['timm']}"
+        f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}{load}; peak "
+        f"{machine['gemm_flops'] / 1e9:.1f} GFLOP/s; torch {machine['versions']['torch']}, "
+        f"timm {machine['versions']['timm']}"
     )
 
 
 def headline(settings: Settings, sizes: str | None = None) -> str:
-    """What was measured, at the settings' size unless others are named."""
+    """Say what was measured, at the settings' size unless others are named."""
     what = "training step" if settings.train else "inference" + (", fused" if settings.fuse else "")
     what = ("pools alone, " if settings.head_only else "") + ("light, " if settings.light else "") + what
     layout = ", channels last" if settings.channels_last else ""
-    plural = "s" if settings.threads > 1 else ""
     sizes = sizes or "{}x{}".format(*settings.size)
     return (
         f"{what}, batch {settings.batch} at {sizes}, {settings.dtype}{layout}, "
-        f"{settings.threads} thread{plural}, {settings.rounds} rounds"
+        f"{settings.threads} thread{'s' if settings.threads > 1 else ''}, {settings.rounds} rounds"
     )
 
 
 def _exported(report: Report) -> str:
-    """What a reader has to know of exported runtimes."""
+    """Explain the figures of exported runtimes, for the caption."""
     if not report.settings.exported:
         return ""
     text = "\nwhat is exported is folded first; memory: what torch allocates in a call"
     if any(row.start_up_s is not None for row in report.rows):
         text += "; start-up, resident: a fresh process that loads the file and answers once, imports apart"
-    if any(_int8(row) for row in report.rows):
+    if any(is_int8(row.runtime) for row in report.rows):
         text += "\nint8 is calibrated on noise: for its speed alone"
     return text
 
 
-def _int8(row: Row) -> bool:
-    return EXPORTED.get(row.runtime, ("", False))[1]
+def is_int8(runtime: str) -> bool:
+    return EXPORTED.get(runtime, ("", False))[1]
 
 
 def _times(speedup: Summary) -> str:
     return "1 (yardstick)" if speedup == Summary(1.0, 1.0, 0.0) else f"{speedup.median:.2f}x ±{speedup.spread:.0%}"
 
 
-def _number(value: float | None, unit: float, digits: int) -> str:
+def number(value: float | None, unit: float, digits: int) -> str:
     return "-" if value is None else f"{value / unit:.{digits}f}"
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,35 +31,25 @@ PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "n
 
 @dataclass(frozen=True)
 class Opened:
-    """An artefact that is ready to be timed.
-
-    Args:
-        difference: Of its outputs from the model's, relative to the largest.
-        run: Images to logits (B, classes).
-    """
+    """An artefact that is ready to be timed."""
 
     path: Path
-    difference: float
-    run: Callable[[], np.ndarray]
+    difference: float  # of its outputs from the model's, relative to the largest
+    run: Callable[[], np.ndarray]  # computes the logits (B, classes) of its images
 
 
 class Artefacts:
-    """A folder of exported models. What is there already is used again, unless the code that makes it has changed."""
+    """A folder of exported models. Files that are there are used again, unless the code that makes them has changed."""
 
     def __init__(self, folder: Path, threads: int):
         self.folder, self.threads = folder, threads
         self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
 
     def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
-        """A model in a runtime, checked on the images.
+        """Open a model in a runtime and check its answers to images (B, C, H, W).
 
-        Args:
-            runtime: Of `benchmark_settings.EXPORTED`.
-            model: In eval mode, on the CPU, in float32.
-            images: (B, C, H, W), contiguous.
-
-        Raises:
-            ValueError: It cannot be exported, or answers otherwise than the model does.
+        The model is in eval mode, on the CPU, in float32. Raises ValueError if it cannot be exported, or if its answers
+        differ from the model's.
         """
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)
@@ -73,42 +64,36 @@ class Artefacts:
         name, int8 = EXPORTED[runtime]
         form = need(name, int8)
         making = ["capture", "prepare", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
-        key = _key(model, title, images, making)
-        path = self.folder / f"{key}{'-int8' if int8 else ''}{form.suffix}"
+        path = self.folder / f"{_key(model, title, images, making)}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if runtime == "int8":
-                source = self.path("onnx", model, title, images)
-            elif runtime == "openvino-int8":
-                source = self.path("openvino", model, title, images)
-            else:
-                source = None
+            source = self.path(name, model, title, images) if int8 else None
             with _whole(path, form.files) as unfinished:
                 if source is None:
-                    any_batch = form.batches
-                    program = self._program(model, title, images, any_batch)
-                    form.write(program, _description(title, images, any_batch), unfinished)
-                else:
-                    _quantise(name, source, unfinished, _noise(images))
+                    program = self._program(model, title, images, form.batches)
+                    form.write(program, _description(title, images, form.batches), unfinished)
+                else:  # calibrated on noise, which is good for nothing but speed
+                    quantise = import_module(f"..deployment.int8.{name}", __package__).quantise
+                    generator = torch.Generator().manual_seed(0)
+                    noise = torch.randn(CALIBRATION, *images.shape[1:], generator=generator)
+                    quantise(source, unfinished, noise.numpy())
         return path
 
     def _program(self, model: nn.Module, title: str, images: Tensor, any_batch: bool) -> Any:
         key = _key(model, title, images), any_batch
         if self._captured is None or self._captured[0] != key:
-            channels, height, width = images.shape[1:]
+            prepared = prepare(model, (images.shape[2], images.shape[3]))
             self._captured = (
                 key,
-                capture(prepare(model, (height, width)), (channels, height, width), any_batch=any_batch),
+                capture(prepared, (images.shape[1], images.shape[2], images.shape[3]), any_batch=any_batch),
             )
         return self._captured[1]
 
     def weights(self, model: nn.Module, title: str, images: Tensor) -> Path:
-        """The model's weights as a safetensors file: what torch starts from."""
+        """The model's weights as a safetensors file, which torch starts from."""
         from safetensors.torch import save_model
 
         path = self.folder / f"{_key(model, title, images)}.safetensors"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
             with _whole(path, (".safetensors",)) as unfinished:
                 save_model(model, str(unfinished))
         return path
@@ -116,7 +101,7 @@ class Artefacts:
 
 @contextmanager
 def keep(folder: str | Path | None, threads: int) -> Generator[Artefacts, None, None]:
-    """Artefacts in a folder of the caller's, or in one that vanishes afterwards."""
+    """Artefacts in a given folder, or in a temporary one."""
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             yield Artefacts(Path(temporary), threads)
@@ -138,13 +123,11 @@ def check_installed(runtimes: Sequence[str]) -> None:
         need(*EXPORTED[runtime])
 
 
-def _checked(
-    runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = lambda: 0.0
-) -> float:
-    """How far an artefact's answers are from the model's, which is not too far.
+def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = float) -> float:
+    """Largest difference of an artefact's answers from the model's, relative to the largest; too much is refused.
 
     Args:
-        rounding: What rounding makes of the model's own answers; asked if they differ by much.
+        rounding: Measures what rounding does to the model's own answers; called if the difference is large.
     """
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
@@ -168,25 +151,11 @@ def _description(title: str, images: Tensor, any_batch: bool) -> Description:
     return Description("classify", title, title, None, ("logits",), image, {})
 
 
-def _quantise(name: str, source: Path, target: Path, calibration: np.ndarray) -> None:
-    """To int8 by noise, which is good for nothing but speed."""
-    if name == "onnx":
-        from ..deployment.int8.onnx import quantise
-    else:
-        from ..deployment.int8.openvino import quantise
-    quantise(source, target, calibration)
-
-
-def _noise(images: Tensor) -> np.ndarray:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(CALIBRATION, *images.shape[1:], generator=generator).numpy()
-
-
 def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:
-    """A file name that changes with the weights, the size, the code of the model and of the export, and versions.
+    """A file name that changes with the weights, the image size, versions, and the code of the model and the export.
 
     Args:
-        exporting: Those files of `deployment` that take part.
+        exporting: Patterns of the files of `deployment` that take part.
     """
     digest = hashlib.sha256(repr((title, tuple(images.shape[1:]))).encode())
     for name, tensor in model.state_dict().items():
@@ -203,14 +172,12 @@ def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] 
 
 
 def _sources(model: nn.Module, exporting: Sequence[str]) -> set[Path]:
-    """Our files that make the graph: of the export, and of the modules, with all layers if one of them is ours."""
+    """Files of this package that make the graph: of the export and of the model's modules, with all layers."""
     root = Path(__file__).parents[1]
-    made = root / "deployment"
-    files = {root / "surgery" / "fusion.py", *(file for name in exporting for file in made.glob(f"{name}.py"))}
-    ours = {
-        module for module in {type(part).__module__ for part in model.modules()} if module.startswith("broadsight.")
-    }
-    if ours:
+    files = {root / "surgery" / "fusion.py"}
+    files |= {file for name in exporting for file in (root / "deployment").glob(f"{name}.py")}
+    modules = {type(part).__module__ for part in model.modules()}
+    if ours := {module for module in modules if module.startswith("broadsight.")}:
         files |= {Path(sys.modules[module].__file__ or "") for module in ours} | set((root / "layers").rglob("*.py"))
     return {file for file in files if file.is_file()}
 
@@ -218,6 +185,7 @@ def _sources(model: nn.Module, exporting: Sequence[str]) -> set[Path]:
 @contextmanager
 def _whole(path: Path, suffixes: Sequence[str]) -> Generator[Path, None, None]:
     """Another place to write to; all files of an artefact get there together, its first one last."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
         unfinished = Path(folder) / path.name
         yield unfinished

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..visual.plots import PALETTE, plot_format, save
+from ..visual.plots import PALETTE, new_figure, save
 from .candidates import Settings
-from .report import caption, headline, plus_minus
-from .run import Progress, Report, Row, measure_sizes
+from .report import caption, headline, number, plus_minus, table_of
+from .run import Progress, Report, measure_sizes
 from .timing import median_interval
 
 STYLES = ("-", "--", ":", "-.")  # of lines, when there are more than colours
@@ -25,27 +24,23 @@ STYLES = ("-", "--", ":", "-.")  # of lines, when there are more than colours
 
 @dataclass(frozen=True)
 class Exponent:
-    """Power of the pixels that a cost grows with.
-
-    Args:
-        low, high: Where it lies with 95 % confidence, as far as the rounds are enough for that (see `median_interval`);
-            both are the value where nothing is uncertain.
-    """
+    """Power of the pixels that a cost grows with, and its interval of 95 % confidence (see `median_interval`)."""
 
     value: float
     low: float
     high: float
 
+    def __str__(self) -> str:
+        value, low, high = (f"{number:.2f}" for number in (self.value, self.low, self.high))
+        return value if low == high else f"{value} ({low} to {high})"
+
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """One contender; None where fewer than two of the sizes count.
+    """Exponents of one candidate: of wall and CPU time, peak memory and executed multiply-accumulates.
 
-    Args:
-        time, cpu_time: Of wall and CPU time. The slope is taken within each round and is the median of these: what
-            slows the machine down for a while does not pass for growth.
-        memory: Of peak memory, which is exact, like
-        macs: that of the executed multiply-accumulates.
+    None where fewer than two of the sizes count. Those of times are medians of the slopes within each round, so that a
+    machine that is slow for a while does not pass for growth; the other two are exact.
     """
 
     model: str
@@ -68,7 +63,7 @@ class Growth:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Growth":
         def revive(row: dict[str, Any]) -> GrowthRow:
-            values: dict[str, Any] = {k: Exponent(**v) for k, v in row.items() if isinstance(v, dict)}
+            values: dict[str, Any] = {key: Exponent(**value) for key, value in row.items() if isinstance(value, dict)}
             return GrowthRow(**(row | values))
 
         reports = [Report.from_dict(report) for report in data["reports"]]
@@ -83,12 +78,12 @@ def measure(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> Growth:
-    """Time models at several image sizes and say how their costs grow.
+    """Time models at several image sizes and find how their costs grow.
 
     Args:
         names: timm model names or wildcards, see `benchmark.measure`.
-        sizes: Height and width of images; those of the settings do not count.
-        growth_from: Sizes of at least so many pixels squared take part in the exponents.
+        sizes: Height and width of images, in place of the settings' own.
+        growth_from: Side of a square; sizes of fewer pixels do not count for the exponents.
     """
     if growth_from < 1:
         raise ValueError(f"growth_from={growth_from}; expected 1 or more, the side of a square in pixels")
@@ -100,7 +95,7 @@ def measure(
 
 
 def exponents(reports: Sequence[Report], growth_from: int) -> list[GrowthRow]:
-    """A row for each contender of reports that differ in size alone."""
+    """A row for each candidate of reports that differ in size alone."""
     counted = [report for report in reports if math.prod(report.settings.size) >= growth_from**2]
     pixels = [math.prod(report.settings.size) for report in counted]
 
@@ -115,24 +110,17 @@ def exponents(reports: Sequence[Report], growth_from: int) -> list[GrowthRow]:
 
     rows = []
     for place, first in enumerate(reports[0].rows):
-        mine: list[Row] = [report.rows[place] for report in counted]
-        rows.append(
-            GrowthRow(
-                model=first.model,
-                runtime=first.runtime,
-                params=first.params,
-                time=over_rounds([row.wall_samples_ms for row in mine]),
-                cpu_time=over_rounds([row.cpu_samples_ms for row in mine]),
-                memory=exact([row.peak_bytes for row in mine]),
-                macs=exact([row.macs for row in mine]),
-            )
-        )
+        mine = [report.rows[place] for report in counted]
+        time = over_rounds([row.wall_samples_ms for row in mine])
+        cpu_time = over_rounds([row.cpu_samples_ms for row in mine])
+        memory, macs = exact([row.peak_bytes for row in mine]), exact([row.macs for row in mine])
+        rows.append(GrowthRow(first.model, first.runtime, first.params, time, cpu_time, memory, macs))
     return rows
 
 
 def slope(pixels: Sequence[int], values: Sequence[float]) -> float | None:
-    """Of the least-squares line of log(value) over log(pixels); None without two sizes, or where a value is not
-    positive."""
+    """Slope of the least-squares line of log(value) over log(pixels); None without two sizes or with a value that is
+    not positive."""
     if len(set(pixels)) < 2 or min(values) <= 0:
         return None
     x, y = [math.log(count) for count in pixels], [math.log(value) for value in values]
@@ -140,80 +128,53 @@ def slope(pixels: Sequence[int], values: Sequence[float]) -> float | None:
 
 
 def render(growth: Growth) -> Table:
-    """A table with one row per contender: time and memory at every size, and the exponents."""
-    first, side = growth.reports[0], growth.growth_from
-    runtimes = {row.runtime for row in growth.rows}
-    table = Table(
-        title=_title(growth) + (f", {runtimes.pop()}" if len(runtimes) == 1 else ""),
-        caption=f"{caption(first)}\n± is the inter-quartile range; MB at the worst moment of a call beyond weights and "
-        f"images\nexponents in pixels, from {side}x{side} up: median of the rounds' slopes and where it lies",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+    """Make a table with one row per candidate: time and memory at every size, and the exponents."""
+    about = (
+        f"{caption(growth.reports[0])}\n± is the inter-quartile range; MB at the worst moment of a call beyond weights "
+        "and images\nexponents in pixels, from "
+        f"{growth.growth_from}x{growth.growth_from} up: median of the rounds' slopes and where it lies"
     )
-    table.add_column("model", no_wrap=True)
-    if runtimes:
-        table.add_column("runtime")
-    numbers = ["params\nM"]
+    headings = ["params\nM"]
     for report in growth.reports:
-        numbers += [f"{_size(report)}\nms", "\nMB"]
-    numbers += [f"exponent\n{what}" for what in ("time", "CPU time", "memory", "MACs")]
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+        headings += [f"{_size(report)}\nms", "\nMB"]
+    headings += [f"exponent\n{what}" for what in ("time", "CPU time", "memory", "MACs")]
+    lines = []
     for place, row in enumerate(growth.rows):
-        cells = [f"{row.params / 1e6:.2f}"]
+        cells = [number(row.params, 1e6, 2)]
         for found in (report.rows[place] for report in growth.reports):
-            cells += [
-                plus_minus(found.wall_ms, 1),
-                "-" if found.peak_bytes is None else f"{found.peak_bytes / 1e6:.1f}",
-            ]
-        cells += [_exponent(one) for one in (row.time, row.cpu_time, row.memory, row.macs)]
-        table.add_row(row.model, *([row.runtime] if runtimes else []), *cells)
-    return table
+            cells += [plus_minus(found.wall_ms, 1), number(found.peak_bytes, 1e6, 1)]
+        cells += [str(one or "-") for one in (row.time, row.cpu_time, row.memory, row.macs)]
+        lines.append((row.model, row.runtime, *cells))
+    return table_of(_title(growth), about, headings, lines)
 
 
 def plot(growth: Growth, path: str | Path) -> None:
-    """Draw time and peak memory over pixels, both axes logarithmic, the exponents in the legends.
-
-    The file appears complete or not at all.
-    """
-    plot_format(path)
-    from matplotlib.figure import Figure
-
-    pixels = [math.prod(report.settings.size) for report in growth.reports]
-    order = sorted(range(len(pixels)), key=lambda i: pixels[i])
+    """Draw time and peak memory over pixels, both axes logarithmic, the exponents in the legends."""
+    figure, panels = new_figure(path, 12, 5 + 0.1 * len(growth.rows), columns=2)
+    reports = sorted(growth.reports, key=lambda report: math.prod(report.settings.size))
+    pixels = [math.prod(report.settings.size) for report in reports]
     ticks: dict[int, str] = {}
-    for i in order:
-        if not ticks or pixels[i] > 1.1 * max(ticks):  # the names of nearly equal sizes would overlap
-            ticks[pixels[i]] = _size(growth.reports[i])
-    figure = Figure(figsize=(12, 5 + 0.1 * len(growth.rows)), layout="constrained")
-    panels = figure.subplots(1, 2)
+    for count, report in zip(pixels, reports, strict=True):
+        if not ticks or count > 1.1 * max(ticks):  # the names of nearly equal sizes would overlap
+            ticks[count] = _size(report)
     several = len({row.runtime for row in growth.rows}) > 1
     for place, row in enumerate(growth.rows):
-        found = [report.rows[place] for report in growth.reports]
+        found = [report.rows[place] for report in reports]
+        name = f"{row.model} ({row.runtime})" if several else row.model
+        look: dict[str, Any] = dict(color=PALETTE[place % len(PALETTE)], marker="o", markersize=4)
+        look["linestyle"] = STYLES[place // len(PALETTE) % len(STYLES)]
         for panel, values, exponent in (
             (panels[0], [one.wall_ms.median for one in found], row.time),
             (panels[1], [math.nan if one.peak_bytes is None else one.peak_bytes / 1e6 for one in found], row.memory),
         ):
-            name = f"{row.model} ({row.runtime})" if several else row.model
-            panel.plot(
-                [pixels[i] for i in order],
-                [values[i] for i in order],
-                color=PALETTE[place % len(PALETTE)],
-                linestyle=STYLES[place // len(PALETTE) % len(STYLES)],
-                marker="o",
-                markersize=4,
-                label=f"{name}: {'-' if exponent is None else f'{exponent.value:.2f}'}",
-            )
-    for panel, label in (
-        (panels[0], f"time, ms per batch of {growth.reports[0].settings.batch}"),
-        (panels[1], "peak memory, MB"),
-    ):
+            label = f"{name}: {'-' if exponent is None else f'{exponent.value:.2f}'}"
+            panel.plot(pixels, values, label=label, **look)
+    labels = f"time, ms per batch of {reports[0].settings.batch}", "peak memory, MB"
+    for panel, label in zip(panels, labels, strict=True):
         panel.set(xscale="log", yscale="log", xlabel="image, on a scale of pixels", ylabel=label)
         panel.set_xticks(list(ticks), list(ticks.values()), rotation=45, ha="right", minor=False)
         panel.set_xticks([], minor=True)
         panel.grid(True, which="major", alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
         panel.legend(title=f"exponent from {growth.growth_from}² up", fontsize=8, frameon=False)
     figure.suptitle(_title(growth), fontsize=10)
     save(figure, path)
@@ -225,10 +186,3 @@ def _title(growth: Growth) -> str:
 
 def _size(report: Report) -> str:
     return "{}x{}".format(*report.settings.size)
-
-
-def _exponent(exponent: Exponent | None) -> str:
-    if exponent is None:
-        return "-"
-    value, low, high = (f"{number:.2f}" for number in (exponent.value, exponent.low, exponent.high))
-    return value if low == high else f"{value} ({low} to {high})"

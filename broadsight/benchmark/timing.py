@@ -1,4 +1,4 @@
-"""Interleaved rounds, and what their samples say."""
+"""Interleaved rounds of timing, and statistics of their samples."""
 
 import math
 import statistics
@@ -19,22 +19,22 @@ class Summary:
     spread: float
 
 
-def interleave(contenders: Sequence[T], timed: Callable[[T, int], S], rounds: int) -> list[list[S]]:
-    """Run `timed(contender, round)` for all contenders in every round, starting each round one further along.
+def interleave(candidates: Sequence[T], timed: Callable[[T, int], S], rounds: int) -> list[list[S]]:
+    """Run `timed(candidate, round)` for all candidates in every round, starting each round one further along.
 
-    An interrupt ends it early: the rounds that are complete count, if there is any.
+    An interrupt ends it early, if at least one round is complete.
 
     Returns:
-        Samples by contender, then by round.
+        Samples by candidate, then by round.
     """
-    samples: list[list[S]] = [[] for _ in contenders]
+    samples: list[list[S]] = [[] for _ in candidates]
     try:
         for round_ in range(rounds):
-            for i in range(len(contenders)):
-                place = (round_ + i) % len(contenders)
-                samples[place].append(timed(contenders[place], round_))
+            for i in range(len(candidates)):
+                place = (round_ + i) % len(candidates)
+                samples[place].append(timed(candidates[place], round_))
     except KeyboardInterrupt:
-        complete = min(len(mine) for mine in samples)
+        complete = min(map(len, samples))
         if not complete:
             raise
         samples = [mine[:complete] for mine in samples]
@@ -55,10 +55,9 @@ def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Summary:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Where the median that the values are drawn around lies, by counting alone: whatever their distribution is.
+    """Confidence interval of the median by the sign test, which holds for any distribution.
 
-    The values between which it lies are those that so many coin tosses would hardly fall short of or exceed. Few values
-    cannot be that sure: then it is the smallest and the largest.
+    Few values cannot reach the confidence: then the interval is that from the smallest to the largest.
     """
     ordered, count = sorted(values), len(values)
     below, cut = 0.5**count, 0  # the chance that not more than `cut` values are below the median

@@ -6,7 +6,6 @@ A chart is laid out for the width of a telephone, where its letters have the siz
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..visual.plots import PALETTE
 from ..visual.words import coordinate, known, number
@@ -15,6 +14,7 @@ WIDTH, HEIGHT = 320, 226
 LEFT, RIGHT, TOP, BOTTOM = 44, 308, 26, 186  # edges of the plot area
 MOST_POINTS = 600  # of a line
 MOST_MARKERS = 40
+INTERVALS = 5  # between ticks of an axis, about
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 Point = tuple[float, float]
@@ -101,36 +101,24 @@ class Dot:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: all that is drawn on one pair of axes, in this order.
+    """A chart: all that is drawn on one pair of axes, in this order."""
 
-    Args:
-        ticks: Short horizontal strokes, such as where a bar should have ended.
-        legend: CSS classes of marks that are no lines, and what they mean.
-    """
-
-    width: ClassVar = WIDTH
-    height: ClassVar = HEIGHT
-    left: ClassVar = LEFT
-    right: ClassVar = RIGHT
-    bottom: ClassVar = BOTTOM
+    width, height, left, right, bottom = WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM  # for the template
 
     title: str
     x: Axis
     y: Axis
     bars: Sequence[Bar] = ()
     lines: Sequence[Series] = ()
-    ticks: Sequence[Bar] = ()
+    ticks: Sequence[Bar] = ()  # short horizontal strokes, such as where a bar should have ended
     dots: Sequence[Dot] = ()
-    legend: Sequence[tuple[str, str]] = ()
+    legend: Sequence[tuple[str, str]] = ()  # CSS classes of other marks than lines, and what they mean
 
     @property
     def description(self) -> str:
         """Text for readers who do not see the chart: axes, ends of the lines, dots."""
-        ends = [
-            f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
-            for line in self.lines
-            if line.points and line.colour is not None
-        ]
+        shown = (line for line in self.lines if line.points and line.colour is not None)
+        ends = [f"{one.name} from {number(one.points[0][1])} to {number(one.points[-1][1])}" for one in shown]
         return "; ".join([f"{self.title}: {self.y.label} by {self.x.label}", *ends, *(dot.about for dot in self.dots)])
 
     @property
@@ -144,8 +132,8 @@ class Chart:
         return f"M{'L'.join(points)}"
 
 
-def axis(label: str, low: float, high: float, *, intervals: int = 5, within: Point | None = None) -> Axis:
-    """Make an axis from below `low` to above `high`, in about so many intervals of 1, 2 or 5 times a power of ten.
+def axis(label: str, low: float, high: float, *, within: Point | None = None) -> Axis:
+    """Make an axis from below `low` to above `high`, in steps of 1, 2 or 5 times a power of ten.
 
     Args:
         within: Bounds that the axis never leaves, such as 0 and 100 of percentages.
@@ -155,8 +143,8 @@ def axis(label: str, low: float, high: float, *, intervals: int = 5, within: Poi
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = abs(high) / 10 or 1.0
         low, high = max(low - margin, least), min(high + margin, most)
-    power = 10.0 ** math.floor(math.log10((high - low) / intervals))
-    step = next(power * size for size in (1, 2, 5, 10) if power * size * intervals >= (high - low) * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10((high - low) / INTERVALS))
+    step = next(power * size for size in (1, 2, 5, 10) if power * size * INTERVALS >= (high - low) * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return Axis(label, tuple(float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)))
 
@@ -166,11 +154,11 @@ def finite(points: Sequence[tuple[object, object]]) -> list[Point]:
     return [(float(x), float(y)) for x, y in points if known(x) and known(y)]  # ty: ignore[invalid-argument-type]
 
 
-def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Reduce a line to so many points: the first, the last, and the lowest and highest of every stretch between."""
-    if len(points) <= most:
+def thin(points: Sequence[Point]) -> list[Point]:
+    """Reduce a line to at most MOST_POINTS: its ends, and the lowest and highest point of every stretch between."""
+    if len(points) <= MOST_POINTS:
         return list(points)
-    inner, stretches = range(1, len(points) - 1), (most - 2) // 2
+    inner, stretches = range(1, len(points) - 1), (MOST_POINTS - 2) // 2
     kept = {0, len(points) - 1}
     for i in range(stretches):
         stretch = inner[i * len(inner) // stretches : (i + 1) * len(inner) // stretches]

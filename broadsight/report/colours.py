@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from PIL import ImageColor
+
+from ..visual import colours
 from ..visual.plots import PALETTE
 
 LEVELS = 10  # steps of a heat table beside the empty one
@@ -25,42 +29,36 @@ DARK = Theme(page="#0f1216", surface="#171b20", sunken="#20262c", ink="#e7eaed",
 
 def mix(colour: str, other: str, share: float) -> str:
     """Mix two colours; `share` is that of the other."""
-    pairs = zip(_channels(colour), _channels(other), strict=True)
+    pairs = zip(_rgb(colour), _rgb(other), strict=True)
     return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in pairs)
 
 
 def contrast(colour: str, other: str) -> float:
     """Contrast of two colours as WCAG defines it, 1 to 21."""
-    dark, light = sorted((_luminance(colour), _luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
+    return colours.contrast(_rgb(colour), _rgb(other))
 
 
 def readable(colour: str, theme: Theme, at_least: float) -> str:
     """Mix as much ink into a colour as it needs to be seen on the theme's surface."""
-    shares = (share / 20 for share in range(21))
-    return next(
-        c for c in (mix(colour, theme.ink, share) for share in shares) if contrast(c, theme.surface) >= at_least
-    )
+    mixed = (mix(colour, theme.ink, share / 20) for share in range(21))
+    return next(one for one in mixed if contrast(one, theme.surface) >= at_least)
 
 
 def heat(theme: Theme, colour: str) -> list[tuple[str, str]]:
     """Backgrounds from the surface to the colour in equal steps, each with the text colour that is read best on it."""
     full = readable(colour, theme, GRAPHIC)
     grounds = [mix(theme.surface, full, level / LEVELS) for level in range(LEVELS + 1)]
-    return [(ground, max("#000000", "#ffffff", key=lambda ink: contrast(ink, ground))) for ground in grounds]
+    return [(ground, "#{:02x}{:02x}{:02x}".format(*colours.ink(_rgb(ground)))) for ground in grounds]
 
 
 def style() -> str:
     """CSS variables of both themes. What is printed is always light."""
+    light, dark = ("".join(_variables(theme)) for theme in (LIGHT, DARK))
+    levels = [f"{kind}{level}" for kind in "he" for level in range(LEVELS + 1)]
     return (
-        f":root{{{''.join(_variables(LIGHT))}}}\n"
-        f"@media screen and (prefers-color-scheme:dark){{:root{{{''.join(_variables(DARK))}}}}}\n"
+        f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
         + "".join(f".c{i}{{color:var(--c{i})}}" for i in range(len(PALETTE)))
-        + "".join(
-            f".{kind}{i}{{background:var(--{kind}{i});color:var(--{kind}{i}t)}}"
-            for kind in "he"
-            for i in range(LEVELS + 1)
-        )
+        + "".join(f".{one}{{background:var(--{one});color:var(--{one}t)}}" for one in levels)
     )
 
 
@@ -75,11 +73,5 @@ def _variables(theme: Theme) -> Iterator[str]:
             yield f"--{kind}{level}:{ground};--{kind}{level}t:{text};"
 
 
-def _channels(colour: str) -> list[int]:
-    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-
-
-def _luminance(colour: str) -> float:
-    parts = [c / 255 for c in _channels(colour)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+def _rgb(colour: str) -> Any:
+    return ImageColor.getrgb(colour)

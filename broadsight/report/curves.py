@@ -3,15 +3,14 @@
 Every function gives plain data that `templates/sections.html` writes; an empty answer leaves the section out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..visual.metrics import GOALS, figure, meaning
 from ..visual.plots import PALETTE
-from ..visual.words import NOTHING, known, number, numbers, percent, plural
+from ..visual.words import known, number, numbers, percent, plural
 from .charts import DASHES, Axis, Bar, Chart, Point, Series, axis, finite
 from .colours import LEVELS
-from .tables import Cell, Table, numeric
 
 _HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped", "val_classes"}
 # Charts of a run's metrics: title, label, limits; and their lines: key, name, colour, dash
@@ -35,8 +34,8 @@ _CURVES = {
 }
 _HUNDRED = tuple(float(tick) for tick in range(0, 101, 20))
 
-Rows = Sequence[Mapping[str, Any]]
-Models = Sequence[tuple[str, Rows]]  # names of models, and their rows of a suite
+Record = Mapping[str, Any]
+Rows = Sequence[Record]
 
 
 def curves(lines: Rows) -> dict[str, Any]:
@@ -58,7 +57,9 @@ def curves(lines: Rows) -> dict[str, Any]:
             series.insert(0, Series("during the epoch", during("loss")))
         elif title == "Learning rate":
             series.append(Series("learning rate", during("lr"), 2, marked=False))
-        charts += _over_epochs(title, label, unit, within, [line for line in series if line.points])
+        series = [line for line in series if line.points]
+        if series:
+            charts.append(_over_epochs(title, label, unit, within, series))
     if not charts:
         return {}
     goals = [f"val_{name}" for name in GOALS.values()]
@@ -68,7 +69,10 @@ def curves(lines: Rows) -> dict[str, Any]:
         top = max((line for line in epochs if known(line.get(goal))), key=lambda line: line[goal])
         best = dict(epoch=top["epoch"], value=top[goal], label=meaning(_bare(goal)).label)
     unknown = bool(epochs) and "best" in epochs[-1] and not known(epochs[-1]["best"])
-    return dict(charts=charts, best=best, best_unknown=unknown, numbers=_epoch_table(epochs))
+    keys = dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key]))
+    shown = [[number(line["epoch"]), *(_metric(key, line.get(key)) for key in keys)] for line in epochs]
+    heads = ["epoch", *map(_metric_name, keys)]
+    return dict(charts=charts, best=best, best_unknown=unknown, heads=heads, numbers=shown)
 
 
 def _updates_of_an_epoch(epochs: Rows) -> float | None:
@@ -78,21 +82,13 @@ def _updates_of_an_epoch(epochs: Rows) -> float | None:
     return None
 
 
-def _over_epochs(title: str, label: str, unit: str, within: Point | None, series: Sequence[Series]) -> Iterator[Chart]:
-    if not series:
-        return
+def _over_epochs(title: str, label: str, unit: str, within: Point | None, series: Sequence[Series]) -> Chart:
     xs, ys = zip(*(point for line in series for point in line.points), strict=True)
-    low = 0.0 if title == "Learning rate" else min(ys)
     across = axis(unit, 0.0, max(1.0, *xs))
     if across.high < 5:
         across = Axis(unit, tuple(tick for tick in across.ticks if float(tick).is_integer()))
-    yield Chart(title, across, axis(label, low, max(ys), within=within), lines=series)
-
-
-def _epoch_table(epochs: Rows) -> Table:
-    keys = list(dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key])))
-    rows = [[number(line["epoch"]), *(numeric(_metric(key, line.get(key))) for key in keys)] for line in epochs]
-    return Table("Numbers of every epoch", ["epoch", *map(_metric_name, keys)], rows)
+    low = 0.0 if title == "Learning rate" else min(ys)
+    return Chart(title, across, axis(label, low, max(ys), within=within), lines=series)
 
 
 def _bare(key: str) -> str:
@@ -109,24 +105,22 @@ def _metric_name(key: str) -> str:
     return where + meaning(_bare(key)).label
 
 
-def calibration(record: Mapping[str, Any]) -> dict[str, Any]:
+def calibration(record: Record) -> dict[str, Any]:
     """The reliability diagram, the spread of confidences, their table, and how far they are off."""
     found = record.get("calibration") or {}
     bins = [one for one in found.get("bins") or () if numbers(one, "low", "high")]
     filled = [one for one in bins if one.get("count") and numbers(one, "count", "accuracy")]
     if not filled:
         return {}
-    columns = {
-        "images": ("count", number),
-        "mean confidence": ("confidence", percent),
-        "accuracy": ("accuracy", percent),
-    }
-    rows = [(_range(one), *(numeric(say(one.get(key))) for key, say in columns.values())) for one in bins]
+    rows = [
+        (_range(one), number(one.get("count")), percent(one.get("confidence")), percent(one.get("accuracy")))
+        for one in bins
+    ]
     return dict(
         excess=_excess(filled),
         errors={key: found[key] for key in ("ece", "mce") if known(found.get(key))},
         charts=[_reliability(filled), _spread(filled)],
-        bins=Table("Calibration by bin", ("confidence", *columns), rows),
+        bins=rows,
     )
 
 
@@ -168,119 +162,93 @@ def _range(one: Mapping[str, Any]) -> str:
     return f"{100 * one['low']:.0f} to {percent(100 * one['high']).replace('.0', '')}"
 
 
-def suites(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Accuracy under what was done to the images, suites of one name together.
+def suites(record: Record) -> dict[str, Any]:
+    """Accuracy under changes of the images, suites of one name together.
 
     A suite whose cases have a strength is a line chart, any other a heat table.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Record]] = {}
     for suite in record.get("suites") or ():
         groups.setdefault(str(suite.get("name", "")), []).append(suite)
-    return [_suite(name, group, record) for name, group in groups.items()]
+    shown = [_suite(name, group, record) for name, group in groups.items()]
+    return dict(suites=shown, levels=LEVELS) if shown else {}
 
 
-def _suite(name: str, group: Rows, record: Mapping[str, Any]) -> dict[str, Any]:
+def _suite(name: str, group: Rows, record: Record) -> dict[str, Any]:
     first = group[0]
-    models = [
-        (str(suite.get("model") or record.get("model") or record["title"]), list(suite.get("rows") or ()))
-        for suite in group
+    models = [str(suite.get("model") or record.get("model") or record["title"]) for suite in group]
+    rows: list[dict[str, Any]] = [
+        {**row, "model": models[place], "place": place, "case": str(row.get("case", "")), "at": row.get("at")}
+        for place, suite in enumerate(group)
+        for row in suite.get("rows") or ()
     ]
-    every = [row for _, rows in models for row in rows]
-    strengths = list(dict.fromkeys(row.get("at") for row in every))
-    cases = list(dict.fromkeys(_case(row) for row in every))
-    shown = dict(title=first.get("title") or name, about=first.get("about"), summary=_summaries(group, models))
-    if not every:
+    strengths = list(dict.fromkeys(row["at"] for row in rows))
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    shown = dict(title=first.get("title") or name, about=first.get("about"), **_summaries(group, models))
+    if not rows:
         return shown | dict(form="empty")
     if all(map(known, strengths)) and len(strengths) > 1 and len(cases) <= len(PALETTE):
-        return shown | dict(form="lines", charts=_lines(first, models, cases), numbers=_measurements(models))
+        measured = [
+            (row["model"], row["case"], f"{row['at']:g}", percent(row.get("top1")), number(row.get("images")))
+            for row in rows
+        ]
+        return shown | dict(form="lines", charts=_lines(first, models, cases, rows), numbers=measured)
     if len(strengths) == 1:
-        values = {(_case(row), model): row.get("top1") for model, rows in models for row in rows}
-        return shown | dict(form="grid", grids=[_grid("", cases, [model for model, _ in models], values)])
+        return shown | dict(form="grid", grids=[_grid("", cases, dict(enumerate(models)), "place", rows)])
+    heads = {at: f"{at:g}" if known(at) else str("top-1" if at is None else at) for at in strengths}
     grids = [
-        _grid(
-            str(first.get("axis", "")),
-            cases,
-            strengths,
-            {(_case(row), row.get("at")): row.get("top1") for row in rows},
-            model if len(models) > 1 else "",
-        )
-        for model, rows in models
+        _grid(str(first.get("axis", "")), cases, heads, "at", [row for row in rows if row["place"] == place])
+        | dict(model=model if len(models) > 1 else "")
+        for place, model in enumerate(models)
     ]
     return shown | dict(form="grids", grids=grids)
 
 
-def _case(row: Mapping[str, Any]) -> str:
-    return str(row.get("case", ""))
-
-
-def _lines(first: Mapping[str, Any], models: Models, cases: Sequence[str]) -> list[Chart]:
+def _lines(first: Record, models: Sequence[str], cases: Sequence[str], rows: Rows) -> list[Chart]:
     """One chart of all models if its lines can be told apart, else one for each."""
     together = len(models) * len(cases) <= len(PALETTE) or (len(models) <= len(PALETTE) and len(cases) <= len(DASHES))
-    every = [row for _, rows in models for row in rows if known(row.get("top1"))]
-    if not every:
+    measured = [row for row in rows if known(row.get("top1"))]
+    if not measured:
         return []
-    across = axis(str(first.get("axis", "strength")), min(r["at"] for r in every), max(r["at"] for r in every))
-    up = axis("top-1, %", min(r["top1"] for r in every), max(r["top1"] for r in every), within=(0.0, 100.0))
+    at, top1 = [row["at"] for row in measured], [row["top1"] for row in measured]
+    across = axis(str(first.get("axis", "strength")), min(at), max(at))
+    up = axis("top-1, %", min(top1), max(top1), within=(0.0, 100.0))
     charts = []
-    for group in [models] if together else [[model] for model in models]:
-        series = []
-        for m, (model, rows) in enumerate(group):
+    for places in [range(len(models))] if together else [[place] for place in range(len(models))]:
+        series, several = [], len(places) > 1
+        for m in places:
             for c, case in enumerate(cases):
-                points = finite([(row["at"], row.get("top1")) for row in rows if _case(row) == case])
-                parts = (model if len(group) > 1 else "", case if len(cases) > 1 else "")
-                name = ", ".join(filter(None, parts)) or case or model
-                series.append(Series(name, sorted(points), *((m, c) if len(group) > 1 else (c, 0))))
-        title = group[0][0] if len(group) == 1 else "Top-1 accuracy"
+                points = [(row["at"], row["top1"]) for row in measured if (row["place"], row["case"]) == (m, case)]
+                parts = (models[m] if several else "", case if len(cases) > 1 else "")
+                name = ", ".join(filter(None, parts)) or case or models[m]
+                series.append(Series(name, sorted(points), *((m, c) if several else (c, 0))))
+        title = "Top-1 accuracy" if several else models[places[0]]
         charts.append(Chart(title, across, up, lines=[line for line in series if line.points]))
     return charts
 
 
-def _measurements(models: Models) -> Table:
-    rows = [
-        (
-            model,
-            row.get("case", ""),
-            *map(numeric, (f"{row['at']:g}", percent(row.get("top1")), number(row.get("images")))),
-        )
-        for model, rows in models
-        for row in rows
-    ]
-    return Table("All measurements", ("model", "case", "at", "top-1", "images"), rows, "sortable")
+def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, rows: Rows) -> dict[str, Any]:
+    """Top-1 of every case in every column; the mean of each row last where columns are several strengths.
 
-
-def _grid(
-    what: str, cases: Sequence[str], columns: Sequence[Any], values: Mapping[tuple[str, Any], Any], model: str = ""
-) -> dict[str, Any]:
-    """Top-1 of every case in every column, coloured; the mean of each row last where there are several."""
-    several = len(columns) > 1 and all(map(known, columns))
-    heads = [f"{column:g}" if known(column) else str(column if column is not None else "top-1") for column in columns]
-    rows = []
+    Args:
+        heads: Titles of the columns by the values that rows have under `key`: the place of a model, or a strength.
+    """
+    several = key == "at" and len(heads) > 1 and all(map(known, heads))
+    values = {(row["case"], row[key]): row.get("top1") for row in rows}
+    lines = []
     for case in cases:
-        found = [values.get((case, column)) for column in columns]
+        found = [values.get((case, column)) for column in heads]
         present: list[Any] = [value for value in found if known(value)]
         if present:
-            found += [sum(present) / len(present)] if several else []
-            rows.append((case, *map(_heat, found)))
-    caption = f"Top-1 accuracy by case{f' and {what}' if what else ''}"
-    table = Table(caption, ["case", *heads, *(["mean"] if several else [])], rows, "heat")
-    return dict(model=model, axis=what, table=table)
+            lines.append([case, *found, *([sum(present) / len(present)] if several else [])])
+    return dict(model="", axis=axis, heads=["case", *heads.values(), *(["mean"] if several else [])], rows=lines)
 
 
-def _heat(value: Any) -> Cell:
-    if not known(value):
-        return numeric(NOTHING)
-    return Cell(f"{value:.1f}", f"n h{min(max(round(value / 100 * LEVELS), 0), LEVELS)}")
-
-
-def _summaries(group: Rows, models: Models) -> Table | None:
-    keys = list(dict.fromkeys(key for suite in group for key in suite.get("summary") or ()))
-    if not keys:
-        return None
-    rows = [
-        (model, *(numeric(_summary(key, (suite.get("summary") or {}).get(key))) for key in keys))
-        for suite, (model, _) in zip(group, models, strict=True)
-    ]
-    return Table("Summary", ["model", *keys], rows, "narrow")
+def _summaries(group: Rows, models: Sequence[str]) -> dict[str, Any]:
+    found = [suite.get("summary") or {} for suite in group]
+    keys = list(dict.fromkeys(key for summary in found for key in summary))
+    rows = [(model, *(_summary(key, one.get(key)) for key in keys)) for model, one in zip(models, found, strict=True)]
+    return dict(summary=rows if keys else [], summary_heads=["model", *keys])
 
 
 def _summary(key: str, value: Any) -> str:

@@ -56,17 +56,18 @@ def render(
     """
     if not record.get("title"):
         raise ValueError("a report needs a title; expected record['title'], e.g. 'resnet18 on photos'")
-    bodies = {
+    bodies: dict[str, Any] = {
         "curves": plotted.curves(curves),
         "figures": sections.figures(record, SECTIONS),
+        "twins": record.get("twins"),
         "findings": gallery(findings, LARGE),
         "calibration": plotted.calibration(record),
         "suites": plotted.suites(record),
         "mistakes": gallery(mistakes),
         "samples": gallery(samples),
     }
-    tables = ("twins", "beside", "class_figures", "per_class", "confusion", "skipped", "facts")
-    bodies |= {key: getattr(sections, key)(record) for key in tables}
+    for section in ("beside", "class_figures", "per_class", "confusion", "skipped", "facts"):
+        bodies[section] = getattr(sections, section)(record)
     absent = record.get("absent") or {}
     shown = [
         dict(key=key, title=title, body=bodies[key], absent=absent.get(key))

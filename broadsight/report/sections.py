@@ -9,10 +9,9 @@ from heapq import nsmallest
 from typing import Any
 
 from ..visual.metrics import MEANS, figure, meaning
-from ..visual.words import NOTHING, SPACE, amount, known, number, numbers, percent
+from ..visual.words import NOTHING, known, number, percent
 from .charts import Chart, Dot, axis
 from .colours import LEVELS
-from .tables import Cell, Table, numeric, share
 
 ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5
@@ -51,26 +50,8 @@ def _about(key: str, record: Record) -> str:
     return f"{meaning(key).about}; over {there} of {classes} classes, since the others do not occur"
 
 
-def twins(record: Record) -> Table | None:
-    """Table of the run and of those that it was compared with."""
-    runs = record.get("twins") or ()
-    if not runs:
-        return None
-    timed = any(known(run.get("minutes")) for run in runs)
-    rows = []
-    for run in runs:
-        time, place = run.get("minutes"), run.get("folder")
-        minutes = [numeric(f"{number(time)}{SPACE}min" if known(time) else NOTHING)] if timed else []
-        folder = Cell(place, tag="code") if place else NOTHING
-        rows.append(
-            (run.get("title", ""), share(run.get("top1")), numeric(amount(run.get("parameters"))), *minutes, folder)
-        )
-    columns = ["run", "top-1", "parameters", *(["training time"] if timed else []), "folder"]
-    return Table("Runs that were compared", columns, rows)
-
-
 def beside(record: Record) -> dict[str, Any]:
-    """Table of this model and the others, the best of every column in bold, and charts of accuracy over cost.
+    """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost.
 
     This model's row is made from the record itself, unless a row of the same title is given. Figures that only one
     model has are left out: there is nothing to compare.
@@ -85,21 +66,14 @@ def beside(record: Record) -> dict[str, Any]:
     models = [ours, *(model for model in others if model is not ours)]
     costs = [key for key in _COSTS if any(known(model.get(key)) for model in models)]
     counts = Counter(key for model in models for key, value in (model.get("figures") or {}).items() if known(value))
-    shared = [key for key, count in counts.items() if count > 1]
-    values = [[*(m.get(key) for key in costs), *((m.get("figures") or {}).get(key) for key in shared)] for m in models]
-    keys = [*costs, *shared]
-    best = [_best(key, column) for key, column in zip(keys, zip(*values, strict=True), strict=True)]
+    keys = [*costs, *(key for key, count in counts.items() if count > 1 and key not in costs)]
+    values = [(model.get("figures") or {}) | {key: model.get(key) for key in costs} for model in models]
+    best = {key: _best(key, [mine.get(key) for mine in values]) for key in keys}
     rows = []
-    for index, (model, row) in enumerate(zip(models, values, strict=True), 1):
-        cells = [
-            Cell(figure(key, value), "n", tag="strong" if top is not None and value == top else "")
-            for key, value, top in zip(keys, row, best, strict=True)
-        ]
-        rows.append((Cell(str(model.get("title", "")), before=str(index)), *cells))
-    columns = ["model", *(meaning(key).label for key in keys)]
-    return dict(
-        table=Table("This model beside others", columns, rows, "sortable names", marked=0), charts=_cost_charts(models)
-    )
+    for model, mine in zip(models, values, strict=True):
+        cells = [(figure(key, mine.get(key)), best[key] is not None and mine.get(key) == best[key]) for key in keys]
+        rows.append(dict(title=str(model.get("title", "")), cells=cells))
+    return dict(heads=["model", *(meaning(key).label for key in keys)], rows=rows, charts=_cost_charts(models))
 
 
 def _best(key: str, column: Sequence[Any]) -> Any:
@@ -115,67 +89,44 @@ def _cost_charts(models: Sequence[Record]) -> list[Chart]:
     for key, unit, label in _ACROSS:
         dots = []
         for index, model in enumerate(models, 1):
-            if numbers(model, key) and numbers(model.get("figures") or {}, "top1"):
-                top1 = model["figures"]["top1"]
+            top1: Any = (model.get("figures") or {}).get("top1")
+            if known(model.get(key)) and known(top1):
                 about = f"{index} {model.get('title', '')}: {percent(top1)}, {figure(key, model[key])}"
                 dots.append(Dot(model[key] / unit, top1, str(index), about, index == 1))
-        if len(dots) < 2:
-            continue
-        heights = [dot.y for dot in dots]
-        margin = max((max(heights) - min(heights)) / 10, 0.5)
-        up = axis("top-1, %", min(heights) - margin, max(heights) + margin, within=(0.0, 100.0))
-        across = axis(label, 0.0, 1.04 * max(dot.x for dot in dots))
-        charts.append(Chart(f"Accuracy over {meaning(key).label}", across, up, dots=dots[::-1]))
+        if len(dots) > 1:
+            heights = [dot.y for dot in dots]
+            margin = max((max(heights) - min(heights)) / 10, 0.5)
+            up = axis("top-1, %", min(heights) - margin, max(heights) + margin, within=(0.0, 100.0))
+            across = axis(label, 0.0, 1.04 * max(dot.x for dot in dots))
+            charts.append(Chart(f"Accuracy over {meaning(key).label}", across, up, dots=dots[::-1]))
     return charts
 
 
-def class_figures(record: Record) -> Table | None:
-    """Table of the figures of each class that a detector or segmenter finds, the weakest first."""
+def class_figures(record: Record) -> dict[str, Any]:
+    """Figures of each class that a detector or segmenter finds, the weakest first."""
     rows = record.get("class_figures") or ()
     named = dict.fromkeys(key for row in rows for key in row if known(row[key]))
     counts = [key for key in named if key in ("objects", "pixels")]
-    keys = [*counts, *(key for key in named if key not in counts)]
-    if not keys:
-        return None
-    first = next((key for key in keys if key not in counts), keys[0])
+    figures = [key for key in named if key not in counts]
+    if not named:
+        return {}
+    first = (*figures, *counts)[0]
     ranked = sorted(rows, key=lambda row: row[first] if known(row.get(first)) else float("inf"))
-    columns = ["class", *(key if key in counts else meaning(key).label for key in keys)]
-    lines = [
-        (row["name"], *(numeric(number(row.get(k))) if k in counts else share(row.get(k)) for k in keys))
-        for row in ranked
-    ]
-    return Table("Every class, the weakest first", columns, lines, "sortable")
+    return dict(counts=counts, figures=figures, labels=[meaning(key).label for key in figures], rows=ranked)
 
 
 def per_class(record: Record) -> dict[str, Any]:
-    """Table of all classes, or of the weakest and of the strongest with the others folded away."""
+    """All classes in one table, or the weakest and the strongest, with the others folded away."""
     rows = record.get("per_class") or ()
     if not rows:
         return {}
     ranked = sorted((row for row in rows if known(row.get("recall"))), key=lambda row: row["recall"])
     ends = dict(low=ranked[0], high=ranked[-1]) if ranked else dict(low=None)
     if len(rows) <= ALL_SHOWN or len(ranked) < WORST + BEST:
-        tables, others = [("", _class_table(rows, "Every class"))], []
-    else:
-        worst, best = ranked[:WORST], ranked[: -BEST - 1 : -1]
-        shown = {id(row) for row in (*worst, *best)}
-        others = [row for row in rows if id(row) not in shown]
-        tables = [
-            (f"The {WORST} weakest", _class_table(worst, f"The {WORST} weakest classes")),
-            (f"The {BEST} strongest", _class_table(best, f"The {BEST} strongest classes")),
-        ]
-    return dict(count=len(rows), tables=tables, others=_class_table(others, "The other classes"), **ends)
-
-
-def _class_table(rows: Sequence[Record], caption: str) -> Table:
-    lines = []
-    for row in rows:
-        other, count = row.get("most_confused_with"), row.get("confused")
-        taken = Cell(str(other), tag="bdi", after=number(count)) if other is not None and count else NOTHING
-        scores = [share(row.get(key)) for key in ("recall", "precision", "f1")]
-        lines.append((row.get("class", ""), numeric(number(row.get("images"))), *scores, taken))
-    columns = ("class", "images", "recall", "precision", "F1", "most often taken for")
-    return Table(caption, columns, lines, "sortable")
+        return dict(count=len(rows), tables={"": rows}, others=(), **ends)
+    tables = {f"The {WORST} weakest": ranked[:WORST], f"The {BEST} strongest": ranked[: -BEST - 1 : -1]}
+    shown = {id(row) for some in tables.values() for row in some}
+    return dict(count=len(rows), tables=tables, others=[row for row in rows if id(row) not in shown], **ends)
 
 
 def confusion(record: Record) -> dict[str, Any]:
@@ -184,33 +135,25 @@ def confusion(record: Record) -> dict[str, Any]:
     names = [str(name) for name in record.get("classes") or ()]
     names += [str(i) for i in range(len(names), len(matrix))]
     frequent = record.get("confused") or _most_frequent(matrix, names)
-    faultless = not frequent and any(map(any, matrix))
     if not matrix and not frequent:
         return {}
-    rows = [
-        (row.get("class", ""), row.get("as", ""), numeric(number(row.get("count"))), numeric(percent(row.get("share"))))
-        for row in frequent[:CONFUSIONS]
-    ]
-    columns = ("class", "taken for", "images", "share")
-    table = Table("Most frequent confusions", columns, rows, "sortable narrow")
-    shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix, names))
-    return dict(frequent=table, faultless=faultless, levels=LEVELS, **shown)
+    shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix))
+    faultless = not frequent and any(map(any, matrix))
+    common = dict(names=names[: len(matrix)], faultless=faultless, levels=LEVELS, roomy=ROOMY)
+    return dict(frequent=frequent[:CONFUSIONS], **common, **shown)
 
 
-def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, Any]:
-    """The matrix as a heat table, and the largest share of a row that is wrong, in per cent."""
+def _matrix(matrix: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Counts with the CSS classes of their colours, and the largest share of a row that is wrong, in per cent."""
     shares = [[count / (sum(row) or 1) for count in row] for row in matrix]
     worst = max((s for i, row in enumerate(shares) for j, s in enumerate(row) if i != j), default=0) or 1
-    rows = []
-    for i, row in enumerate(matrix):
-        cells = [Cell(names[i], tag="span")]
-        for j, count in enumerate(row):
-            level = max(round(shares[i][j] / (1 if i == j else worst) * LEVELS), 1)
-            cells.append(Cell(number(count), f"{'h' if i == j else 'e'}{level}") if count else Cell(""))
-        rows.append(cells)
-    columns = ["truth \\ prediction", *names[: len(matrix)]]
-    kind = "heat matrix" if len(matrix) <= ROOMY else "heat matrix dense"
-    return dict(matrix=Table("Confusion matrix", columns, rows, kind) if rows else None, worst=100 * worst)
+
+    def colour(i: int, j: int) -> str:
+        full = 1 if i == j else worst
+        return f"{'h' if i == j else 'e'}{max(round(shares[i][j] / full * LEVELS), 1)}"
+
+    rows = [[(count, colour(i, j)) for j, count in enumerate(row)] for i, row in enumerate(matrix)]
+    return dict(matrix=rows, worst=100 * worst)
 
 
 def _most_frequent(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -222,12 +165,9 @@ def _most_frequent(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> lis
 
 
 def skipped(record: Record) -> dict[str, Any]:
-    """Number of images that could not be read, and a table of the first of them."""
-    left_out = record.get("skipped") or {}
-    if not left_out:
-        return {}
-    rows = [(Cell(name, tag="code"), why) for name, why in list(left_out.items())[:SKIPPED]]
-    return dict(count=len(left_out), table=Table("Images that could not be read", ("image", "why"), rows))
+    """Number of images that could not be read, and the first of them with the reasons."""
+    left_out = list((record.get("skipped") or {}).items())
+    return dict(count=len(left_out), first=left_out[:SKIPPED]) if left_out else {}
 
 
 def facts(record: Record) -> dict[str, Any]:

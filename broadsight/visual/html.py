@@ -36,9 +36,9 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         finalize=printable,
     )
-    made.filters |= {
-        name: getattr(words, name) for name in ("number", "percent", "plural", "sentence", "coordinate", "milliseconds")
-    }
+    filters = ("number", "percent", "amount", "plural", "sentence", "coordinate", "milliseconds")
+    made.filters |= {name: getattr(words, name) for name in filters}
+    made.tests["known"] = words.known
     return made
 
 

@@ -1,7 +1,7 @@
 """What all plots share: colours, file formats, and files that appear complete or not at all."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
 from ..files import whole_file
@@ -28,6 +28,24 @@ def need_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
+
+
+def new_figure(
+    path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any
+) -> "tuple[Figure, Any]":
+    """Make a figure of so many inches to be saved under a name, and an array of its panels, row by row.
+
+    Args:
+        subplots: More options of `Figure.subplots`.
+    """
+    plot_format(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels: Any = figure.subplots(rows, columns, squeeze=False, **subplots).ravel()
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, panels
 
 
 def save(figure: "Figure", path: str | Path) -> None:

@@ -14,10 +14,15 @@ from tests.training.small_runs import leave_run
 
 
 @pytest.fixture(scope="session")
-def candidates(tmp_path_factory):
+def model():
+    return untrained("cpu")
+
+
+@pytest.fixture(scope="session")
+def candidates(model, tmp_path_factory):
     torch.manual_seed(0)
     folder, _ = leave_run(tmp_path_factory.mktemp("runs") / "mine", num_classes=4)
-    return Candidates([untrained("cpu"), Candidate("mine", str(folder), True, open_classifier(folder))])
+    return Candidates([model, Candidate("mine", str(folder), True, open_classifier(folder))])
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +41,15 @@ def shares(html: str) -> list[tuple[str, str]]:
 def expected(models, image) -> list[tuple[str, str]]:
     """Classes and percentages as the models say them."""
     return [(name, f"{100 * share:.1f}") for one in answer(list(models), image) for name, share in one.top]
+
+
+def keeping(sent: list):
+    """A `send` that keeps the messages."""
+
+    async def send(message):
+        sent.append(message)
+
+    return send
 
 
 def png(image: Image.Image) -> bytes:

@@ -34,7 +34,7 @@ def test_answer__the_same_as_predict(runs, tmp_path):
     make_image().save(tmp_path / "a.png")
     found = answer(runs, make_image())
     for one, said in zip(runs, found, strict=True):
-        expected = next(predict(one.classifier, find_images([str(tmp_path / "a.png")])[0], top=5))
+        expected = next(predict(one.run, find_images([str(tmp_path / "a.png")])[0], top=5))
         assert tuple(name for name, _ in said.top) == expected.classes
         assert [share for _, share in said.top] == pytest.approx(expected.probabilities, abs=1e-6)
         assert sum(share for _, share in said.top) == pytest.approx(1)
@@ -71,7 +71,7 @@ def test_answer__many_at_once_get_their_own(runs):
 
 
 def test_top_classes__of_equals_the_first(runs):
-    assert [name for name, _ in top_classes(runs[0].classifier, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
+    assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
 
 
 def dense(task: str, **more) -> SimpleNamespace:
@@ -80,13 +80,10 @@ def dense(task: str, **more) -> SimpleNamespace:
 
 
 def test_answer__objects_above_the_threshold(monkeypatch):
-    found = dict(
-        boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]),
-        labels=torch.tensor([2, 1]),
-        scores=torch.tensor([0.9, 0.3]),
-    )
+    found = dict(boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]))
+    found |= dict(labels=torch.tensor([2, 1]), scores=torch.tensor([0.9, 0.3]))
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
-    run = Candidate("net", "net", True, run=dense("detect"))  # ty: ignore[invalid-argument-type]
+    run = Candidate("net", "net", True, dense("detect"))  # ty: ignore[invalid-argument-type]
     said = answer([run], make_image(), threshold=0.5)[0]
     assert said.rows == (("dog", "0.90", "1, 2", "20 x 30"),)
     assert said.words == "dog (best 0.90)"
@@ -98,5 +95,5 @@ def test_answer__shares_of_pixels(monkeypatch):
     classes = torch.zeros(50, 70, dtype=torch.int64)
     classes[:25, :35] = 1
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
-    run = Candidate("net", "net", True, run=dense("segment"))  # ty: ignore[invalid-argument-type]
+    run = Candidate("net", "net", True, dense("segment"))  # ty: ignore[invalid-argument-type]
     assert answer([run], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))

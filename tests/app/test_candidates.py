@@ -7,19 +7,14 @@ import pytest
 import torch
 
 from broadsight.app import candidates as module
-from broadsight.app.candidates import Candidate, Candidates, newest_runs, open_candidates, untrained
+from broadsight.app.candidates import Candidates, newest_runs, open_candidates, untrained
 from broadsight.data.scenes import CLASSES
 from tests.training.small_runs import leave_run, refusal
 
 
-@pytest.fixture(scope="module")
-def one():
-    return untrained("cpu")
-
-
 @pytest.fixture
-def found(one):
-    return Candidates([one], device="cpu")
+def found(model):
+    return Candidates([model], device="cpu")
 
 
 def test_open__a_run_and_a_timm_name(tmp_path):
@@ -61,8 +56,7 @@ def test_open__a_broken_run_is_left_out_and_named(tmp_path):
 def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
     found = open_candidates(runs=tmp_path / "none")
     assert found.names == found.untrained == ["resnet10t-map (untrained)"]
-    classifier = found.of(found.names[0]).classifier
-    assert classifier is not None
+    classifier = found.of(found.names[0]).run
     assert classifier.labels == CLASSES
     with torch.inference_mode():
         assert classifier.logits(torch.zeros(1, 3, 96, 96)).shape == (1, 10)
@@ -70,12 +64,11 @@ def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
 
 def test_untrained__the_same_at_every_start_and_leaves_the_seed_alone():
     torch.manual_seed(3)
-    one = untrained("cpu").classifier
+    one = untrained("cpu").run
     after = torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(1), after)
-    two = untrained("cpu").classifier
-    assert one is not None and two is not None
+    two = untrained("cpu").run
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
 
 
@@ -106,13 +99,13 @@ def test_added__random_weights_and_not_too_many_at_once(found, monkeypatch):
     one = found.added("test_resnet")
     assert not one.trained and found.added("test_resnet") is one
     assert found.names == ["resnet10t-map (untrained)"]  # others do not see what somebody adds
-    monkeypatch.setattr(module, "MOST_PARAMETERS", one.parameters + 1)
+    monkeypatch.setattr(module, "MOST_PARAMETERS", one.run.parameters + 1)
     found.added("test_efficientnet")
     assert found.added("test_resnet") is not one
 
 
 def test_added__too_large_ones_are_refused_before_they_are_made(found, monkeypatch):
-    monkeypatch.setattr(module, "_random", lambda *_: pytest.fail("made"))
+    monkeypatch.setattr(module, "open_classifier", lambda *_, **__: pytest.fail("made"))
     monkeypatch.setattr(module, "MOST_MACS", 1e6)
     assert "G MACs, too much" in refusal(lambda: found.added("test_resnet"))
     monkeypatch.setattr(module, "MOST_PARAMETERS", 1e5)
@@ -131,11 +124,3 @@ def test_computing__one_at_a_time(found):
         thread.start()
         thread.join()
     assert taken == [False]
-
-
-def test_candidate__of_a_dense_run_has_its_task():
-    class Run:
-        task, parameters, device = "segment", 5, torch.device("cpu")
-
-    one = Candidate("x", "y", True, run=Run())  # ty: ignore[invalid-argument-type]
-    assert (one.task, one.parameters, one.device.type) == ("segment", 5, "cpu")

@@ -44,11 +44,15 @@ def test_cards__names_are_text():
     plain = cards([an_answer()], ["net"])
     evil = cards([an_answer(name=EVIL, top=((EVIL, 0.75), (EVIL, 0.25)))], [EVIL])
     assert tags(evil) == tags(plain)
-    found = dict(
-        top=(), task="detect", words=EVIL, rows=((EVIL, "0.5", "1, 2", "3 x 4"),), drawn=Image.new("RGB", (8, 8))
-    )
-    harmless = cards([an_answer(**found | dict(words="a", rows=(("b", "0.5", "1, 2", "3 x 4"),)))], ["net"])
-    assert tags(cards([an_answer(**found, name=EVIL)], [EVIL])) == tags(harmless)
+
+
+def test_cards__what_was_found_is_text_too():
+    def found(words):
+        rows = ((words, "0.5", "1, 2", "3 x 4"),)
+        answer = an_answer(top=(), task="detect", name=words, words=words, rows=rows, drawn=Image.new("RGB", (8, 8)))
+        return tags(cards([answer], [words]))
+
+    assert found(EVIL) == found("cat")
 
 
 def test_cards__images_lie_in_the_page():

@@ -37,7 +37,7 @@ def evaluation(folder, source, **figures):
 
 def test_compare__figures_of_each(run):
     rows = compare([run], Image.new("RGB", (40, 40)))
-    assert (rows[0].parameters, rows[0].macs) == (run.parameters, macs_of(run.classifier))
+    assert (rows[0].parameters, rows[0].macs) == (run.run.parameters, macs_of(run.run))
     assert rows[0].latency.median > 0
     assert (rows[0].accuracy, rows[0].measured_on) == (34.5, "validation of the run")
 
@@ -57,18 +57,16 @@ def test_accuracy__an_evaluation_of_this_model_comes_first(run, tmp_path):
     assert accuracy_of(run, tmp_path / "e") == (41.0, "evaluation mine")
 
 
-def test_accuracy__random_weights_have_none(tmp_path):
+def test_accuracy__random_weights_have_none(run, tmp_path):
     evaluation(tmp_path / "e" / "x", "resnet18", top1=70.0)
-    assert accuracy_of(Candidate("resnet18", "resnet18", False), tmp_path / "e") == (None, "")
-    assert accuracy_of(Candidate("resnet18", "resnet18", True), tmp_path / "e") == (70.0, "evaluation x")
+    assert accuracy_of(Candidate("resnet18", "resnet18", False, run.run), tmp_path / "e") == (None, "")
+    assert accuracy_of(Candidate("resnet18", "resnet18", True, run.run), tmp_path / "e") == (70.0, "evaluation x")
 
 
 def test_points__values_on_the_axes():
     drawn, missing = points([a_row(), a_row("b", accuracy=80.0)], "latency", "accuracy")
-    assert [(one.name, one.x, one.y, one.place, one.colour) for one in drawn] == [
-        ("net", 4.0, 71.0, 0, PALETTE[0]),
-        ("b", 4.0, 80.0, 1, PALETTE[1]),
-    ]
+    found = [(one.name, one.x, one.y, one.place, one.colour) for one in drawn]
+    assert found == [("net", 4.0, 71.0, 0, PALETTE[0]), ("b", 4.0, 80.0, 1, PALETTE[1])]
     assert missing == []
     assert drawn[0].about["accuracy"] == "71.0 % top-1"
     assert [(one.x, one.y) for one in points([a_row()], "macs", "parameters")[0]] == [(3.0, 2.0)]

@@ -5,9 +5,12 @@ import json
 
 import pytest
 
-from broadsight.app.door import MOST_JSON, Door
+from broadsight.app.door import ALIAS, API, MOST_JSON, Door, hiding
+from broadsight.app.uploads import Storage
 
-EVENT = "/gradio_api/call/predict"
+from .conftest import keeping
+
+EVENT = f"{API}/call/predict"
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def knock(tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    door = Door(inner, folder=tmp_path, most_bytes=1000)
+    door = Door(inner, Storage(tmp_path, 20_000), most_bytes=1000)
 
     def call(path, body=b"", method=None, headers=(), host="localhost:7860", pieces=1):
         method = method or ("POST" if body else "GET")
@@ -33,18 +36,15 @@ def knock(tmp_path):
         async def receive():
             return waiting.pop(0)
 
-        async def send(message):
-            sent.append(message)
-
         given = [(b"host", host.encode()), *headers]
         scope = dict(type="http", path=path, method=method, headers=given, server=("127.0.0.1", 7860))
-        asyncio.run(door(scope, receive, send))
+        asyncio.run(door(scope, receive, keeping(sent)))
         return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
     return call
 
 
-PAGES = ["/", "/config", "/theme.css", "/assets/a/b.js", "/gradio_api/queue/data", "/gradio_api/info"]
+PAGES = ["/", "/config", "/theme.css", "/assets/a/b.js", f"{API}/queue/data", f"{API}/info"]
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -62,32 +62,22 @@ OTHERS += ["startup-events", "stream/x", "deep_link", "queue/data/x", "monitorin
 LONG = "a" * 3000
 
 
-@pytest.mark.parametrize(
-    "path", [*(f"/gradio_api/{route}" for route in OTHERS), "/docs", f"/{LONG}", f"/static/{LONG}"]
-)
+@pytest.mark.parametrize("path", [*(f"{API}/{route}" for route in OTHERS), "/docs", f"/{LONG}", f"/static/{LONG}"])
 def test_door__nothing_else(knock, path):
     assert knock(path)[0] == 404
     assert knock("/", method="PUT")[0] == knock("/config", method="DELETE")[0] == 404
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:7860", "localhost.evil.example", "", "127.0.0.1.nip.io:7860"]
-)
-def test_door__other_names_of_this_computer(knock, host):
-    assert knock("/", host=host)[0] == 403
-
-
-@pytest.mark.parametrize("path", [*PAGES, *(f"/gradio_api/{route}" for route in (*NEEDED, *OTHERS))])
-def test_door__other_sites_get_nothing(knock, path):
+@pytest.mark.parametrize("path", [*PAGES, *(f"{API}/{route}" for route in (*NEEDED, *OTHERS))])
+def test_door__other_sites_and_names_get_nothing(knock, path):
     for method in ("GET", "POST", "OPTIONS"):
-        for header in ((b"origin", b"http://evil.example"), (b"origin", b"null"), (b"sec-fetch-site", b"cross-site")):
-            status, _, answered = knock(path, method=method, headers=[header, (b"content-length", b"0")])
-            assert status == 403 and not any(name.startswith(b"access-control") for name in answered)
+        for header in ((b"origin", b"http://evil.example"), (b"sec-fetch-site", b"cross-site")):
+            assert knock(path, method=method, headers=[header, (b"content-length", b"0")])[0] == 403
         assert knock(path, method=method, host="evil.example:7860")[0] == 403
 
 
 def test_door__files_of_its_folder_alone(knock, tmp_path):
-    assert knock(f"/gradio_api/file={tmp_path}/a/b.png")[0] == 200
+    assert knock(f"{API}/file={tmp_path}/a/b.png")[0] == 200
     outside = [
         "/etc/passwd",
         "etc/passwd",
@@ -98,28 +88,27 @@ def test_door__files_of_its_folder_alone(knock, tmp_path):
         f"{tmp_path}x/a",
     ]
     for path in outside:
-        assert knock(f"/gradio_api/file={path}")[0] == 403
+        assert knock(f"{API}/file={path}")[0] == 403
 
 
 def test_door__events_come_through_whole(knock, tmp_path):
     body = json.dumps({"data": [{"path": f"{tmp_path}/a.png", "url": "http://localhost/x"}, ["a"], 1]}).encode()
     assert knock(EVENT, body, pieces=3)[:2] == (200, body)
-    assert knock("/gradio_api/queue/join", body)[:2] == (200, body)
+    assert knock(f"{API}/queue/join", body)[:2] == (200, body)
     assert knock(EVENT, b'{"data": [null]}')[0] == 200
     twice = b'{"path": "/etc/passwd", "path": "%s/a.png"}' % str(tmp_path).encode()
     assert knock(EVENT, twice)[1] == b'{"path": "%s/a.png"}' % str(tmp_path).encode()  # nobody sees the other one
 
 
 PATHS = ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:7860/config", "//example.com/a.png", "../../etc/passwd"]
+PATHS += ["HTTPS://example.com/a.png", " http://example.com", "", 7, {"path": "x"}, ["/etc/passwd"]]
 
 
-@pytest.mark.parametrize(
-    "path", [*PATHS, "HTTPS://example.com/a.png", " http://example.com", "", 7, {"path": "x"}, ["/etc/passwd"]]
-)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("address", ["call/predict", "queue/join", "run/predict", "call/v2/predict"])
 def test_door__no_path_and_no_address_for_an_image(knock, path, address):
     for data in ([{"path": path}], [[{"deep": [{"path": path, "meta": {"_type": "gradio.FileData"}}]}]]):
-        status, body, _ = knock(f"/gradio_api/{address}", json.dumps({"data": data}).encode())
+        status, body, _ = knock(f"{API}/{address}", json.dumps({"data": data}).encode())
         assert status == 400
         assert b"must be uploaded" in body
 
@@ -132,7 +121,7 @@ def test_door__what_is_no_event(knock):
 
 def test_door__uploads_say_how_long_they_are(knock):
     def upload(*headers):
-        return knock("/gradio_api/upload", b"x", headers=headers)[0]
+        return knock(f"{API}/upload", b"x", headers=headers)[0]
 
     assert upload((b"content-length", b"500")) == 200
     assert upload((b"Content-Length", b"500")) == 200
@@ -144,9 +133,7 @@ def test_door__uploads_say_how_long_they_are(knock):
 
 def test_door__visitors_know_the_folder_by_another_name(tmp_path):
     """Paths are hidden in what goes out, whole or in a stream, and found again in what comes in."""
-    from broadsight.app.door import ALIAS, hiding
-
-    door = Door(None, folder=tmp_path, most_bytes=1000)
+    door = Door(None, Storage(tmp_path, 20_000), most_bytes=1000)
     event = json.dumps({"data": [{"path": f"{ALIAS}/a/b.png"}, ALIAS]}).encode()
     assert json.loads(door.read_event(event)[1]) == {"data": [{"path": f"{tmp_path}/a/b.png"}, ALIAS]}
     for path in (f"{ALIAS}/../../etc/passwd", f"{ALIAS}x/a", ALIAS, f"{ALIAS}//../.."):
@@ -154,12 +141,9 @@ def test_door__visitors_know_the_folder_by_another_name(tmp_path):
     for kind, pieces in (("application/json", 7), ("text/html; charset=utf-8", 3), ("text/event-stream", 9)):
         sent = []
 
-        async def send(message, sent=sent):
-            sent.append(message)
-
-        async def answer(kind=kind, pieces=pieces, send=send):
+        async def answer(kind=kind, pieces=pieces, sent=sent):
             text = f'{{"path": "{tmp_path}/a.png"}}\n\n"{tmp_path}"\n'.encode()
-            out = hiding(send, door._hide)
+            out = hiding(keeping(sent), door._hide)
             headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(text))]
             await out({"type": "http.response.start", "status": 200, "headers": headers})
             for at in range(0, len(text), pieces):
@@ -169,14 +153,11 @@ def test_door__visitors_know_the_folder_by_another_name(tmp_path):
         asyncio.run(answer())
         body = b"".join(message["body"] for message in sent[1:])
         assert body == f'{{"path": "{ALIAS}/a.png"}}\n\n"{ALIAS}"\n'.encode()
-        if "stream" not in kind:
-            assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % len(body)
+        assert sent[0]["headers"] == [(b"content-type", kind.encode())]  # the length was another
 
 
 def test_door__uploads_hold_a_quota(tmp_path):
     """Also while they are on their way; a client that leaves stores nothing."""
-    from broadsight.app.uploads import Storage
-
     came = []
 
     async def inner(scope, receive, send):
@@ -189,7 +170,7 @@ def test_door__uploads_hold_a_quota(tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    door = Door(inner, folder=tmp_path, most_bytes=1000, storage=Storage(tmp_path, 2500))
+    door = Door(inner, Storage(tmp_path, 2500), most_bytes=1000)
 
     async def upload(length, *messages):
         waiting, sent = list(messages), []
@@ -198,12 +179,9 @@ def test_door__uploads_hold_a_quota(tmp_path):
             await asyncio.sleep(0)
             return waiting.pop(0)
 
-        async def send(message):
-            sent.append(message)
-
         headers = [(b"host", b"localhost:7860"), (b"content-length", b"%d" % length)]
-        scope = dict(type="http", path="/gradio_api/upload", method="POST", headers=headers, server=("x", 7860))
-        await door(scope, receive, send)
+        scope = dict(type="http", path=f"{API}/upload", method="POST", headers=headers, server=("x", 7860))
+        await door(scope, receive, keeping(sent))
         return sent[0]["status"] if sent else None
 
     def body(length):

@@ -7,6 +7,8 @@ import pytest
 from broadsight.app.gate import Gate, allowed_names, without_paths
 from tests.training.small_runs import refusal
 
+from .conftest import keeping
+
 PORT = 7860
 OWN = f"http://localhost:{PORT}"
 
@@ -25,10 +27,7 @@ def knock(*headers, host="localhost:7860", path="/x", method="GET", version="1.1
     given = [(b"host", one.encode()) for one in hosts] + [(name.encode(), value.encode()) for name, value in headers]
     scope = dict(type="http", path=path, method=method, headers=given, http_version=version, server=(address, PORT))
 
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(gate(scope, None, send))
+    asyncio.run(gate(scope, None, keeping(sent)))
     return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
 
@@ -73,18 +72,8 @@ def test_host__the_address_that_the_connection_came_to_and_names_that_are_given(
         assert "expected a host name" in refusal(lambda wrong=wrong: allowed_names(wrong))
 
 
-ORIGINS = [
-    "http://evil.example",
-    "null",
-    "",
-    "x",
-    "file://",
-    "https://localhost",
-    f"{OWN}/",
-    f"{OWN} x",
-    f"{OWN}.evil.example",
-]
-ORIGINS += ["http://localhost", "http://localhost:3000", "http://evil@localhost:7860"]
+ORIGINS = ["http://evil.example", "null", "", "x", "file://", "https://localhost", f"{OWN}/", f"{OWN} x"]
+ORIGINS += [f"{OWN}.evil.example", "http://localhost", "http://localhost:3000", "http://evil@localhost:7860"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
@@ -113,25 +102,22 @@ def test_fetch_site__only_a_link_leads_to_the_page(site):
     assert knock(("sec-fetch-site", "same-origin"))[0] == knock(("sec-fetch-site", "none"))[0] == 200
 
 
+LENGTH, CODING = "content-length", "transfer-encoding"
+WRONG = [[(LENGTH, "5"), (CODING, "chunked")], [("Transfer-Encoding", "chunked"), ("Content-Length", "5")]]
+WRONG += [[(LENGTH, "5"), (LENGTH, "5")], [(LENGTH, "5"), (LENGTH, "6")]]
+WRONG += [[(LENGTH, length)] for length in ("5, 5", "-5", "+5", "0x5", "")]
+UNKNOWN = [[(CODING, coding)] for coding in ("chunked, identity", "identity", "xchunked")]
+UNKNOWN += [[(CODING, "chunked"), (CODING, "chunked")]]
+
+
 @pytest.mark.parametrize(
     ("headers", "version", "status"),
     [
-        ([("content-length", "5"), ("transfer-encoding", "chunked")], "1.1", 400),
-        ([("Transfer-Encoding", "chunked"), ("Content-Length", "5")], "1.1", 400),
-        ([("content-length", "5"), ("content-length", "5")], "1.1", 400),
-        ([("content-length", "5"), ("content-length", "6")], "1.1", 400),
-        ([("content-length", "5, 5")], "1.1", 400),
-        ([("content-length", "-5")], "1.1", 400),
-        ([("content-length", "+5")], "1.1", 400),
-        ([("content-length", "0x5")], "1.1", 400),
-        ([("content-length", "")], "1.1", 400),
-        ([("transfer-encoding", "chunked, identity")], "1.1", 501),
-        ([("transfer-encoding", "identity")], "1.1", 501),
-        ([("transfer-encoding", "xchunked")], "1.1", 501),
-        ([("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")], "1.1", 501),
-        ([("transfer-encoding", "chunked")], "1.0", 400),
-        ([("transfer-encoding", "chunked")], "1.1", 200),
-        ([("content-length", "5")], "1.1", 200),
+        *((headers, "1.1", 400) for headers in WRONG),
+        *((headers, "1.1", 501) for headers in UNKNOWN),
+        ([(CODING, "chunked")], "1.0", 400),
+        ([(CODING, "chunked")], "1.1", 200),
+        ([(LENGTH, "5")], "1.1", 200),
     ],
 )
 def test_length__said_once_and_clearly(headers, version, status):
@@ -145,11 +131,8 @@ def test_websockets__are_closed():
     async def receive():
         return {"type": "websocket.connect"}
 
-    async def send(message):
-        sent.append(message["type"])
-
-    asyncio.run(Gate(inner)({"type": "websocket", "headers": [], "path": "/"}, receive, send))
-    assert sent == ["websocket.close"]
+    asyncio.run(Gate(inner)({"type": "websocket", "headers": [], "path": "/"}, receive, keeping(sent)))
+    assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 def test_paths__only_their_last_part_is_told():

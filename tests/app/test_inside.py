@@ -8,12 +8,14 @@ import torch
 from PIL import Image
 
 from broadsight.app import inside as looking
-from broadsight.app.candidates import Candidate, untrained
+from broadsight.app.candidates import Candidate
 from broadsight.app.inside import LIKELY, Looked, class_called, classes_of, described, kind_called, look, view_of
 from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import overlay
 from broadsight.runs.classifier import open_classifier
 from tests.training.small_runs import leave_run, refusal
+
+PHOTO = Image.new("RGB", (96, 96), (90, 120, 30))
 
 
 def a_look(depth: int, title: str) -> Look:
@@ -23,12 +25,7 @@ def a_look(depth: int, title: str) -> Look:
 @pytest.fixture
 def looked():
     image = Image.new("RGB", (8, 8))
-    return Looked("net", "gradcam", image, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
-
-
-@pytest.fixture(scope="module")
-def model():
-    return untrained("cpu")
+    return Looked(image, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
 
 
 def test_looked__by_depth_and_title(looked):
@@ -69,28 +66,27 @@ def test_view__has_the_proportions_of_the_transform(tmp_path):
 
 
 def test_look__maps_of_the_one_kind(model):
-    found = look(model, Image.new("RGB", (96, 96), (90, 120, 30)), "map-tokens")
+    found = look(model, PHOTO, "map-tokens")
     assert {one.kind for one in found.looks} == {"map-tokens"}
     assert found.view.size == (looking.SIDE, looking.SIDE) and overlay(found.view, found.looks[0]).mode == "RGB"
 
 
 def test_look__classes_by_their_names(model):
-    found = look(model, Image.new("RGB", (96, 96), (90, 120, 30)), "gradcam", 3)
+    found = look(model, PHOTO, "gradcam", 3)
     assert {one.title for one in found.looks} == {"class 3, butterfly"}
 
 
 def test_look__leaves_the_model_as_it_was(model):
-    photo, image = Image.new("RGB", (96, 96), (90, 120, 30)), torch.rand(1, 3, 96, 96)
-    before = model.classifier.model(image)
+    image = torch.rand(1, 3, 96, 96)
+    before = model.run.model(image)
     for kind in looking.kinds(model).values():
-        look(model, photo, kind, 3)
-    assert torch.equal(model.classifier.model(image), before)
-    assert not any(parameter.requires_grad for parameter in model.classifier.model.parameters())
+        look(model, PHOTO, kind, 3)
+    assert torch.equal(model.run.model(image), before)
+    assert not any(parameter.requires_grad for parameter in model.run.model.parameters())
 
 
 def test_look__a_kind_that_it_lacks(model):
-    text = refusal(lambda: look(model, Image.new("RGB", (96, 96)), "super-tokens"))
-    assert "has no Super tokens maps; it has Grad-CAM" in text
+    assert "has no Super tokens maps; it has Grad-CAM" in refusal(lambda: look(model, PHOTO, "super-tokens"))
 
 
 def test_kinds__every_one_has_a_name():
@@ -110,5 +106,5 @@ def test_class__by_choice(model):
 
 
 def test_look__dense_runs_have_none():
-    one = Candidate("seg", "seg", True, run=object())  # ty: ignore[invalid-argument-type]
-    assert "does not classify" in refusal(lambda: look(one, Image.new("RGB", (9, 9)), "gradcam"))
+    one = Candidate("seg", "seg", True, object())  # ty: ignore[invalid-argument-type]
+    assert "does not classify" in refusal(lambda: look(one, PHOTO, "gradcam"))

@@ -93,9 +93,8 @@ def test_read__too_many_bytes(tmp_path):
 @pytest.mark.parametrize("size", [(8000, 8000), (30_000, 30_000), (2**31 - 1, 2**31 - 1), (MOST_PIXELS + 1, 1)])
 def test_read__bombs_are_refused_by_their_header(tmp_path, size, monkeypatch):
     monkeypatch.setattr("broadsight.app.uploads.decode", lambda _: pytest.fail("unpacked"))
-    assert "expected at most 40 million" in refusal(
-        lambda: read_upload(put(tmp_path, "bomb.png", png_header(*size)), tmp_path)
-    )
+    payload = put(tmp_path, "bomb.png", png_header(*size))
+    assert "expected at most 40 million" in refusal(lambda: read_upload(payload, tmp_path))
 
 
 def test_read__what_is_no_image(tmp_path):

@@ -7,15 +7,11 @@ import timm
 
 from broadsight.benchmark import accuracy_plot
 from broadsight.benchmark.published_accuracy import published
-from broadsight.benchmark.run import Report, Row, Summary
+from broadsight.benchmark.run import Report
 from broadsight.benchmark.settings import Settings
 from broadsight.models import FAMILIES
 
-
-def row(model: str, runtime: str, ms: float, size: int = 224) -> Row:
-    time, one = Summary(ms, ms, 0.0), Summary(1.0, 1.0, 0.0)
-    return Row(model, runtime, 1, 1, time, time, 1, one, one, one, 1, 1, None, None, None, None, [ms], [ms], [size] * 2)
-
+from .conftest import row
 
 REPORT = Report(
     {"rounds_completed": 1},
@@ -30,14 +26,9 @@ REPORT = Report(
 
 def test_points__the_fastest_in_float_at_the_published_size():
     found, missing = accuracy_plot.points([REPORT])
-    assert [(p.model, p.row.runtime, p.row.wall_ms.median) for p in found] == [
-        ("mat_1", "onnx", 20),
-        ("fastvit_t8", "eager", 25),
-    ]
-    assert [(p.family, p.published.ours, p.published.top1) for p in found] == [
-        ("MAT", True, 76.3),
-        ("FastViT", False, 76.2),
-    ]
+    fastest = [(p.model, p.row.runtime, p.at) for p in found]
+    assert fastest == [("mat_1", "onnx", (20, 76.3)), ("fastvit_t8", "eager", (25, 76.2))]
+    assert [(p.family, p.published.ours) for p in found] == [("MAT", True), ("FastViT", False)]
     assert missing == ["resnet50", "vit_tiny_cb_s"]  # another size, and no figure in our sources
     eager, _ = accuracy_plot.points([REPORT], ["eager"])
     assert [p.row.wall_ms.median for p in eager] == [30, 25]
@@ -70,17 +61,12 @@ def test_published__names_are_registered_and_every_family_of_ours_has_one():
         assert figure.ours == (figure.family in FAMILIES)
         if figure.weights is not None:
             assert f"{name}.{figure.weights}" in timm.list_pretrained(f"{name}.*")
-    assert (found["mat_2"].top1, found["stvit_small"].top1, found["deit_tiny_distilled_cb_s"].top1) == (
-        79.0,
-        83.6,
-        75.3,
-    )
+    assert [found[name].top1 for name in ("mat_2", "stvit_small", "deit_tiny_distilled_cb_s")] == [79.0, 83.6, 75.3]
 
 
 def test_check__before_anything_is_timed():
     accuracy_plot.check(["vit_tiny_cb_s", "mat_1"], (224, 224))
     accuracy_plot.check(["fastvit_t8@256"], (224, 224))
-    with pytest.raises(
-        ValueError, match=r"^no published top-1 for vit_tiny_cb_s, fastvit_t8 at that size; fastvit_t8 has one at 256"
-    ):
+    text = r"^no published top-1 for vit_tiny_cb_s, fastvit_t8 at that size; fastvit_t8 has one at 256"
+    with pytest.raises(ValueError, match=text):
         accuracy_plot.check(["vit_tiny_cb_s", "fastvit_t8"], (224, 224))

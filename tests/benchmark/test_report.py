@@ -1,41 +1,29 @@
 """Tables and images of what was measured."""
 
-import io
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from broadsight.benchmark import run as benchmark
 from broadsight.benchmark.report import plot, render
 from broadsight.benchmark.run import Report, Settings, measure
 from broadsight.visual import plots as drawing
 
+from .conftest import shown
 
-def measured(**options) -> Report:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "GEMM_SIZES", (64,))
-        return measure(["test_resnet", "test_vit"], Settings(batch=2, size=(64, 64), rounds=2, warmup=0, **options))
+SMALL = dict(batch=2, size=(64, 64), rounds=2, warmup=0)
 
 
 @pytest.fixture(scope="module")
 def inference() -> Report:
-    return measured()
+    return measure(["test_resnet", "test_vit"], Settings(**SMALL))
 
 
-@pytest.fixture(scope="module")
-def training() -> Report:
-    return measured(train=True)
-
-
-@pytest.mark.parametrize("name", ["inference", "training"])
-def test_render__shows_every_row(name, request):
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(request.getfixturevalue(name)))
-    text = console.export_text()
-    assert "test_resnet" in text and "test_vit" in text and "64x64" in text and "eager" in text
-    assert ("saved" in text) == (name == "training")
+def test_render__shows_every_row(inference):
+    for report in (inference, measure(["test_resnet", "test_vit"], Settings(train=True, **SMALL))):
+        text = shown(render(report))
+        assert "test_resnet" in text and "test_vit" in text and "64x64" in text and "eager" in text
+        assert ("saved" in text) == report.settings.train
 
 
 @pytest.mark.parametrize("suffix", drawing.PLOT_FORMATS)

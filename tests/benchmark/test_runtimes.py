@@ -1,17 +1,14 @@
 """Exported runtimes of the benchmark: what they answer, what they refuse, what their rows hold."""
 
 import dataclasses
-import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from broadsight.benchmark import cold_start as start_up
-from broadsight.benchmark import run as benchmark
 from broadsight.benchmark import runtimes as exported_runtimes
 from broadsight.benchmark.candidates import Variant, build, create
 from broadsight.benchmark.cold_start import StartUp
@@ -19,6 +16,8 @@ from broadsight.benchmark.report import render
 from broadsight.benchmark.run import Report, Settings, measure
 from broadsight.benchmark.runtimes import Artefacts, file_bytes
 from broadsight.benchmark.settings import EXPORTED, RUNTIMES
+
+from .conftest import shown
 
 QUICK = Settings(batch=2, size=(32, 32), rounds=2, warmup=0, runtimes=("eager", "pt2"))
 
@@ -31,7 +30,6 @@ def kept(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def report(kept) -> Report:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "GEMM_SIZES", (64,))
         patch.setattr(start_up, "measure", lambda contender, settings, artefact: StartUp(1.5, 0.25, 4_000_000))
         return measure(["test_resnet"], QUICK, artefacts=kept)
 
@@ -55,9 +53,7 @@ def test_measure__rows_of_exported_runtimes(report, kept):
 
 def test_report__survives_json_and_is_shown(report):
     assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(report))
-    text = console.export_text()
+    text = shown(render(report))
     assert all(word in text for word in ("start-up", "resident", "file", "0.25", "4.0", "folded first"))
     assert "noise" not in text and "page" not in text
 
@@ -66,7 +62,6 @@ def test_measure__kept_artefacts_are_used_again(report, kept, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
     monkeypatch.setattr(exported_runtimes, "capture", None)
     settings = dataclasses.replace(QUICK, start_up=False, rounds=1)
-    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
     row = measure(["test_resnet"], settings, artefacts=kept).rows[1]
     assert row.artefact_bytes == report.rows[1].artefact_bytes and row.start_up_s is None
     assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
@@ -149,10 +144,9 @@ def test_file_bytes__all_files_of_an_artefact(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", EXPORTED)
-def test_measure__every_runtime(runtime, monkeypatch):
+def test_measure__every_runtime(runtime):
     for package in exported_runtimes.FORMATS[EXPORTED[runtime][0]].packages:
         pytest.importorskip(package)
-    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
     settings = dataclasses.replace(QUICK, runtimes=("eager", runtime), size=(64, 64))
     eager, exported = measure(["test_resnet"], settings).rows
     assert exported.difference < (0.5 if EXPORTED[runtime][1] else 1e-4)

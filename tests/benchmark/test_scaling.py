@@ -1,33 +1,27 @@
 """Exponents from known costs. How fast anything really is, no test may say: the clock is replaced."""
 
 import dataclasses
-import io
 import json
 import math
 from itertools import pairwise
 
 import pytest
-from rich.console import Console
 
 from broadsight.benchmark import run as benchmark
-from broadsight.benchmark.run import Report, Row, Settings
+from broadsight.benchmark.run import Report, Settings
 from broadsight.benchmark.scaling import Exponent, Growth, exponents, measure, plot, render, slope
-from broadsight.benchmark.timing import Summary, summarize
+from broadsight.benchmark.timing import Summary
 from broadsight.cli import main as cli
+
+from .conftest import MACHINE, row, shown
 
 SETTINGS = Settings(batch=1, rounds=3, warmup=1)
 SIZES = ((32, 32), (48, 64), (96, 96))
 
 
-@pytest.fixture(autouse=True)
-def small_products(monkeypatch):
-    monkeypatch.setattr(benchmark, "GEMM_SIZES", (64,))
-
-
 @pytest.fixture
 def calls(monkeypatch) -> list:
-    """What is called instead of timed; a call takes 1e-6 * pixels ** 1.2 s of wall and 1e-7 * pixels ** 1.5 s of CPU
-    time."""
+    """Calls that are kept instead of timed: 1e-6 * pixels ** 1.2 s of wall and 1e-7 * pixels ** 1.5 s of CPU time."""
     found = []
 
     def timed(contender, settings):
@@ -39,39 +33,10 @@ def calls(monkeypatch) -> list:
     return found
 
 
-def report(size, *, wall, cpu=None, peak=100, macs=1000, model="a") -> Report:
-    """One contender with the given milliseconds of every round."""
-    cpu = cpu or wall
-    one = Summary(1.0, 1.0, 0.0)
-    row = Row(
-        model=model,
-        runtime="eager",
-        params=5_000_000,
-        macs=macs,
-        wall_ms=summarize(wall),
-        cpu_ms=summarize(cpu),
-        throughput=1.0,
-        ratio=one,
-        cpu_ratio=one,
-        speedup=one,
-        peak_fraction=0.5,
-        peak_bytes=peak,
-        saved_bytes=None,
-        saved_ratio=None,
-        launches=None,
-        page_faults=0.0,
-        wall_samples_ms=wall,
-        cpu_samples_ms=cpu,
-    )
-    machine = {"cpu": "some", "device": "cpu", "load_before": None, "rounds_completed": len(wall), "gemm_flops": 1e9}
-    machine["versions"] = {"torch": "1", "timm": "2"}
-    return Report(machine, Settings(batch=1, size=size, rounds=len(wall)), [row])
-
-
-def shown(growth: Growth) -> str:
-    console = Console(width=300, record=True, file=io.StringIO())
-    console.print(render(growth))
-    return console.export_text()
+def report(size, wall, **figures) -> Report:
+    """One candidate with the given milliseconds of every round."""
+    one = row("a", "eager", wall, None, **dict(params=5_000_000, macs=1000, peak_bytes=100) | figures)
+    return Report(MACHINE | dict(rounds_completed=len(wall)), Settings(batch=1, size=size, rounds=len(wall)), [one])
 
 
 # ---- arithmetic
@@ -81,10 +46,7 @@ def test_slope__of_an_exact_power_is_its_exponent():
     pixels = [512 * 512, 768 * 768, 1024 * 1024, 1333 * 800]
     assert slope(pixels, [3e-5 * count**1.2 for count in pixels]) == pytest.approx(1.2, abs=1e-12)
     assert slope(pixels, [7] * 4) == pytest.approx(0, abs=1e-12)
-
-
-def test_slope__is_that_of_least_squares():
-    # (0, 0), (1, 1), (2, 3) in powers of ten: (1 * 1.667 + 1 * 1.333) / 2
+    # least squares: (0, 0), (1, 1), (2, 3) in powers of ten: (1 * 1.667 + 1 * 1.333) / 2
     assert slope([1, 10, 100], [1, 10, 1000]) == pytest.approx(1.5)
 
 
@@ -96,30 +58,30 @@ def test_slope__needs_two_numbers_of_pixels_and_positive_values():
 
 def test_exponents__what_slows_a_whole_round_down_is_no_growth():
     rounds = (1, 10, 1)
-    reports = [report((side, side), wall=[slow * side**2.4 for slow in rounds]) for side in (512, 768, 1024)]
-    (row,) = exponents(reports, 512)
-    assert (row.time.value, row.time.low, row.time.high) == pytest.approx((1.2, 1.2, 1.2))
+    reports = [report((side, side), [slow * side**2.4 for slow in rounds]) for side in (512, 768, 1024)]
+    (found,) = exponents(reports, 512)
+    assert (found.time.value, found.time.low, found.time.high) == pytest.approx((1.2, 1.2, 1.2))
 
 
 def test_exponents__median_of_the_rounds_and_where_it_lies():
     powers = (1.4, 1.0, 1.1)
     reports = [
-        report((s, s), wall=[(s * s) ** power for power in powers], cpu=[1.0 * s * s] * 3, peak=s**4, macs=s**3)
+        report((s, s), [(s * s) ** power for power in powers], cpu=[1.0 * s * s] * 3, peak_bytes=s**4, macs=s**3)
         for s in (512, 768, 1024)
     ]
-    (row,) = exponents(reports, 512)
-    assert (row.time.value, row.time.low, row.time.high) == pytest.approx((1.1, 1.0, 1.4))
-    assert (row.cpu_time.value, row.memory.value, row.macs.value) == pytest.approx((1, 2, 1.5))
-    assert row.memory.low == row.memory.high == row.memory.value
-    assert (row.model, row.runtime, row.params) == ("a", "eager", 5_000_000)
+    (found,) = exponents(reports, 512)
+    assert (found.time.value, found.time.low, found.time.high) == pytest.approx((1.1, 1.0, 1.4))
+    assert (found.cpu_time.value, found.memory.value, found.macs.value) == pytest.approx((1, 2, 1.5))
+    assert found.memory.low == found.memory.high == found.memory.value
+    assert (found.model, found.runtime, found.params) == ("a", "eager", 5_000_000)
 
 
 def test_exponents__small_images_do_not_count():
     sides = (256, 511, 512, 1024)
-    reports = [report((side, side), wall=[max(side, 512) ** 2.0]) for side in sides]
+    reports = [report((side, side), [max(side, 512) ** 2.0]) for side in sides]
     assert exponents(reports, 512)[0].time.value == pytest.approx(1)
     assert 0.5 < exponents(reports, 256)[0].time.value < 0.95
-    reports = [report(size, wall=[1.0 * size[0] * size[1]]) for size in ((600, 400), (400, 700), (2048, 128), (64, 64))]
+    reports = [report(size, [1.0 * size[0] * size[1]]) for size in ((600, 400), (400, 700), (2048, 128), (64, 64))]
     assert exponents(reports, 512)[0].time.value == pytest.approx(1)  # pixels decide, not sides: 280,000 and 262,144
     assert exponents(reports[:2], 512)[0].time is None
 
@@ -135,8 +97,8 @@ def test_measure__every_round_runs_every_model_at_every_size(calls):
     assert [order[4:][i : i + 4] for i in (0, 4, 8)] == [every, every[1:] + every[:1], every[2:] + every[:2]]
     assert [report.settings.size for report in growth.reports] == [(32, 32), (64, 64)]
     assert [[row.model for row in report.rows] for report in growth.reports] == [["test_resnet", "test_vit"]] * 2
-    for row in growth.rows:
-        assert (row.time.value, row.time.low, row.cpu_time.value) == pytest.approx((1.2, 1.2, 1.5))
+    for found in growth.rows:
+        assert (found.time.value, found.time.low, found.cpu_time.value) == pytest.approx((1.2, 1.2, 1.5))
     small, large = (report.rows[0] for report in growth.reports)
     assert large.macs > 3.5 * small.macs and large.peak_bytes > 3.5 * small.peak_bytes
     assert growth.rows[0].macs.value == pytest.approx(math.log(large.macs / small.macs, 4))
@@ -148,10 +110,8 @@ def test_measure__a_size_alone_gives_the_report_of_that_size(calls):
     (alone,) = benchmark.measure_sizes(["test_resnet"], SETTINGS, [(48, 64)])
     plain = benchmark.measure(["test_resnet"], dataclasses.replace(SETTINGS, size=(48, 64)))
     assert alone.settings == plain.settings
-    fixed = dict(peak_fraction=0)  # of a peak that is measured
-    assert [dataclasses.replace(row, **fixed) for row in alone.rows] == [
-        dataclasses.replace(row, **fixed) for row in plain.rows
-    ]
+    one, other = (dataclasses.replace(report.rows[0], peak_fraction=0) for report in (alone, plain))  # peaks differ
+    assert one == other
 
 
 def test_measure__a_model_at_many_sizes_holds_its_weights_once(calls):
@@ -201,14 +161,14 @@ def test_growth__survives_json(calls):
 
 def powers(*, growth_from: int = 512) -> Growth:
     reports = [
-        report((side, side), wall=[side * side / 1e4 * slow for slow in (0.9, 1, 1.1)], peak=side * side * 40)
+        report((side, side), [side * side / 1e4 * slow for slow in (0.9, 1, 1.1)], peak_bytes=side * side * 40)
         for side in (256, 512, 1024)
     ]
     return Growth(growth_from, exponents(reports, growth_from), reports)
 
 
 def test_render__time_and_memory_at_every_size_and_exponents():
-    text = shown(powers())
+    text = shown(render(powers()))
     cells = next(line for line in text.splitlines() if line.strip().startswith("a ")).split()
     times = ["6.6", "±10%", "2.6", "26.2", "±10%", "10.5", "104.9", "±10%", "41.9"]
     assert cells == ["a", "5.00", *times, "1.00", "1.00", "1.00", "0.00"]
@@ -217,8 +177,8 @@ def test_render__time_and_memory_at_every_size_and_exponents():
 
 def test_render__an_interval_where_rounds_differ_and_a_dash_where_sizes_are_missing():
     row = dataclasses.replace(powers().rows[0], time=Exponent(1.1, 1.02, 1.256))
-    assert "1.10 (1.02 to 1.26)" in shown(dataclasses.replace(powers(), rows=[row]))
-    text = shown(powers(growth_from=1000))
+    assert "1.10 (1.02 to 1.26)" in shown(render(dataclasses.replace(powers(), rows=[row])))
+    text = shown(render(powers(growth_from=1000)))
     assert next(line for line in text.splitlines() if line.strip().startswith("a ")).split()[-4:] == ["-"] * 4
 
 

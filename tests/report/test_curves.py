@@ -154,7 +154,15 @@ def test_suites__by_name_and_without_figures():
     found = suites(suite(), suite(name="t", title=None), suite("m"))
     assert [text(title) for title in found.iter("h3")] == ["Title", "t"]
     assert "No image could be used." in text(suites(suite(rows=[])))
-    assert "No accuracy was measured." in text(suites(suite(rows=[dict(case="a", at=a, top1=None) for a in (1, 2)])))
+    for strengths in ((1, 2), ("top", "side")):
+        rows = [dict(case="a", at=at, top1=None) for at in strengths]
+        assert "No accuracy was measured." in text(suites(suite(rows=rows)))
+
+
+def test_suites__of_models_with_one_name_stay_apart():
+    one, two = suite(at=(None,)), suite(at=(None,))
+    two["rows"][0]["top1"] = 50.0
+    assert tables(suites(one, two)) == [[["case", "ours", "ours"], ["a", "100.0", "50.0"]]]
 
 
 @pytest.mark.parametrize("data", [None, {}, dict(ece=1.0), dict(bins=[]), dict(bins=BINS[:1])])

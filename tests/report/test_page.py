@@ -5,6 +5,7 @@ import io
 import json
 import re
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -54,9 +55,7 @@ def whole_record(name: str = "cat") -> dict:
         absent={"auroc": name, f"{name}2": "why", "samples": name},
         classes=[name, "dog"],
         class_figures=[{"name": name, "objects": 2, "box_ap": 50.0}],
-        per_class=[
-            {"class": name, "images": 2, "recall": 50.0, "precision": 1.0, "most_confused_with": name, "confused": 1}
-        ],
+        per_class=[{"class": name, "images": 2, "recall": 50.0, "most_confused_with": name, "confused": 1}],
         confusion=[[1, 1], [0, 2]],
         confused=[{"class": name, "as": name, "count": 1, "share": 50.0}],
         calibration={"ece": 10.0, "mce": 10.0, "bins": [BIN]},
@@ -259,10 +258,8 @@ def test_shrunk__transparent_becomes_white_and_the_original_stays():
 
 
 def test_caption__first_of_several_lines_stands_out():
-    image = Image.new("L", (2, 2))
-    pages = [
-        section("samples", samples=[CaptionedImage(image, words, '"alt"')]) for words in ("cat & dog\n97 %\nx.jpg", "")
-    ]
-    caption = pages[0].find(".//figcaption")
+    image = CaptionedImage(Image.new("L", (2, 2)), "cat & dog\n97 %\nx.jpg", '"alt"')
+    several, none = (section("samples", samples=[one]) for one in (image, replace(image, caption="")))
+    caption = several.find(".//figcaption")
     assert text(caption.find("strong")) == "cat & dog" and len(caption.findall("br")) == 2
-    assert pages[0].find(".//img").get("alt") == '"alt"' and pages[1].find(".//strong") is None
+    assert several.find(".//img").get("alt") == '"alt"' and none.find(".//strong") is None
