@@ -26,7 +26,7 @@ class LayerDeath:
     """One activation; means over images.
 
     Args:
-        name: Path of the module that calls it; "name#2" for its second such call.
+        name: Path of the module that calls it; "name#2" for the second one that it calls.
         function: "relu", "gelu" and so on.
         exact: Whether what counts is exactly 0, as after a ReLU, rather than 0 or less.
         share: Of all activations, those that count.
@@ -82,7 +82,8 @@ def dead_neurons(
     What counts is every call of one of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu,
     selu, celu, leaky_relu and prelu (0 or less), whether by a module of torch or timm, by a norm that includes it, or
     by the model itself, in gates and heads too; and timm's modules that write these out. What a model writes out
-    itself, such as clamp(min=0) for a ReLU, is not known. The model runs as it does without being watched.
+    itself, such as clamp(min=0) for a ReLU, is not known. Hooks are on all modules meanwhile, with which our layers run
+    as they are written: the same answers up to rounding.
 
     Args:
         model: Any model with such activations.
