@@ -10,7 +10,7 @@ from timm import layers as timm_layers
 from torch import Tensor, nn
 
 from .layout import layouts_of
-from .watch import FunctionWatch
+from .watch import Call, FunctionWatch
 
 # torch's functions, whose results are 0 where nothing fires; and those whose results are 0 or less there.
 RECTIFIERS = ("relu", "relu6")
@@ -66,13 +66,14 @@ class ActivationWatch(FunctionWatch):
         self._calls: Counter[str] = Counter()  # of activations in the pass that runs, by module
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        caller = self.running[-1] if self.running else None
-        function = _function(getattr(func, "__name__", ""), args, kwargs, type(caller and caller.module))
+        caller = self.running[-1] if self.running else Call("model", nn.Identity())
+        function = _function(getattr(func, "__name__", ""), args, kwargs, type(caller.module))
         if function is not None and isinstance(result, Tensor) and result.ndim > 1 and result.numel():
-            name = (caller and caller.name) or "model"
+            name = caller.name or "model"
             self._calls[name] += 1
-            number = f"#{self._calls[name]}" if self._calls[name] > 1 else ""
-            self.count(self.layers.setdefault(name + number, Layer(name + number, function)), result)
+            if self._calls[name] > 1:
+                name = f"{name}#{self._calls[name]}"
+            self.count(self.layers.setdefault(name, Layer(name, function)), result)
 
     def count(self, layer: Layer, x: Tensor) -> None:
         """Add a result to the sums of its layer."""

@@ -82,8 +82,8 @@ def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]
     if not found:
         raise ValueError(
             f"{type(watch.model).__name__} has no blocks that give a map of several places; looked for modules that "
-            "add or join branches, and for two convolutions or linear layers in a row; pass an image classifier, such as "
-            "resnet50, deit_small_patch16_224 or mat_2"
+            "add or join branches, and for two convolutions or linear layers in a row; pass an image classifier, such "
+            "as resnet50, deit_small_patch16_224 or mat_2"
         )
     return found
 

@@ -87,17 +87,15 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
     for place in PLACES:
         # Where one window covers the image, several will cover a larger one.
         windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
-        found = [_windowed(branch, place) if _role(branch) in windowed else branch for branch in found]
+        for i, branch in enumerate(found):
+            tokens = getattr(branch, place)
+            if tokens is not None and _role(branch) in windowed:
+                found[i] = replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
     return [watched.outside_windows(branch) for branch in found]
 
 
 def _role(branch: Branch) -> tuple[str, type]:
     return branch.name.rpartition(".")[2], type(branch.module)
-
-
-def _windowed(branch: Branch, place: str) -> Branch:
-    tokens: Tokens | None = getattr(branch, place)
-    return branch if tokens is None else replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
 
 
 @dataclass

@@ -15,14 +15,12 @@ from .watch import hooked
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model keeps a map.
+    """Where a model keeps a map: in the output of a module.
 
     Args:
-        module: Whose output it is, and
-        item: which of a tuple's.
-        layout: How that holds the map.
+        item: Number of the map if that is a tuple.
         name: Path of the module; of the outermost one if several give the very same tensor.
-        said: Whether the model says that this is a map of its features; else it only has the shape of one.
+        said: Whether the model says that this is a map of its features, rather than having the shape of one.
     """
 
     module: nn.Module

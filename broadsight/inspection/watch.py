@@ -54,8 +54,8 @@ class FunctionWatch(TorchFunctionMode):
         self._hooks.enter_context(hooked(self.names, before=self._enters, after=self._leaves, always=True))
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
         self._hooks.close()
 
     def _enters(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
