@@ -23,26 +23,15 @@ MORE: dict[str, tuple[Callable[[], nn.Module], int]] = dict(
     tnt=(partial(TNT, 64, embed_dim=48, inner_dim=8, depth=2, num_heads_inner=2, num_heads_outer=3), 64),
     nest=(partial(Nest, 64, embed_dims=(24, 24, 48), num_heads=(1, 1, 2), depths=(1, 1, 1), drop_path_rate=0.0), 64),
     davit=(partial(DaVit, depths=(1, 1), embed_dims=(24, 48), num_heads=(1, 2)), 112),
-    twins=(
-        partial(Twins, 64, embed_dims=(16, 32), num_heads=(1, 2), depths=(2, 2), sr_ratios=(4, 2), wss=(7, 7)),
-        64,
-    ),
+    twins=(partial(Twins, 64, embed_dims=(16, 32), num_heads=(1, 2), depths=(2, 2), sr_ratios=(4, 2), wss=(7, 7)), 64),
     swinv2=(
         partial(
-            create_model,
-            "swinv2_tiny_window8_256",
-            embed_dim=24,
-            depths=(1, 2, 1),
-            num_heads=(1, 2, 4),
-            img_size=128,
+            create_model, "swinv2_tiny_window8_256", embed_dim=24, depths=(1, 2, 1), num_heads=(1, 2, 4), img_size=128
         ),
         128,
     ),
     gmixer=(partial(MlpMixer, img_size=64, num_blocks=2, embed_dim=48, mlp_ratio=(2.0, 4.0), mlp_layer=GluMlp), 64),
-    volo=(
-        partial(VOLO, [1, 1], 64, embed_dims=[24, 48], num_heads=[2, 3], outlook_attention=(True, False)),
-        64,
-    ),
+    volo=(partial(VOLO, [1, 1], 64, embed_dims=[24, 48], num_heads=[2, 3], outlook_attention=(True, False)), 64),
     vit_parallel=(
         partial(create_model, "vit_base_patch16_xp_224", depth=2, embed_dim=48, num_heads=3, img_size=64),
         64,
@@ -51,14 +40,8 @@ MORE: dict[str, tuple[Callable[[], nn.Module], int]] = dict(
         partial(create_model, "vit_medium_patch16_reg4_gap_256", depth=2, embed_dim=48, num_heads=3, img_size=64),
         64,
     ),
-    siglip=(
-        partial(create_model, "vit_base_patch16_siglip_224", depth=2, embed_dim=48, num_heads=3, img_size=64),
-        64,
-    ),
-    dinov3=(
-        partial(create_model, "vit_small_patch16_dinov3", depth=2, embed_dim=48, num_heads=3, img_size=64),
-        64,
-    ),
+    siglip=(partial(create_model, "vit_base_patch16_siglip_224", depth=2, embed_dim=48, num_heads=3, img_size=64), 64),
+    dinov3=(partial(create_model, "vit_small_patch16_dinov3", depth=2, embed_dim=48, num_heads=3, img_size=64), 64),
     mvit_class=(partial(MultiScaleVit, MultiScaleVitCfg((1, 1), 24, 1, use_cls_token=True), 64), 64),
 )
 
