@@ -15,7 +15,7 @@ from ..errors import first_line
 from ..layers import ChannelMlp, SuperTokenAttention
 from .branch_structure import Candidate, affine_layers, candidates
 from .layout import layouts_of, path_of, prefix_tokens
-from .meta_pass import as_pair, call_without_content, image_channels, in_eval_mode, undisturbed, without_content
+from .meta_pass import as_pair, copied, image_channels, in_eval_mode
 from .meta_pass import image_size as built_for
 from .watch import hooked
 
@@ -124,9 +124,18 @@ class _Watched:
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module], batch: int, size: tuple[int, int]):
         self.model, self.batch, self.size = model, batch, size
         self.calls = {module: _Call() for module in modules}
+        self.noted: dict[nn.Module, _Call] = {}  # the same by the copies that run
+
+    def run(self, shape: tuple[int, ...], with_values: bool) -> None:
+        """Run a copy of the model on zeros, with its weights or without arithmetic."""
+        copy, modules = copied((self.model, list(self.calls)), self.model, with_values)
+        self.noted = dict(zip(modules, self.calls.values(), strict=True))
+        like = next(copy.parameters(), torch.empty(0))
+        with in_eval_mode(copy), hooked(modules, before=self.begins, after=self.ends):
+            copy(torch.zeros(shape, device=like.device, dtype=like.dtype))
 
     def begins(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        call = self.calls[module]
+        call = self.noted[module]
         call.times += 1
         if call.result is None:
             call.alone = len(args) == 1 and not kwargs
@@ -134,7 +143,7 @@ class _Watched:
             call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
 
     def ends(self, module: nn.Module, args: tuple, result: Any) -> None:
-        call = self.calls[module]
+        call = self.noted[module]
         if call.result is None:
             call.alone &= isinstance(result, Tensor)
             call.order = sum(other.order >= 0 for other in self.calls.values())
@@ -234,11 +243,10 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
     modules |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
     for channels in image_channels(inner):
-        for run, batch in ((_dry_run, DRY_BATCH), (_wet_run, WET_BATCH)):
+        for with_values, batch in ((False, DRY_BATCH), (True, WET_BATCH)):  # some models ask for the values of a tensor
             watched = _Watched(model, modules, batch, size)
             try:
-                with in_eval_mode(model), hooked(modules, before=watched.begins, after=watched.ends):
-                    run(model, (batch, channels, *size))
+                watched.run((batch, channels, *size), with_values)
                 return watched
             except Exception as error:
                 faults.append(error)
@@ -246,18 +254,6 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
         f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({first_line(faults[0])}); pass the "
         "image_size that it was built for"
     ) from faults[0]
-
-
-def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
-    parameters, buffers = without_content(model)
-    with undisturbed(model):
-        call_without_content(model, parameters | buffers, torch.empty(shape, device="meta"))
-
-
-def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """With arithmetic, for a model that asks for the values of a tensor."""
-    like = next(model.parameters(), torch.empty(0))
-    model(torch.zeros(shape, device=like.device, dtype=like.dtype))
 
 
 def _inside_sequences(tokens: Tokens) -> Tokens:

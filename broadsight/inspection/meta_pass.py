@@ -44,35 +44,6 @@ def copied(pair: Any, model: nn.Module, with_values: bool) -> Any:
     return deepcopy(pair, memo)
 
 
-def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Stand-ins for the model's parameters and buffers, which have shapes and no values; for `call_without_content`.
-
-    A module that stands in several places comes once, by its first name; tensors that are shared stay so.
-    """
-    standing: dict[Tensor, Tensor] = {}
-
-    def stand_in(tensor: Tensor) -> Tensor:
-        if tensor not in standing:
-            standing[tensor] = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-        return standing[tensor]
-
-    parameters: dict[str, Tensor] = {}
-    buffers: dict[str, Tensor] = {}
-    for place, module in model.named_modules():
-        own = dict(prefix=place, recurse=False, remove_duplicate=False)
-        parameters |= {name: stand_in(parameter) for name, parameter in module.named_parameters(**own)}
-        buffers |= {name: stand_in(buffer) for name, buffer in module.named_buffers(**own)}
-    return parameters, buffers
-
-
-def call_without_content(model: nn.Module, tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
-    """The model's output for inputs without values, with the stand-ins of `without_content`.
-
-    torch's `tie_weights` would leave the stand-ins in a module that is in two places.
-    """
-    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
-
-
 @contextmanager
 def undisturbed(model: nn.Module) -> Generator[None, None, None]:
     """Restore the attributes of all modules afterwards: some keep parts of a pass in them."""
