@@ -93,7 +93,7 @@ def path_of(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def _grids(count: int, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """All (h, w) of so many places, those first whose proportions are nearest to the image's."""
+    """All (h, w) with `count` places, those nearest to the image's proportions first."""
     sides = [n for n in range(1, math.isqrt(max(count, 0)) + 1) if count % n == 0]
     grids = {(n, count // n) for n in sides} | {(count // n, n) for n in sides}
     yield from sorted(grids, key=lambda grid: (_skew(grid, image_size), grid))

@@ -100,7 +100,7 @@ def cells_of(owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int],
 def _map_sizes(owner: Any, inputs: Inputs, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """What may be the (H, W) of the map that a module was called with, the likeliest first."""
     shapes = inputs.get(owner, [])
-    yield from (shape for shape in shapes if len(shape) == 2)  # given in so many words, as timm's Twins does
+    yield from (shape for shape in shapes if len(shape) == 2)  # given as an argument, as timm's Twins does
     for shape in shapes:
         if len(shape) == 4:
             form = "NCHW" if getattr(owner, "dim", None) == shape[1] != shape[3] else "NHWC"

@@ -57,7 +57,7 @@ def traces(model: nn.Module) -> dict:
 
 # ---- how many
 
-# Attention and MLP branches: the models that have so many.
+# How many attention and MLP branches each model has.
 KNOWN = {
     (0, 0): "resnet10t test_resnet densenet121 test_nfnet tinynet_e starnet_s050",
     (0, 12): "poolformer_s12",
