@@ -14,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("target", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all without one")
     parser.add_argument("--seconds", type=float, default=60, help="for each target (60)")
-    parser.add_argument("--cases", type=int, default=sys.maxsize, help="at most so many inputs for each target")
+    parser.add_argument("--cases", type=int, default=sys.maxsize, help="most inputs for each target")
     parser.add_argument("--seed", type=int, default=0, help="another number gives other inputs (0)")
     parser.add_argument("--out", type=Path, default=Path("fuzz-findings"), help="folder for inputs that break a target")
     parser.add_argument("--input", type=Path, help="try the content of this file once, as one target's input")

@@ -9,7 +9,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
-from ..inspection.meta_pass import call_without_content, in_eval_mode, undisturbed, without_content
+from ..inspection.meta_pass import copied
 from .stages import Stages
 
 WIDTH = 256
@@ -93,15 +93,15 @@ def freeze_unused(stages: Stages, first: int) -> None:
     if not first or not any(parameter.requires_grad for parameter in stages.parameters()):
         return
     images = torch.zeros(1, stages.in_chans, *stages.pyramid.image_size)
-    with in_eval_mode(stages), torch.enable_grad(), undisturbed(stages):
+    with torch.enable_grad():
         try:
-            parameters, buffers = without_content(stages)
-            maps = call_without_content(stages, parameters | buffers, images.to("meta"))
+            copy = copied(stages, stages, with_values=False).eval()
+            maps = copy(images.to("meta"))
         except Exception:  # some models insist on arithmetic
-            parameters = dict(stages.named_parameters())
+            copy = copied(stages, stages, with_values=True).eval()
             like = next(stages.parameters())
-            maps = stages(images.to(like.device, like.dtype))
-        sources = {name: p for name, p in parameters.items() if p.requires_grad}
+            maps = copy(images.to(like.device, like.dtype))
+        sources = {name: p for name, p in copy.named_parameters() if p.requires_grad}
         total = torch.stack([x.sum() for x in maps[first:]]).sum()
         gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
     for name, gradient in zip(sources, gradients, strict=True):

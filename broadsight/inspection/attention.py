@@ -1,13 +1,12 @@
 """The attention weights of a model while it runs as it is, with fused attention too.
 
-What its attentions are called with is watched, and their weights are computed a second time, a few rows at once: there
-is never a whole matrix of them beside what the model computes itself, and what comes out of it is untouched.
+The arguments of its attentions are watched, and the weights are computed a second time, a few rows at once, so that
+there is never a second matrix of them in memory. The model's outputs are untouched.
 """
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from .attention_rows import Rows, rows_of_multi_head, rows_of_product, rows_of_softmax
 from .branch_structure import QUERIES, is_attention
 from .passing import Seen, check_model, pass_images
-from .watch import FunctionWatch, eager, hooked, uncompiled
+from .watch import Call, FunctionWatch, eager, uncompiled
 
 # Names of the children by which a block is known that attends by itself, without a module for it.
 ATTENDING_BLOCKS = (("in_proj", "attn_out_proj"), ("local_in", "global_in"))
@@ -29,61 +28,38 @@ _multi_head = inspect.signature(F.multi_head_attention_forward)
 See = Callable[[str, Rows, nn.Module], None]
 
 
-@dataclass
-class Call:
-    """One call of a watched module.
-
-    Args:
-        name: Of the module, as given.
-        args, kwargs: What it was called with.
-        softmaxes: How many have been found in it so far.
-    """
-
-    name: str
-    module: nn.Module
-    args: tuple = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    softmaxes: int = 0
-
-
-@contextmanager
 def capture_attention(
     names: Mapping[nn.Module, str],
     see: Callable[[list[Call], Rows], None],
     begins: Callable[[Call], None] | None = None,
-) -> Generator[None, None, None]:
+) -> AbstractContextManager:
     """Show every soft-max and every fused attention in some modules to `see` while this is open.
 
-    It is the one place where attention is watched: by a torch function mode for what is computed, and by forward hooks
-    for which module computes it. torch's ModuleTracker serves less, as its global hooks are on all modules of all
-    models: ours would take their plain forms, and give other bits.
+    This is the one place where attention is watched.
 
     Args:
         names: The modules to watch.
         see: Called with the calls of them that run, outermost first, and the rows, in the order of execution.
         begins: Called when one of them is called.
     """
-    running: list[Call] = []
+    return _Softmaxes(names, see, begins)
 
-    def enters(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        running.append(Call(names[module], module, args, kwargs))
-        if begins is not None:
-            begins(running[-1])
 
-    def leaves(module: nn.Module, args: tuple, output: Any) -> None:
-        if running and running[-1].module is module:  # else an error came before it was entered
-            running.pop()
+class _Softmaxes(FunctionWatch):
+    functions = ATTENTIONS
 
-    class Softmaxes(FunctionWatch):
-        functions = ATTENTIONS
+    def __init__(self, names: Mapping[nn.Module, str], see: Callable, begins: Callable | None):
+        super().__init__(names)
+        self.see, self.noted = see, begins
 
-        def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-            rows = _rows_of(func, args, kwargs, result) if running else None
-            if rows is not None:
-                see(running, rows)
+    def begins(self, call: Call) -> None:
+        if self.noted is not None:
+            self.noted(call)
 
-    with hooked(names, before=enters, after=leaves, always=True), Softmaxes():
-        yield
+    def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        rows = _rows_of(func, args, kwargs, result) if self.running else None
+        if rows is not None:
+            self.see(self.running, rows)
 
 
 @contextmanager
@@ -92,12 +68,12 @@ def watch_attention(
 ) -> Generator[None, None, None]:
     """Show every soft-max over attention weights in a model to `see` while this is open.
 
-    The weights are those that the soft-max gives: before dropout, and before what some models do to them afterwards.
-    Only soft-maxes over the last axis count. A layer with several of them in one call has them as "name", "name#2" and
-    so on. Nothing is computed for layers whose rows are not gone through.
+    The weights are those that the soft-max gives, before dropout and whatever else follows. Only soft-maxes over the
+    last axis count. Several of them in one call of a layer are called "name", "name#2" and so on. Nothing is computed
+    for layers whose rows are not iterated.
 
     Args:
-        model: Any model with attention. Nothing can be watched in what a compiler made of it.
+        model: Any model with attention, not compiled.
         see: Called with the layer's name, its rows and the attention module, in the order of execution.
         wanted: Given a layer's name, says whether `see` is to be called.
 
@@ -108,27 +84,25 @@ def watch_attention(
     if not names:
         raise ValueError(no_attention(model))
 
+    softmaxes = dict.fromkeys(names, 0)  # in the call of each that runs
+
     def show(calls: list[Call], rows: Rows) -> None:
         if rows.axis != -1 or len(rows.shape) < 3:
             return
         outermost, module = calls[0], calls[-1].module
-        outermost.softmaxes += 1
-        name = outermost.name + (f"#{outermost.softmaxes}" if outermost.softmaxes > 1 else "")
+        softmaxes[outermost.module] += 1
+        number = softmaxes[outermost.module]
+        name = outermost.name + (f"#{number}" if number > 1 else "")
         if wanted is None or wanted(name):
             rows.head_axis = _head_axis(rows.shape, module)
             see(name, rows, module)
 
-    with capture_attention(names, show):
+    with capture_attention(names, show, begins=lambda call: softmaxes.update({call.module: 0})):
         yield
 
 
 def pass_attention(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
-    see: See,
-    *,
-    batch_size: int,
-    seen: Seen | None = None,
+    model: nn.Module, images: Tensor | Iterable[Any], see: See, *, batch_size: int, seen: Seen | None = None
 ) -> None:
     """Run a model on all images, as `pass_images` does, and show its soft-maxes to `see`.
 

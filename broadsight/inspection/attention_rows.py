@@ -23,8 +23,8 @@ class Rows:
 
     Iterating gives (images, queries, logits, weights, head_axis), a few rows at a time: slices of the first axis and of
     the last but one of the weights (B, ..., N, M), and what is there, (b, ..., n, M), in float32 or float64. The first
-    axis has images, or windows of images where the model cuts them up. What the model computes next may overwrite them:
-    go through them at once, unless it is known that it does not.
+    axis has images, or windows of images where the model cuts them up. Iterate at once: the model's next steps may
+    overwrite what the rows are computed from.
 
     Args:
         shape: Of all weights, (B, ..., N, M): N queries and M keys.
@@ -47,22 +47,25 @@ class Rows:
         self._pieces, self._written_out = pieces, written_out
 
     def __iter__(self) -> Iterator[tuple[slice, slice, Tensor, Tensor, int | None]]:
-        for images, queries, logits, weights in self.pieces():
-            yield images, queries, logits, logits.softmax(-1) if weights is None else weights, self.head_axis
+        for images, queries, logits, weights in self._with_weights(ALL):
+            yield images, queries, logits, weights, self.head_axis
 
     def pieces(self, queries: slice = ALL) -> Iterator[Piece]:
-        """Like iterating, for some of the queries, and without the soft-max.
+        """Like iterating, for some of the queries: weights are None unless the model made them.
 
-        Weights are None unless the model made them. Logits that come without may be written to; others are the model's.
+        Logits that come without weights may be written to; others are the model's.
         """
         return self._pieces(queries)
+
+    def _with_weights(self, queries: slice) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+        for images, part, logits, weights in self.pieces(queries):
+            yield images, part, logits, logits.softmax(-1) if weights is None else weights
 
     def weights(self, queries: slice = ALL) -> Tensor:
         """All weights (B, ..., n, M) of some queries; for few of them."""
         start, stop, _ = queries.indices(self.shape[-2])
         whole = torch.zeros(())
-        for images, part, logits, weights in self.pieces(queries):
-            weights = logits.softmax(-1) if weights is None else weights
+        for images, part, _, weights in self._with_weights(queries):
             if whole.ndim == 0:
                 whole = weights.new_zeros(*self.shape[:-2], stop - start, self.shape[-1])
             whole[images, ..., part.start - start : part.stop - start, :] = weights
@@ -76,8 +79,7 @@ class Rows:
         """
         shape = (*self.shape[:-2], self.shape[-1])
         total, count = torch.zeros(()), torch.zeros(())
-        for images, part, logits, weights in self.pieces(queries):
-            weights = logits.softmax(-1) if weights is None else weights
+        for images, part, logits, weights in self._with_weights(queries):
             if total.ndim == 0:
                 total, count = weights.new_zeros(shape), weights.new_zeros(shape[:-1])
             used = torch.ones_like(weights[..., 0], dtype=torch.bool)

@@ -1,7 +1,6 @@
 """The blocks of any vision model, in order of execution, and the map that each of them gives.
 
-Models say little about their blocks. In one pass it is watched which modules add a branch to what they got, and which
-of them give a map of the whole image.
+One pass shows which modules add a branch to their input, and which give a map of the whole image.
 """
 
 import re
@@ -13,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ..errors import first_line
 from ..layers import MultiTokenPool
 from .branch_structure import affine_layers
 from .layout import MOST_PREFIX_TOKENS, Layout, layouts_of, path_of, prefix_tokens
-from .map_places import Place
+from .map_places import Place, tensors_in
 from .meta_pass import in_eval_mode
 from .passing import check_model, moved, peek
-from .watch import eager, hooked, uncompiled
+from .watch import Call, FunctionWatch, eager, hooked, uncompiled
 
 SUMS, JOINS = ("add", "add_", "addcmul", "addcmul_"), ("cat", "concat")
 # Parts of a path inside which there are no blocks, and classes that are none: they change the class token alone.
@@ -39,8 +37,7 @@ class Block(Place):
     """A block of a model and how to read the map that it gives.
 
     Args:
-        module, item, layout, name: As of a Place; the grid is that of images of `image_size`.
-        image_size: (H, W) of the images that it was found with.
+        image_size: (H, W) of the images that it was found with, to which the layout belongs.
         reorder: (B, N, C) -> (B, h, w, C), for a model that does not keep its tokens row by row.
     """
 
@@ -67,30 +64,26 @@ def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]
     """The residual blocks of a model, in the order in which they run.
 
     A block is the nearest numbered element of a list or sequence around the addition of a branch that gives a map of
-    the whole image, or what adds itself where nothing is numbered: `layer1.0` of a ResNet, `blocks.0` of a ViT,
-    `stages.0.blocks.0` of most others. All elements of such a list count, also those that happen to have no shortcut.
-    Where nothing is added, the modules count that join branches (Inception, DenseNet); in a plain sequence (VGG) every
-    convolution or linear layer with the norm and activation behind it, by the name of the last of these. Stems,
-    down-sampling, pooling, class attention and heads are no blocks, nor is what gives a single place for so small an
-    image.
+    the whole image, or the module that adds where nothing is numbered: `layer1.0` of a ResNet, `blocks.0` of a ViT,
+    `stages.0.blocks.0` of most others. All elements of such a list count, with a shortcut or without. Where nothing is
+    added, these are the modules that join branches (Inception, DenseNet); in a plain sequence (VGG) every convolution
+    or linear layer with its norm and activation, by the name of the last of these. Stems, down-sampling, pooling, class
+    attention and heads are not blocks, nor are modules whose map has a single place.
 
     Args:
         model: Any vision model that takes a batch of images.
-        images: (B, C, H, W); one is enough, and no more than one is used. It runs twice, side by side.
+        images: (B, C, H, W), of which the first is used. It runs twice, side by side.
 
     Raises:
-        ValueError: Nothing of that kind is found, or the model does not take the images.
+        ValueError: There are no blocks, or the model does not take the images.
     """
-    check_model(model)
-    inner = uncompiled(model)
-    image, _ = peek(images)
-    watch = _watched(inner, image)
+    watch = _watched(model, images)
     found = watch.blocks()
     if not found:
         raise ValueError(
-            f"{type(inner).__name__} has no blocks that give a map of several places; looked for modules that add or "
-            "join branches, and for two convolutions or linear layers in a row; pass an image classifier, such as "
-            "resnet50, deit_small_patch16_224 or mat_2"
+            f"{type(watch.model).__name__} has no blocks that give a map of several places; looked for modules that "
+            "add or join branches, and for two convolutions or linear layers in a row; pass an image classifier, such "
+            "as resnet50, deit_small_patch16_224 or mat_2"
         )
     return found
 
@@ -107,16 +100,16 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
         ValueError: No such module gives a map.
     """
     check_model(model)
-    inner = uncompiled(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
-    names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
+    modules = uncompiled(model).named_modules()
+    names = {name for name, _ in modules if any(fnmatchcase(name, one) for one in patterns)}
     if not names:
         raise ValueError(
-            f"no module of {type(inner).__name__} is called {', '.join(patterns)}; * stands for anything, as in "
-            "'*.mlp', and modules are listed by model.named_modules()"
+            f"no module of {type(uncompiled(model)).__name__} is called {', '.join(patterns)}; * stands for anything, "
+            "as in '*.mlp', and modules are listed by model.named_modules()"
         )
-    watch = _watched(inner, peek(images)[0])
-    found = [block for name in names & set(watch.calls) if (block := watch.place(name)) is not None]
+    watch = _watched(model, images)
+    found = [block for name in names & watch.calls.keys() if (block := watch.place(name)) is not None]
     if not found:
         raise ValueError(f"{', '.join(sorted(names)[:3])} gives no map of several places; name modules that do")
     return sorted(found, key=lambda block: watch.calls[block.name].order)
@@ -145,7 +138,7 @@ def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generat
 
 
 @dataclass
-class _Call:
+class _Noted:
     """What a module was called with and gave, in its last call; of tensors only the shape.
 
     Args:
@@ -161,21 +154,34 @@ class _Call:
     merges: set[str] = field(default_factory=set)
 
 
-@dataclass
+class _Pass(FunctionWatch):
+    """Notes the calls of all modules, by their paths."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__({module: name for name, module in model.named_modules()})
+        self.calls: dict[str, _Noted] = {}
+
+    def begins(self, call: Call) -> None:
+        self.calls.setdefault(call.name, _Noted()).args = _shapes((*call.args, *call.kwargs.values()))
+
+    def ends(self, call: Call, output: Any) -> None:
+        noted = self.calls[call.name]
+        noted.order, noted.times = sum(x.order >= 0 for x in self.calls.values()), noted.times + 1
+        noted.output = _shapes(output)
+
+    def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        if self.running and (name in SUMS or name in JOINS) and _merges(name, args):
+            self.calls[self.running[-1].name].merges.add(name)
+
+
 class _Watched:
-    """One pass of two equal images.
+    """One pass of two equal images of `size` (H, W), and what it shows of the modules."""
 
-    Args:
-        size: (H, W) of them.
-        calls: By the module's path.
-    """
-
-    model: nn.Module
-    size: tuple[int, int]
-    calls: dict[str, _Call]
-
-    def __post_init__(self) -> None:
-        self.modules = {name: module for name, module in self.model.named_modules() if name in self.calls}
+    def __init__(self, model: nn.Module, size: tuple[int, int], calls: dict[str, _Noted]):
+        self.model, self.size = model, size
+        self.calls = {name: call for name, call in calls.items() if call.times}
+        self.modules = {name: module for name, module in model.named_modules() if name in self.calls}
         self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))
         self.places: dict[str, Block | None] = {}
         self.doubtful: set[str] = set()  # may be (B, C, h, w) or (B, h, w, C)
@@ -190,8 +196,7 @@ class _Watched:
         """Names of the blocks around the modules that call one of these functions."""
         merging = {name for name, call in self.calls.items() if name and not call.merges.isdisjoint(functions)}
         found = {block for name in merging if (block := self.around(name)) is not None}
-        if any(map(_numbered, found)):
-            found = set(filter(_numbered, found))
+        found = set(filter(_numbered, found)) or found
         for name in sorted(found, key=len, reverse=True):
             inside = sum(other.startswith(f"{name}.") for other in found)
             if inside > 1 or (inside and name not in merging):
@@ -240,19 +245,14 @@ class _Watched:
         return self.places[name]
 
     def _place(self, name: str) -> Block | None:
-        output, module = self.calls[name].output, self.modules[name]
-        several = isinstance(output, tuple)
-        for item, x in enumerate(output if several else (output,)):
-            if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim not in (3, 4) or len(x) != 2:
-                continue
-            found = [layout for layout in self._layouts(name, x) if layout.places > 1]
+        for item, x in tensors_in(self.calls[name].output):
+            found = [layout for layout in self._layouts(name, x) if layout.places > 1] if len(x) == 2 else []
             if not found:
                 continue
             if x.ndim == 4 and len(found) > 1:
                 self.doubtful.add(name)
             reorder = self._reorder(name) if x.ndim == 3 else None
-            where = item if several else None
-            return Block(module, where, found[0], name, image_size=self.size, reorder=reorder)
+            return Block(self.modules[name], item, found[0], name, image_size=self.size, reorder=reorder)
         return None
 
     def _layouts(self, name: str, x: Tensor) -> list[Layout]:
@@ -283,40 +283,24 @@ class _Watched:
         return replace(block, layout=layouts_of(x.shape, self.size, form=form)[0])
 
 
-def _watched(model: nn.Module, image: Tensor) -> _Watched:
-    """Run an image (1, C, H, W) and watch all modules.
+def _watched(model: nn.Module, images: Tensor | Iterable[Any]) -> _Watched:
+    """Run the first image and watch all modules.
 
     Raises:
         ValueError: The model does not take it.
     """
-    calls: dict[str, _Call] = {}
-    names = {module: name for name, module in model.named_modules()}
-    running = [""]
-
-    def begins(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        running.append(names[module])
-        calls.setdefault(names[module], _Call()).args = _shapes((*args, *kwargs.values()))
-
-    def ends(module: nn.Module, args: tuple, output: Any) -> None:
-        call = calls[running.pop()]
-        call.output, call.order, call.times = _shapes(output), sum(x.order >= 0 for x in calls.values()), call.times + 1
-
-    class Merges(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-            name = getattr(func, "__name__", "")
-            if (name in SUMS or name in JOINS) and _merges(name, args):
-                calls.setdefault(running[-1], _Call()).merges.add(name)
-            return func(*args, **(kwargs or {}))
-
+    check_model(model)
+    inner, image = uncompiled(model), peek(images)[0]
+    watch = _Pass(inner)
     try:
-        with in_eval_mode(model), eager(model), hooked(names, before=begins, after=ends), Merges():
-            model(moved(image, model).repeat(2, 1, 1, 1))
+        with in_eval_mode(inner), eager(inner), watch:
+            inner(moved(image, inner).repeat(2, 1, 1, 1))
     except Exception as error:
         raise ValueError(
-            f"{type(model).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
+            f"{type(inner).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
             f"{first_line(error)}; pass images of the size that it was built for"
         ) from error
-    return _Watched(model, (image.shape[-2], image.shape[-1]), {name: x for name, x in calls.items() if x.times})
+    return _Watched(inner, (image.shape[-2], image.shape[-1]), watch.calls)
 
 
 def _merges(name: str, args: tuple) -> bool:

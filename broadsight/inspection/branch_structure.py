@@ -1,7 +1,4 @@
-"""Modules that have the structure of an attention or an MLP, by their names and parts alone.
-
-timm's models keep to a few conventions in naming and structure, which are all that is asked for here.
-"""
+"""Modules that have the structure of an attention or an MLP, by timm's conventions for names and parts alone."""
 
 import re
 from collections.abc import Iterator
@@ -23,13 +20,9 @@ LOOKED_FOR = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module with the structure of an attention or MLP branch.
+    """A module, by its path, with the structure of a branch: `kind` is "mlp" or "attn".
 
-    Args:
-        kind: "mlp" or "attn".
-        name: Where it is in the model.
-        module: The branch itself.
-        projection: Its last linear layer or convolution.
+    `projection` is its last linear layer or convolution.
     """
 
     kind: str

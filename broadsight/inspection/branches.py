@@ -1,12 +1,10 @@
 """Finds the attention and MLP branches of any vision model, and the layout of their tokens.
 
-Modules with the structure of one are watched in a pass without arithmetic: their tensors show whether it is one, and
-how these are laid out.
+Modules with the structure of one are watched in a pass without arithmetic, which shows their tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +15,9 @@ from ..errors import first_line
 from ..layers import ChannelMlp, SuperTokenAttention
 from .branch_structure import Candidate, affine_layers, candidates
 from .layout import layouts_of, path_of, prefix_tokens
-from .meta_pass import as_pair, call_without_content, image_channels, in_eval_mode, undisturbed, without_content
+from .meta_pass import as_pair, copied, image_channels, in_eval_mode
 from .meta_pass import image_size as built_for
+from .watch import hooked
 
 PLACES = ("front", "mid", "end")
 # Images of the pass that watches, without arithmetic and with: primes, of which little else comes in multiples.
@@ -30,14 +29,12 @@ class Tokens:
     """Tokens that pass a place of the model: what a module takes or gives.
 
     Args:
-        module: The module, and
-        side: "input", its first argument, or "output".
+        side: "input", the first argument of the module, or "output".
         channels: Their number.
         channel_axis: 1 or the last, counted from the front.
         count: Tokens of one image.
-        windowed: Whether an image may be cut into several rows of the batch axis;
-        block: the module around that sees it whole, and
-        argument: in which of its arguments.
+        windowed: Whether an image may be cut into several rows of the batch axis.
+        block, argument: The module around that sees the whole batch of images, and in which of its arguments.
         class_token: Whether the first token is the class token.
         fresh: Whether nobody else holds this tensor, so that it may be overwritten.
         alone: Whether the module takes or gives nothing but this tensor.
@@ -61,8 +58,8 @@ class Branch(Candidate):
     """An attention or MLP branch.
 
     Args:
-        front, mid, end: The tokens that it takes, those that its projection takes, and those that it gives; None where
-            there is no such place.
+        front, mid, end: The tokens that the branch takes, that its projection takes, and that the branch gives; None
+            where there is no such place.
     """
 
     front: Tokens | None = None
@@ -73,7 +70,7 @@ class Branch(Candidate):
 def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = None) -> list[Branch]:
     """All attention and MLP branches that see the tokens of the image, in the order of the model's modules.
 
-    Branches that see a single token are not among them: pooling, class attention, gates.
+    Branches that see a single token are left out: pooling, class attention, gates.
 
     Args:
         model: Any vision model that takes a batch of images.
@@ -90,7 +87,10 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
     for place in PLACES:
         # Where one window covers the image, several will cover a larger one.
         windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
-        found = [_windowed(branch, place) if _role(branch) in windowed else branch for branch in found]
+        for i, branch in enumerate(found):
+            tokens = getattr(branch, place)
+            if tokens is not None and _role(branch) in windowed:
+                found[i] = replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
     return [watched.outside_windows(branch) for branch in found]
 
 
@@ -98,14 +98,9 @@ def _role(branch: Branch) -> tuple[str, type]:
     return branch.name.rpartition(".")[2], type(branch.module)
 
 
-def _windowed(branch: Branch, place: str) -> Branch:
-    tokens: Tokens | None = getattr(branch, place)
-    return branch if tokens is None else replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
-
-
 @dataclass
 class _Call:
-    """What a module was first called with, and what it gave; None in place of whatever is no tensor.
+    """What a module was first called with, and what it gave; None in place of other things than tensors.
 
     Args:
         given: The first of the tensors, by position or by name.
@@ -123,18 +118,42 @@ class _Call:
     times: int = 0
 
 
-@dataclass(frozen=True)
 class _Watched:
-    """One pass of a batch of images of one size."""
+    """One pass of a batch of images of one size (H, W), and the calls of some modules in it."""
 
-    model: nn.Module
-    calls: dict[nn.Module, _Call]
-    batch: int
-    size: tuple[int, int]
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module], batch: int, size: tuple[int, int]):
+        self.model, self.batch, self.size = model, batch, size
+        self.calls = {module: _Call() for module in modules}
+        self.noted: dict[nn.Module, _Call] = {}  # the same by the copies that run
+
+    def run(self, shape: tuple[int, ...], with_values: bool) -> None:
+        """Run a copy of the model on zeros, with its weights or without arithmetic."""
+        copy, modules = copied((self.model, list(self.calls)), self.model, with_values)
+        self.noted = dict(zip(modules, self.calls.values(), strict=True))
+        like = next(copy.parameters(), torch.empty(0))
+        with in_eval_mode(copy), hooked(modules, before=self.begins, after=self.ends):
+            copy(torch.zeros(shape, device=like.device, dtype=like.dtype))
+
+    def begins(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        call = self.noted[module]
+        call.times += 1
+        if call.result is None:
+            call.alone = len(args) == 1 and not kwargs
+            call.arguments = [x if isinstance(x, Tensor) else None for x in args]
+            call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+
+    def ends(self, module: nn.Module, args: tuple, result: Any) -> None:
+        call = self.noted[module]
+        if call.result is None:
+            call.alone &= isinstance(result, Tensor)
+            call.order = sum(other.order >= 0 for other in self.calls.values())
+            result = result[0] if isinstance(result, tuple | list) else result
+            call.result = result if isinstance(result, Tensor) else None
 
     def located(self, branch: Candidate) -> Branch | None:
         """The branch with the tokens at its places, or None if it sees no tokens of an image."""
-        given, result = self.calls[branch.module].given, self.calls[branch.module].result
+        call = self.calls[branch.module]
+        given, result = call.given, call.result
         if given is None or result is None or not self.are_tokens(result):
             return None
         around = path_of(self.model, branch.name)[1:]
@@ -142,9 +161,9 @@ class _Watched:
         end = self.tokens(branch.module, "output", result, axis, around)
         if end.count == 1:
             return None
-        first = self.calls[branch.module].arguments[:1]
         front = mid = None
-        if first and first[0] is given and given.ndim == result.ndim and branch.module is not branch.projection:
+        first = bool(call.arguments) and call.arguments[0] is given
+        if first and given.ndim == result.ndim and branch.module is not branch.projection:
             front = self.tokens(branch.module, "input", given, axis, around)
         if branch.projection is not None:
             mid, end = self.at_projection(branch.module, branch.projection, end, around)
@@ -168,16 +187,13 @@ class _Watched:
 
     def outside_windows(self, branch: Branch) -> Branch:
         """The branch, its ends moved to where the image is whole and without padding."""
-        front, end = branch.front, branch.end
-        return replace(
-            branch,
-            front=front and self.beside_windows(front, branch.module),
-            end=end and self.beside_windows(end, branch.module),
-        )
+        ends = {"front": branch.front, "end": branch.end}
+        moved = {place: tokens and self.beside_windows(tokens, branch.module) for place, tokens in ends.items()}
+        return replace(branch, **moved)
 
     def beside_windows(self, tokens: Tokens, branch: nn.Module) -> Tokens:
-        """The same tokens at a module beside the branch that takes or gives just them: its norm before it, its scale or
-        its stochastic depth behind it, or a block that does nothing but cut and paste."""
+        """The same tokens at a module beside the branch that takes or gives just them: the norm before it, the scale or
+        stochastic depth behind it, or a block that does nothing but cut and paste."""
         if not tokens.windowed or tokens.block is None:
             return tokens
         called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]
@@ -185,14 +201,12 @@ class _Watched:
         here = next((i for i, (_, child) in enumerate(called) if branch in child.modules()), None)
         if here is None:
             return tokens
-        name, beside, side = "", tokens.block, tokens.side
+        beside, side = tokens.block, tokens.side
         if len(called) > 1:
-            before = tokens.side == "input"
-            other = here - 1 if before else here + 1
+            other, side = (here - 1, "output") if side == "input" else (here + 1, "input")
             if not 0 <= other < len(called):
                 return tokens
             name, beside = called[other]
-            side = "output" if before else "input"
             if name != "norm1" and not isinstance(beside, nn.Identity | DropPath | LayerScale | LayerScale2d):
                 return tokens
         x = self.calls[beside].given if side == "input" else self.calls[beside].result
@@ -224,51 +238,22 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
     for wrapper in ("backbone", "model"):  # a swapped pooling, timm's feature extractors
         inner = getattr(inner, wrapper, inner)
     size = as_pair(size) if size else built_for(inner)
-    watched = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
+    modules = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
     around = {module for branch in possible for module in path_of(model, branch.name)[1:]}
-    watched |= around | {child for module in around for child in module.children()}
+    modules |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
     for channels in image_channels(inner):
-        for run, batch in ((_dry_run, DRY_BATCH), (_wet_run, WET_BATCH)):
-            calls = {module: _Call() for module in watched}
-            handles = [module.register_forward_hook(partial(_note, calls), with_kwargs=True) for module in watched]
+        for with_values, batch in ((False, DRY_BATCH), (True, WET_BATCH)):  # some models ask for the values of a tensor
+            watched = _Watched(model, modules, batch, size)
             try:
-                with in_eval_mode(model):
-                    run(model, (batch, channels, *size))
-                return _Watched(model, calls, batch, size)
+                watched.run((batch, channels, *size), with_values)
+                return watched
             except Exception as error:
                 faults.append(error)
-            finally:
-                for handle in handles:
-                    handle.remove()
     raise ValueError(
         f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({first_line(faults[0])}); pass the "
         "image_size that it was built for"
     ) from faults[0]
-
-
-def _note(calls: dict[nn.Module, _Call], module: nn.Module, args: tuple, kwargs: dict, result: Any) -> None:
-    call = calls[module]
-    call.times += 1
-    if call.result is None:
-        call.alone = len(args) == 1 and not kwargs and isinstance(result, Tensor)
-        call.order = sum(other.order >= 0 for other in calls.values())
-        result = result[0] if isinstance(result, tuple | list) else result
-        call.arguments = [x if isinstance(x, Tensor) else None for x in args]
-        call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        call.result = result if isinstance(result, Tensor) else None
-
-
-def _dry_run(model: nn.Module, shape: tuple[int, ...]) -> None:
-    parameters, buffers = without_content(model)
-    with undisturbed(model):
-        call_without_content(model, parameters | buffers, torch.empty(shape, device="meta"))
-
-
-def _wet_run(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """With arithmetic, for a model that asks for the values of a tensor."""
-    like = next(model.parameters(), torch.empty(0))
-    model(torch.zeros(shape, device=like.device, dtype=like.dtype))
 
 
 def _inside_sequences(tokens: Tokens) -> Tokens:

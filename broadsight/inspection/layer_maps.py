@@ -32,15 +32,12 @@ class LayerMaps:
         self.blocks: dict[str, Block] = {}
         try:
             self.blocks = {block.name: block for block in find_blocks(self.model, image)}
-        except ValueError:
+        except ValueError as error:
             try:  # it may be one layer alone, whose output is the map
                 with in_eval_mode(self.model), eager(self.model):
                     self.model(moved(image, self.model))
-                works = True
             except Exception:  # in whatever words; those of the blocks are better
-                works = False
-            if not works:
-                raise
+                raise error from None
 
     def layer(self, name: str | None) -> tuple[str, nn.Module]:
         """The layer of that name; if None the last block, or the model itself where there are none."""

@@ -13,12 +13,9 @@ CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor holds a map of the image.
+    """How a tensor holds a map (h, w) of the image: as "NCHW", "NHWC" or "NLC", tokens (B, N, C) in raster order.
 
-    Args:
-        form: "NCHW", "NHWC", or "NLC": tokens (B, N, C) in raster order, in timm's words.
-        grid: (h, w) of the map.
-        prefix: Tokens before those of the grid: class and register tokens.
+    `prefix` is the number of tokens before those of the grid: class and register tokens.
     """
 
     form: str
@@ -50,14 +47,11 @@ def layouts_of(
     prefixes: Iterable[int] = (0, 1, 2),
     nearest: bool = False,
 ) -> list[Layout]:
-    """The layouts that a tensor may have, the likeliest first; none if it is no map of the image.
+    """The layouts that a tensor of this shape may have, the likeliest first; none if it cannot be a map of the image.
 
-    A map has the image's proportions, but for what is rounded up or down at its sides: for a stride s its sides are
-    H / s and W / s, both rounded alike.
+    A map has the image's proportions: for a stride s its sides are H / s and W / s, both rounded up or both down.
 
     Args:
-        shape: Of the tensor: four axes for a map, three for tokens.
-        image_size: (H, W)
         form: What the model says of its maps (timm's `output_fmt`), which decides where two forms fit.
         prefixes: How many tokens may come before those of the image, the likeliest first.
         nearest: Take also what fits badly, the best first.
@@ -75,10 +69,10 @@ def layouts_of(
 
 
 def prefix_tokens(owners: Iterable[Any]) -> tuple[int | None, bool]:
-    """How many tokens come before those of the image, and whether a class token is among them.
+    """How many tokens come before those of the image (None if unknown), and whether a class token is among them.
 
     Args:
-        owners: A module and all that it is in, from the inside out. The first that says it is right; None if none does.
+        owners: A module and all that it is in, from the inside out; the first that says it is right.
     """
     for owner in owners:
         classes = [x for name in CLASS_TOKENS if isinstance(x := getattr(owner, name, None), Tensor)]
@@ -99,7 +93,7 @@ def path_of(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def _grids(count: int, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """All (h, w) of so many places, those first whose proportions are nearest to the image's."""
+    """All (h, w) with `count` places, those nearest to the image's proportions first."""
     sides = [n for n in range(1, math.isqrt(max(count, 0)) + 1) if count % n == 0]
     grids = {(n, count // n) for n in sides} | {(count // n, n) for n in sides}
     yield from sorted(grids, key=lambda grid: (_skew(grid, image_size), grid))

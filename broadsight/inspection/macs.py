@@ -4,8 +4,7 @@ Torch's flop counter sees every convolution and matrix product, fused attention 
 them is added in `papers/macs.py`.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -18,23 +17,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .meta_pass import undisturbed
+from .watch import hooked
 
 Beyond = Callable[[nn.Module, tuple, Any], int]
 
-# What sets a tensor to random or constant values, in place.
-INITIAL_VALUES = (
-    Tensor.normal_,
-    Tensor.uniform_,
-    Tensor.erfinv_,
-    Tensor.mul_,
-    Tensor.add_,
-    Tensor.clamp_,
-    Tensor.fill_,
+# Functions that set a tensor to random or constant values, and those that give a tensor of their first argument's shape
+# without any product. Shapes alone take torch a millisecond or more.
+INITIAL_VALUES = tuple(
+    getattr(Tensor, name) for name in ("normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_")
 )
+NO_PRODUCTS = (F.layer_norm, F.batch_norm, F.gelu, F.relu)
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Initialisation of weights without memory changes nothing, and takes its time all the same."""
+    """Skips the initialisation of weights without memory, which changes nothing and takes its time."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in INITIAL_VALUES and args[0].is_meta and not torch.is_grad_enabled():
@@ -42,17 +38,14 @@ class _NoInitialValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# What gives a tensor of its first argument's shape and runs no product. Shapes alone take torch a millisecond or more.
-NO_PRODUCTS = (F.layer_norm, F.batch_norm, F.gelu, F.relu)
-
-
 class _NoArithmetic(TorchFunctionMode):
-    """Results without memory are made at once where no product is run: nothing is there to count."""
+    """Makes results without memory at once where no product is run: nothing is there to count."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in NO_PRODUCTS and args[0].is_meta:
+            contiguous = func is F.layer_norm
             return torch.empty_like(
-                args[0], memory_format=torch.contiguous_format if func is F.layer_norm else torch.preserve_format
+                args[0], memory_format=torch.contiguous_format if contiguous else torch.preserve_format
             )
         if func is F.linear and args[0].is_meta:  # without a bias, which is not counted
             return func(*args[:2])
@@ -78,36 +71,24 @@ def count_calls(model: nn.Module, *shapes: Sequence[int], beyond: Beyond | None 
         beyond: Gives, for a module, its inputs and its output, a number to add up.
     """
     try:
-        if all(x.is_meta for x in (*model.parameters(), *model.buffers())):
-            with undisturbed(model), _frozen(model):  # a copy is not needed, and takes its time
-                return _count(model, shapes, beyond, "meta")
+        if all(x.is_meta for x in (*model.parameters(), *model.buffers())):  # a copy is not needed, and takes its time
+            learning = [p for p in model.parameters() if p.requires_grad]
+            try:
+                with undisturbed(model):
+                    return _count(model, shapes, beyond, "meta")
+            finally:
+                for parameter in learning:
+                    parameter.requires_grad_(True)
         return _count(deepcopy(model).to("meta"), shapes, beyond, "meta")
     except (RuntimeError, NotImplementedError):  # something in a foreign model needs values, not shapes alone
         return _count(deepcopy(model).cpu().float(), shapes, beyond, "cpu")
 
 
-@contextmanager
-def _frozen(model: nn.Module) -> Generator[None, None, None]:
-    learning = [p for p in model.parameters() if p.requires_grad]
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-
-
 def _count(model: nn.Module, shapes: Sequence, beyond: Beyond | None, device: str) -> tuple[int, int]:
     calls: list[tuple[nn.Module, tuple, Any]] = []
-    hooks = []
-    if beyond is not None:
-        hooks = [module.register_forward_hook(lambda *call: calls.append(call)) for module in model.modules()]
     counter = FlopCounterMode(display=False)
-    try:
-        with torch.no_grad(), counter, _NoArithmetic():
-            model.eval().requires_grad_(False)(*[torch.zeros(shape, device=device) for shape in shapes])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    seen = model.modules() if beyond is not None else ()
+    with torch.no_grad(), hooked(seen, after=lambda *call: calls.append(call)), counter, _NoArithmetic():
+        model.eval().requires_grad_(False)(*[torch.zeros(shape, device=device) for shape in shapes])
     with torch.no_grad():  # only now, so that what is computed for an answer is not counted
-        added = 0 if beyond is None else sum(beyond(*call) for call in calls)
-    return counter.get_total_flops() // 2, added
+        return counter.get_total_flops() // 2, sum(beyond(*call) for call in calls) if beyond is not None else 0

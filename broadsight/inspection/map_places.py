@@ -1,7 +1,7 @@
 """Where a model keeps its feature maps: which module gives each of them, and in what layout."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +15,12 @@ from .watch import hooked
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model keeps a map.
+    """Where a model keeps a map: in the output of a module.
 
     Args:
-        module: Whose output it is, and
-        item: which of a tuple's.
-        layout: How that holds the map.
+        item: Number of the map if that is a tuple.
         name: Path of the module; of the outermost one if several give the very same tensor.
-        said: Whether the model says that this is a map of its features; else it only has the shape of one.
+        said: Whether the model says that this is a map of its features, rather than having the shape of one.
     """
 
     module: nn.Module
@@ -51,51 +49,48 @@ class Place:
 def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) -> list[Place]:
     """Where the maps of more than one place are found in a pass over one image, the last first.
 
-    A model says what its maps are (as pyramid.py has it), not where: they are known again by their values, whatever
-    the form in which a module gives them. Of a model that says nothing, all outputs that may be maps.
+    A model says what its maps are, not which module gives them: they are recognised by their values, in any layout. For
+    a model that says nothing these are all outputs that may be maps.
 
     Args:
-        run: A plain pass; modules that take no part in it are of no use.
+        run: A plain pass, in which the modules take part.
     """
     names = {module: name for name, module in model.named_modules()}
-    maps: list[Tensor] | None = None
-    scales: list[float] = []
+    maps: list[tuple[Tensor, float]] | None = None  # with their largest values
     known: dict[int, tuple[float, Place, int]] = {}
     around: dict[int, list[str]] = {}  # modules that give the very same tensor, from the innermost on
     guesses: dict[Place, None] = {}
 
     def look(module: nn.Module, inputs: tuple, output: Any) -> None:
-        several = isinstance(output, tuple)
-        for item, x in enumerate(output if several else (output,)):
-            if not isinstance(x, Tensor) or x.ndim not in (3, 4) or len(x) != 1 or not x.is_floating_point():
+        name = names[module]
+        for item, x in tensors_in(output) if maps is not None else ():
+            if len(x) != 1:
                 continue
-            where = item if several else None
-            if maps is not None and not known and (found := _guessed(model, x, images)) is not None:
-                guesses[Place(module, where, found, names[module], said=False)] = None
-            for number, wanted in enumerate(maps or ()):
+            if not known and (found := _guessed(model, x, images)) is not None:
+                guesses[Place(module, item, found, name, said=False)] = None
+            for number, (wanted, scale) in enumerate(maps or ()):
                 for form in ("NCHW", "NHWC") if x.ndim == 4 else ("NLC",):
-                    grid = wanted.shape[-2], wanted.shape[-1]
-                    place = Place(module, where, Layout(form, grid), names[module])
-                    error = place.error(x, wanted, scales[number])
+                    place = Place(module, item, Layout(form, (wanted.shape[-2], wanted.shape[-1])), name)
+                    error = place.error(x, wanted, scale)
                     # Of equals the first: later ones may be a branch that passes it on
                     if error < known.get(number, (1e-3,))[0]:
                         known[number] = error, place, x.data_ptr()
-                        around[number] = [names[module]]
-                    elif error < 1e-3 and known[number][2] == x.data_ptr() and names[module]:
-                        around[number] += [names[module]] * around[number][0].startswith(f"{names[module]}.")
+                        around[number] = [name]
+                    elif error < 1e-3 and known[number][2] == x.data_ptr() and name:
+                        around[number] += [name] * around[number][0].startswith(f"{name}.")
 
     with hooked(names, after=look), torch.no_grad():
         # Both with hooks, with which a model may take another form, with other roundings
-        maps = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
-        scales += [float(x.abs().max()) for x in maps]
+        said = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
+        maps = [(x, float(x.abs().max())) for x in said]
         run(images)
     # A stage that gives what its last layer gave is the better name for it, unless other maps are in there too
     for number, inside in around.items():
         others = [chain[0] for other, chain in around.items() if other != number]
         while len(inside) > 1 and any(name.startswith(f"{inside[-1]}.") for name in others):
             inside.pop()
-    said = [replace(known[number][1], name=around[number][-1]) for number in sorted(known, reverse=True)]
-    return said or list(guesses)[::-1]
+    found = [replace(known[number][1], name=around[number][-1]) for number in sorted(known, reverse=True)]
+    return found or list(guesses)[::-1]
 
 
 def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, layer: str) -> Place:
@@ -114,16 +109,22 @@ def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, 
         run(images)
     if not outputs:
         raise ValueError(f"layer {layer} takes no part in a pass through {type(model).__name__}; choose another")
-    several = isinstance(outputs[-1], tuple)
-    for item, x in enumerate(outputs[-1] if several else (outputs[-1],)):
-        found = _layout_of(model, x, images) if isinstance(x, Tensor) and x.is_floating_point() else None
-        if found is not None:
-            return Place(modules[layer], item if several else None, found, layer)
-    shapes = [tuple(x.shape) for x in (outputs[-1] if several else (outputs[-1],)) if isinstance(x, Tensor)]
+    output = outputs[-1]
+    for item, x in tensors_in(output):
+        if (found := _layout_of(model, x, images)) is not None:
+            return Place(modules[layer], item, found, layer)
+    shapes = [tuple(x.shape) for x in (output if isinstance(output, tuple) else [output]) if isinstance(x, Tensor)]
     raise ValueError(
-        f"layer {layer} gives {shapes[0] if shapes else type(outputs[-1]).__name__}, which is no map of several "
+        f"layer {layer} gives {shapes[0] if shapes else type(output).__name__}, which is no map of several "
         "places; choose another layer"
     )
+
+
+def tensors_in(output: Any) -> Iterator[tuple[int | None, Tensor]]:
+    """The tensors of a module's output that may be maps: their number in a tuple, or None if there is one alone."""
+    for item, x in enumerate(output) if isinstance(output, tuple) else [(None, output)]:
+        if isinstance(x, Tensor) and x.ndim in (3, 4) and x.is_floating_point():
+            yield item, x
 
 
 def _layout_of(model: Any, x: Tensor, images: Tensor) -> Layout | None:

@@ -18,7 +18,7 @@ def image_size(model: Any) -> tuple[int, int]:
 
 
 def image_channels(model: Any) -> list[int]:
-    """What the first convolution takes; and if that does not see the image itself, what the weights were trained on."""
+    """What the first convolution takes, then what the weights were trained on: it may not see the image itself."""
     first = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)][:1]
     return [*first, (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3,))[0]]
 
@@ -28,10 +28,9 @@ def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def copied(pair: Any, model: nn.Module, with_values: bool) -> Any:
-    """A copy of something that holds a model, whose modules may be edited and whose weights cost no memory.
+    """A copy of the model, or of a tuple of it and what refers to its modules, that may be edited and costs no memory.
 
     Args:
-        pair: The model, or a tuple of it and what refers to its modules.
         with_values: Whether the copy shares the model's tensors, for eval mode without gradients; otherwise its
             parameters and buffers are on the meta device.
     """
@@ -45,38 +44,9 @@ def copied(pair: Any, model: nn.Module, with_values: bool) -> Any:
     return deepcopy(pair, memo)
 
 
-def without_content(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Stand-ins for the model's parameters and buffers, which have shapes and no values; for `call_without_content`.
-
-    A module that stands in several places comes once, by its first name; tensors that are shared stay so.
-    """
-    standing: dict[Tensor, Tensor] = {}
-
-    def stand_in(tensor: Tensor) -> Tensor:
-        if tensor not in standing:
-            standing[tensor] = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-        return standing[tensor]
-
-    parameters: dict[str, Tensor] = {}
-    buffers: dict[str, Tensor] = {}
-    for place, module in model.named_modules():
-        own = dict(prefix=place, recurse=False, remove_duplicate=False)
-        parameters |= {name: stand_in(parameter) for name, parameter in module.named_parameters(**own)}
-        buffers |= {name: stand_in(buffer) for name, buffer in module.named_buffers(**own)}
-    return parameters, buffers
-
-
-def call_without_content(model: nn.Module, tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
-    """What the model makes of inputs without values, with stand-ins for all that `without_content` found.
-
-    Torch would look for further names of the same tensors, and of a module in two places keep the stand-ins.
-    """
-    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
-
-
 @contextmanager
 def undisturbed(model: nn.Module) -> Generator[None, None, None]:
-    """Whatever its modules keep of a pass in their attributes, they have afterwards what they had before."""
+    """Restore the attributes of all modules afterwards: some keep parts of a pass in them."""
     kept = {module: dict(module.__dict__) for module in model.modules()}
     try:
         yield

@@ -1,7 +1,7 @@
 """Passes images through a model, a few at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import tee
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,15 +23,14 @@ def pass_images(
     """Run a model in eval mode, without gradients, on all images; returns how many there were.
 
     Args:
-        model: Takes a batch of images.
         images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
             They are moved to the model's device and dtype.
-        batch_size: How many images pass the model at a time, at most.
+        batch_size: The most images that pass the model at a time.
         seen: Called after every pass with how many images have passed; for a progress bar.
-        see: Called after every pass with what came out, and the rest of the tuple that the images came in.
+        see: Called after every pass with the output, and the rest of the tuple that the images came in.
 
     Raises:
-        ValueError: There are no images, or they have no such form.
+        ValueError: There are no images, or they have another form.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
@@ -77,13 +76,8 @@ def peek(images: Tensor | Iterable[Any]) -> tuple[Tensor, Tensor | Iterable[Any]
     if isinstance(images, Tensor) or not isinstance(images, Iterable):
         first = next(batches(images), None)
     else:
-        rest, items, first = iter(images), [], None
-        for item in rest:
-            items.append(item)
-            first = next(batches([item]), None)
-            if first is not None:
-                break
-        images = chain(items, rest)
+        again, ahead = tee(images)
+        first, images = next(batches(ahead), None), again
     if first is None:
         raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
     return first[0][:1], images

@@ -1,7 +1,11 @@
-"""Watches a model while it runs as it is: by hooks on its modules, and by the torch functions that it calls."""
+"""Watches a model while it runs as it is: its modules by forward hooks, and the torch functions that they call.
 
-from collections.abc import Callable, Container, Generator, Iterable
-from contextlib import contextmanager, nullcontext
+torch's own ModuleTracker serves less: it puts hooks on all modules of all models and knows of each its name alone.
+"""
+
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,24 +13,65 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
-class FunctionWatch(TorchFunctionMode):
-    """Shows torch functions that are called while this is open to `called`, and changes nothing.
+@dataclass(eq=False)
+class Call:
+    """One call of a watched module: its name, as given to the watch, and the arguments."""
 
-    What `called` computes is without gradients, and hidden from others who watch.
+    name: str
+    module: nn.Module
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class FunctionWatch(TorchFunctionMode):
+    """Shows the torch functions called while this is open, and which modules run; changes nothing.
+
+    What `called` computes is without gradients, and hidden from other watches.
+
+    Args:
+        names: The modules to watch, with their names. Each gets forward hooks while this is open.
     """
 
     functions: Container[Callable] | None = None  # those to show; all if None
 
+    def __init__(self, names: Mapping[nn.Module, str] | None = None):
+        super().__init__()
+        self.names = names or {}
+        self.running: list[Call] = []  # outermost first
+        self._hooks = ExitStack()
+
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        """A function was called."""
         raise NotImplementedError
+
+    def begins(self, call: Call) -> None:
+        """A watched module is called."""
+
+    def ends(self, call: Call, output: Any) -> None:
+        """It returned its output, or None after an error."""
+
+    def __enter__(self) -> Any:
+        self._hooks.enter_context(hooked(self.names, before=self._enters, after=self._leaves, always=True))
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        self._hooks.close()
+
+    def _enters(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.running.append(Call(self.names[module], module, args, kwargs))
+        self.begins(self.running[-1])
+
+    def _leaves(self, module: nn.Module, args: tuple, output: Any) -> None:
+        if self.running and self.running[-1].module is module:  # else an error came before it was entered
+            self.ends(self.running.pop(), output)
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.functions is not None and func not in self.functions:
-            return result
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            self.called(func, args, kwargs, result)
+        if self.functions is None or func in self.functions:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self.called(func, args, kwargs, result)
         return result
 
 

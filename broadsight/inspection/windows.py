@@ -20,11 +20,9 @@ Inputs = dict[Any, list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Windows:
-    """A map that is cut into windows, in raster order, each with its tokens in raster order.
+    """A map (H, W) that is padded at the end and cut into windows (h, w), all in raster order.
 
     Args:
-        size: (H, W) of the map; it was padded at the end up to whole windows.
-        window: (h, w) of a window.
         shift: How far the map was rolled to the top left before it was padded and cut.
         spread: The tokens of a window are spread evenly over the map instead, as in MaxViT's grid attention.
     """
@@ -59,7 +57,7 @@ class Windows:
 
 def cuts(module: Any) -> bool:
     """Whether the module says that it cuts its map into windows or cells."""
-    return any(_pair(getattr(module, name, None)) for name in (*WINDOWS, *CELLS))
+    return _said(module, (*WINDOWS, *CELLS)) is not None
 
 
 def windows_of(
@@ -70,10 +68,9 @@ def windows_of(
     Args:
         owners: The attention and the block around it, which may say it.
         inputs: What each of them was called with: shapes of tensors, and pairs of numbers as they are.
-        image_size: (H, W)
     """
     for owner in owners:
-        window = next((pair for name in WINDOWS if (pair := _pair(getattr(owner, name, None)))), None)
+        window = _said(owner, WINDOWS)
         if window is None or window[0] * window[1] != keys:
             continue
         spread = hasattr(owner, "partition_size") and not getattr(owner, "partition_block", True)
@@ -90,7 +87,7 @@ def windows_of(
 def cells_of(owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int], keys: int) -> Windows | None:
     """The map whose cells are the `keys` tokens of an attention among cells; None if it is none, or they fit."""
     for owner in owners:
-        cell = next((pair for name in CELLS if (pair := _pair(getattr(owner, name, None)))), None)
+        cell = _said(owner, CELLS)
         if cell is None:
             continue
         for size in _map_sizes(owner, inputs, image_size):
@@ -103,11 +100,15 @@ def cells_of(owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int],
 def _map_sizes(owner: Any, inputs: Inputs, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """What may be the (H, W) of the map that a module was called with, the likeliest first."""
     shapes = inputs.get(owner, [])
-    yield from (shape for shape in shapes if len(shape) == 2)  # given in so many words, as timm's Twins does
+    yield from (shape for shape in shapes if len(shape) == 2)  # given as an argument, as timm's Twins does
     for shape in shapes:
         if len(shape) == 4:
             form = "NCHW" if getattr(owner, "dim", None) == shape[1] != shape[3] else "NHWC"
             yield from (layout.grid for layout in layouts_of(shape, image_size, form=form))
+
+
+def _said(owner: Any, names: Sequence[str]) -> tuple[int, int] | None:
+    return next((pair for name in names if (pair := _pair(getattr(owner, name, None)))), None)
 
 
 def _pair(x: Any) -> tuple[int, int] | None:

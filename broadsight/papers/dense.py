@@ -1,5 +1,4 @@
-"""The papers' dense tables: detectors, segmenters and pose models, how each row is built and counted, and why some
-cannot be reproduced.
+"""The papers' dense tables: detectors, segmenters and pose models, and how each row is built and counted.
 
 A model is run as a whole on one image of the tables' size, without memory. What depends on an image's content has no
 products and is left out: anchors, suppression, the pooling of regions. The heads see a fixed number of regions.
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from ..dense.build import builder
 from ..dense.stages import Stages, open_stages
 from .macs import LAYERS, OLD_PROFILER, PRODUCTS, Convention
-from .map import Row
+from .tables import Row, more_rows
 
 PAPERS = ("emsnet", "mat", "partialformer", "map")
 COCO, ADE20K, PERSON = 80, 150, 1  # classes
@@ -33,38 +32,10 @@ SETTINGS: dict[str, tuple[int, tuple[int, int]]] = {
 }
 BOXES, MASKS = 1000, 100  # regions that every box head and every mask head of an R-CNN is counted on
 
-TABLES = {
-    ("emsnet", "retinanet"): "Table 3.3",
-    ("emsnet", "mask_rcnn"): "Table 3.4",
-    ("mat", "ssdlite"): "Table 4.5",
-    ("mat", "retinanet"): "Table 4.6",
-    ("mat", "mask_rcnn"): "Table 4.7",
-    ("mat", "semantic_fpn"): "Table 4.8",
-    ("partialformer", "retinanet"): "Table 5.4",
-    ("partialformer", "mask_rcnn"): "Table 5.4",
-    ("partialformer", "ssdlite"): "Table 5.5",
-    ("partialformer", "simple_baseline"): "Table 5.6",
-    ("partialformer", "semantic_fpn"): "Table 5.7",
-    ("partialformer", "upernet"): "Table 5.7",
-    ("map", "mask_rcnn"): "MAP, Table 4",
-    ("map", "cascade_mask_rcnn"): "MAP, Table 4",
-    ("map", "semantic_fpn"): "MAP, Table 5",
-    ("map", "upernet"): "MAP, Table 5",
-}
-
 # MAP's tables count batch norms beside the layers: without them four of the six plain models below fall short.
 NORMED_LAYERS = Convention("layers, batch norms", layers_only=True, batch_norm=2)
 CONVENTIONS = {"emsnet": OLD_PROFILER, "mat": LAYERS, "partialformer": PRODUCTS}
 
-# The plain models of MAP's tables, which show how these were counted. paper_tables.yaml leaves them out.
-BASELINES = (
-    ("mask_rcnn", "resnet50", "44", "260"),
-    ("cascade_mask_rcnn", "convnext_tiny", "86", "741"),
-    ("cascade_mask_rcnn", "convnext_small", "108", "827"),
-    ("semantic_fpn", "resnet50", "29", "178"),
-    ("upernet", "convnext_tiny", "60", "939"),
-    ("upernet", "convnext_small", "82", "1027"),
-)
 # The models under MAP's neck, and its widths: the paper gives none. These, with the MLP in two channel groups as in
 # its pools, were chosen because they fit the parameters of all rows; by hand, 512 fits PVT's 3 M and 4 G too.
 NECKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -85,59 +56,24 @@ ROUNDINGS = {
     ("Table 5.4: mask_rcnn", "macs"): (ROUND_DOWN,),
 }
 
-XTINY = "the printed settings are smaller, as without a detector; an MLP ratio of 8 in all stages gives {}"
-XTINY_RETINANET, XTINY_MASK_RCNN = XTINY.format("12.36 M and 168.4 G"), XTINY.format("23.16 M and 186.7 G")
-UNKNOWN_TOOL = "0.1 to 0.3 % low; the tool is not known, and Table 3.3's ResNet-50 is of another image size"
-CUT_OFF = "cut off, where others of the table are rounded"
-INFERRED_HEAD = "cut off, or the head is another: the paper does not describe it"
-NECK_OF_RESNET = (
-    "0.3 to 0.4 % low; the paper gives no widths, and those that fit the parameters run 6.0 M weights at a position, "
-    "not 6.2 M"
-)
-NECK_OF_CONVNEXT = (
-    "0.6 to 0.8 % low; the printed figure takes all 2.3 M weights of the neck at every position, ours runs 0.85 M "
-    "there and the rest for its tokens; the paper does not say how it is built"
-)
-# Figures that no reading reproduces, and why.
-CONTRADICTIONS = {
-    ("retinanet on emsnet_xxtiny", "macs at 800x1280"): UNKNOWN_TOOL,
-    ("retinanet on emsnet_tiny", "macs at 800x1280"): UNKNOWN_TOOL,
-    ("mask_rcnn on emsnet_tiny", "macs at 800x1280"): UNKNOWN_TOOL,
-    ("retinanet on emsnet_xtiny", "params"): XTINY_RETINANET,
-    ("retinanet on emsnet_xtiny", "macs at 800x1280"): XTINY_RETINANET,
-    ("mask_rcnn on emsnet_xtiny", "params"): XTINY_MASK_RCNN,
-    ("mask_rcnn on emsnet_xtiny", "macs at 800x1280"): XTINY_MASK_RCNN,
-    ("ssdlite on mat_1", "macs at 320x320"): INFERRED_HEAD,
-    ("ssdlite on mat_3", "macs at 320x320"): INFERRED_HEAD,
-    ("retinanet on mat_2", "params"): CUT_OFF,
-    ("semantic_fpn on mat_2", "macs at 512x2048"): CUT_OFF,
-    ("simple_baseline on partialformer_b1", "macs at 256x192"): CUT_OFF,
-    ("mask_rcnn on map_resnet50", "macs at 800x1280"): NECK_OF_RESNET,
-    ("semantic_fpn on map_resnet50", "macs at 512x2048"): NECK_OF_RESNET,
-    ("cascade_mask_rcnn on map_convnext_tiny", "macs at 800x1280"): NECK_OF_CONVNEXT,
-    ("cascade_mask_rcnn on map_convnext_small", "macs at 800x1280"): NECK_OF_CONVNEXT,
-    ("upernet on map_convnext_tiny", "macs at 512x2048"): NECK_OF_CONVNEXT,
-    ("upernet on map_convnext_small", "macs at 512x2048"): NECK_OF_CONVNEXT,
-    ("semantic_fpn on resnet50", "params"): "28.5 M, as other papers print it, rounded once more",
-}
-
 
 def rows(tables: dict[str, Any]) -> Iterator[Row]:
     """Every row of the dense tables of all papers, and the plain models of MAP's."""
-    listed = [
-        (TABLES[paper, entry["task"]], entry["task"], entry["backbone"], entry["params"], entry["macs"])
-        for paper in PAPERS
-        for entry in tables[paper]["dense"]
-    ]
-    listed += [(TABLES["map", task], task, backbone, params, macs) for task, backbone, params, macs in BASELINES]
-    for table, task, backbone, params, macs in listed:
+    more = more_rows("dense")
+    listed = [(p, e["task"], e["backbone"], e["params"], e["macs"]) for p in PAPERS for e in tables[p]["dense"]]
+    listed += [("map", *row) for row in more["baselines"]]
+    for paper, task, backbone, params, macs in listed:
         height, width = SETTINGS[task][1]
         build: Callable[[], nn.Module] | str = partial(DenseModel, task, backbone)
         if backbone == "map_pvt_small":
             build = NO_PVT
         elif task == "upernet" and find_spec("segmentation_models_pytorch") is None:
             build = NO_UPERNET
-        yield f"{table}: {task} on {backbone}", {"params": params, f"macs at {height}x{width}": macs}, build
+        yield (
+            f"{more['tables'][paper][task]}: {task} on {backbone}",
+            {"params": params, f"macs at {height}x{width}": macs},
+            build,
+        )
 
 
 def convention(name: str) -> Convention:

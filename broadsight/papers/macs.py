@@ -1,12 +1,12 @@
 """How each paper counts: the multiply-accumulates of its own formulation, by its own counting tool.
 
 A paper's figure may hold more than the products that we execute: operations that its tool counted (norms, pooling), and
-work that our form of a layer does not do. A Convention says the first, the table BEYOND the second.
+work that our form of a layer does not do. A Convention says the first, the cases of `beyond` the second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import singledispatch
 from typing import Any, cast
 
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
@@ -35,8 +35,8 @@ class Convention:
 
     Args:
         name: How tables name the convention.
-        layers_only: Of all products, those of Conv2d and Linear modules alone; attention and the like are free. BEYOND
-            then gives whatever a layer's published form has in such modules and ours has not.
+        layers_only: Of all products, those of Conv2d and Linear modules alone; attention and the like are free. Then
+            `beyond` gives whatever a layer's published form has in such modules and ours has not.
         layer_norm, batch_norm, gelu: Operations per element of the result.
         sample: Operations per element sampled bilinearly.
         pool: Operations per element pooled globally.
@@ -71,51 +71,51 @@ def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> t
     `extra` is what the paper's formulation and tool hold beyond the products that are executed; it is negative where
     the tool overlooks more than that.
     """
-    executed, extra = count_calls(model, *shapes, beyond=partial(_beyond, convention))
+    executed, extra = count_calls(model, *shapes, beyond=lambda module, *call: beyond(module, convention, *call))
     return executed, extra - (executed if convention.layers_only else 0)
 
 
-def _beyond(convention: Convention, module: nn.Module, inputs: tuple, output: Any) -> int:
-    for kind in type(module).__mro__:
-        if kind in BEYOND:
-            return BEYOND[kind](module, convention, inputs, output)
-    return 0
+@singledispatch
+def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any) -> int:
+    """What the published form and the tool have beyond the products that a layer executes in one call."""
+    kind = next((kind for kind in type(module).__mro__ if kind in PER_ELEMENT), None)
+    return getattr(convention, PER_ELEMENT[kind]) * output.numel() if kind else 0
 
 
-def _layer_norm(module: nn.Module, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return convention.layer_norm * output.numel()
+# Operations per element of the result, as a convention has them.
+PER_ELEMENT: dict[type, str] = {
+    nn.LayerNorm: "layer_norm",
+    LayerNorm2d: "layer_norm",
+    nn.BatchNorm1d: "batch_norm",
+    nn.BatchNorm2d: "batch_norm",
+    nn.GELU: "gelu",
+}
 
 
-def _batch_norm(module: nn.Module, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return convention.batch_norm * output.numel()
-
-
-def _gelu(module: nn.GELU, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return convention.gelu * output.numel()
-
-
-def _global_pool(module: SelectAdaptivePool2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: SelectAdaptivePool2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
     return 0 if module.is_identity() else convention.pool * inputs[0].numel()
 
 
-def _convolution(module: nn.Conv2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register(nn.Conv2d)
+@beyond.register(nn.Linear)
+def _(module: Any, convention: Convention, inputs: tuple, output: Tensor) -> int:
     return output.numel() * module.weight[0].numel() if convention.layers_only else 0
 
 
-def _linear(module: nn.Linear, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return output.numel() * module.in_features if convention.layers_only else 0
-
-
-def _transposed(module: nn.ConvTranspose2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: nn.ConvTranspose2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
     return inputs[0].numel() * module.weight[0].numel() if convention.layers_only else 0
 
 
-def _samples(module: BilinearPatchEmbed, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: BilinearPatchEmbed, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """The samples themselves, which are no matrix product."""
     return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
 
 
-def _unfolded(module: SuperTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: SuperTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """The authors' unfold and fold, which are convolutions, and their first pooling."""
     B, C, H, W = output.shape
     (h, w), p, q = module.cell, -(-H // module.cell[0]), -(-W // module.cell[1])
@@ -126,7 +126,8 @@ def _unfolded(module: SuperTokenAttention, convention: Convention, inputs: tuple
     return B * (p * q * (unfolds + folds) + convention.pool * C * p * h * q * w)
 
 
-def _all_projected(module: PartialAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: PartialAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """The equations project every token, background included, before the one query."""
     B, N, C = output.shape
     background = N - module.foreground_count(N)
@@ -137,26 +138,30 @@ def _all_projected(module: PartialAttention, convention: Convention, inputs: tup
     return B * (projected - executed)
 
 
-def _widened(module: AttentionPath, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: AttentionPath, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """The paper widens before it pools: the same result from a projection at full size."""
     B, H, W, _ = inputs[0].shape
     coarse = -(-H // module.patch) * -(-W // module.patch)
     return B * (H * W - coarse) * module.expand.weight.numel()
 
 
-def _propagated(module: Propagate, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: Propagate, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """The products, which a counter of convolutions does not see in our form."""
     return (output if convention.transposed_at_output else inputs[0]).numel() * module.patch**2
 
 
-def _padded(module: AbstractTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: AbstractTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """The published figures are those of windows padded before the projections; we pad after them."""
     B, H, W, _ = inputs[0].shape
     added = (H + -H % module.window) * (W + -W % module.window) - H * W
     return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
 
 
-def _attending(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any) -> int:
+@beyond.register
+def _(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any) -> int:
     """The merging, keys and values at every position, and the tokens' own part: in ours no layers."""
     if not convention.layers_only:
         return 0
@@ -169,7 +174,8 @@ def _attending(module: MultiTokenNeck, convention: Convention, inputs: tuple, ou
     return B * (module.merge.weight.numel() * positions + attention + mlp)
 
 
-def _pool(module: MultiTokenPool, convention: Convention, inputs: tuple, output: Any) -> int:
+@beyond.register
+def _(module: MultiTokenPool, convention: Convention, inputs: tuple, output: Any) -> int:
     """The published form concatenates the maps at one grid, makes keys and values, and lets every token ask.
 
     Where layers alone count this is all of it, as ours are no modules.
@@ -200,7 +206,8 @@ def _pool(module: MultiTokenPool, convention: Convention, inputs: tuple, output:
     return extra
 
 
-def _pooled_model(module: PooledModel, convention: Convention, inputs: tuple, output: Tensor) -> int:
+@beyond.register
+def _(module: PooledModel, convention: Convention, inputs: tuple, output: Tensor) -> int:
     """That of its pool, which is called by parts there and seen by no hook."""
     if not module.pooled or not isinstance(module.head, MultiTokenPool):
         return 0
@@ -210,27 +217,4 @@ def _pooled_model(module: PooledModel, convention: Convention, inputs: tuple, ou
         maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
     else:
         maps = pyramid(module.backbone, images)
-    return _pool(module.head, convention, (maps,), output)
-
-
-# What the published form and the tool have beyond the products that a layer executes.
-BEYOND: dict[type, Callable[..., int]] = {
-    nn.LayerNorm: _layer_norm,
-    LayerNorm2d: _layer_norm,
-    nn.BatchNorm1d: _batch_norm,
-    nn.BatchNorm2d: _batch_norm,
-    nn.GELU: _gelu,
-    SelectAdaptivePool2d: _global_pool,
-    nn.Conv2d: _convolution,
-    nn.Linear: _linear,
-    nn.ConvTranspose2d: _transposed,
-    BilinearPatchEmbed: _samples,
-    SuperTokenAttention: _unfolded,
-    PartialAttention: _all_projected,
-    AttentionPath: _widened,
-    Propagate: _propagated,
-    AbstractTokenAttention: _padded,
-    MultiTokenNeck: _attending,
-    MultiTokenPool: _pool,
-    PooledModel: _pooled_model,
-}
+    return beyond(module.head, convention, (maps,), output)

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from fnmatch import fnmatch
-from importlib.resources import files
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import timm
 import torch
-import yaml
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -23,7 +22,8 @@ from . import broadcast as broadcast_tables
 from . import dense as dense_tables
 from . import map as map_tables
 from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, count
-from .map import Row
+from .tables import Row, contradictions, more_rows, static_figures
+from .tables import published as published
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
@@ -53,37 +53,7 @@ CONVENTIONS = {
 }
 
 # The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
-ROUNDINGS = {
-    ("emsnet", "params"): (ROUND_DOWN,),
-    ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP),
-}
-
-# Rows that no reading reproduces, and why. Anything else that disagrees is a miss.
-CONTRADICTIONS = {
-    (
-        "emsnet",
-        "emsnet_xtiny",
-        "params",
-    ): "no setting fits: the printed widths, depths and ratios give 2.29 M and 0.7 G; "
-    "3.0 M needs wider MLPs, which then give 0.83 G",
-    (
-        "emsnet",
-        "without fusion",
-        "params",
-    ): "contradicts itself: stem, transitions, MLPs and head alone take 1.80 M and "
-    "0.42 G; the 0.32 M left cannot cost the 0.10 G left",
-    ("emsnet", "without fusion", "macs"): "contradicts itself: see its parameters",
-    ("emsnet", "static ratio 1/2:1/4:1/4", "macs"): "1.6 % low under every counting convention; parameters agree",
-    ("emsnet", "static ratio 1/4:1/4:1/2", "macs"): "1.5 % low under every counting convention; parameters agree",
-    (
-        "emsnet",
-        "without channel splitting",
-        "macs",
-    ): "2.2 % low: how this row was built is a guess among 480 that fit its parameters",
-    **{
-        (family, *place): reason for family, tables in TABLES.items() for place, reason in tables.CONTRADICTIONS.items()
-    },
-}
+ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP)}
 
 
 @dataclass(frozen=True)
@@ -113,13 +83,6 @@ class Check:
     note: str = ""
 
 
-def published() -> dict[str, Any]:
-    """The published figures, every number as the text that was printed."""
-    return yaml.load(
-        files("broadsight.papers").joinpath("paper_tables.yaml").read_text("utf-8"), Loader=yaml.BaseLoader
-    )
-
-
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
     """Recompute every static figure of the given families' classifiers, of all dense tables, or of all.
 
@@ -141,10 +104,8 @@ def verify(families: Sequence[str] = (), progress: Progress | None = None) -> li
 
 def render(checks: Sequence[Check]) -> Table:
     """The checks as a table for the terminal."""
-    table = Table(
-        title="Published figures, recomputed",
-        caption="params in M, macs in G (M where marked), at 224x224 unless marked (height x width)",
-    )
+    caption = "params in M, macs in G (M where marked), at 224x224 unless marked (height x width)"
+    table = Table(title="Published figures, recomputed", caption=caption)
     for column in ("family", "row", "figure", "counted as"):
         table.add_column(column, overflow="fold")
     for column in ("paper", "ours", "executed"):
@@ -159,6 +120,9 @@ def render(checks: Sequence[Check]) -> Table:
         mark = Text(*marks.get(c.status, (c.status, "yellow")))
         table.add_row(c.family, c.row, c.figure, c.convention, c.paper, ours, executed, mark, c.note)
     return table
+
+
+PRINTED = {"paper_params_m": "params", "paper_macs_g": "macs", "paper_top1": "top1"}
 
 
 def catalogue(
@@ -182,18 +146,10 @@ def catalogue(
                 progress(len(rows), total, name)
             model = blank_model(name)
             paper = printed.get(ALIASES.get(name, name), {})
-            rows.append(
-                {
-                    "model": name,
-                    "family": family,
-                    "params": sum(p.numel() for p in model.parameters()),
-                    "macs": executed_macs(model, SIZE),
-                    "paper_params_m": _number(paper.get("params")),
-                    "paper_macs_g": _number(paper.get("macs")),
-                    "paper_top1": _number(paper.get("top1")),
-                    "source": SOURCES[family],
-                }
-            )
+            figures = {key: _number(paper.get(figure)) for key, figure in PRINTED.items()}
+            params, macs = sum(p.numel() for p in model.parameters()), executed_macs(model, SIZE)
+            row = {"model": name, "family": family, "params": params, "macs": macs, **figures}
+            rows.append(row | {"source": SOURCES[family]})
     return rows
 
 
@@ -203,49 +159,28 @@ def _rows(family: str) -> Iterator[Row]:
         yield from TABLES[family].rows(tables)
         return
     for entry in tables["models"]:
-        yield entry["model"], entry, lambda name=entry["model"]: blank_model(name)
-    if family == "stvit":
-        for entry in tables["isotropic"]:
-            dims, depths = [int(n) for n in entry["channels"]], [int(n) for n in entry["depths"]]
-            position = "relative" if entry["rpe"] == "true" else "none"
-            yield f"isotropic {dims}, {position} position", entry, lambda a=(dims, depths, position): _isotropic(*a)
-    elif family == "emsnet":
-        for entry in tables["ablation_xxtiny"]:
-            yield (
-                entry["variant"],
-                entry,
-                lambda kw=EMSNET_ABLATIONS[entry["variant"]]: blank_model("emsnet_xxtiny", **kw),
-            )
-    elif family == "mat":
-        for entry in tables["ablation_mat_2"]:
-            yield entry["variant"], entry, lambda kw=MAT_ABLATIONS[entry["variant"]]: blank_model("mat_2", **kw)
-    elif family == "partialformer":
-        yield "one attention module", tables["attention_module"], lambda: nn.Identity()
+        yield entry["model"], static_figures(entry), partial(blank_model, entry["model"])
+    for entry in tables.get("isotropic", []):
+        dims, depths = _whole(entry["channels"]), _whole(entry["depths"])
+        position = "relative" if entry["rpe"] == "true" else "none"
+        build = partial(_isotropic, dims, depths, position)
+        yield f"isotropic {list(dims)}, {position} position", static_figures(entry), build
+    if ablation := more_rows("ablations").get(family):
+        for entry in tables[ablation["table"]]:
+            changes = ablation["rows"][entry["variant"]].items()
+            settings = {name: _whole(value) if isinstance(value, list) else value for name, value in changes}
+            yield entry["variant"], static_figures(entry), partial(blank_model, ablation["model"], **settings)
+    if module := tables.get("attention_module"):
+        build = partial(_AttentionModule, *(int(module[name]) for name in ("height", "width", "dim", "heads")))
+        yield "one attention module", {"macs": module["mmacs"]}, build
 
 
-# How the rows of the ablation tables are built.
-EMSNET_ABLATIONS: dict[str, dict[str, Any]] = {
-    "baseline": dict(mixer="baseline"),
-    "whiten": dict(mixer="whiten"),
-    "patch2": dict(mixer="patch2"),
-    "patch4": dict(mixer="patch4"),
-    "gated": dict(mixer="gated"),
-    "c_mhsa": dict(mixer="c_mhsa"),
-    "g_mhsa (full)": {},
-    "static ratio 1/2:1/4:1/4": dict(ratios=(2, 1, 1)),
-    "static ratio 1/4:1/4:1/2": dict(ratios=(1, 1, 2)),
-    "without fusion": dict(mixer="no_fusion"),
-    "without channel splitting": dict(mixer="no_split"),
-}
-MAT_ABLATIONS: dict[str, dict[str, Any]] = {
-    "mat blocks in stages 1-4": dict(mixer_stages=(1, 2, 3, 4)),
-    "mat blocks in stages 2-4": dict(mixer_stages=(2, 3, 4)),
-    "mat blocks in stage 4 only": dict(mixer_stages=(4,)),
-    "pure mlp": dict(mixer="none"),
-    "window attention only": dict(mixer="window"),
-    "3x3 conv patch embedding": dict(embed="conv"),
-    "patch merging": dict(embed="merge"),
-}
+class _AttentionModule(PartialAttention):
+    """One module for itself, whose operations are in millions."""
+
+    def __init__(self, height: int, width: int, dim: int, heads: int):
+        super().__init__(dim, heads, (39, 3136))
+        self.inputs = (1, height * width, dim), (1, height * width)
 
 
 def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], nn.Module] | str) -> list[Check]:
@@ -254,28 +189,20 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
         return [
             Check(family, row, figure, "", paper, None, None, "not run", build) for figure, paper in printed.items()
         ]
-    if "mmacs" in printed:  # a single module, in millions
-        tokens, dim, heads = int(printed["height"]) * int(printed["width"]), int(printed["dim"]), int(printed["heads"])
-        module = PartialAttention(dim, heads, (39, 3136))
-        executed, extra = count(module, (1, tokens, dim), (1, tokens), convention=PRODUCTS)
-        figures = {"macs": printed["mmacs"]}
-        measured = {"macs": ((executed + extra) / 1e6, executed / 1e6, f"{PRODUCTS.name}, in M")}
-    else:
-        model, convention = build(), _convention(family, name)
-        figures = printed if family in TABLES else map_tables.static_figures(printed)
-        measured = {}
-        for figure in figures:
-            quantity, _, baseline = figure.partition(" over ")
-            measured[figure] = measured.get(quantity) or _measure(model, quantity, convention)
-            if baseline:
-                measured[figure] = _difference(measured[figure], _measure(blank_model(baseline), quantity, convention))
+    model, convention = build(), _convention(family, name)
+    measured: dict[str, Measured] = {}
+    for figure in printed:
+        quantity, _, baseline = figure.partition(" over ")
+        measured[figure] = measured.get(quantity) or _measure(model, quantity, convention)
+        if baseline:
+            measured[figure] = _difference(measured[figure], _measure(blank_model(baseline), quantity, convention))
     checks = []
-    for figure, paper in figures.items():
+    for figure, paper in printed.items():
         (ours, run, counted), note = measured[figure], ""
         if any(_prints(ours, paper, rounding) for rounding in _roundings(family, row, figure)):
             status = "match"
         else:
-            note = CONTRADICTIONS.get((family, name, figure), "")
+            note = contradictions().get((family, name, figure), "")
             status = "explained" if note else "miss"
         checks.append(Check(family, row, figure, counted, paper, ours, run, status, note))
     return checks
@@ -293,6 +220,9 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
         return broadcast_tables.added_operations(model), None, "sums, products, in M"
     if figure == "params":
         return sum(p.numel() for p in model.parameters()) / 1e6, None, ""
+    if isinstance(model, _AttentionModule):
+        executed, extra = count(model, *model.inputs, convention=convention)
+        return (executed + extra) / 1e6, executed / 1e6, f"{convention.name}, in M"
     height, width = (int(side) for side in (size.split("x") * 2)[:2]) if size else SIZE
     executed, extra = count(model, (1, 3, height, width), convention=convention)
     return (executed + extra) / 1e9, executed / 1e9, convention.name
@@ -324,9 +254,11 @@ def _prints(ours: float, paper: str, rounding: str) -> bool:
 def _printed_of_models(family: str) -> dict[str, dict[str, str]]:
     """What the tables print for registered models, by name."""
     tables = published()[family]
-    if family in TABLES:
-        return TABLES[family].printed(tables)
-    return {entry["model"]: entry for entry in tables["models"]}
+    return TABLES[family].printed(tables) if family in TABLES else {entry["model"]: entry for entry in tables["models"]}
+
+
+def _whole(numbers: Sequence[str]) -> tuple[int, ...]:
+    return tuple(map(int, numbers))
 
 
 def _isotropic(dims: Sequence[int], depths: Sequence[int], position: str) -> nn.Module:

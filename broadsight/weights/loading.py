@@ -4,39 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
-from .reading import check_stored, check_values, inside, read_file, weights_in
+from .reading import check_values, inside
+from .reading import read_weights as read_tensors
 
-
-def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
-    """Load weights of the same model.
-
-    Args:
-        source: A run folder, or a file of weights: safetensors or one of torch's.
-        other_classes: They may be of other classes, so that the model's own classifier stays where its shape differs;
-            or of the model as it was before its pooling was swapped, which begins anew then.
-    """
-    weights = read_weights(source)
-    if other_classes and _load_backbone(model, weights, source):
-        return
-    own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
-    ends = (ends,) if isinstance(ends, str) else tuple(ends)
-    others = {name for name, value in weights.items() if name in own and own[name].shape != value.shape}
-    replaced = {name for name in others if other_classes and any(name.startswith(f"{end}.") for end in ends)}
-    missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
-    wrong = sorted(missing | unexpected | (others - replaced))
-    if wrong:
-        raise ValueError(
-            f"{source} holds weights of another model: {len(missing)} missing, {len(unexpected)} unexpected, "
-            f"{len(others - replaced)} of another shape, such as {wrong[0]}"
-        )
-    kept = {name: value for name, value in weights.items() if name not in replaced}
-    check_values(kept, own, source)
-    model.load_state_dict(kept, strict=False)
+BACKBONE = "stages.network."  # in the names of a dense model's weights
 
 
-def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
+def read_weights(source: str | Path) -> Mapping[str, Tensor]:
     """Tensors by name, from a run folder or a file."""
     path = Path(source)
     if path.is_dir():
@@ -45,12 +21,36 @@ def read_weights(source: str | Path) -> Mapping[str, torch.Tensor]:
         path = inside(path, "model.safetensors")
     elif not path.is_file():
         raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
-    weights = weights_in(read_file(path))
-    named = isinstance(weights, Mapping) and all(isinstance(name, str) for name in weights)
-    if not named or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise ValueError(f"{source} holds no weights; expected tensors by name")
-    check_stored(weights, source, path.stat().st_size)
-    return weights
+    return read_tensors(path)
+
+
+def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
+    """Load weights of the same model.
+
+    Args:
+        source: A run folder, or a file of weights: safetensors or one of torch's.
+        other_classes: They may be of other classes, so that the model's own classifier stays where its shape differs;
+            or of the model before its pooling was swapped, which begins anew then.
+    """
+    weights = read_weights(source)
+    backbone = getattr(model, "backbone", None)
+    if other_classes and isinstance(backbone, nn.Module):
+        left = backbone.state_dict()
+        if len(kept := _fitting(weights, left)) == len(left):
+            _load(backbone, kept, source)
+            return
+    own, ends = model.state_dict(), model.pretrained_cfg.get("classifier") or ()
+    ends = tuple(f"{end}." for end in ((ends,) if isinstance(ends, str) else ends))
+    others = {name for name, value in weights.items() if name in own and own[name].shape != value.shape}
+    replaced = {name for name in others if other_classes and name.startswith(ends)}
+    missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
+    wrong = sorted(missing | unexpected | (others - replaced))
+    if wrong:
+        raise ValueError(
+            f"{source} holds weights of another model: {len(missing)} missing, {len(unexpected)} unexpected, "
+            f"{len(others - replaced)} of another shape, such as {wrong[0]}"
+        )
+    _load(model, {name: value for name, value in weights.items() if name not in replaced}, source)
 
 
 def begin_dense(model: Any, source: str | Path) -> str:
@@ -64,37 +64,27 @@ def begin_dense(model: Any, source: str | Path) -> str:
         What was loaded, in words.
     """
     weights = read_weights(source)
-    marker = "stages.network."
-    if any(marker in name for name in weights):
-        own = model.state_dict()
-        fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
-        lost = [name for name in own if marker in name and name not in fitting]
-        anew = len(own) - len(fitting)
-        what = f"{len(fitting)} tensors of {source}" + (f"; {anew} of the model's own begin anew" if anew else "")
-    else:
-        model = model.stages.network
-        own = model.state_dict()
-        bare = {name.removeprefix("backbone."): value for name, value in weights.items()}  # below a swapped pooling
-        given = weights if own.keys() <= weights.keys() else bare
-        fitting = {name: given[name] for name in own if name in given and given[name].shape == own[name].shape}
-        lost = [name for name in own if name not in fitting]
-        what = f"the backbone of {source}"
+    of_dense_model = any(BACKBONE in name for name in weights)
+    target = model if of_dense_model else model.stages.network
+    own = target.state_dict()
+    if not of_dense_model and not own.keys() <= weights.keys():  # below a swapped pooling
+        weights = {name.removeprefix("backbone."): value for name, value in weights.items()}
+    fitting = _fitting(weights, own)
+    lost = [name for name in own if name not in fitting and (BACKBONE in name or not of_dense_model)]
     if lost:
         raise ValueError(f"{source} holds weights of another model: {len(lost)} do not fit, such as {lost[0]}")
-    check_values(fitting, own, source)
-    model.load_state_dict(fitting, strict=False)
-    return what
+    _load(target, fitting, source)
+    if not of_dense_model:
+        return f"the backbone of {source}"
+    anew = len(own) - len(fitting)
+    return f"{len(fitting)} tensors of {source}" + (f"; {anew} of the model's own begin anew" if anew else "")
 
 
-def _load_backbone(model: Any, weights: Mapping[str, torch.Tensor], source: str | Path) -> bool:
-    """Give the backbone under a swapped pooling its own weights, if these are, whatever came behind it."""
-    backbone = getattr(model, "backbone", None)
-    if not isinstance(backbone, torch.nn.Module):
-        return False
-    left = backbone.state_dict()
-    if any(name not in weights or weights[name].shape != value.shape for name, value in left.items()):
-        return False
-    kept = {name: weights[name] for name in left}
-    check_values(kept, left, source)
-    backbone.load_state_dict(kept)
-    return True
+def _fitting(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of the weights those with a name and shape of the model's own."""
+    return {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
+
+
+def _load(model: nn.Module, weights: Mapping[str, Tensor], source: str | Path) -> None:
+    check_values(weights, model.state_dict(), source)
+    model.load_state_dict(weights, strict=False)

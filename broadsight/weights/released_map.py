@@ -1,11 +1,10 @@
-"""Between our names and those of the authors' MAP checkpoints: read them, or write what they would hold.
+"""Between our names and those of the authors' MAP checkpoints, both ways.
 
-The authors keep one tensor for each group under numbered names, we keep all groups stacked. The order is the same, so
-that every tensor of ours is a stack of theirs, reshaped.
+The authors keep one tensor for each group under numbered names; ours is the stack of them, reshaped.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,11 +23,13 @@ def pool_from_release(pool: MultiTokenPool, released: Mapping[str, Tensor]) -> d
     Raises:
         RuntimeError: A tensor is missing, unexpected or has another shape, or a constant is not what it should be.
     """
-    return _pool_translation(pool, _says_cap(pool, released)).to_ours(released, pool.state_dict())
+    # The pool of the CAP models is a group alone, and has names of its own
+    cap = pool.groups == 1 and pool.merge is None and any(name.startswith("pool.") for name in released)
+    return _pool_translation(pool, cap).to_ours(released)
 
 
 def pool_to_release(pool: MultiTokenPool, tensors: Mapping[str, Tensor], cap: bool = False) -> dict[str, Tensor]:
-    """Any tensors under the pool's names (weights, gradients, some or all) under the released ones, as copies.
+    """Copies of some or all tensors under the pool's names (weights, gradients) under the released ones.
 
     Args:
         cap: Use the names that the authors gave to the pool of their CAP models.
@@ -36,26 +37,21 @@ def pool_to_release(pool: MultiTokenPool, tensors: Mapping[str, Tensor], cap: bo
     Raises:
         ValueError: A name or a shape is not the pool's, or the release knows no such tensor.
     """
-    return _pool_translation(pool, cap).to_released(tensors, pool.state_dict())
+    return _pool_translation(pool, cap).to_released(tensors)
 
 
 def model_from_release(architecture: str, model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict for a whole model from tensors under the released names.
+    """`pool_from_release` for a whole model: a timm backbone in `model.backbone` and a MultiTokenPool in `model.head`.
 
     Args:
-        architecture: Registered name of the model, such as "map_resnet50".
-        model: A timm backbone in `model.backbone` and a MultiTokenPool in `model.head`.
-
-    Raises:
-        ValueError: The architecture has no release.
-        RuntimeError: As `pool_from_release`.
+        architecture: Registered name of the model, such as "map_resnet50"; a ValueError says that it has no release.
     """
-    return _model_translation(architecture, model).to_ours(without_module_prefix(released), model.state_dict())
+    return _model_translation(architecture, model).to_ours(without_module_prefix(released))
 
 
 def model_to_release(architecture: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`pool_to_release` for a whole model."""
-    return _model_translation(architecture, model).to_released(tensors, model.state_dict())
+    return _model_translation(architecture, model).to_released(tensors)
 
 
 def without_module_prefix(released: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -84,20 +80,22 @@ class Translation:
     """Between our names and released ones.
 
     Args:
-        sources: For our names; those that are not here have no counterpart in the release.
+        own: The state dict of our module.
+        sources: Of our names; names that are not here have no counterpart in the release.
         constants: Tensors of the release that hold no weights, by released name. They may be absent.
         own_constants: Our names of such tensors; they keep their values.
         unused: Pattern of further released names that nothing here needs.
     """
 
+    own: Mapping[str, Tensor]
     sources: dict[str, Source]
     constants: dict[str, Tensor]
     own_constants: frozenset[str] = frozenset()
     unused: str | None = None
 
-    def to_ours(self, released: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All of `own` with the released values, in new tensors or views of the released ones."""
-        without_source = [key for key in own if key not in self.sources and key not in self.own_constants]
+    def to_ours(self, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state dict with the released values, in new tensors or views of the released ones."""
+        without_source = [key for key in self.own if key not in self.sources and key not in self.own_constants]
         refuse("has no counterpart in the release", without_source, "build the module as the authors did")
         expected = {name: key for key, source in self.sources.items() for name in source.names}
         # How many batches a norm has seen says nothing about the weights, and some tools do not store it.
@@ -106,33 +104,32 @@ class Translation:
         unexpected = released.keys() - expected.keys() - self.constants.keys()
         unexpected = sorted(name for name in unexpected if not (self.unused and re.match(self.unused, name)))
         refuse("is unexpected", unexpected, "build the variant that the checkpoint was saved from")
-        translated = {key: self._read(key, released, value) for key, value in own.items()}
+        translated = {key: self._read(key, released) for key in self.own}
         for name in self.constants.keys() & released.keys():
             _check_constant(name, released[name], self.constants[name])
         return translated
 
-    def _read(self, key: str, released: Mapping[str, Tensor], own: Tensor) -> Tensor:
-        source = self.sources.get(key)
-        parts = {name: released[name] for name in source.names if name in released} if source else {}
-        if source is None or not parts:
-            return own
-        for name, part in parts.items():
-            if part.shape != source.shape:
-                raise RuntimeError(
-                    f"{name!r} has shape {tuple(part.shape)}; expected {source.shape}: another variant?"
-                    " nothing was loaded"
-                )
+    def _read(self, key: str, released: Mapping[str, Tensor]) -> Tensor:
+        names, shape = self.sources.get(key, ((), ()))
+        parts = [name for name in names if name in released]
+        for name in parts:
+            if released[name].shape != shape:
+                came = tuple(released[name].shape)
+                raise RuntimeError(f"{name!r} has shape {came}; expected {shape}: another variant? nothing was loaded")
+        if not parts:
+            return self.own[key]
         if _is_count(key):  # all groups have seen the same batches
-            return next(iter(parts.values()))
-        return torch.stack(list(parts.values())).reshape(own.shape)
+            return released[parts[0]]
+        return torch.stack([released[name] for name in parts]).reshape(self.own[key].shape)
 
-    def to_released(self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_released(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of some tensors of the module under the released names."""
         translated = {}
         for key, value in tensors.items():
-            if key not in own:
+            if key not in self.own:
                 raise ValueError(f"{key!r} is not a tensor of this module; expected names of its state dict")
-            if value.shape != own[key].shape:
-                raise ValueError(f"{key!r} has shape {tuple(value.shape)}; expected {tuple(own[key].shape)}")
+            if value.shape != self.own[key].shape:
+                raise ValueError(f"{key!r} has shape {tuple(value.shape)}; expected {tuple(self.own[key].shape)}")
             if key in self.own_constants:
                 continue
             if key not in self.sources:
@@ -193,12 +190,6 @@ _POOL_RULES: list[tuple[str, str, Callable[[Shape, int], Shape]]] = [
 ]
 
 
-def _says_cap(pool: MultiTokenPool, released: Iterable[str]) -> bool:
-    """The names of the CAP models, whose pool is a group alone."""
-    possible = pool.groups == 1 and pool.merge is None
-    return possible and any(name.startswith("pool.") for name in released)
-
-
 def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "") -> Translation:
     """Released names get the prefix."""
 
@@ -212,11 +203,10 @@ def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "")
             name = name.replace("mmcap.mmcap.0.", "pool.").replace("heads.0.", "fc.")
         return prefix + name
 
-    sources = {}
-    for key, value in pool.state_dict().items():
+    own, sources = pool.state_dict(), {}
+    for key, value in own.items():
         for pattern, template, released_shape in _POOL_RULES:
-            match = re.fullmatch(pattern, key)
-            if match:
+            if match := re.fullmatch(pattern, key):
                 template = match.expand(template)
                 groups = pool.groups if "{g}" in template else 1
                 names = tuple(full(template, group) for group in range(groups))
@@ -226,7 +216,7 @@ def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "")
         rows, columns = torch.triu_indices(pool.gram.gram_dim, pool.gram.gram_dim, device="cpu")
         triangle = rows * pool.gram.gram_dim + columns
         constants = {full(_GRAM + "bp_index", group): triangle for group in range(pool.groups)}
-    return Translation(sources, constants, unused=re.escape(prefix) + r"heads\." if pool.light else None)
+    return Translation(own, sources, constants, unused=re.escape(prefix) + r"heads\." if pool.light else None)
 
 
 def _check_constant(name: str, value: Tensor, expected: Tensor) -> None:
@@ -320,9 +310,9 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
         raise ValueError(f"no released weights are known for {architecture!r}; expected one of {', '.join(MODELS)}")
     pool: Any = model.get_submodule("head")
     head = _pool_translation(pool, prefix=inner.head)
-    parameters = dict(model.named_parameters())
+    own, parameters = model.state_dict(), dict(model.named_parameters())
     sources, own_constants, unused = {}, set(), [head.unused, inner.recomputed]
-    for key, value in model.state_dict().items():
+    for key, value in own.items():
         part, _, name = key.partition(".")
         if part == "head" and name in head.sources:
             sources[key] = head.sources[name]
@@ -334,4 +324,4 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
                 own_constants.add(key)
                 unused.append(re.escape(released) + "$")
     unused = "|".join(f"(?:{pattern})" for pattern in unused if pattern)
-    return Translation(sources, head.constants, frozenset(own_constants), unused or None)
+    return Translation(own, sources, head.constants, frozenset(own_constants), unused or None)

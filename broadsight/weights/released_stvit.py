@@ -17,7 +17,7 @@ from ..files import whole_file
 from ..layers import MultiTokenPool, SuperTokenAttention
 from ..models import STViT
 from ..surgery.description import EDITED
-from .reading import check_alone, check_stored, check_values, read_file, weights_in
+from .reading import as_runtime_error, check_alone, check_tensors, check_values, metadata_of, read_file, weights_in
 from .released_map import (
     model_from_release,
     model_to_release,
@@ -45,14 +45,13 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
             constant it should be, or a tensor is not of finite real numbers. Nothing is loaded then.
     """
     translate = _translation_for(module)
-    given = _read(source)
     origin = "the source" if isinstance(source, Mapping) else str(source)
+    with as_runtime_error():
+        given = without_module_prefix(_read(source)[1])
     translated = translate(given)
-    try:
+    with as_runtime_error():
         check_alone(given, origin)  # by the released names first
         check_values(translated, module.state_dict(), origin)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
     module.load_state_dict(translated)
     return module
 
@@ -61,35 +60,28 @@ def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[s
     """Tensors of a module, such as its weights or their gradients, under the released names and in released shapes.
 
     Args:
-        module: A MultiTokenPool or a released map_* model.
+        module: A MultiTokenPool or a released map_* model; a ValueError says that it has no release.
         tensors: Some or all, under the names in the module's state dict.
-
-    Raises:
-        ValueError: The module has no release, or a name or shape is not the module's.
     """
     if isinstance(module, MultiTokenPool):
         return pool_to_release(module, tensors)
     if _is_pooled(module):
         return model_to_release(_architecture(module), module, tensors)
-    raise ValueError(
-        f"{type(module).__name__} has no released names; expected a MultiTokenPool or a model that has one"
-    )
+    kind = type(module).__name__
+    raise ValueError(f"{kind} has no released names; expected a MultiTokenPool or a model that has one")
 
 
 def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, overwrite: bool = False) -> Path:
     """Rewrite a pickled checkpoint as a safetensors file, which anybody can read without unpickling.
 
     The weights keep the released names. Plain values beside them (the architecture, the epoch, the metric) become the
-    file's metadata; what else there is (optimizer, arguments) is left out, and named there. Nothing in the pickle is
-    executed, and the target appears complete or not at all.
+    file's metadata; the rest (optimizer, arguments) is left out, and named there. Nothing in the pickle is executed,
+    and the target appears complete or not at all.
 
     Args:
         source: A checkpoint in torch's format, such as the authors' `.pth.tar` files.
-        target: The `.safetensors` file to write.
+        target: The `.safetensors` file to write; its path is returned.
         overwrite: Replace a target that exists.
-
-    Returns:
-        The path of the target.
 
     Raises:
         ValueError: The names are not those of a pickled and a safetensors file.
@@ -106,14 +98,12 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
         raise FileExistsError(f"{target} exists; choose another name or give overwrite=True")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}; create it first")
-    content = read_file(source)
-    weights = _check_tensors(weights_in(content), str(source), source.stat().st_size)
-    if not weights:
-        raise RuntimeError(f"{source} holds no tensors; expected a checkpoint")
-    try:
+    with as_runtime_error():
+        content, weights = _read(source)
+        if not weights:
+            raise ValueError(f"{source} holds no tensors; expected a checkpoint")
+        weights = without_module_prefix(weights)
         check_alone(weights, source)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
     # Copies, since safetensors refuses tensors that share memory.
     tensors = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     try:
@@ -127,7 +117,7 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
 def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
     """Names of the tensors in a safetensors file, and its metadata."""
     with safe_open(path, "pt") as file:
-        return list(file.keys()), dict(file.metadata() or {})
+        return list(file.keys()), metadata_of(Path(path))
 
 
 # ---- what is loaded into what
@@ -167,14 +157,12 @@ def _renamed_state(
 ) -> dict[str, Tensor]:
     target = module.state_dict()
     names = {key: released_name(key) for key in target}
-    unexpected = []
-    for name in given.keys() - set(names.values()):
-        if re.search(r"(^|\.)(un)?fold\.weights$", name):
-            _check_fold_constant(name, given[name])
-        else:
-            unexpected.append(name)
+    unexpected = given.keys() - set(names.values())
+    folds = {name for name in unexpected if re.search(r"(^|\.)(un)?fold\.weights$", name)}
+    for name in folds:
+        _check_fold_constant(name, given[name])
     refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
-    refuse("is unexpected", sorted(unexpected), "build the variant that the checkpoint was saved from")
+    refuse("is unexpected", sorted(unexpected - folds), "build the variant that the checkpoint was saved from")
     return {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
 
 
@@ -197,10 +185,13 @@ def _check_fold_constant(name: str, value: Tensor) -> None:
 # ---- files
 
 
-def _read(source: Source) -> Mapping[str, Tensor]:
+def _read(source: Source) -> tuple[Any, Mapping[str, Tensor]]:
+    """All that the source holds, and its weights."""
     if isinstance(source, Mapping):
-        return _check_tensors(source, "the source")
-    return _check_tensors(weights_in(read_file(Path(source))), str(source), Path(source).stat().st_size)
+        return source, check_tensors(source, "the source")
+    path = Path(source)
+    content = read_file(path)
+    return content, check_tensors(weights_in(content), path, path.stat().st_size)
 
 
 def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
@@ -211,17 +202,3 @@ def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
     plain = {name: str(value) for name, value in beside.items() if isinstance(value, str | int | float)}
     left_out = [name for name in beside if name not in plain]
     return plain | ({"left_out": ", ".join(left_out)} if left_out else {})
-
-
-def _check_tensors(weights: Any, origin: str, size: int | None = None) -> Mapping[str, Tensor]:
-    if not isinstance(weights, Mapping):
-        raise RuntimeError(f"{origin} holds a {type(weights).__name__}; expected a dict of tensors by released name")
-    for key, value in weights.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise RuntimeError(f"{key!r} in {origin} is a {kind}; expected tensors under the released key names")
-    try:
-        check_stored(weights, origin, size)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
-    return without_module_prefix(weights)

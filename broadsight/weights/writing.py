@@ -14,13 +14,9 @@ from .reading import DIGEST, weights_digest
 
 
 def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None = None) -> str:
-    """A model's weights as safetensors, with their digest: all of them, or the file stays as it was.
+    """Write a model's weights as safetensors, whole or not at all, with their digest and `about` as metadata.
 
-    Args:
-        about: What else the file says of itself.
-
-    Returns:
-        The file's own digest.
+    Returns the digest of the file.
     """
     tensors = tensors_of(model)
     with whole_file(path, durable=True) as unfinished:
@@ -33,7 +29,7 @@ def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None 
 
 
 def _in_order(path: Path) -> None:
-    """Sort what a safetensors file says of itself: the library does not, and equal weights are to give equal files."""
+    """Sort the metadata of a safetensors file, which the library does not: equal weights are to give equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

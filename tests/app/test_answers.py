@@ -11,7 +11,7 @@ from broadsight.app import answers
 from broadsight.app.answers import answer, image_of, top_classes
 from broadsight.app.candidates import Candidate, Candidates
 from broadsight.data.sources.unlabelled import find_images
-from broadsight.prediction.classification import predict
+from broadsight.prediction.classification import predict_images
 from broadsight.runs.classifier import open_classifier
 from tests.training.small_runs import leave_run
 
@@ -34,7 +34,7 @@ def test_answer__the_same_as_predict(runs, tmp_path):
     make_image().save(tmp_path / "a.png")
     found = answer(runs, make_image())
     for one, said in zip(runs, found, strict=True):
-        expected = next(predict(one.run, find_images([str(tmp_path / "a.png")])[0], top=5))
+        expected = next(predict_images(one.run, find_images([str(tmp_path / "a.png")])[0], top=5))
         assert tuple(name for name, _ in said.top) == expected.classes
         assert [share for _, share in said.top] == pytest.approx(expected.probabilities, abs=1e-6)
         assert sum(share for _, share in said.top) == pytest.approx(1)

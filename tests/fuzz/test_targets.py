@@ -14,7 +14,7 @@ SOON = 120  # seeds of a target that are tried in the usual tests: an even choic
 
 
 def try_all(name: str, every: int) -> None:
-    """Try every so-manieth seed, the last first; with 0 an even choice."""
+    """Try one in `every` seeds, the last first; with 0 an even choice."""
     target = importlib.import_module(f"fuzz.{name}")
     found = target.seeds()
     assert len(found) > 20 and all(isinstance(data, bytes) for data in found)

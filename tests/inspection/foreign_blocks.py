@@ -11,56 +11,32 @@ from timm.models.mvitv2 import MultiScaleVitCfg
 from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
-# Of timm, beside those of timm_models, with the side of their images. Some entry points refuse other sizes: classes.
-MORE: dict[str, tuple[Callable[[], nn.Module], int]] = dict(
-    eva02=(partial(create_model, "eva02_tiny_patch14_224", depth=2, embed_dim=48, num_heads=3, img_size=56), 56),
-    beit=(partial(create_model, "beit_base_patch16_224", depth=2, embed_dim=48, num_heads=3, img_size=64), 64),
+VIT = dict(depth=2, embed_dim=48, num_heads=3)
+NAMED = dict(
+    eva02=("eva02_tiny_patch14_224", 56, VIT),
+    beit=("beit_base_patch16_224", 64, VIT),
+    pit_distilled=("pit_ti_distilled_224", 96, dict(base_dims=(8, 8, 8), depth=(1, 1, 1))),
+    swinv2=("swinv2_tiny_window8_256", 128, dict(embed_dim=24, depths=(1, 2, 1), num_heads=(1, 2, 4))),
+    vit_parallel=("vit_base_patch16_xp_224", 64, VIT),
+    vit_registers=("vit_medium_patch16_reg4_gap_256", 64, VIT),
+    siglip=("vit_base_patch16_siglip_224", 64, VIT),
+    dinov3=("vit_small_patch16_dinov3", 64, VIT),
+)
+# Some entry points refuse other sizes.
+CLASSES: dict[str, tuple[Callable[..., nn.Module], int]] = dict(
     convit=(partial(ConVit, 64, depth=3, local_up_to_layer=2, embed_dim=24, num_heads=4), 64),
-    pit_distilled=(
-        partial(create_model, "pit_ti_distilled_224", base_dims=(8, 8, 8), depth=(1, 1, 1), img_size=96),
-        96,
-    ),
     tnt=(partial(TNT, 64, embed_dim=48, inner_dim=8, depth=2, num_heads_inner=2, num_heads_outer=3), 64),
     nest=(partial(Nest, 64, embed_dims=(24, 24, 48), num_heads=(1, 1, 2), depths=(1, 1, 1), drop_path_rate=0.0), 64),
     davit=(partial(DaVit, depths=(1, 1), embed_dims=(24, 48), num_heads=(1, 2)), 112),
-    twins=(
-        partial(Twins, 64, embed_dims=(16, 32), num_heads=(1, 2), depths=(2, 2), sr_ratios=(4, 2), wss=(7, 7)),
-        64,
-    ),
-    swinv2=(
-        partial(
-            create_model,
-            "swinv2_tiny_window8_256",
-            embed_dim=24,
-            depths=(1, 2, 1),
-            num_heads=(1, 2, 4),
-            img_size=128,
-        ),
-        128,
-    ),
+    twins=(partial(Twins, 64, embed_dims=(16, 32), num_heads=(1, 2), depths=(2, 2), sr_ratios=(4, 2), wss=(7, 7)), 64),
     gmixer=(partial(MlpMixer, img_size=64, num_blocks=2, embed_dim=48, mlp_ratio=(2.0, 4.0), mlp_layer=GluMlp), 64),
-    volo=(
-        partial(VOLO, [1, 1], 64, embed_dims=[24, 48], num_heads=[2, 3], outlook_attention=(True, False)),
-        64,
-    ),
-    vit_parallel=(
-        partial(create_model, "vit_base_patch16_xp_224", depth=2, embed_dim=48, num_heads=3, img_size=64),
-        64,
-    ),
-    vit_registers=(
-        partial(create_model, "vit_medium_patch16_reg4_gap_256", depth=2, embed_dim=48, num_heads=3, img_size=64),
-        64,
-    ),
-    siglip=(
-        partial(create_model, "vit_base_patch16_siglip_224", depth=2, embed_dim=48, num_heads=3, img_size=64),
-        64,
-    ),
-    dinov3=(
-        partial(create_model, "vit_small_patch16_dinov3", depth=2, embed_dim=48, num_heads=3, img_size=64),
-        64,
-    ),
+    volo=(partial(VOLO, [1, 1], 64, embed_dims=[24, 48], num_heads=[2, 3], outlook_attention=(True, False)), 64),
     mvit_class=(partial(MultiScaleVit, MultiScaleVitCfg((1, 1), 24, 1, use_cls_token=True), 64), 64),
 )
+# Of timm, beside those of timm_models, with the side of their images.
+MORE = CLASSES | {
+    key: (partial(create_model, name, img_size=side, **options), side) for key, (name, side, options) in NAMED.items()
+}
 
 SIDE = 32
 
@@ -128,16 +104,10 @@ class LocalityFeedForward(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.conv = nn.Sequential(
-            nn.Conv2d(dim, 2 * dim, 1, bias=False),
-            nn.BatchNorm2d(2 * dim),
-            nn.Hardswish(),
-            nn.Conv2d(2 * dim, 2 * dim, 3, padding=1, groups=2 * dim, bias=False),
-            nn.BatchNorm2d(2 * dim),
-            nn.Hardswish(),
-            nn.Conv2d(2 * dim, dim, 1, bias=False),
-            nn.BatchNorm2d(dim),
-        )
+        hidden = 2 * dim
+        widen = nn.Conv2d(dim, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.Hardswish()
+        mix = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False), nn.BatchNorm2d(hidden), nn.Hardswish()
+        self.conv = nn.Sequential(*widen, *mix, nn.Conv2d(hidden, dim, 1, bias=False), nn.BatchNorm2d(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.conv(x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import broadsight
 from broadsight.inspection.blocks import find_blocks, find_layers, watch_blocks
 from broadsight.inspection.passing import pass_images, peek
+from tests.inspection.foreign_blocks import Residual
 from tests.inspection.timm_models import created, images
 from tests.zoo import SMALLEST, shallow
 
@@ -27,10 +28,14 @@ def maps(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat(parts) for name, parts in seen.items()}
 
 
+def numbered(path: str, count: int, first: int = 0) -> list[str]:
+    return [f"{path}{i}" for i in range(first, first + count)]
+
+
 # Names of the blocks, and their form; sizes are those of 64x96 images unless the model takes but one size.
 KNOWN = {
     "resnet10t": (["layer1.0", "layer2.0", "layer3.0", "layer4.0"], "NCHW"),
-    "regnetx_002": (["s1.b1", "s2.b1", *(f"s3.b{i}" for i in range(1, 5)), *(f"s4.b{i}" for i in range(1, 8))], "NCHW"),
+    "regnetx_002": (["s1.b1", "s2.b1", *numbered("s3.b", 4, 1), *numbered("s4.b", 7, 1)], "NCHW"),
     "densenet121": ([f"features.denseblock{i}.denselayer{j}" for i in (1, 2, 3, 4) for j in (1, 2)], "NCHW"),
     "tinynet_e": (staged("blocks.{}.{}", (1, 1, 1, 2, 2, 2, 1)), "NCHW"),
     "mobilenetv3_small_050": (staged("blocks.{}.{}", (1, 2, 3, 2, 3)), "NCHW"),
@@ -38,18 +43,18 @@ KNOWN = {
     "fastvit_t8": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
     "efficientvit_b0": (staged("stages.{}.blocks.{}", (2, 2, 3, 3)), "NCHW"),
     "mobilevit_xxs": (staged("stages.{}.{}", (1, 3, 2, 2, 2)), "NCHW"),
-    "vit_tiny_patch16_224": ([f"blocks.{i}" for i in range(12)], "NLC"),
-    "deit_tiny_distilled_patch16_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
-    "cait_xxs24_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
-    "xcit_nano_12_p16_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
     "swin_tiny_patch4_window7_224": (staged("layers.{}.blocks.{}", (1, 1, 2, 1)), "NHWC"),
     "pvt_v2_b0": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NLC"),
     "mvitv2_tiny": (staged("stages.{}.blocks.{}", (1, 2, 5, 2)), "NLC"),
-    "hiera_tiny_224": ([f"blocks.{i}" for i in range(4)], "NLC"),
     "maxvit_tiny_tf_224": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
     "levit_128s": (staged("stages.{}.blocks.{}", (1, 1, 1)), "NLC"),
     "pit_ti_224": (staged("transformers.{}.blocks.{}", (1, 1, 1)), "NLC"),
-    "mixer_s32_224": ([f"blocks.{i}" for i in range(8)], "NLC"),
+    "vit_tiny_patch16_224": (numbered("blocks.", 12), "NLC"),
+    "deit_tiny_distilled_patch16_224": (numbered("blocks.", 4), "NLC"),
+    "cait_xxs24_224": (numbered("blocks.", 4), "NLC"),
+    "xcit_nano_12_p16_224": (numbered("blocks.", 4), "NLC"),
+    "hiera_tiny_224": (numbered("blocks.", 4), "NLC"),
+    "mixer_s32_224": (numbered("blocks.", 8), "NLC"),
 }
 # Tokens before the grid.
 PREFIXES = dict(vit_tiny_patch16_224=1, deit_tiny_distilled_patch16_224=2, pit_ti_224=1)
@@ -94,9 +99,8 @@ def test_maps_are_those_that_the_model_says_it_has(name):
 @pytest.mark.slow
 def test_resnet50_has_sixteen_bottlenecks():
     blocks = find_blocks(timm.create_model("resnet50").eval(), torch.randn(1, 3, 64, 64))
-    assert [block.name for block in blocks] == [
-        f"layer{i}.{j}" for i, n in enumerate((3, 4, 6, 3), 1) for j in range(n)
-    ]
+    names = [f"layer{i}.{j}" for i, n in enumerate((3, 4, 6, 3), 1) for j in range(n)]
+    assert [block.name for block in blocks] == names
 
 
 @pytest.mark.parametrize("name", SMALLEST)
@@ -146,10 +150,10 @@ def test_pooled_and_broadcasting_models_have_the_blocks_of_their_backbone():
     pooled = broadsight.swap_pool(created("resnet10t"), "map", num_classes=5)
     names = [block.name for block in find_blocks(pooled, torch.randn(1, 3, 64, 96))]
     assert names == [f"backbone.layer{i}.0" for i in (1, 2, 3, 4)]
-    model = created("vit_tiny_patch16_224")
-    plain = [(b.name, b.layout) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
+    model, x = created("vit_tiny_patch16_224"), images("vit_tiny_patch16_224", 1)
+    plain = [(b.name, b.layout) for b in find_blocks(model, x)]
     broadsight.add_context_broadcast(model, image_size=96)
-    assert plain == [(b.name, b.layout) for b in find_blocks(model, images("vit_tiny_patch16_224", 1))]
+    assert plain == [(b.name, b.layout) for b in find_blocks(model, x)]
 
 
 def test_layers_of_a_sequence():
@@ -166,8 +170,7 @@ def test_layers_of_a_sequence():
 @pytest.mark.slow
 def test_layers_of_a_vgg():
     blocks = find_blocks(timm.create_model("vgg11").eval(), torch.randn(1, 3, 64, 64))
-    names = [f"features.{i}" for i in (1, 4, 7, 9, 12, 14, 17, 19)]
-    assert [block.name for block in blocks] == names
+    assert [block.name for block in blocks] == [f"features.{i}" for i in (1, 4, 7, 9, 12, 14, 17, 19)]
     assert [block.layout.grid for block in blocks] == [(n, n) for n in (64, 32, 16, 16, 8, 8, 4, 4)]
 
 
@@ -194,18 +197,13 @@ def test_other_image_sizes_have_other_grids():
 def test_equal_sides_are_told_apart_by_others_of_the_class():
     """Where channels are as many as places are on a side, the form could be either."""
 
-    class Mixer(nn.Module):
-        def __init__(self, dim: int):
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.fc2(self.fc1(x))
+    def mixer(dim: int) -> nn.Module:
+        return Residual(nn.Sequential(nn.Linear(dim, dim), nn.Linear(dim, dim)))
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second = nn.ModuleList([Mixer(8)]), nn.ModuleList([Mixer(5)])
+            self.first, self.second = nn.ModuleList([mixer(8)]), nn.ModuleList([mixer(5)])
             self.reduce = nn.Linear(8, 5)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -218,9 +216,8 @@ def test_equal_sides_are_told_apart_by_others_of_the_class():
 
 def test_layers_by_name():
     model, x = shallow(next(n for n in SMALLEST if n.startswith("emsnet"))).eval(), torch.randn(1, 3, 64, 64)
-    assert [b.name for b in find_layers(model, x, "*.mixer.static")] == [
-        f"stages.{i}.blocks.0.mixer.static" for i in range(4)
-    ]
+    static = [block.name for block in find_layers(model, x, "*.mixer.static")]
+    assert static == [f"stages.{i}.blocks.0.mixer.static" for i in range(4)]
     both = find_layers(model, x, "*.0.blocks.0.mixer.dynamic, *.0.blocks.0.mixer.static")
     assert [b.name.rpartition(".")[2] for b in both] == ["static", "dynamic"]
     with pytest.raises(ValueError, match=r"no module of EMSNet is called \*.nothing; \* stands for anything"):

