@@ -45,10 +45,38 @@ def table(kind: str, *arguments: str) -> str:
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
     kinds |= {"growth": growth, "growth-families": growth_families, "growth-sizes": growth_sizes}
     kinds |= {"growth-cells": growth_cells, "by-heart": by_heart, "unseen-scenes": unseen_scenes}
-    kinds |= {"dense-tables": dense_tables, "captures": captures}
+    kinds |= {"dense-tables": dense_tables, "captures": captures, "rooms": rooms}
     if kind.startswith("performance-"):
         return performance()[kind.removeprefix("performance-")](*arguments)
     return kinds[kind](*arguments)
+
+
+def rooms() -> str:
+    """The imports between rooms as a Mermaid chart, without arrows that a longer way replaces."""
+    import ast
+
+    package = ROOT / "broadsight"
+    everybodys = {"files", "errors", "options", "provenance", "visual"}
+    names = {path.parent.name for path in package.glob("*/__init__.py")} | {"losses", "api"} - everybodys
+    names -= everybodys
+    arrows: dict[str, set[str]] = {name: set() for name in sorted(names)}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))) if parts[0] in names else ():
+            if isinstance(node, ast.ImportFrom) and node.level == len(parts):
+                whole = [node.module] if node.module else [alias.name for alias in node.names]
+                arrows[parts[0]] |= {name.split(".")[0] for name in whole} & names - {parts[0]}
+
+    def reaches(start: str, end: str, seen: frozenset[str] = frozenset()) -> bool:
+        return any(one == end or (one not in seen and reaches(one, end, seen | {one})) for one in arrows[start])
+
+    lines = ["```mermaid", "flowchart TD"]
+    for room, found in arrows.items():
+        for one in sorted(found):
+            ways = [other for other in found - {one} if reaches(other, one)]
+            if all(reaches(one, other) or reaches(other, room) for other in ways):  # none, or rooms of one level
+                lines.append(f"  {room} --> {one}")
+    return "\n".join([*lines, "```"])
 
 
 @cache

@@ -92,7 +92,13 @@ def test_bench__gives_a_report(tmp_path):
 def test_dense__run(tmp_path):
     head = dict(width=32, assigner="atss")
     run = broadsight.train(
-        "scenes:8", task="detect", model="test_resnet", head_args=head, out=tmp_path / "run", report=False, **SMALL
+        "scenes:8",
+        task="detect",
+        model="test_resnet",
+        head_args=head,
+        out=tmp_path / "run",
+        report=False,
+        **SMALL | {"size": 64},
     )
     assert isinstance(run, DenseModel) and run.task == "detect" and run.metrics["epoch"] == 1
     image = fill(tmp_path / "images", 40, red=1) / "red" / "000.png"
