@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from .coco_comparison import COCO_NAMES, coco_evaluation, compare, first_of_each, mask_areas
-from .coco_results import coco_masks, encode_masks, known_labels
+from .coco_results import as_coco, coco_masks, encode_masks, known_labels
 
-# How far apart people mark the 17 points of a person, relative to its size, in thousandths; COCO weighs errors by it.
+# Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
-OTHER_SIGMA = 0.05  # of points that nobody has measured that for
-MOST_POSES = 20  # of a class that count in an image: COCO's number for keypoints
+OTHER_SIGMA = 0.05  # of other points
+MOST_POSES = 20  # of a class that count in an image, as in COCO
 
-IOU_50, IOU_75 = 0, 5  # their places among 0.5, 0.55, ..., 0.95
+IOU_50, IOU_75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
 AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 96, and above
     "box": ("", "_small", "_medium", "_large"),
     "mask": ("", "_small", "_medium", "_large"),
@@ -26,19 +26,19 @@ OneImage = dict[str, Any]
 
 
 class AveragePrecision:
-    """Collects what was found in images and what is there, and compares the two.
+    """Collects predictions and targets of images, and compares them.
 
-    Masks are kept as run lengths, so that thousands of images fit into memory. An image that comes again replaces
-    what it was. Where there are several processes, each collects its own images, and each gets all of them by
-    `metric.merge(gather_objects(metric.state()))`.
+    torchmetrics has no AP of keypoints, so COCO's own tools are called. Masks are kept as run lengths, so that
+    thousands of images fit into memory. An image that comes again replaces itself. With several processes, each
+    collects its own images; `metric.merge(gather_objects(metric.state()))` gives all to each.
 
     Args:
         kinds: Some of "box", "mask" and "keypoint".
         category_ids: From a label to the id of its category.
         class_names: In the order of the labels.
-        sigmas: Tolerance of each keypoint relative to the object's size. If not given, COCO's for a person's 17
+        sigmas: Tolerance of each keypoint relative to the object's size; by default COCO's for a person's 17
             keypoints, and 0.05 for each of any other number.
-        max_detections: The boxes and masks that count in an image, of each class; of poses 20 do, as COCO has it.
+        max_detections: Boxes and masks that count in an image, of each class; of poses 20 do, as in COCO.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class AveragePrecision:
         if not category_ids or len(class_names) != len(category_ids):
             raise ValueError(f"{len(class_names)} class names but {len(category_ids)} labels; expected a name for each")
         if max_detections <= 10:
-            raise ValueError(f"max_detections={max_detections}; expected more than 10, which recall is told of as well")
+            raise ValueError(
+                f"max_detections={max_detections}; expected more than 10, since recall at 10 is reported too"
+            )
         coco_evaluation(), coco_masks()  # say what is missing before hours of predictions
         self.kinds, self.category_ids, self.class_names = tuple(kinds), dict(category_ids), tuple(class_names)
         self.sigmas, self.max_detections = sigmas, max_detections
@@ -72,16 +74,16 @@ class AveragePrecision:
         """Add one image.
 
         Args:
-            image_id: As the data set has it. Its order decides between equal scores, as it does in COCO's tools.
+            image_id: As in the dataset. Its order decides between equal scores, as in COCO's tools.
             size: Height and width.
-            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), masks (M, 1, H, W) as probabilities and
-                keypoints (M, K, 3) if their kind was asked for.
-            target: boxes (N, 4), in place of which labelled_boxes count if there are any, labels (N,), masks (N, H, W),
-                keypoints (N, K, 3) with 0 last if not labelled; iscrowd (N,), by default none; area (N,) of the object,
-                by default of its mask, or else of its box.
+            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks
+                (M, 1, H, W) as probabilities and keypoints (M, K, 3).
+            target: boxes (N, 4), or labelled_boxes instead if there are any, labels (N,), masks (N, H, W), keypoints
+                (N, K, 3) with 0 last if not labelled; iscrowd (N,), by default none; area (N,) of the object, by
+                default of its mask, or else of its box.
         """
         if not isinstance(image_id, str):
-            image_id = int(image_id)  # it may be a tensor after collating, and two of those are never the same key
+            image_id = int(image_id)  # tensors, as collating makes, are not equal as keys
         size = (int(size[0]), int(size[1]))
         try:
             scores, labels = _numbers(prediction["scores"]), _numbers(prediction["labels"])
@@ -110,20 +112,20 @@ class AveragePrecision:
         self._tables.clear()
 
     def state(self) -> list[tuple[ImageId, OneImage]]:
-        """All that was collected, as what can be sent to other processes."""
+        """All that was collected, to be sent to other processes."""
         return list(self._images.items())
 
     def merge(self, others: Iterable[list[tuple[ImageId, OneImage]]]) -> None:
-        """Add the states of other processes, in any order; one's own may be among them."""
+        """Add the states of other processes, in any order, with or without one's own."""
         for other in others:
             for image_id, image in other:
-                # Two may have seen the same image in different batches, a bit differently: all have to agree on one.
+                # Two processes may have seen an image in different batches, with rounding: all must keep the same one
                 known = self._images.get(image_id, image)
                 self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
-        """Figures in per cent; nan for what is not defined, such as AP of large objects where there are none.
+        """Figures in per cent; nan for undefined ones, such as AP of large objects where there are none.
 
         Of boxes and masks: ap (mean over IoU 0.5 to 0.95), ap50, ap75, ap_small, ap_medium, ap_large, and the recalls
         ar1, ar10, ar100 by how many detections count, ar_small, ar_medium, ar_large. Of keypoints: ap, ap50, ap75,
@@ -146,7 +148,7 @@ class AveragePrecision:
         return figures
 
     def coverage(self) -> tuple[int, int]:
-        """How many classes have objects that count, of the last kind, and how many there are."""
+        """Number of classes with objects that count, of the last kind, and of all classes."""
         precision, _ = self._table(self.kinds[-1])
         return int((precision[..., 0, -1] > -1).any((0, 1)).sum()), len(self.category_ids)
 
@@ -168,12 +170,9 @@ class AveragePrecision:
         return ["boxes"] + ["masks"] * ("mask" in self.kinds) + ["keypoints"] * ("keypoint" in self.kinds)
 
     def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> OneImage:
-        """What the kinds need of N objects, in little memory."""
-        corners = _numbers(tensors["boxes"]).reshape(-1, 4)
-        objects: OneImage = {
-            "labels": known_labels(tensors["labels"], self.category_ids),
-            "boxes": np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
-        }
+        """The values of N objects that the kinds need."""
+        labels = known_labels(tensors["labels"], self.category_ids)
+        objects: OneImage = {"labels": labels, "boxes": as_coco(torch.as_tensor(tensors["boxes"]))}
         if "mask" in self.kinds:
             drawn, objects["masks"] = encode_masks(tensors["masks"])
             if drawn != size:

@@ -1,4 +1,4 @@
-"""What was found beside what is there, matched and counted by COCO's own rules."""
+"""Predictions matched with targets and counted by COCO's own tools."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import numpy as np
 
 from .coco_results import INSTALL, coco_masks
 
-AT_ONCE = 100_000  # objects found; COCO's tools want a dict for each, which is a few kilobytes with all that follows
+AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
 COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
 Objects = Mapping[str, Any]
-OneImage = tuple[tuple[int, int], Objects, Objects]  # height and width, what is there, what was found
+OneImage = tuple[tuple[int, int], Objects, Objects]  # height and width, targets, predictions
 
 
 def compare(
@@ -20,20 +20,20 @@ def compare(
     counts: Sequence[int],
     sigmas: Sequence[float] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall, -1 where there is nothing to be found.
+    """Precision and recall, -1 where there are no objects.
 
     Args:
         kind: "box", "mask" or "keypoint".
-        images: Of each its (height, width), the objects there and those found: labels (N,), boxes (N, 4) as x y w h,
-            masks as N texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of those there, scores (N,) of
-            those found. Of equal scores, that of an earlier image goes first.
+        images: (height, width), targets and predictions of each: labels (N,), boxes (N, 4) as x y w h, masks as N
+            texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of targets, scores (N,) of predictions.
+            Of equal scores, that of an earlier image goes first.
         labels: Of all C classes.
-        counts: How many objects found in an image count, of each class; ascending.
+        counts: Numbers of predictions in an image that count, of each class; ascending.
         sigmas: Tolerance of each keypoint.
 
     Returns:
         Precision (10, 101, C, A, len(counts)) by IoU from 0.5 to 0.95 and recall from 0 to 1, and the largest recall
-        (10, C, A, len(counts)). A are the areas: all, small, medium, large; keypoints have no small ones.
+        (10, C, A, len(counts)). The areas A are all, small, medium and large; keypoints have no small ones.
     """
     every = np.concatenate([np.zeros(0, np.int64), *(found["labels"] for _, _, found in images)])
     numbers = np.bincount(every, minlength=max(labels) + 1)
@@ -51,7 +51,7 @@ def _compare(
     found = annotations(kind, [(size, one) for size, _, one in photos], labels, counts[-1])
     tables = [coco(content | {"annotations": rows}) for rows in (there, found)]
     run = evaluation(*tables, COCO_NAMES[kind], kpt_oks_sigmas=None if sigmas is None else list(sigmas))
-    run.params.catIds = list(labels)  # left to itself, it leaves out classes without poses
+    run.params.catIds = list(labels)  # by default it leaves out classes without poses
     run.params.maxDets = list(counts)
     run.evaluate()
     return run.eval["precision"], run.eval["recall"]
@@ -67,7 +67,7 @@ def coco_evaluation() -> tuple[Any, Any]:
 
 
 def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[int]]:
-    """Labels in groups that have at most so many objects together, or one label each: classes do not meet."""
+    """Labels in groups with at most `most` predictions together, or one label: classes are compared independently."""
     groups: list[list[int]] = [[]]
     for label in labels:
         if groups[-1] and numbers[[*groups[-1], label]].sum() > most:
@@ -79,7 +79,7 @@ def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[in
 def annotations(
     kind: str, images: Sequence[tuple[tuple[int, int], Objects]], labels: Sequence[int], most: int | None = None
 ) -> list[dict[str, Any]]:
-    """Objects of some labels as COCO's tools want them; of those found, `most` of each label in an image."""
+    """Objects of some labels as COCO's annotations; of predictions, the best `most` of each label in an image."""
     rows: list[dict[str, Any]] = []
     for number, (size, objects) in enumerate(images, 1):
         columns = {"category_id": objects["labels"], "bbox": objects["boxes"]}
@@ -96,13 +96,13 @@ def annotations(
         lists = {name: values[keep].tolist() for name, values in columns.items()}
         if kind == "mask":
             lists["segmentation"] = [{"size": list(size), "counts": objects["masks"][i]} for i in keep]
-        for values in zip(*lists.values(), strict=True):  # ids from 1, as COCO's tools take 0 for none
+        for values in zip(*lists.values(), strict=True):  # ids from 1: COCO's tools take 0 for none
             rows.append(dict(zip(lists, values, strict=True), image_id=number, id=len(rows) + 1))
     return rows
 
 
 def found_areas(kind: str, size: tuple[int, int], objects: Objects) -> np.ndarray:
-    """(N,) areas by which COCO says whether what was found is small: of the box, the mask, or around the keypoints."""
+    """(N,) areas of predictions, by which COCO sorts them: of the box, the mask, or around the keypoints."""
     if kind == "mask":
         return mask_areas(size, objects["masks"])
     if kind == "box" or not len(objects["labels"]):
@@ -118,7 +118,7 @@ def mask_areas(size: tuple[int, int], texts: Sequence[bytes]) -> np.ndarray:
 
 
 def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
-    """Places of the `most` highest scores of each label, in the order they have; of equal scores the first count."""
+    """Indices of the `most` highest scores of each label, ascending; of equal scores the first count."""
     if len(labels) <= most:
         return np.arange(len(labels))
     by_score = np.argsort(-scores, kind="stable")

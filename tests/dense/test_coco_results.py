@@ -59,7 +59,7 @@ def test_to_results__of_one_kind(prediction, kind, key):
 
 
 def test_to_results__what_cannot_be_said(prediction):
-    with pytest.raises(ValueError, match="kind=mask asked for, but what was predicted has boxes, labels, scores"):
+    with pytest.raises(ValueError, match="kind=mask asked for, but the prediction has boxes, labels, scores"):
         to_results(1, {key: prediction[key] for key in ("boxes", "labels", "scores")}, CATEGORY_IDS, "mask")
     refused("label 2 has no category; expected labels 1 to 1", to_results, 1, prediction, {1: 3})
 

@@ -109,7 +109,7 @@ def test_segment__resized_answers_come_back_by_bilinear_resizing():
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(mode="tiles"), "mode='tiles'; expected whole or slide"),
+        (dict(mode="tiles"), "unknown mode 'tiles'; expected one of whole, slide"),
         (dict(mode="slide", crop=(8, 8), stride=(9, 8)), "expected steps from 1 to the window"),
         (dict(mode="slide", stride=(0, 8)), "expected steps from 1 to the window"),
         (dict(scales=()), "expected one or more factors above 0"),
@@ -253,4 +253,4 @@ def test_detect__one_view_is_the_model_s_own_answer():
     two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
     (found,) = detect_with_flip(Told(two_on_each_other), [torch.zeros(3, 50, 100)], flip=False)
     assert found is two_on_each_other
-    refused("scores='max'; expected kept or mean", detect_with_flip, Spots(), [], scores="max")
+    refused("unknown scores 'max'; .*expected one of kept, mean", detect_with_flip, Spots(), [], scores="max")

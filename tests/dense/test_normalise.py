@@ -3,7 +3,7 @@
 import torch
 
 from broadsight.dense import open_stages
-from broadsight.dense.normalise import Normalise
+from broadsight.dense.stages import Normalise
 
 
 def test_normalise__by_the_backbones_own_mean_and_deviation():

@@ -8,7 +8,8 @@ from torch import nn
 
 from broadsight.data.dense.pose_geometry import encode
 from broadsight.dense import build
-from broadsight.dense.pose import SimpleBaseline, decode, flip_test
+from broadsight.dense.heads.simple_baseline import SimpleBaseline
+from broadsight.dense.pose import decode, flip_test
 from tests.refusals import refused
 
 
@@ -175,6 +176,6 @@ def test_errors__say_what_to_do():
         model(torch.rand(2, 3, 32, 32))
     with pytest.raises(ValueError, match=r"heat maps \(2, 5, 4, 4\) .*expected \(2, 5, 8, 8\) .* stride=4"):
         model(torch.rand(2, 3, 32, 32), (torch.zeros(2, 5, 4, 4), torch.ones(2, 5)))
-    with pytest.raises(ValueError, match=r"refine='dark' is not known; choose one of 'quarter', 'taylor', 'none'"):
+    with pytest.raises(ValueError, match=r"unknown refine 'dark'; .*expected one of quarter, taylor, none"):
         decode(torch.zeros(1, 1, 4, 4), refine="dark")
     refused(r"deconvs=6; expected 0 to 5", small, deconvs=6)

@@ -142,7 +142,7 @@ def test_rescaling(factor, side):
     "arguments, message",
     [
         (("resnet1", {}), "unknown model 'resnet1'; nearest: resnet"),
-        (("test_resnet", dict(neck="pan")), "neck='pan' is not known; choose one of 'fpn', 'map'"),
+        (("test_resnet", dict(neck="pan")), "unknown neck 'pan'; .*expected one of fpn, map"),
         (("test_resnet", dict(neck_args=dict(dim=3))), "neck_args dim given with neck='fpn'"),
         ((nn.Linear(2, 2), {}), "Linear offers no feature maps"),
         ((nn.Linear(2, 2), dict(pretrained=True)), "pretrained given with a model object"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.dense.cascade import OneBoxPredictor, refined
+from broadsight.dense.heads.cascade import OneBoxPredictor, refined
 from tests.refusals import refused
 
 from .detectors import small, target
@@ -113,8 +113,8 @@ def test_one_box__repeated_for_every_class():
 @pytest.mark.parametrize(
     "options, said",
     [
-        (dict(box_head="mlp"), "box_head='mlp'"),
-        (dict(masks_on="first"), "masks_on='first'"),
+        (dict(box_head="mlp"), "unknown box_head 'mlp'"),
+        (dict(masks_on="first"), "unknown masks_on 'first'"),
         (dict(thresholds=(0.5, 0.6)), "2 thresholds and 3 loss_weights"),
         (dict(mask_layers=3), "mask_layers"),
     ],

@@ -7,7 +7,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from broadsight.dense import build
 from broadsight.dense.detector import SteadyBatchNorm2d
-from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors, octave_sizes
+from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors
 from broadsight.dense.stages import open_stages
 from tests.refusals import refused
 
@@ -110,7 +110,7 @@ def test_raw__exports(kind):
 
 def test_anchors__lie_at_true_strides():
     strides = (8, 128)
-    grid = StridedAnchors(octave_sizes(strides, 4, 3), (0.5, 1.0, 2.0), strides)
+    grid = StridedAnchors(strides, 4, (0.5, 1.0, 2.0), per_octave=3)
     maps = [torch.zeros(1, 1, 100, 100), torch.zeros(1, 1, 7, 7)]  # 800 / 7 is 114
     (anchors,) = grid(ImageList(torch.zeros(1, 3, 800, 800), [(800, 800)]), maps)
     assert anchors.shape == (9 * (100**2 + 7**2), 4)
@@ -158,7 +158,7 @@ def test_batch_norm__single_value_by_running_statistics():
 @pytest.mark.parametrize(
     "call, said",
     [
-        (lambda: build("retinanet", "test_resnet", 2, assigner="best"), "assigner='best'"),
+        (lambda: build("retinanet", "test_resnet", 2, assigner="best"), "unknown assigner 'best'"),
         (lambda: build("retinanet", "test_resnet", 2, score_treshold=0.1), "score_treshold"),
         (lambda: build("fcos", "test_resnet", 2, min_size=800), "min_size"),
         (lambda: build("retinanet", "test_resnet", 2, image_size=(1333, 800)), r"\(800, 1333\)"),

@@ -13,7 +13,7 @@ from broadsight.dense import build
 pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
-from broadsight.dense.set_prediction import RTDETR
+from broadsight.dense.heads.set_prediction import RTDETR
 from tests.refusals import refused
 
 SMALL = dict(
@@ -168,11 +168,11 @@ def test_errors__say_what_to_do(monkeypatch):
     with pytest.raises(ValueError, match=r"labels from 0 to 2; expected 1 to 2, the number of classes"):
         model(make_images(), [dict(OBJECTS, labels=torch.tensor([0, 2])), NOTHING])
     stages = model.stages
-    refused(r"image_size=640x600 of rtdetr is no multiple of 32", RTDETR, stages, 2, image_size=(640, 600))
-    with pytest.raises(ValueError, match=r"queries=300 is more than image_size=64x64 has positions: 84"):
+    refused(r"image_size=640x600 of rtdetr; expected multiples of 32", RTDETR, stages, 2, image_size=(640, 600))
+    with pytest.raises(ValueError, match=r"queries=300; image_size=64x64 has 84 positions at most"):
         RTDETR(stages, 2, queries=300, image_size=(64, 64))
     assert RTDETR(stages, 2, image_size=(64, 64), decoder_layers=1).detector.config.num_queries == 84
-    refused(r"channels=20 is no multiple of heads=8", RTDETR, stages, 2, channels=20)
+    refused(r"channels=20; expected a multiple of heads=8", RTDETR, stages, 2, channels=20)
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused(r"^rtdetr needs transformers; pip install broadsight\[hf\]$", RTDETR, stages, 2, error=ImportError)
 

@@ -6,7 +6,7 @@ from torch import nn
 from torchvision.ops import roi_align
 
 from broadsight.dense import build
-from broadsight.dense.two_stage import RegionPool
+from broadsight.dense.heads.two_stage import RegionPool
 from tests.refusals import refused
 
 from .detectors import small, target

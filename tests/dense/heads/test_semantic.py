@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from broadsight.dense import build
-from broadsight.dense.semantic import Segmenter, SemanticFPN, chosen_norm, enlarged, group_norm
+from broadsight.dense.heads.semantic import Segmenter, SemanticFPN, enlarged, group_norm
 from tests.refusals import refused
 
 SMALL = {"semantic_fpn": dict(pyramid_channels=16, channels=8), "upernet": dict(channels=16, aux_channels=8)}
@@ -172,7 +172,8 @@ def test_bfloat16_and_channels_last__give_about_the_same(name):
 
 def test_errors__say_what_to_do():
     refused(r"2 class_weights for num_classes=3; give one for each", small, "semantic_fpn", class_weights=(1, 2))
-    refused(r"norm='layer' is not known; choose one of 'batch', 'group'", chosen_norm, "layer")
+    refused(r"unknown norm 'layer'; expected one of batch, group", small, "semantic_fpn", norm="layer")
+    refused(r"unknown norm 'layer'; expected one of batch, group", small, "upernet", norm="layer")
     with pytest.raises(ValueError, match=r"was given no masks; pass them or call model.eval\(\)"):
         small("semantic_fpn").train()(torch.rand(2, 3, 32, 32))
     refused(r"semantic_fpn cannot be built: .*'widht'", small, "semantic_fpn", widht=3)
