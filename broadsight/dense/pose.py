@@ -58,11 +58,7 @@ def _taylor(patch: Tensor, inside: Tensor) -> Tensor:
     return (step * usable[..., None]).clamp(-0.5, 0.5)  # further, another cell would be the highest
 
 
-REFINEMENTS = {
-    "quarter": _quarter,
-    "taylor": _taylor,
-    "none": lambda patch, inside: patch.new_zeros(inside.shape),
-}
+REFINEMENTS = {"quarter": _quarter, "taylor": _taylor, "none": lambda patch, inside: patch.new_zeros(inside.shape)}
 
 
 def mirrored_order(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:

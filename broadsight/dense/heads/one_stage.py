@@ -102,12 +102,7 @@ def retinanet(
 
 @register("fcos", "detect")
 def fcos(
-    stages: Stages,
-    num_classes: int,
-    *,
-    image_size: tuple[int, int] | None = None,
-    width: int = WIDTH,
-    **options: Any,
+    stages: Stages, num_classes: int, *, image_size: tuple[int, int] | None = None, width: int = WIDTH, **options: Any
 ) -> nn.Module:
     """FCOS: maps at strides 8 to 128; each position predicts the distances to its object's sides, and centerness.
 
