@@ -13,7 +13,8 @@ from .coco_results import as_coco, coco_masks, encode_masks, known_labels
 # Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
 OTHER_SIGMA = 0.05  # of other points
-MOST_POSES = 20  # of a class that count in an image, as in COCO
+COUNTS = [1, 10, 100]  # boxes or masks of a class that count in an image, as in COCO
+MOST, MOST_POSES = COUNTS[-1], 20
 
 IOU_50, IOU_75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
 AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 96, and above
@@ -36,31 +37,15 @@ class AveragePrecision:
         kinds: Some of "box", "mask" and "keypoint".
         category_ids: From a label to the id of its category.
         class_names: In the order of the labels.
-        sigmas: Tolerance of each keypoint relative to the object's size; by default COCO's for a person's 17
-            keypoints, and 0.05 for each of any other number.
-        max_detections: Boxes and masks that count in an image, of each class; of poses 20 do, as in COCO.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[str],
-        category_ids: Mapping[int, int],
-        class_names: Sequence[str],
-        *,
-        sigmas: Sequence[float] | None = None,
-        max_detections: int = 100,
-    ):
+    def __init__(self, kinds: Sequence[str], category_ids: Mapping[int, int], class_names: Sequence[str]):
         if not kinds or isinstance(kinds, str) or not set(kinds) <= COCO_NAMES.keys():
             raise ValueError(f"kinds={kinds!r}; expected a list of some of {', '.join(COCO_NAMES)}")
         if not category_ids or len(class_names) != len(category_ids):
             raise ValueError(f"{len(class_names)} class names but {len(category_ids)} labels; expected a name for each")
-        if max_detections <= 10:
-            raise ValueError(
-                f"max_detections={max_detections}; expected more than 10, since recall at 10 is reported too"
-            )
         coco_evaluation(), coco_masks()  # say what is missing before hours of predictions
         self.kinds, self.category_ids, self.class_names = tuple(kinds), dict(category_ids), tuple(class_names)
-        self.sigmas, self.max_detections = sigmas, max_detections
         self.reset()
 
     def reset(self) -> None:
@@ -89,7 +74,7 @@ class AveragePrecision:
             scores, labels = _numbers(prediction["scores"]), _numbers(prediction["labels"])
             if not np.isfinite(scores).all():
                 raise ValueError("scores are not all finite; the model has diverged")
-            rows = first_of_each(labels, scores, self.max_detections)
+            rows = first_of_each(labels, scores, MOST)
             if len(rows) < len(scores):
                 prediction = {key: prediction[key][rows] for key in ("labels", *self._keys())}
             found = self._objects(prediction, size)
@@ -142,7 +127,7 @@ class AveragePrecision:
                 every = recall[..., 0, -1]
                 parts |= {"ar": every, "ar50": every[IOU_50], "ar75": every[IOU_75]}
             else:
-                parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(self._counts(kind))}
+                parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(COUNTS)}
             parts |= {f"ar{name}": recall[..., place, -1] for place, name in areas[1:]}
             figures |= {f"{kind}_{name}": _mean_percent(part) for name, part in parts.items()}
         return figures
@@ -182,29 +167,24 @@ class AveragePrecision:
             objects["keypoints"] = points.detach().float().cpu().flatten(1).numpy()
         return objects
 
-    def _counts(self, kind: str) -> list[int]:
-        return [MOST_POSES] if kind == "keypoint" else [1, 10, self.max_detections]
-
     def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
             images = [tuple(self._images[name][part] for part in ("size", "there", "found")) for name in order]
             sigmas = self._sigmas() if kind == "keypoint" else None
-            self._tables[kind] = compare(kind, images, sorted(self.category_ids), self._counts(kind), sigmas)
+            counts = [MOST_POSES] if kind == "keypoint" else COUNTS
+            self._tables[kind] = compare(kind, images, sorted(self.category_ids), counts, sigmas)
         return self._tables[kind]
 
     def _sigmas(self) -> list[float]:
+        """Tolerance of each keypoint relative to the object's size."""
         points = (image[part]["keypoints"] for image in self._images.values() for part in ("there", "found"))
         counts = {one.shape[1] // 3 for one in points if len(one)}
         if len(counts) > 1:
             raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
         count = max(counts, default=len(PERSON))
-        if self.sigmas is None:
-            return [one / 1000 for one in PERSON] if count == len(PERSON) else [OTHER_SIGMA] * count
-        if counts and len(self.sigmas) != count:
-            raise ValueError(f"{len(self.sigmas)} sigmas but {count} keypoints; expected one for each")
-        return list(self.sigmas)
+        return [one / 1000 for one in PERSON] if count == len(PERSON) else [OTHER_SIGMA] * count
 
 
 def _numbers(values: Tensor) -> np.ndarray:

@@ -14,11 +14,10 @@ from torchvision.ops import box_convert
 from ..files import write_text
 
 INSTALL = 'run: pip install "broadsight[det]"'
-KINDS = {"box": "bbox", "mask": "segmentation", "keypoint": "keypoints"}  # what an entry of that kind has to hold
 
 
 def to_results(
-    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int], kind: str | None = None
+    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]
 ) -> list[dict[str, Any]]:
     """The M predictions for an image as entries of a result file.
 
@@ -27,26 +26,18 @@ def to_results(
         prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and optionally masks (M, 1, H, W) as
             probabilities and keypoints (M, K, 3), in pixels of the image.
         category_ids: From a label to the id of its category.
-        kind: "box", "mask" or "keypoint" for one kind, None for all. COCO's tools take the area of an entry from its
-            box if it has one: AP by size of masks and keypoints is the official one only for entries of that kind.
     """
-    if kind not in (None, *KINDS):
-        raise ValueError(f"kind={kind!r}; expected one of {', '.join(KINDS)} or None")
     labels = known_labels(prediction["labels"], category_ids)
     columns: dict[str, list] = {
         "category_id": [category_ids[label] for label in labels.tolist()],
         "score": prediction["scores"].detach().double().cpu().numpy().round(6).tolist(),
+        "bbox": as_coco(prediction["boxes"]).round(3).tolist(),
     }
-    if kind in (None, "box"):
-        columns["bbox"] = as_coco(prediction["boxes"]).round(3).tolist()
-    if "masks" in prediction and kind in (None, "mask"):
+    if "masks" in prediction:
         size, texts = encode_masks(prediction["masks"])
         columns["segmentation"] = [{"size": list(size), "counts": text.decode()} for text in texts]
-    if "keypoints" in prediction and kind in (None, "keypoint"):
-        points = prediction["keypoints"].detach().double().cpu().flatten(1)
-        columns["keypoints"] = points.numpy().round(3).tolist()
-    if kind is not None and KINDS[kind] not in columns:
-        raise ValueError(f"kind={kind} asked for, but the prediction has {', '.join(prediction)}")
+    if "keypoints" in prediction:
+        columns["keypoints"] = prediction["keypoints"].detach().double().cpu().flatten(1).numpy().round(3).tolist()
     rows = zip(*columns.values(), strict=True)
     return [{"image_id": image_id, **dict(zip(columns, row, strict=True))} for row in rows]
 

@@ -6,7 +6,7 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import batched_nms, box_iou
+from torchvision.ops import batched_nms
 
 from ..errors import check_choice
 from .pose import mirrored_order
@@ -23,7 +23,6 @@ def detect_with_flip(
     scales: Sequence[float] = (1.0,),
     keypoint_pairs: Sequence[tuple[int, int]] = (),
     iou: float = 0.5,
-    scores: str = "kept",
     max_detections: int = 100,
 ) -> list[Prediction]:
     """Objects found in images, in their mirror images, and in both at several scales.
@@ -38,14 +37,12 @@ def detect_with_flip(
         scales: Factors of height and width.
         keypoint_pairs: Keypoints that a mirror swaps, such as left and right eye.
         iou: Overlap from which two boxes are one object.
-        scores: "kept" for the highest of all views; "mean" over views, 0 in those that missed the object.
         max_detections: Most objects of an image.
 
     Returns:
         Predictions like the model's, the best first, in pixels of the given images.
     """
     _check_evaluating(model, scales)
-    check_choice("scores", scores, ("kept", "mean"))
     views = [(scale, mirrored) for scale in scales for mirrored in ((False, True) if flip else (False,))]
     if views == [(1.0, False)]:
         return model(list(images))
@@ -57,7 +54,7 @@ def detect_with_flip(
             found = [_mirror(one, image.shape[-1], keypoint_pairs) for one, image in zip(found, given, strict=True)]
         answers.append([_stretch(*pair) for pair in zip(found, given, images, strict=True)])
     pairs = zip(zip(*answers, strict=True), images, strict=True)
-    return [_merge(one, image.shape[-2:], iou, scores == "mean", max_detections) for one, image in pairs]
+    return [_merge(one, image.shape[-2:], iou, max_detections) for one, image in pairs]
 
 
 @torch.no_grad()
@@ -180,21 +177,10 @@ def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
     return found
 
 
-def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, average: bool, most: int) -> Prediction:
+def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, most: int) -> Prediction:
     """One prediction from those of all views, the best first."""
     every = {key: torch.cat([view[key] for view in views]) for key in views[0] if key != "masks"}
-    counts = [len(view["scores"]) for view in views]
-    boxes, scores, labels = every["boxes"].float(), every["scores"].float(), every["labels"]
-    keep = batched_nms(boxes, scores, labels, iou)
-    if average:
-        same = (box_iou(boxes[keep], boxes) > iou) & (labels[keep, None] == labels)
-        same[torch.arange(len(keep)), keep] = True  # a box without an area does not overlap itself
-        parts = (same * scores).split(counts, 1)
-        means = torch.stack([F.pad(part, (0, 1)).amax(1) for part in parts]).mean(0)  # 0 where none was found
-        means, order = means.sort(descending=True, stable=True)
-        keep = keep[order]
-        every["scores"] = every["scores"].index_copy(0, keep, means.to(every["scores"].dtype))
-    keep = keep[:most]
+    keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], iou)[:most]
     merged = {key: values[keep] for key, values in every.items()}
     if "masks" in views[0]:
         owners = [(view["masks"], place) for view in views for place in range(len(view["scores"]))]

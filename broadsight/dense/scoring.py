@@ -134,7 +134,7 @@ class PixelScorer(Scorer):
     """Classes of pixels against masks, at the size of the masks; options as of Scorer."""
 
     def __init__(self, class_names: Sequence[str], **options: Any):
-        super().__init__("segment", SegmentationScores(len(class_names), class_names=class_names), **options)
+        super().__init__("segment", SegmentationScores(class_names), **options)
 
     def find(self, model: nn.Module, image: Tensor) -> Tensor:
         """Probabilities (K, H, W) of the classes in an image of bytes (C, H, W)."""

@@ -8,6 +8,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+IGNORED = 255  # target pixels that do not count
+
 
 class SegmentationScores:
     """Counts pixels by true and predicted class; all figures are computed from the counts of the whole dataset.
@@ -16,16 +18,11 @@ class SegmentationScores:
     images; `scores.merge(gather_objects(scores.state()))` gives the counts of all to each.
 
     Args:
-        num_classes: Masks hold 0 to num_classes - 1.
-        ignore: Target pixels of this value do not count.
-        class_names: In the order of the classes.
+        class_names: Of classes 0, 1, ... in the masks.
     """
 
-    def __init__(self, num_classes: int, ignore: int = 255, class_names: Sequence[str] | None = None):
-        if class_names is not None and len(class_names) != num_classes:
-            raise ValueError(f"{len(class_names)} class names but {num_classes} classes; expected a name for each")
-        self.num_classes, self.ignore = num_classes, ignore
-        self.class_names = tuple(class_names) if class_names is not None else tuple(map(str, range(num_classes)))
+    def __init__(self, class_names: Sequence[str]):
+        self.num_classes, self.class_names = len(class_names), tuple(class_names)
         self.reset()
 
     def reset(self) -> None:
@@ -57,12 +54,12 @@ class SegmentationScores:
         if prediction.shape != target.shape:
             raise ValueError(f"prediction is {tuple(prediction.shape)} but target {tuple(target.shape)}; resize it")
         target = target.to(prediction.device)
-        counted = target != self.ignore
+        counted = target != IGNORED
         said, shown = prediction[counted].long(), target[counted].long()
         for name, values in (("prediction", said), ("target", shown)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
                 low, high = int(values.min()), int(values.max())
-                expected = f"0 to {self.num_classes - 1}" + f" or {self.ignore} to ignore" * (name == "target")
+                expected = f"0 to {self.num_classes - 1}" + f" or {IGNORED} to ignore" * (name == "target")
                 raise ValueError(f"{name} holds {low if low < 0 else high}; expected {expected}")
         pairs = torch.bincount(shown * self.num_classes + said, minlength=self.num_classes**2)
         self._parts[self._own] += pairs.reshape(self.num_classes, self.num_classes).cpu()

@@ -22,27 +22,25 @@ def draw_semantic(
     opacity: float = 0.55,
     labels: bool = True,
     legend: bool = True,
-    ignore: int | None = IGNORED,
 ) -> Image.Image:
     """A map of classes over its image, in RGB; a small image is enlarged by a whole factor.
 
     Args:
         image: W x H.
-        classes: (H, W), whole numbers from 0.
+        classes: (H, W), whole numbers from 0; where they are 255, for no class, the image is left as it is.
         class_names: From class 0.
         opacity: Of the colours; 0 shows only the image, 1 only the map.
         labels: Whether to write names on regions that have room for them.
         legend: Whether to list the classes that occur, the largest first, with their share of all pixels.
-        ignore: The value of pixels without a class, where the image is left as it is; None if there is none.
     """
     indices = _indices(classes)
     if indices.shape != (image.height, image.width):
         raise ValueError(
             f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}; expected a class for each pixel"
         )
-    valid = indices[indices != ignore]
+    valid = indices[indices != IGNORED]
     if (valid < 0).any():
-        raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or ignore={ignore} for no class")
+        raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or {IGNORED} for no class")
     present = np.bincount(valid)  # pixels by class
     here = sorted(np.flatnonzero(present).tolist(), key=lambda index: (-present[index], index))
     canvas, factor = enlarged(image)
@@ -53,7 +51,7 @@ def draw_semantic(
     border = _borders(shown, max(1, line_width(canvas) // 2))
     for top in range(0, len(pixels), 256):  # in strips: a large image in floating point would fill the memory
         rows = slice(top, top + 256)
-        known = shown[rows] != ignore
+        known = shown[rows] != IGNORED
         painted = blend(pixels[rows], np.take(table, np.where(known, shown[rows], 0), axis=0), opacity)
         painted[border[rows]] = WHITE
         painted[~known] = pixels[rows][~known]

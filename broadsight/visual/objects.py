@@ -32,7 +32,6 @@ def draw_objects(
     class_names: Sequence[str],
     *,
     threshold: float = 0.5,
-    masks: bool = True,
     skeleton: Sequence[tuple[int, int]] = (),
     keypoint_threshold: float = 0.3,
     legend: bool = True,
@@ -47,7 +46,6 @@ def draw_objects(
             `CocoDataset`: without scores, all objects are drawn.
         class_names: The first is that of label 1.
         threshold: The lowest score that is drawn.
-        masks: Whether to draw masks if there are any.
         skeleton: Pairs of keypoints, from 0, that are joined by a limb.
         keypoint_threshold: The lowest of keypoints_scores that is drawn, in the model's own unit.
         legend: Whether to list the classes and their numbers of objects.
@@ -62,7 +60,7 @@ def draw_objects(
     boxes = [_pixels(box, factor, canvas.size) for box in objects["boxes"]]
 
     worst_first = range(len(labels) - 1, -1, -1)  # the highest score is drawn last, on top
-    if masks and "masks" in objects:
+    if "masks" in objects:
         for i in worst_first:
             _draw_mask(canvas, objects["masks"][i], colours[i], width)
     for i in worst_first:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import broadsight
-from broadsight.dense.stages import open_stages, rescaling, sources_of
+from broadsight.dense.stages import Normalise, open_stages, rescaling, sources_of
 from broadsight.layers import MultiTokenNeck
 from tests.refusals import refused
 
@@ -79,6 +79,16 @@ def test_stages__one_channel_and_its_mean():
     assert (stages.in_chans, len(stages.mean), len(stages.std)) == (1, 1, 1)
     assert stages.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
     assert stages(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
+
+
+def test_normalise__by_the_backbones_own_mean_and_deviation():
+    stages = open_stages("test_convnext")
+    stages.mean, stages.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
+    normalise = Normalise(stages)
+    image = torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1).expand(3, 2, 2)
+    assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
+    assert torch.equal(normalise(image[None])[0], normalise(image))
+    assert normalise.state_dict() == {}
 
 
 def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():

@@ -42,13 +42,6 @@ def test_draw_semantic__opacity_from_nothing_to_all(image, halves):
     assert nothing[100, 100].tolist() == [100, 150, 200] and tuple(everything[100, 100]) == colour(0)
 
 
-@pytest.mark.parametrize("ignore", [-100, None])
-def test_draw_semantic__other_values_to_ignore(image, halves, ignore):
-    classes = np.where(halves == 255, 2 if ignore is None else ignore, halves)
-    pixels = np.asarray(draw_semantic(image, classes, NAMES, opacity=1, labels=False, legend=False, ignore=ignore))
-    assert tuple(pixels[290, 100]) == ((100, 150, 200) if ignore else colour(2))
-
-
 def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, monkeypatch):
     classes = np.full((300, 400), 2)
     classes[:30], classes[299, 0], classes[290:, 390:] = 0, 7, 255
@@ -93,7 +86,7 @@ def test_draw_semantic__small_grey_images_are_enlarged():
 def test_draw_semantic__refuses_what_does_not_fit(image):
     with pytest.raises(ValueError, match=r"^classes are 300 x 400, the image is 400 x 300; expected a class"):
         draw_semantic(image, np.zeros((400, 300), int), NAMES)
-    with pytest.raises(ValueError, match=r"^classes hold -1; expected whole numbers from 0, or ignore=255"):
+    with pytest.raises(ValueError, match=r"^classes hold -1; expected whole numbers from 0, or 255 for no class"):
         draw_semantic(image, np.full((300, 400), -1), NAMES)
     with pytest.raises(ValueError, match=r"^classes have shape \(3, 300, 400\) and type float32; expected"):
         draw_semantic(image, torch.zeros(3, 300, 400), NAMES)

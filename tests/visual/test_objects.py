@@ -61,8 +61,6 @@ def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     within[62:158, 52:148] = True
     assert (pixels[within & ~inside] == GREY).all()
     assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=torch.from_numpy(inside)[None])), pixels)
-    no_masks = drawn(image, found((50, 60, 150, 160)))
-    assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=probabilities), masks=False), no_masks)
 
 
 def test_draw_objects__a_mask_that_leaves_the_image_has_no_outline_at_the_frame(image):

@@ -4,7 +4,6 @@ import builtins
 
 import pytest
 
-from broadsight.files import whole_file
 from broadsight.visual.plots import PLOT_FORMATS, plot_format, save
 from tests.data.nasty_names import NASTY
 
@@ -33,19 +32,6 @@ def test_save__names_are_no_formulas(tmp_path):
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert "$\\frac$" in shown and "byte \\xff" in shown and not any("\x1b" in text for text in shown)
     assert axes.get_yticklabels()[1].get_parse_math()  # powers of ten still are
-
-
-def test_whole_file__nothing_is_left_of_a_failure(tmp_path):
-    path = tmp_path / "result.txt"
-    path.write_text("before")
-    with pytest.raises(RuntimeError), whole_file(path) as unfinished:
-        unfinished.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["result.txt"]
-    with whole_file(path) as unfinished:
-        unfinished.write_text("after")
-        assert path.read_text() == "before"
-    assert path.read_text() == "after" and [p.name for p in tmp_path.iterdir()] == ["result.txt"]
 
 
 def test_plot_format__others_are_refused():
