@@ -21,7 +21,6 @@ class DetectionTransform(GeneralizedRCNNTransform):
     image, whatever it was resized to.
 
     Args:
-        stages: The backbone, for its mean and std.
         image_size: (shorter side, longest side) that images are resized to in eval mode; None keeps their size.
         exact: Resize to `image_size` as (H, W), whatever the aspect.
         size_divisible: Sides of the batch are multiples of this.
@@ -65,9 +64,7 @@ class Detector(nn.Module):
 
     Args:
         backbone: Gives maps by name, and has `stages`.
-        transform: Replaces torchvision's.
-        num_classes: Classes of objects, labelled from 1.
-        outputs: The number of classes as torchvision's class counts them.
+        num_classes, outputs: Classes of objects, labelled from 1, and as torchvision's class counts them.
         options: Of torchvision's class.
 
     Attributes:

@@ -19,7 +19,6 @@ class FeaturePyramid(nn.Module):
     """(B, C, H, W), normalised, -> maps (B, width, H_i, W_i) by name, "0" the lowest, in float32 under autocast too.
 
     Args:
-        stages: The backbone.
         lowest: Stride of the lowest map of the pyramid.
         extra: Levels above stride 32. "c5": two convolutions, the first on the last map of the backbone (RetinaNet);
             "p5": the same on the last map of the pyramid (FCOS); "pool": one by sub-sampling (R-CNN).

@@ -24,8 +24,7 @@ class Segmenter(nn.Module):
     over pixels that are not 255; if asked for, "aux", that of the auxiliary head, and "dice", times their weights.
 
     Args:
-        stages: The backbone.
-        decoder: From its four maps to one (B, width, ceil(H / 4), ceil(W / 4)).
+        decoder: From the four maps of the backbone to one (B, width, ceil(H / 4), ceil(W / 4)).
         dropout: Share of channels dropped before the classifiers in training.
         auxiliary: From the map of stride 16 to one of `aux_channels`; for training only.
         aux_weight: Of the auxiliary head's loss.
@@ -98,14 +97,7 @@ class Segmenter(nn.Module):
 
 
 class SemanticFPN(nn.Module):
-    """Four maps -> their sum at stride 4, after a top-down pass and, for each doubling of a map, a convolution.
-
-    Args:
-        channels: Of the four maps.
-        pyramid_channels: Of the feature pyramid.
-        width: Channels of the result.
-        norm: From a number of channels to a norm.
-    """
+    """Four maps -> their sum (B, width, ...) at stride 4: a top-down pass, and a convolution for each doubling."""
 
     def __init__(self, channels: Sequence[int], pyramid_channels: int, width: int, norm: Callable[..., nn.Module]):
         super().__init__()

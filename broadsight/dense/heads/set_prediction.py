@@ -30,7 +30,6 @@ class RTDETR(nn.Module):
 
     Args:
         stages: The backbone; its map of stride 4 is not used, and parameters for it alone are frozen.
-        num_classes: Classes of objects without the background.
         queries: Number of boxes; 300 if None, or the number of positions if that is less.
         image_size: (H, W) that images are resized to, multiples of 32.
         channels, heads, feed_forward: Of encoder and decoder.

@@ -20,9 +20,7 @@ class SimpleBaseline(nn.Module):
     each keypoint. Only the last map of the backbone is used; parameters for the others alone are frozen.
 
     Args:
-        stages: The backbone.
         num_classes: Kinds of objects in the data, for the record: a crop shows one object.
-        num_keypoints: Number of heat maps.
         channels: Of the transposed convolutions.
         deconvs: Number of transposed convolutions, each of which doubles the map.
         input_size: (H, W) of the crops, for the record: other sizes work.
