@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .coco_comparison import COCO_NAMES, coco_evaluation, compare, first_of_each, mask_areas
-from .coco_results import as_coco, coco_masks, encode_masks, known_labels
+from .coco_results import INSTALL, as_coco, coco_masks, encode_masks, known_labels
 
 # Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
@@ -22,8 +21,11 @@ AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 9
     "mask": ("", "_small", "_medium", "_large"),
     "keypoint": ("", "_medium", "_large"),
 }
+COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
+AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
 ImageId = int | str
-OneImage = dict[str, Any]
+Objects = dict[str, Any]  # columns of N objects
+Size = tuple[int, int]  # height and width
 
 
 class AveragePrecision:
@@ -50,7 +52,7 @@ class AveragePrecision:
 
     def reset(self) -> None:
         """Forget all images."""
-        self._images: dict[ImageId, OneImage] = {}
+        self._images: dict[ImageId, Objects] = {}
         self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def update(
@@ -96,11 +98,11 @@ class AveragePrecision:
         self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
-    def state(self) -> list[tuple[ImageId, OneImage]]:
+    def state(self) -> list[tuple[ImageId, Objects]]:
         """All that was collected, to be sent to other processes."""
         return list(self._images.items())
 
-    def merge(self, others: Iterable[list[tuple[ImageId, OneImage]]]) -> None:
+    def merge(self, others: Iterable[list[tuple[ImageId, Objects]]]) -> None:
         """Add the states of other processes, in any order, with or without one's own."""
         for other in others:
             for image_id, image in other:
@@ -154,10 +156,10 @@ class AveragePrecision:
     def _keys(self) -> list[str]:
         return ["boxes"] + ["masks"] * ("mask" in self.kinds) + ["keypoints"] * ("keypoint" in self.kinds)
 
-    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> OneImage:
+    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> Objects:
         """The values of N objects that the kinds need."""
         labels = known_labels(tensors["labels"], self.category_ids)
-        objects: OneImage = {"labels": labels, "boxes": as_coco(torch.as_tensor(tensors["boxes"]))}
+        objects: Objects = {"labels": labels, "boxes": as_coco(torch.as_tensor(tensors["boxes"]))}
         if "mask" in self.kinds:
             drawn, objects["masks"] = encode_masks(tensors["masks"])
             if drawn != size:
@@ -171,10 +173,13 @@ class AveragePrecision:
         """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
-            images = [tuple(self._images[name][part] for part in ("size", "there", "found")) for name in order]
-            sigmas = self._sigmas() if kind == "keypoint" else None
-            counts = [MOST_POSES] if kind == "keypoint" else COUNTS
-            self._tables[kind] = compare(kind, images, sorted(self.category_ids), counts, sigmas)
+            images = [self._images[name] for name in order]
+            labels, sigmas = sorted(self.category_ids), self._sigmas() if kind == "keypoint" else None
+            every = np.concatenate([np.zeros(0, np.int64), *(image["found"]["labels"] for image in images)])
+            groups = group(labels, np.bincount(every, minlength=max(labels) + 1), AT_ONCE)
+            tables = zip(*(compare(kind, images, some, sigmas) for some in groups), strict=True)
+            precision, recall = (np.concatenate(parts, axis) for parts, axis in zip(tables, (2, 1), strict=True))
+            self._tables[kind] = precision, recall
         return self._tables[kind]
 
     def _sigmas(self) -> list[float]:
@@ -194,3 +199,105 @@ def _numbers(values: Tensor) -> np.ndarray:
 def _mean_percent(part: np.ndarray) -> float:
     defined = part[part > -1]
     return 100 * float(defined.mean()) if len(defined) else float("nan")
+
+
+def compare(
+    kind: str, images: Sequence[Objects], labels: Sequence[int], sigmas: Sequence[float] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall of some classes, -1 where there are no objects.
+
+    Args:
+        kind: "box", "mask" or "keypoint".
+        images: "size", targets "there" and predictions "found" of each: labels (N,), boxes (N, 4) as x y w h, masks as
+            N texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of targets, scores (N,) of predictions.
+            Of equal scores, that of an earlier image goes first.
+        labels: Of the C classes.
+        sigmas: Tolerance of each keypoint.
+
+    Returns:
+        Precision (10, 101, C, A, counts) by IoU from 0.5 to 0.95 and recall from 0 to 1, and the largest recall
+        (10, C, A, counts), for AREAS and for 1, 10 and 100 predictions in an image, of keypoints for 20.
+    """
+    coco, evaluation = coco_evaluation()
+    counts = [MOST_POSES] if kind == "keypoint" else COUNTS
+    sizes = [{"id": i, "height": image["size"][0], "width": image["size"][1]} for i, image in enumerate(images, 1)]
+    content = {"images": sizes, "categories": [{"id": label, "name": str(label)} for label in labels]}
+    rows = annotations(kind, images, "there", labels), annotations(kind, images, "found", labels, counts[-1])
+    tables = [coco(content | {"annotations": some}) for some in rows]
+    run = evaluation(*tables, COCO_NAMES[kind], kpt_oks_sigmas=sigmas)
+    run.params.catIds = list(labels)  # by default it leaves out classes without poses
+    run.params.maxDets = counts
+    run.evaluate()
+    return run.eval["precision"], run.eval["recall"]
+
+
+def coco_evaluation() -> tuple[Any, Any]:
+    """The classes of faster-coco-eval, or an ImportError that says how to install it."""
+    try:
+        from faster_coco_eval import COCO, COCOeval_faster
+    except ImportError:
+        raise ImportError(f"average precision needs faster-coco-eval; {INSTALL}") from None
+    return COCO, COCOeval_faster
+
+
+def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[int]]:
+    """Labels in groups with at most `most` predictions together, or one label: classes are compared independently."""
+    groups: list[list[int]] = [[]]
+    for label in labels:
+        if groups[-1] and numbers[[*groups[-1], label]].sum() > most:
+            groups.append([])
+        groups[-1].append(label)
+    return groups
+
+
+def annotations(
+    kind: str, images: Sequence[Objects], part: str, labels: Sequence[int], most: int | None = None
+) -> list[dict[str, Any]]:
+    """Targets or predictions of some labels as COCO's annotations; of predictions, the best `most` of each label."""
+    rows: list[dict[str, Any]] = []
+    for number, image in enumerate(images, 1):
+        size, objects = image["size"], image[part]
+        columns = {"category_id": objects["labels"], "bbox": objects["boxes"]}
+        if most is None:
+            keep = np.flatnonzero(np.isin(objects["labels"], labels))
+            columns |= {"area": objects["areas"], "iscrowd": objects["crowds"].astype(int)}
+        else:
+            keep = first_of_each(objects["labels"], objects["scores"], most)
+            keep = keep[np.isin(objects["labels"][keep], labels)]
+            columns |= {"area": found_areas(kind, size, objects), "score": objects["scores"]}
+        if kind == "keypoint":
+            points = objects["keypoints"]
+            columns |= {"keypoints": points, "num_keypoints": (points[:, 2::3] > 0).sum(1)}
+        lists = {name: values[keep].tolist() for name, values in columns.items()}
+        if kind == "mask":
+            lists["segmentation"] = [{"size": list(size), "counts": objects["masks"][i]} for i in keep]
+        for values in zip(*lists.values(), strict=True):  # ids from 1: COCO's tools take 0 for none
+            rows.append(dict(zip(lists, values, strict=True), image_id=number, id=len(rows) + 1))
+    return rows
+
+
+def found_areas(kind: str, size: Size, objects: Objects) -> np.ndarray:
+    """(N,) areas of predictions, by which COCO sorts them: of the box, the mask, or around the keypoints."""
+    if kind == "mask":
+        return mask_areas(size, objects["masks"])
+    if kind == "box" or not len(objects["labels"]):
+        return objects["boxes"][:, 2] * objects["boxes"][:, 3]
+    x, y = (objects["keypoints"][:, start::3].astype(np.float64) for start in (0, 1))
+    return np.ptp(x, axis=1) * np.ptp(y, axis=1)
+
+
+def mask_areas(size: Size, texts: Sequence[bytes]) -> np.ndarray:
+    """Pixels of each of N masks."""
+    pixels = coco_masks().area([{"size": list(size), "counts": text} for text in texts])
+    return np.asarray(pixels, np.float64).reshape(-1)
+
+
+def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
+    """Indices of the `most` highest scores of each label, ascending; of equal scores the first count."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    by_score = np.argsort(-scores, kind="stable")
+    order = by_score[np.argsort(labels[by_score], kind="stable")]  # by label, then by score
+    _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
+    rank = np.arange(len(order)) - np.repeat(starts, sizes)
+    return np.sort(order[rank < most])

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from broadsight.data.sources.coco import CocoDataset
-from broadsight.dense import coco_comparison
-from broadsight.dense.average_precision import AveragePrecision
-from broadsight.dense.coco_comparison import first_of_each, group
+from broadsight.dense import average_precision
+from broadsight.dense.average_precision import AveragePrecision, first_of_each, group
 
 pytest.importorskip("pycocotools", reason="the extra `det` is not installed")
 pytest.importorskip("faster_coco_eval", reason="the extra `det` is not installed")
@@ -72,7 +71,7 @@ def test_keypoints__of_different_numbers_are_refused():
 @pytest.mark.parametrize("kind", EVALUATED)
 def test_classes__compared_apart_give_the_same(scenes, kind, monkeypatch):
     expected = collect(scenes, [kind]).compute()
-    monkeypatch.setattr(coco_comparison, "AT_ONCE", 60)
+    monkeypatch.setattr(average_precision, "AT_ONCE", 60)
     assert collect(scenes, [kind]).compute() == pytest.approx(expected, abs=1e-9, rel=0, nan_ok=True)
 
 

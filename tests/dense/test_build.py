@@ -43,49 +43,25 @@ def test_build__passes_everything_on():
     assert any(getattr(module, "drop_prob", 0) for module in model.stages.modules())
 
 
-# Millions of parameters, and billions of multiply-accumulates at 2048x512 or 256x192; the papers round these.
+# Millions of parameters, and billions of multiply-accumulates at 2048x512 or 256x192: each head once, exactly. Those of
+# all published tables, which round, are counted in tests/papers.
 SIZES = {
     "retinanet emsnet_xxtiny": (11.74,),
-    "retinanet emsnet_tiny": (14.752,),
-    "retinanet partialformer_b1": (16.155,),
-    "retinanet partialformer_b2": (29.198,),
-    "retinanet partialformer_b3": (44.433,),
-    "retinanet mat_2": (18.684,),
-    "retinanet mat_3": (24.972,),
-    "retinanet mat_4": (37.162,),
-    "retinanet mat_5": (58.401,),
-    "ssdlite mat_1": (6.441,),
-    "ssdlite mat_2": (10.48,),
-    "ssdlite mat_3": (16.714,),
     "ssdlite partialformer_b0": (5.024,),
-    "ssdlite partialformer_b1": (7.951,),
     "rtdetr resnet50": (42.925,),
-    "mask_rcnn partialformer_b1": (26.658,),
-    "mask_rcnn partialformer_b2": (39.411,),
-    "mask_rcnn partialformer_b3": (54.354,),
-    "mask_rcnn mat_2": (29.187,),
     "mask_rcnn emsnet_tiny": (25.263,),
     "cascade_mask_rcnn convnext_tiny": (85.944,),
     "cascade_mask_rcnn convnext_tiny box_head=fc": (82.008,),
     "cascade_mask_rcnn convnext_tiny class_agnostic=True": (84.96,),
     "cascade_mask_rcnn convnext_tiny masks_on=last": (80.657,),
-    "cascade_mask_rcnn convnext_small": (107.578,),
-    "semantic_fpn mat_2": (13.282,),
     "semantic_fpn mat_3": (19.497,),
-    "semantic_fpn partialformer_b1": (10.753, 101.83),
-    "semantic_fpn partialformer_b2": (23.506, 131.33),
-    "semantic_fpn partialformer_b3": (38.449, 166.63),
-    "upernet partialformer_b1": (34.820, 856.33),
     "upernet partialformer_b2": (48.568, 886.87),
-    "upernet partialformer_b3": (64.507, 923.21),
     "simple_baseline partialformer_b1": (9.778, 1.757),
-    "simple_baseline partialformer_b2": (22.993, 2.943),
-    "simple_baseline partialformer_b3": (38.399, 4.380),
 }
 CLASSES = {"segment": (150, (2048, 512)), "keypoints": (1, (256, 192))}
 
 
-@pytest.mark.slow  # tests/papers counts some of them
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_and_macs__are_those_of_the_papers(name):
     head, backbone, *options = name.split()
