@@ -149,14 +149,10 @@ class Spots(nn.Module):
         if not rows:
             return {key: value[:0] for key, value in self.find(torch.ones_like(image)).items()}
         boxes, labels, scores, masks, keypoints = zip(*rows, strict=True)
-        return dict(
-            boxes=torch.stack(boxes),
-            labels=torch.tensor(labels),
-            scores=torch.stack(scores),
-            masks=torch.stack(masks),
-            keypoints=torch.stack(keypoints),
-            keypoints_scores=torch.tensor([[1.0, 2.0]]).repeat(len(labels), 1),
-        )
+        found = dict(boxes=boxes, scores=scores, masks=masks, keypoints=keypoints)
+        found = {name: torch.stack(values) for name, values in found.items()}
+        sure = torch.tensor([[1.0, 2.0]]).repeat(len(labels), 1)
+        return found | dict(labels=torch.tensor(labels), keypoints_scores=sure)
 
 
 @pytest.fixture

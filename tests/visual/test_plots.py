@@ -1,6 +1,6 @@
-"""Files that appear complete or not at all, and formats that can be drawn."""
+"""Formats of plots, and names in them."""
 
-import builtins
+import sys
 
 import pytest
 
@@ -40,13 +40,6 @@ def test_plot_format__others_are_refused():
 
 
 def test_plot_format__says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r'^plotting needs matplotlib; run: pip install "broadsight\[plot\]"$'):
         plot_format("x.png")
