@@ -1,7 +1,8 @@
 """Detectors, segmenters and pose models on any timm model."""
 
 from . import registry as registry
-from .build import MODELS, build, models_for
+from .build import build, models_for
+from .heads import HEADS, register
 from .stages import Stages, open_stages
 
-__all__ = ["MODELS", "Stages", "build", "models_for", "open_stages"]
+__all__ = ["HEADS", "Stages", "build", "models_for", "open_stages", "register"]

@@ -7,63 +7,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .coco_comparison import COCO_NAMES, coco_evaluation, compare, first_of_each, mask_areas
-from .coco_results import coco_masks, encode_masks, known_labels
+from .coco_results import INSTALL, as_coco, coco_masks, encode_masks, known_labels
 
-# How far apart people mark the 17 points of a person, relative to its size, in thousandths; COCO weighs errors by it.
+# Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
-OTHER_SIGMA = 0.05  # of points that nobody has measured that for
-MOST_POSES = 20  # of a class that count in an image: COCO's number for keypoints
+OTHER_SIGMA = 0.05  # of other points
+COUNTS = [1, 10, 100]  # boxes or masks of a class that count in an image, as in COCO
+MOST, MOST_POSES = COUNTS[-1], 20
 
-IOU_50, IOU_75 = 0, 5  # their places among 0.5, 0.55, ..., 0.95
+IOU_50, IOU_75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
 AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 96, and above
     "box": ("", "_small", "_medium", "_large"),
     "mask": ("", "_small", "_medium", "_large"),
     "keypoint": ("", "_medium", "_large"),
 }
+COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
+AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
 ImageId = int | str
-OneImage = dict[str, Any]
+Objects = dict[str, Any]  # columns of N objects
+Size = tuple[int, int]  # height and width
 
 
 class AveragePrecision:
-    """Collects what was found in images and what is there, and compares the two.
+    """Collects predictions and targets of images, and compares them.
 
-    Masks are kept as run lengths, so that thousands of images fit into memory. An image that comes again replaces
-    what it was. Where there are several processes, each collects its own images, and each gets all of them by
-    `metric.merge(gather_objects(metric.state()))`.
+    torchmetrics has no AP of keypoints, so COCO's own tools are called. Masks are kept as run lengths, so that
+    thousands of images fit into memory. An image that comes again replaces itself. With several processes, each
+    collects its own images; `metric.merge(gather_objects(metric.state()))` gives all to each.
 
     Args:
         kinds: Some of "box", "mask" and "keypoint".
         category_ids: From a label to the id of its category.
         class_names: In the order of the labels.
-        sigmas: Tolerance of each keypoint relative to the object's size. If not given, COCO's for a person's 17
-            keypoints, and 0.05 for each of any other number.
-        max_detections: The boxes and masks that count in an image, of each class; of poses 20 do, as COCO has it.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[str],
-        category_ids: Mapping[int, int],
-        class_names: Sequence[str],
-        *,
-        sigmas: Sequence[float] | None = None,
-        max_detections: int = 100,
-    ):
+    def __init__(self, kinds: Sequence[str], category_ids: Mapping[int, int], class_names: Sequence[str]):
         if not kinds or isinstance(kinds, str) or not set(kinds) <= COCO_NAMES.keys():
             raise ValueError(f"kinds={kinds!r}; expected a list of some of {', '.join(COCO_NAMES)}")
         if not category_ids or len(class_names) != len(category_ids):
             raise ValueError(f"{len(class_names)} class names but {len(category_ids)} labels; expected a name for each")
-        if max_detections <= 10:
-            raise ValueError(f"max_detections={max_detections}; expected more than 10, which recall is told of as well")
         coco_evaluation(), coco_masks()  # say what is missing before hours of predictions
         self.kinds, self.category_ids, self.class_names = tuple(kinds), dict(category_ids), tuple(class_names)
-        self.sigmas, self.max_detections = sigmas, max_detections
         self.reset()
 
     def reset(self) -> None:
         """Forget all images."""
-        self._images: dict[ImageId, OneImage] = {}
+        self._images: dict[ImageId, Objects] = {}
         self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def update(
@@ -72,22 +61,22 @@ class AveragePrecision:
         """Add one image.
 
         Args:
-            image_id: As the data set has it. Its order decides between equal scores, as it does in COCO's tools.
+            image_id: As in the dataset. Its order decides between equal scores, as in COCO's tools.
             size: Height and width.
-            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), masks (M, 1, H, W) as probabilities and
-                keypoints (M, K, 3) if their kind was asked for.
-            target: boxes (N, 4), in place of which labelled_boxes count if there are any, labels (N,), masks (N, H, W),
-                keypoints (N, K, 3) with 0 last if not labelled; iscrowd (N,), by default none; area (N,) of the object,
-                by default of its mask, or else of its box.
+            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks
+                (M, 1, H, W) as probabilities and keypoints (M, K, 3).
+            target: boxes (N, 4), or labelled_boxes instead if there are any, labels (N,), masks (N, H, W), keypoints
+                (N, K, 3) with 0 last if not labelled; iscrowd (N,), by default none; area (N,) of the object, by
+                default of its mask, or else of its box.
         """
         if not isinstance(image_id, str):
-            image_id = int(image_id)  # it may be a tensor after collating, and two of those are never the same key
+            image_id = int(image_id)  # tensors, as collating makes, are not equal as keys
         size = (int(size[0]), int(size[1]))
         try:
             scores, labels = _numbers(prediction["scores"]), _numbers(prediction["labels"])
             if not np.isfinite(scores).all():
                 raise ValueError("scores are not all finite; the model has diverged")
-            rows = first_of_each(labels, scores, self.max_detections)
+            rows = first_of_each(labels, scores, MOST)
             if len(rows) < len(scores):
                 prediction = {key: prediction[key][rows] for key in ("labels", *self._keys())}
             found = self._objects(prediction, size)
@@ -109,21 +98,21 @@ class AveragePrecision:
         self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
-    def state(self) -> list[tuple[ImageId, OneImage]]:
-        """All that was collected, as what can be sent to other processes."""
+    def state(self) -> list[tuple[ImageId, Objects]]:
+        """All that was collected, to be sent to other processes."""
         return list(self._images.items())
 
-    def merge(self, others: Iterable[list[tuple[ImageId, OneImage]]]) -> None:
-        """Add the states of other processes, in any order; one's own may be among them."""
+    def merge(self, others: Iterable[list[tuple[ImageId, Objects]]]) -> None:
+        """Add the states of other processes, in any order, with or without one's own."""
         for other in others:
             for image_id, image in other:
-                # Two may have seen the same image in different batches, a bit differently: all have to agree on one.
+                # Two processes may have seen an image in different batches, with rounding: all must keep the same one
                 known = self._images.get(image_id, image)
                 self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
-        """Figures in per cent; nan for what is not defined, such as AP of large objects where there are none.
+        """Figures in per cent; nan for undefined ones, such as AP of large objects where there are none.
 
         Of boxes and masks: ap (mean over IoU 0.5 to 0.95), ap50, ap75, ap_small, ap_medium, ap_large, and the recalls
         ar1, ar10, ar100 by how many detections count, ar_small, ar_medium, ar_large. Of keypoints: ap, ap50, ap75,
@@ -140,13 +129,13 @@ class AveragePrecision:
                 every = recall[..., 0, -1]
                 parts |= {"ar": every, "ar50": every[IOU_50], "ar75": every[IOU_75]}
             else:
-                parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(self._counts(kind))}
+                parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(COUNTS)}
             parts |= {f"ar{name}": recall[..., place, -1] for place, name in areas[1:]}
             figures |= {f"{kind}_{name}": _mean_percent(part) for name, part in parts.items()}
         return figures
 
     def coverage(self) -> tuple[int, int]:
-        """How many classes have objects that count, of the last kind, and how many there are."""
+        """Number of classes with objects that count, of the last kind, and of all classes."""
         precision, _ = self._table(self.kinds[-1])
         return int((precision[..., 0, -1] > -1).any((0, 1)).sum()), len(self.category_ids)
 
@@ -167,13 +156,10 @@ class AveragePrecision:
     def _keys(self) -> list[str]:
         return ["boxes"] + ["masks"] * ("mask" in self.kinds) + ["keypoints"] * ("keypoint" in self.kinds)
 
-    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> OneImage:
-        """What the kinds need of N objects, in little memory."""
-        corners = _numbers(tensors["boxes"]).reshape(-1, 4)
-        objects: OneImage = {
-            "labels": known_labels(tensors["labels"], self.category_ids),
-            "boxes": np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
-        }
+    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> Objects:
+        """The values of N objects that the kinds need."""
+        labels = known_labels(tensors["labels"], self.category_ids)
+        objects: Objects = {"labels": labels, "boxes": as_coco(torch.as_tensor(tensors["boxes"]))}
         if "mask" in self.kinds:
             drawn, objects["masks"] = encode_masks(tensors["masks"])
             if drawn != size:
@@ -183,29 +169,27 @@ class AveragePrecision:
             objects["keypoints"] = points.detach().float().cpu().flatten(1).numpy()
         return objects
 
-    def _counts(self, kind: str) -> list[int]:
-        return [MOST_POSES] if kind == "keypoint" else [1, 10, self.max_detections]
-
     def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
-            images = [tuple(self._images[name][part] for part in ("size", "there", "found")) for name in order]
-            sigmas = self._sigmas() if kind == "keypoint" else None
-            self._tables[kind] = compare(kind, images, sorted(self.category_ids), self._counts(kind), sigmas)
+            images = [self._images[name] for name in order]
+            labels, sigmas = sorted(self.category_ids), self._sigmas() if kind == "keypoint" else None
+            every = np.concatenate([np.zeros(0, np.int64), *(image["found"]["labels"] for image in images)])
+            groups = group(labels, np.bincount(every, minlength=max(labels) + 1), AT_ONCE)
+            tables = zip(*(compare(kind, images, some, sigmas) for some in groups), strict=True)
+            precision, recall = (np.concatenate(parts, axis) for parts, axis in zip(tables, (2, 1), strict=True))
+            self._tables[kind] = precision, recall
         return self._tables[kind]
 
     def _sigmas(self) -> list[float]:
+        """Tolerance of each keypoint relative to the object's size."""
         points = (image[part]["keypoints"] for image in self._images.values() for part in ("there", "found"))
         counts = {one.shape[1] // 3 for one in points if len(one)}
         if len(counts) > 1:
             raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
         count = max(counts, default=len(PERSON))
-        if self.sigmas is None:
-            return [one / 1000 for one in PERSON] if count == len(PERSON) else [OTHER_SIGMA] * count
-        if counts and len(self.sigmas) != count:
-            raise ValueError(f"{len(self.sigmas)} sigmas but {count} keypoints; expected one for each")
-        return list(self.sigmas)
+        return [one / 1000 for one in PERSON] if count == len(PERSON) else [OTHER_SIGMA] * count
 
 
 def _numbers(values: Tensor) -> np.ndarray:
@@ -215,3 +199,105 @@ def _numbers(values: Tensor) -> np.ndarray:
 def _mean_percent(part: np.ndarray) -> float:
     defined = part[part > -1]
     return 100 * float(defined.mean()) if len(defined) else float("nan")
+
+
+def compare(
+    kind: str, images: Sequence[Objects], labels: Sequence[int], sigmas: Sequence[float] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall of some classes, -1 where there are no objects.
+
+    Args:
+        kind: "box", "mask" or "keypoint".
+        images: "size", targets "there" and predictions "found" of each: labels (N,), boxes (N, 4) as x y w h, masks as
+            N texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of targets, scores (N,) of predictions.
+            Of equal scores, that of an earlier image goes first.
+        labels: Of the C classes.
+        sigmas: Tolerance of each keypoint.
+
+    Returns:
+        Precision (10, 101, C, A, counts) by IoU from 0.5 to 0.95 and recall from 0 to 1, and the largest recall
+        (10, C, A, counts), for AREAS and for 1, 10 and 100 predictions in an image, of keypoints for 20.
+    """
+    coco, evaluation = coco_evaluation()
+    counts = [MOST_POSES] if kind == "keypoint" else COUNTS
+    sizes = [{"id": i, "height": image["size"][0], "width": image["size"][1]} for i, image in enumerate(images, 1)]
+    content = {"images": sizes, "categories": [{"id": label, "name": str(label)} for label in labels]}
+    rows = annotations(kind, images, "there", labels), annotations(kind, images, "found", labels, counts[-1])
+    tables = [coco(content | {"annotations": some}) for some in rows]
+    run = evaluation(*tables, COCO_NAMES[kind], kpt_oks_sigmas=sigmas)
+    run.params.catIds = list(labels)  # by default it leaves out classes without poses
+    run.params.maxDets = counts
+    run.evaluate()
+    return run.eval["precision"], run.eval["recall"]
+
+
+def coco_evaluation() -> tuple[Any, Any]:
+    """The classes of faster-coco-eval, or an ImportError that says how to install it."""
+    try:
+        from faster_coco_eval import COCO, COCOeval_faster
+    except ImportError:
+        raise ImportError(f"average precision needs faster-coco-eval; {INSTALL}") from None
+    return COCO, COCOeval_faster
+
+
+def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[int]]:
+    """Labels in groups with at most `most` predictions together, or one label: classes are compared independently."""
+    groups: list[list[int]] = [[]]
+    for label in labels:
+        if groups[-1] and numbers[[*groups[-1], label]].sum() > most:
+            groups.append([])
+        groups[-1].append(label)
+    return groups
+
+
+def annotations(
+    kind: str, images: Sequence[Objects], part: str, labels: Sequence[int], most: int | None = None
+) -> list[dict[str, Any]]:
+    """Targets or predictions of some labels as COCO's annotations; of predictions, the best `most` of each label."""
+    rows: list[dict[str, Any]] = []
+    for number, image in enumerate(images, 1):
+        size, objects = image["size"], image[part]
+        columns = {"category_id": objects["labels"], "bbox": objects["boxes"]}
+        if most is None:
+            keep = np.flatnonzero(np.isin(objects["labels"], labels))
+            columns |= {"area": objects["areas"], "iscrowd": objects["crowds"].astype(int)}
+        else:
+            keep = first_of_each(objects["labels"], objects["scores"], most)
+            keep = keep[np.isin(objects["labels"][keep], labels)]
+            columns |= {"area": found_areas(kind, size, objects), "score": objects["scores"]}
+        if kind == "keypoint":
+            points = objects["keypoints"]
+            columns |= {"keypoints": points, "num_keypoints": (points[:, 2::3] > 0).sum(1)}
+        lists = {name: values[keep].tolist() for name, values in columns.items()}
+        if kind == "mask":
+            lists["segmentation"] = [{"size": list(size), "counts": objects["masks"][i]} for i in keep]
+        for values in zip(*lists.values(), strict=True):  # ids from 1: COCO's tools take 0 for none
+            rows.append(dict(zip(lists, values, strict=True), image_id=number, id=len(rows) + 1))
+    return rows
+
+
+def found_areas(kind: str, size: Size, objects: Objects) -> np.ndarray:
+    """(N,) areas of predictions, by which COCO sorts them: of the box, the mask, or around the keypoints."""
+    if kind == "mask":
+        return mask_areas(size, objects["masks"])
+    if kind == "box" or not len(objects["labels"]):
+        return objects["boxes"][:, 2] * objects["boxes"][:, 3]
+    x, y = (objects["keypoints"][:, start::3].astype(np.float64) for start in (0, 1))
+    return np.ptp(x, axis=1) * np.ptp(y, axis=1)
+
+
+def mask_areas(size: Size, texts: Sequence[bytes]) -> np.ndarray:
+    """Pixels of each of N masks."""
+    pixels = coco_masks().area([{"size": list(size), "counts": text} for text in texts])
+    return np.asarray(pixels, np.float64).reshape(-1)
+
+
+def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
+    """Indices of the `most` highest scores of each label, ascending; of equal scores the first count."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    by_score = np.argsort(-scores, kind="stable")
+    order = by_score[np.argsort(labels[by_score], kind="stable")]  # by label, then by score
+    _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
+    rank = np.arange(len(order)) - np.repeat(starts, sizes)
+    return np.sort(order[rank < most])

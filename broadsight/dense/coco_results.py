@@ -1,4 +1,4 @@
-"""Predictions in COCO's result format: what its own tools, and every other, can read."""
+"""Predictions in COCO's result format, which all tools read."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,48 +9,42 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from ..files import write_text
 
 INSTALL = 'run: pip install "broadsight[det]"'
-KINDS = {"box": "bbox", "mask": "segmentation", "keypoint": "keypoints"}  # what an entry of that kind has to hold
 
 
 def to_results(
-    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int], kind: str | None = None
+    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]
 ) -> list[dict[str, Any]]:
-    """The M objects found in one image, as entries of a result file.
+    """The M predictions for an image as entries of a result file.
 
     Args:
-        image_id: As the data set has it.
-        prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), perhaps masks (M, 1, H, W) as probabilities
-            and keypoints (M, K, 3); all in pixels of the image in its full size.
+        image_id: As in the dataset.
+        prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and optionally masks (M, 1, H, W) as
+            probabilities and keypoints (M, K, 3), in pixels of the image.
         category_ids: From a label to the id of its category.
-        kind: "box", "mask" or "keypoint" for entries of nothing else, None for all that was predicted. COCO's tools
-            take the area of an entry that has a box from it, so that AP of small, medium and large masks is the
-            official one for entries of kind="mask" alone; likewise for keypoints.
     """
-    if kind not in (None, *KINDS):
-        raise ValueError(f"kind={kind!r}; expected one of {', '.join(KINDS)} or None")
     labels = known_labels(prediction["labels"], category_ids)
-    corners = prediction["boxes"].detach().double().cpu().numpy().reshape(-1, 4)
-    boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).round(3)
     columns: dict[str, list] = {
         "category_id": [category_ids[label] for label in labels.tolist()],
         "score": prediction["scores"].detach().double().cpu().numpy().round(6).tolist(),
+        "bbox": as_coco(prediction["boxes"]).round(3).tolist(),
     }
-    if kind in (None, "box"):
-        columns["bbox"] = boxes.tolist()
-    if "masks" in prediction and kind in (None, "mask"):
+    if "masks" in prediction:
         size, texts = encode_masks(prediction["masks"])
         columns["segmentation"] = [{"size": list(size), "counts": text.decode()} for text in texts]
-    if "keypoints" in prediction and kind in (None, "keypoint"):
-        points = prediction["keypoints"].detach().double().cpu().flatten(1)
-        columns["keypoints"] = points.numpy().round(3).tolist()
-    if kind is not None and KINDS[kind] not in columns:
-        raise ValueError(f"kind={kind} asked for, but what was predicted has {', '.join(prediction)}")
+    if "keypoints" in prediction:
+        columns["keypoints"] = prediction["keypoints"].detach().double().cpu().flatten(1).numpy().round(3).tolist()
     rows = zip(*columns.values(), strict=True)
     return [{"image_id": image_id, **dict(zip(columns, row, strict=True))} for row in rows]
+
+
+def as_coco(boxes: Tensor) -> np.ndarray:
+    """Boxes (N, 4), x1 y1 x2 y2, as x y w h."""
+    return box_convert(boxes.detach().double().cpu().reshape(-1, 4), "xyxy", "xywh").numpy()
 
 
 def write_results(entries: Iterable[dict[str, Any]], path: str | Path) -> None:
@@ -59,10 +53,7 @@ def write_results(entries: Iterable[dict[str, Any]], path: str | Path) -> None:
 
 
 def encode_masks(masks: Tensor) -> tuple[tuple[int, int], list[bytes]]:
-    """Height and width, and the run lengths of each of (M, 1, H, W) or (M, H, W) masks in COCO's text.
-
-    A pixel belongs to its mask where that is above 0.5, be it a probability or 0 and 1.
-    """
+    """Height and width of masks (M, 1, H, W) or (M, H, W), and their pixels above 0.5 as COCO's run lengths."""
     height, width = masks.shape[-2:]
     inside = (masks.detach().reshape(-1, height, width) > 0.5).view(torch.uint8)
     columns = inside.mT.contiguous().cpu().numpy()  # runs go down the columns
@@ -70,7 +61,7 @@ def encode_masks(masks: Tensor) -> tuple[tuple[int, int], list[bytes]]:
 
 
 def coco_masks() -> ModuleType:
-    """COCO's arithmetic of run lengths, or an ImportError that says how to install it."""
+    """pycocotools' functions of run lengths, or an ImportError that says how to install it."""
     try:
         from pycocotools import mask  # its encoder takes a fifth of the other package's time
     except ImportError:

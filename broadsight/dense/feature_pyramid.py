@@ -1,4 +1,4 @@
-"""Stages with a feature pyramid over them, as torchvision's detectors want a backbone; and anchors on its maps."""
+"""A feature pyramid over Stages, as torchvision's detectors expect a backbone; and anchors on its maps."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,9 @@ class FeaturePyramid(nn.Module):
     """(B, C, H, W), normalised, -> maps (B, width, H_i, W_i) by name, "0" the lowest, in float32 under autocast too.
 
     Args:
-        stages: The backbone.
         lowest: Stride of the lowest map of the pyramid.
-        extra: Further levels above stride 32: "c5": two convolutions, the first on the last map of the backbone
-            (RetinaNet); "p5": the same on the last map of the pyramid (FCOS); "pool": one by sub-sampling (R-CNN).
+        extra: Levels above stride 32. "c5": two convolutions, the first on the last map of the backbone (RetinaNet);
+            "p5": the same on the last map of the pyramid (FCOS); "pool": one by sub-sampling (R-CNN).
         width: Channels of all maps.
 
     Attributes:
@@ -35,46 +34,50 @@ class FeaturePyramid(nn.Module):
         self.first = stages.strides.index(lowest)
         self.strides = (*stages.strides[self.first :], *((64,) if extra == "pool" else (64, 128)))
         channels = list(stages.channels[self.first :])
-        if extra == "pool":
-            levels: ExtraFPNBlock = LastLevelMaxPool()
-        else:
+        levels: ExtraFPNBlock = LastLevelMaxPool()
+        if extra != "pool":
             levels = LastLevelP6P7(channels[-1] if extra == "c5" else width, width)
-            levels.use_P5 = extra == "p5"  # it goes by the number of channels alone, which may be alike
+            levels.use_P5 = extra == "p5"  # torchvision compares numbers of channels, which may be equal
         self.fpn = FeaturePyramidNetwork(channels, width, levels)
         freeze_unused(stages, self.first)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.stages(images)[self.first :]
         levels = self.fpn({str(number): x for number, x in enumerate(maps)})
-        # Anchors and boxes are of the maps' type: single precision at least
+        # Anchors and boxes take the dtype of the maps: at least single precision
         return {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in levels.items()}
 
 
 class StridedAnchors(AnchorGenerator):
-    """Anchors centred on the positions of maps whose strides are known.
+    """Anchors centred on the positions of maps of known strides.
 
-    torchvision derives strides from sizes, and is off where a map's side was rounded up: 800 pixels are 7 positions
-    at stride 128, and 114 pixels apart to it.
+    torchvision derives strides from sizes, wrongly where a map's side was rounded up: 800 pixels have 7 positions at
+    stride 128, which it takes to be 114 pixels apart.
 
     Args:
-        sizes: Sides of the square anchors of each map.
-        aspect_ratios: Height / width, of every map.
-        strides: Of each map.
+        strides: Of the maps.
+        scale: Side of the smallest square anchor, in strides.
+        aspect_ratios: Height / width of the anchors.
+        per_octave: How many sizes there are, evenly spaced up to twice the smallest.
         offset: Of the first centre from the image's corner, in strides.
     """
 
     def __init__(
         self,
-        sizes: Sequence[Sequence[float]],
-        aspect_ratios: Sequence[float],
         strides: Sequence[int],
+        scale: float,
+        aspect_ratios: Sequence[float] = (1.0,),
+        *,
+        per_octave: int = 1,
         offset: float = 0.0,
     ):
-        super().__init__(tuple(map(tuple, sizes)), (tuple(aspect_ratios),) * len(sizes))
+        octave = [scale * 2 ** (i / per_octave) for i in range(per_octave)]
+        sizes = tuple(tuple(int(stride * factor) for factor in octave) for stride in strides)
+        super().__init__(sizes, (tuple(aspect_ratios),) * len(strides))
         self.strides, self.offset = tuple(strides), offset
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """One (A, 4) for each image, all the same; of positions row by row, lowest level first."""
+        """One (A, 4) for each image, all the same: positions row by row, lowest level first."""
         self.set_cell_anchors(torch.float32, feature_maps[0].device)
         steps = [[torch.tensor(stride, device=feature_maps[0].device)] * 2 for stride in self.strides]
         levels = self.grid_anchors([list(x.shape[-2:]) for x in feature_maps], steps)
@@ -82,14 +85,9 @@ class StridedAnchors(AnchorGenerator):
         return [torch.cat(shifted)] * len(image_list.image_sizes)
 
 
-def octave_sizes(strides: Sequence[int], scale: float, per_octave: int = 1) -> list[tuple[float, ...]]:
-    """Sides of anchors for each stride: `scale` strides, and evenly spaced up to twice that."""
-    return [tuple(int(stride * scale * 2 ** (i / per_octave)) for i in range(per_octave)) for stride in strides]
-
-
 def freeze_unused(stages: Stages, first: int) -> None:
-    """No gradient for parameters that only the maps below `first` depend on, their norms for one: they would wait for
-    it in vain, which distributed training takes for an error."""
+    """Switch gradients off for parameters that only maps below `first` depend on, such as their norms: distributed
+    training treats a parameter without a gradient as an error."""
     if not first or not any(parameter.requires_grad for parameter in stages.parameters()):
         return
     images = torch.zeros(1, stages.in_chans, *stages.pyramid.image_size)
@@ -97,7 +95,7 @@ def freeze_unused(stages: Stages, first: int) -> None:
         try:
             copy = copied(stages, stages, with_values=False).eval()
             maps = copy(images.to("meta"))
-        except Exception:  # some models insist on arithmetic
+        except Exception:  # some models need real values
             copy = copied(stages, stages, with_values=True).eval()
             like = next(stages.parameters())
             maps = copy(images.to(like.device, like.dtype))

@@ -1,11 +1,15 @@
-"""Test-time evaluation: several views of an image, mirrored, scaled or cut into windows, and one answer."""
+"""One prediction from several views of an image: mirrored, scaled or cut into windows."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import batched_nms, box_iou
+from torchvision.ops import batched_nms
+
+from ..errors import check_choice
+from .pose import mirrored_order
 
 Prediction = dict[str, Tensor]
 
@@ -19,32 +23,26 @@ def detect_with_flip(
     scales: Sequence[float] = (1.0,),
     keypoint_pairs: Sequence[tuple[int, int]] = (),
     iou: float = 0.5,
-    scores: str = "kept",
     max_detections: int = 100,
 ) -> list[Prediction]:
     """Objects found in images, in their mirror images, and in both at several scales.
 
-    What several views found is one object if boxes of a class overlap; box, mask and keypoints are those of the view
-    with the highest score. A model of a fixed `image_size` resizes every view to the same, so scales do nothing to it.
+    Overlapping boxes of a class from several views are one object, with the box, mask and keypoints of the view that
+    has the highest score. A model of fixed `image_size` resizes every view to it, so that scales have no effect.
 
     Args:
-        model: A detector in evaluation mode.
+        model: A detector in eval mode.
         images: (C, H, W) each, values 0 to 1.
-        flip: Whether there are mirror images.
+        flip: Add mirror images.
         scales: Factors of height and width.
-        keypoint_pairs: Places of the keypoints that a mirror swaps, such as of the left and the right eye.
+        keypoint_pairs: Keypoints that a mirror swaps, such as left and right eye.
         iou: Overlap from which two boxes are one object.
-        scores: "kept" for the highest of all views; "mean" over views, 0 in those that did not find the object, which
-            puts what was seen once behind what was seen always.
-        max_detections: The most that are left of an image.
+        max_detections: Most objects of an image.
 
     Returns:
-        As the model does, best first, in pixels of the images given.
+        Predictions like the model's, the best first, in pixels of the given images.
     """
-    _check_evaluating(model)
-    if scores not in ("kept", "mean"):
-        raise ValueError(f"scores={scores!r}; expected kept or mean")
-    _check_scales(scales)
+    _check_evaluating(model, scales)
     views = [(scale, mirrored) for scale in scales for mirrored in ((False, True) if flip else (False,))]
     if views == [(1.0, False)]:
         return model(list(images))
@@ -55,10 +53,8 @@ def detect_with_flip(
         if mirrored:
             found = [_mirror(one, image.shape[-1], keypoint_pairs) for one, image in zip(found, given, strict=True)]
         answers.append([_stretch(*pair) for pair in zip(found, given, images, strict=True)])
-    return [
-        _merge([one[place] for one in answers], image.shape[-2:], iou, scores == "mean", max_detections)
-        for place, image in enumerate(images)
-    ]
+    pairs = zip(zip(*answers, strict=True), images, strict=True)
+    return [_merge(one, image.shape[-2:], iou, max_detections) for one, image in pairs]
 
 
 @torch.no_grad()
@@ -78,20 +74,18 @@ def segment(
     """Probabilities of the classes in every pixel of an image: (C, H, W) with values 0 to 1 -> (K, H, W).
 
     Args:
-        model: A segmenter in evaluation mode.
-        short_side: Resize the image so that its shorter side has this; None leaves it as it is.
-        long_side: The longer side's limit after that.
-        mode: "whole", or "slide" for overlapping windows whose scores are averaged.
+        model: A segmenter in eval mode.
+        short_side: Resize the image so that its shorter side has this length; None keeps its size.
+        long_side: Most pixels of the longer side after that.
+        mode: "whole", or "slide" for overlapping windows, whose scores are averaged.
         crop: Height and width of a window.
-        stride: From one window to the next; the last ones are moved back to end with the image.
-        scales: Factors on top of that size; probabilities are averaged over them,
-        flip: and over the image and its mirror image.
-        window_batch: Windows that go through the model at once.
+        stride: From one window to the next; the last one ends with the image.
+        scales: Factors on top of that size; probabilities are averaged.
+        flip: Average with the mirror image.
+        window_batch: Windows in one batch.
     """
-    _check_evaluating(model)
-    _check_scales(scales)
-    if mode not in ("whole", "slide"):
-        raise ValueError(f"mode={mode!r}; expected whole or slide")
+    _check_evaluating(model, scales)
+    check_choice("mode", mode, ("whole", "slide"))
     if mode == "slide" and not all(0 < step <= side for step, side in zip(stride, crop, strict=True)):
         raise ValueError(
             f"stride={stride} with crop={crop}; expected steps from 1 to the window, or pixels are left out"
@@ -114,44 +108,37 @@ def segment(
 def slide(
     model: nn.Module, image: Tensor, crop: tuple[int, int], stride: tuple[int, int], window_batch: int = 4
 ) -> Tensor:
-    """Scores (1, K, H, W) of an image (1, C, H, W), averaged over the windows that a pixel lies in."""
-    height, width = image.shape[-2:]
+    """Scores (1, K, H, W) of an image (1, C, H, W), averaged over the windows that contain a pixel."""
+    size = height, width = image.shape[-2:]
     high, wide = min(crop[0], height), min(crop[1], width)
-    tops, lefts = window_starts(height, crop[0], stride[0]), window_starts(width, crop[1], stride[1])
-    corners = [(top, left) for top in tops for left in lefts]
-    total = None
-    for start in range(0, len(corners), window_batch):
-        some = corners[start : start + window_batch]
-        windows = torch.cat([image[..., top : top + high, left : left + wide] for top, left in some])
-        for (top, left), scores in zip(some, model(windows).float(), strict=True):
-            if total is None:
-                total = scores.new_zeros(1, len(scores), height, width)
-            total[0, :, top : top + high, left : left + wide] += scores
+    corners = product(*map(window_starts, size, crop, stride))
+    windows = [(..., slice(top, top + high), slice(left, left + wide)) for top, left in corners]
+    total, covers = None, image.new_zeros(size)
+    for start in range(0, len(windows), window_batch):
+        places = windows[start : start + window_batch]
+        answers = model(torch.cat([image[place] for place in places])).float()
+        if total is None:
+            total = answers.new_zeros(1, answers.shape[1], *size)
+        for place, scores in zip(places, answers, strict=True):
+            total[place] += scores
+            covers[place] += 1
     assert total is not None
-    return total.div_(_covers(height, tops, high, total)[:, None] * _covers(width, lefts, wide, total))
+    return total.div_(covers)
 
 
 def window_starts(length: int, window: int, step: int) -> list[int]:
-    """Where windows begin along a side: every `step`, the last one so that it ends with the side."""
+    """First pixels of the windows along a side: every `step`, the last one so that it ends with the side."""
     last = max(length - window, 0)
     return [*range(0, last, step), last]
 
 
 def resize_factor(size: Sequence[int], short_side: int | None, long_side: int | None) -> float:
-    """Of a size (H, W), so that its shorter side has `short_side` unless the longer one would exceed `long_side`."""
+    """Factor that makes the shorter side of (H, W) `short_side`, unless the longer one would exceed `long_side`."""
     for name, side in (("short_side", short_side), ("long_side", long_side)):
         if side is not None and side < 1:
             raise ValueError(f"{name}={side}; expected pixels, or None")
     factor = 1.0 if short_side is None else short_side / min(size)
     return factor if long_side is None else min(factor, long_side / max(size))
-
-
-def _covers(length: int, starts: Sequence[int], window: int, like: Tensor) -> Tensor:
-    """(length,) how many of the windows lie over each place of a side."""
-    covers = like.new_zeros(length)
-    for start in starts:
-        covers[start : start + window] += 1
-    return covers
 
 
 def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
@@ -166,25 +153,23 @@ def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
 
 
 def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> Prediction:
-    """What was found in a mirror image of this width, in the image itself."""
+    """Predictions for a mirror image of this width as predictions for the image."""
     found = dict(found)
     x1, y1, x2, y2 = found["boxes"].unbind(-1)
     found["boxes"] = torch.stack([width - x2, y1, width - x1, y2], -1)
     if "masks" in found:
         found["masks"] = found["masks"].flip(-1)
     if "keypoints" in found:
-        order = list(range(found["keypoints"].shape[1]))
-        for left, right in pairs:
-            order[left], order[right] = right, left
+        order = mirrored_order(found["keypoints"].shape[1], pairs)
         x, y, visible = found["keypoints"][:, order].unbind(-1)
-        found["keypoints"] = torch.stack([width - x, y, visible], -1)  # edges as of boxes: a pixel's middle is at 0.5
+        found["keypoints"] = torch.stack([width - x, y, visible], -1)  # the centre of a pixel is at 0.5
         if "keypoints_scores" in found:
             found["keypoints_scores"] = found["keypoints_scores"][:, order]
     return found
 
 
 def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
-    """What was found in the resized image, in pixels of the image; but for masks, most of which will not be kept."""
+    """Predictions for a resized image in pixels of the image, without masks, most of which will not be kept."""
     down, across = (whole / part for whole, part in zip(image.shape[-2:], given.shape[-2:], strict=True))
     found = dict(found, boxes=found["boxes"] * found["boxes"].new_tensor([across, down, across, down]))
     if "keypoints" in found:
@@ -192,38 +177,20 @@ def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
     return found
 
 
-def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, average: bool, most: int) -> Prediction:
-    """One answer from those of all views, best first."""
+def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, most: int) -> Prediction:
+    """One prediction from those of all views, the best first."""
     every = {key: torch.cat([view[key] for view in views]) for key in views[0] if key != "masks"}
-    counts = [len(view["scores"]) for view in views]
-    boxes, scores, labels = every["boxes"].float(), every["scores"].float(), every["labels"]
-    keep = batched_nms(boxes, scores, labels, iou)
-    if average:
-        same = (box_iou(boxes[keep], boxes) > iou) & (labels[keep, None] == labels)
-        same[torch.arange(len(keep)), keep] = True  # a box without an area does not overlap itself
-        parts = (same * scores).split(counts, 1)
-        means = torch.stack([F.pad(part, (0, 1)).amax(1) for part in parts]).mean(0)  # 0 where none was found
-        means, order = means.sort(descending=True, stable=True)
-        keep = keep[order]
-        every["scores"] = every["scores"].index_copy(0, keep, means.to(every["scores"].dtype))
-    keep = keep[:most]
+    keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], iou)[:most]
     merged = {key: values[keep] for key, values in every.items()}
     if "masks" in views[0]:
-        starts = torch.tensor([0, *counts]).cumsum(0).tolist()
-        masks = views[0]["masks"].new_zeros(len(keep), 1, *size)
-        for view, start, count in zip(views, starts, counts, strict=False):
-            places = ((keep >= start) & (keep < start + count)).nonzero()[:, 0]
-            if len(places):
-                masks[places] = _resize(view["masks"][keep[places] - start, 0], size, antialias=False)[:, None]
-        merged["masks"] = masks
+        owners = [(view["masks"], place) for view in views for place in range(len(view["scores"]))]
+        chosen = [_resize(masks[place], size, antialias=False) for masks, place in (owners[row] for row in keep)]
+        merged["masks"] = torch.stack([views[0]["masks"].new_zeros(1, *size), *chosen])[1:]
     return merged
 
 
-def _check_evaluating(model: nn.Module) -> None:
+def _check_evaluating(model: nn.Module, scales: Sequence[float]) -> None:
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() first")
-
-
-def _check_scales(scales: Sequence[float]) -> None:
     if not scales or not all(scale > 0 for scale in scales):
         raise ValueError(f"scales={list(scales)}; expected one or more factors above 0")

@@ -1,7 +1,7 @@
-"""How good a dense model is on labelled images: it is asked batch by batch, and what it says is scored as COCO does.
+"""Scores of a dense model on labelled images: it predicts batch by batch, and the predictions are scored as by COCO.
 
-One scorer for each kind of task. Training asks it after every epoch, `eval` once; several processes each score their
-own images and put their states together.
+There is one scorer for each kind of task. Training scores after every epoch, `eval` once. With several processes, each
+scores its own images, and their states are merged.
 """
 
 import math
@@ -25,12 +25,12 @@ KINDS = {"detect": ("box",), "instances": ("box", "mask"), "keypoints": ("box", 
 
 @dataclass(frozen=True)
 class Views:
-    """Which views of an image a model is shown.
+    """The views of an image that a model predicts on.
 
     Args:
         flip: The mirror image as well.
         scales: Factors of its size.
-        short_side, long_side: What images for segmentation are resized to; None leaves them as they are.
+        short_side, long_side: Sides that images for segmentation are resized to; None keeps their size.
         slide: Overlapping windows of short_side x short_side, for segmentation.
     """
 
@@ -45,13 +45,32 @@ PLAIN = Views()
 
 
 class Scorer:
-    """Collects what a model says of images. Figures are in per cent, `goal` names the one that counts."""
+    """Collects the predictions of a model. Figures are in per cent; `goal` names the main one.
 
-    goal: str
-    metric: Any
+    Args:
+        task: Of the model.
+        metric: Compares predictions with targets.
+        views: Of each image.
+        device: Of the model.
+        flip_pairs: Keypoints that a mirror swaps.
+        keypoint_offset: What x and y of keypoints in model and targets exceed those in COCO's files by.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        metric: Any,
+        *,
+        views: Views = PLAIN,
+        device: torch.device | str = "cpu",
+        flip_pairs: Sequence[tuple[int, int]] = (),
+        keypoint_offset: float = 0.0,
+    ):
+        self.goal, self.metric, self.views, self.device = GOALS[task], metric, views, device
+        self.flip_pairs, self.keypoint_offset = flip_pairs, keypoint_offset
 
     def add(self, model: nn.Module, batch: Any) -> int:
-        """Ask a model in eval mode about a batch; how many images that were."""
+        """Predict and score a batch with a model in eval mode; returns the number of images."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -59,15 +78,15 @@ class Scorer:
         self.metric.reset()
 
     def state(self) -> Any:
-        """All that was collected, as what can be sent to other processes."""
+        """All that was collected, to be sent to other processes."""
         return self.metric.state()
 
     def merge(self, others: Iterable[Any]) -> None:
-        """Add the states of other processes, in any order; one's own may be among them."""
+        """Add the states of other processes, in any order, with or without one's own."""
         self.metric.merge(others)
 
     def compute(self) -> dict[str, float]:
-        """Figures by name; nan for what is not defined."""
+        """Figures by name; nan for those that are undefined."""
         return self.metric.compute()
 
     def per_class(self) -> list[dict[str, Any]]:
@@ -75,40 +94,25 @@ class Scorer:
         return self.metric.per_class()
 
     def coverage(self) -> tuple[int, int]:
-        """How many classes occur in the images, over which means are taken, and how many there are."""
+        """Number of classes in the images, over which means are taken, and of all classes."""
         return self.metric.coverage()
 
 
 class ObjectScorer(Scorer):
-    """Boxes, masks or keypoints of objects against those of COCO targets.
+    """Boxes, masks or keypoints of objects against COCO targets.
 
     Args:
         task: "detect", "instances" or "keypoints".
-        category_ids, class_names, flip_pairs: Of the data.
-        views: Of each image.
-        device: Where the model is.
-        keypoint_offset: How much keypoints of model and targets are beyond those in COCO's files, which are scored.
-        keep: Whether to keep all that was found.
-
-    Attributes:
-        results: All that was found, as COCO's result files have it.
+        category_ids, class_names: Of the data.
+        keep: Keep all predictions in `results`, as entries of COCO's result files.
+        options: As of Scorer.
     """
 
     def __init__(
-        self,
-        task: str,
-        category_ids: dict[int, int],
-        class_names: Sequence[str],
-        *,
-        flip_pairs: Sequence[tuple[int, int]] = (),
-        views: Views = PLAIN,
-        device: torch.device | str = "cpu",
-        keypoint_offset: float = 0.0,
-        keep: bool = False,
+        self, task: str, category_ids: dict[int, int], class_names: Sequence[str], *, keep: bool = False, **options: Any
     ):
-        self.goal, self.views, self.device, self.flip_pairs = GOALS[task], views, device, flip_pairs
-        self.keypoint_offset, self.keep, self.results = keypoint_offset, keep, []
-        self.metric = AveragePrecision(KINDS[task], category_ids, class_names)
+        super().__init__(task, AveragePrecision(KINDS[task], category_ids, class_names), **options)
+        self.keep, self.results = keep, []
 
     def find(self, model: nn.Module, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """Objects in images of bytes (C, H, W)."""
@@ -127,19 +131,10 @@ class ObjectScorer(Scorer):
 
 
 class PixelScorer(Scorer):
-    """Classes of pixels against masks, at the size at which those were drawn.
+    """Classes of pixels against masks, at the size of the masks; options as of Scorer."""
 
-    Args:
-        class_names: Of the data.
-        views: Of each image.
-        device: Where the model is.
-    """
-
-    goal = GOALS["segment"]
-
-    def __init__(self, class_names: Sequence[str], *, views: Views = PLAIN, device: torch.device | str = "cpu"):
-        self.views, self.device = views, device
-        self.metric = SegmentationScores(len(class_names), class_names=class_names)
+    def __init__(self, class_names: Sequence[str], **options: Any):
+        super().__init__("segment", SegmentationScores(class_names), **options)
 
     def find(self, model: nn.Module, image: Tensor) -> Tensor:
         """Probabilities (K, H, W) of the classes in an image of bytes (C, H, W)."""
@@ -164,39 +159,24 @@ class PixelScorer(Scorer):
 
 
 class PoseScorer(Scorer):
-    """Keypoints in crops of persons, put back into their images and scored there.
+    """Keypoints in crops of persons, scored in the images that the crops are from; scales of `views` do not apply.
 
     Args:
-        dataset: The images that the crops are from, with `target(i)`.
-        category_ids, class_names, flip_pairs: Of the data.
-        views: Whether mirrored crops are asked about as well; scales do not apply.
-        device: Where the model is.
-        keypoint_offset: As for ObjectScorer.
+        dataset: The images, with `target(i)`.
+        category_ids, class_names: Of the data.
+        options: As of Scorer.
     """
 
-    goal = GOALS["keypoints"]
-
-    def __init__(
-        self,
-        dataset: Any,
-        category_ids: dict[int, int],
-        class_names: Sequence[str],
-        *,
-        flip_pairs: Sequence[tuple[int, int]] = (),
-        views: Views = PLAIN,
-        device: torch.device | str = "cpu",
-        keypoint_offset: float = 0.0,
-    ):
-        self.dataset, self.views, self.device, self.flip_pairs = dataset, views, device, flip_pairs
-        self.keypoint_offset = keypoint_offset
-        self.metric = AveragePrecision(("keypoint",), category_ids, class_names)
+    def __init__(self, dataset: Any, category_ids: dict[int, int], class_names: Sequence[str], **options: Any):
+        super().__init__("keypoints", AveragePrecision(("keypoint",), category_ids, class_names), **options)
+        self.dataset = dataset
         self.reset()
 
     def reset(self) -> None:
         self._crops: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def find(self, model: Any, crops: Tensor, matrices: Tensor) -> Tensor:
-        """Keypoints (N, K, 3) in pixels of the images: x, y and how sure, of crops of bytes (N, C, H, W).
+        """Keypoints (N, K, 3), x, y and score, in pixels of the images, for crops of bytes (N, C, H, W).
 
         Args:
             matrices: (N, 2, 3), from a crop to its image.
@@ -213,10 +193,11 @@ class PoseScorer(Scorer):
         metas = [target["meta"] for target in batch.targets]
         found = self.find(model, torch.stack(list(batch.images)), torch.stack([meta["matrix"] for meta in metas]))
         for points, meta in zip(found, metas, strict=True):
-            # A person's score is how sure its keypoints are, times how sure the box was
+            # The score of a person: the mean of its keypoints, times that of the box
             score = points[:, 2].mean() * meta["score"]
-            key = int(meta["image"]), int(meta["place"])
-            self._crops[key] = dict(points=points, score=score, box=meta["box"], label=meta["label"])
+            label = torch.tensor([int(meta["label"])])
+            person = dict(boxes=meta["box"][None], labels=label, scores=score[None], keypoints=points[None])
+            self._crops[int(meta["image"]), int(meta["place"])] = person
         return len(metas)
 
     def state(self) -> dict[tuple[int, int], dict[str, Tensor]]:
@@ -228,17 +209,10 @@ class PoseScorer(Scorer):
 
     def predictions(self, image: int) -> dict[str, Tensor]:
         """All persons of one image, as a detector of keypoints would give them."""
-        rows = [self._crops[key] for key in sorted(self._crops) if key[0] == image]
-        if not rows:
-            count = len(self.dataset.keypoint_names)
-            empty = dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), scores=torch.zeros(0))
-            return empty | dict(keypoints=torch.zeros(0, count, 3))
-        return dict(
-            boxes=torch.stack([row["box"] for row in rows]),
-            labels=torch.tensor([int(row["label"]) for row in rows]),
-            scores=torch.stack([row["score"] for row in rows]),
-            keypoints=torch.stack([row["points"] for row in rows]),
-        )
+        persons = [self._crops[key] for key in sorted(self._crops) if key[0] == image]
+        none = dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), scores=torch.zeros(0))
+        none["keypoints"] = torch.zeros(0, len(self.dataset.keypoint_names), 3)
+        return {name: torch.cat([empty, *(person[name] for person in persons)]) for name, empty in none.items()}
 
     def compute(self) -> dict[str, float]:
         self.metric.reset()
@@ -250,28 +224,18 @@ class PoseScorer(Scorer):
 
 
 def make_scorer(
-    task: str,
-    images: Any,
-    class_names: Sequence[str],
-    *,
-    top_down: bool,
-    flip_pairs: Sequence[tuple[int, int]],
-    keypoint_offset: float,
-    views: Views,
-    device: torch.device | str,
-    keep: bool = False,
+    task: str, images: Any, class_names: Sequence[str], *, top_down: bool, keep: bool = False, **options: Any
 ) -> Scorer:
-    """The scorer of a task on labelled images; `top_down` for models that see crops of single objects."""
+    """The scorer of a task on labelled images; `top_down` for models that take crops of single objects."""
     if task == "segment":
-        return PixelScorer(class_names, views=views, device=device)
-    common: dict[str, Any] = dict(flip_pairs=flip_pairs, keypoint_offset=keypoint_offset, views=views, device=device)
+        return PixelScorer(class_names, **options)
     if top_down:
-        return PoseScorer(images, images.category_ids, class_names, **common)
-    return ObjectScorer(task, images.category_ids, class_names, keep=keep, **common)
+        return PoseScorer(images, images.category_ids, class_names, **options)
+    return ObjectScorer(task, images.category_ids, class_names, keep=keep, **options)
 
 
 def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
-    """The same objects with x and y of their keypoints so much larger, if they have any."""
+    """The same objects with `by` added to x and y of their keypoints, if they have any."""
     if "keypoints" not in found:
         return found
     points = found["keypoints"]
@@ -279,23 +243,21 @@ def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
 
 
 def defined(figures: Mapping[str, float | None]) -> dict[str, float]:
-    """Without those that are undefined, such as AP of large objects where there are none."""
+    """Figures without the undefined ones, such as AP of large objects where there are none."""
     return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
 
 
 def known_or_none(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with None for numbers that are undefined."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in figures.items()
-    }
+    """The same with None for undefined numbers."""
+    undefined = {name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in undefined else value for name, value in figures.items()}
 
 
 def why_missing(name: str, occurring: int) -> str:
-    """Why a figure has no value on images in which so many classes occur."""
+    """Why a figure is undefined on images with this number of classes."""
     if name in ("miou", "macc"):
         return f"needs pixels of at least two classes; the masks show {occurring}"
-    if not occurring:
-        return "nothing was there to be found"
-    what = next((size for size in ("small", "medium", "large") if name.endswith(f"_{size}")), None)
-    return f"there are no {what} objects" if what else "nothing was there to be found"
+    size = name.rpartition("_")[2]
+    if occurring and size in ("small", "medium", "large"):
+        return f"there are no {size} objects"
+    return "there are no objects"

@@ -1,4 +1,4 @@
-"""Scores of segmentation over a whole data set: mIoU, accuracy of pixels, accuracy of classes."""
+"""mIoU, accuracy of pixels and accuracy of classes over a whole dataset."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,43 +8,39 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+IGNORED = 255  # target pixels that do not count
+
 
 class SegmentationScores:
-    """Counts pixels by what they show and what was said of them.
+    """Counts pixels by true and predicted class; all figures are computed from the counts of the whole dataset.
 
-    Everything is computed from the counts of the whole data set, as papers do; a mean over images would be another
-    number. Where there are several processes, each counts its own images, and each gets the counts of all of them by
-    `scores.merge(gather_objects(scores.state()))`.
+    torchmetrics has no IoU over only those classes that the targets show. With several processes, each counts its own
+    images; `scores.merge(gather_objects(scores.state()))` gives the counts of all to each.
 
     Args:
-        num_classes: Masks hold 0 to num_classes - 1.
-        ignore: Pixels of this value in the target do not count.
-        class_names: In the order of the classes.
+        class_names: Of classes 0, 1, ... in the masks.
     """
 
-    def __init__(self, num_classes: int, ignore: int = 255, class_names: Sequence[str] | None = None):
-        if class_names is not None and len(class_names) != num_classes:
-            raise ValueError(f"{len(class_names)} class names but {num_classes} classes; expected a name for each")
-        self.num_classes, self.ignore = num_classes, ignore
-        self.class_names = tuple(class_names) if class_names is not None else tuple(map(str, range(num_classes)))
+    def __init__(self, class_names: Sequence[str]):
+        self.num_classes, self.class_names = len(class_names), tuple(class_names)
         self.reset()
 
     def reset(self) -> None:
         """Forget all images."""
-        self._own = uuid4().hex  # so that what is merged twice counts once
+        self._own = uuid4().hex  # so that a state that is merged twice counts once
         self._parts = {self._own: torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)}
 
     @property
     def counts(self) -> Tensor:
-        """(K, K) pixels: rows are what they show, columns what was said of them."""
+        """(K, K) pixels: rows are true classes, columns predicted ones."""
         return torch.stack(list(self._parts.values())).sum(0)
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         """Add one image or a batch.
 
         Args:
-            prediction: Classes (H, W) or (B, H, W) of an integer type, or scores of the classes, (K, H, W) or
-                (B, K, H, W) of a floating type, of which the largest counts.
+            prediction: Classes (H, W) or (B, H, W) of an integer type, or scores (K, H, W) or (B, K, H, W) of a
+                floating type, of which the highest counts.
             target: (H, W) or (B, H, W).
         """
         if prediction.is_floating_point():
@@ -58,50 +54,45 @@ class SegmentationScores:
         if prediction.shape != target.shape:
             raise ValueError(f"prediction is {tuple(prediction.shape)} but target {tuple(target.shape)}; resize it")
         target = target.to(prediction.device)
-        counted = target != self.ignore
+        counted = target != IGNORED
         said, shown = prediction[counted].long(), target[counted].long()
         for name, values in (("prediction", said), ("target", shown)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
                 low, high = int(values.min()), int(values.max())
-                expected = f"0 to {self.num_classes - 1}" + f" or {self.ignore} to ignore" * (name == "target")
+                expected = f"0 to {self.num_classes - 1}" + f" or {IGNORED} to ignore" * (name == "target")
                 raise ValueError(f"{name} holds {low if low < 0 else high}; expected {expected}")
         pairs = torch.bincount(shown * self.num_classes + said, minlength=self.num_classes**2)
         self._parts[self._own] += pairs.reshape(self.num_classes, self.num_classes).cpu()
 
     def state(self) -> dict[str, Tensor]:
-        """All that was counted, as what can be sent to other processes."""
+        """All counts, to be sent to other processes."""
         return {name: part.clone() for name, part in self._parts.items()}
 
     def merge(self, others: Iterable[dict[str, Tensor]]) -> None:
-        """Add the states of other processes, in any order; one's own may be among them."""
+        """Add the states of other processes, in any order, with or without one's own."""
         for other in others:
             self._parts |= {name: part.clone() for name, part in other.items() if name != self._own}
 
     def compute(self) -> dict[str, float]:
         """miou, aacc and macc in per cent; nan without pixels.
 
-        aacc is the share of pixels that are right, miou and macc are means over the classes that the targets show: the
-        same ones whatever is said, so that two models, or two epochs of one, compare. What is wrongly said to be
-        another class is missing from the IoU of its own. Of a single class both are nan: who always says it is right.
+        aacc is the share of correct pixels; miou and macc are means over the classes that the targets show, so that
+        they compare between models. With a single class both are nan: a model that always predicts it is correct.
         """
         right, shown, said = self._sums()
         there = shown > 0
-        several = there.sum() > 1
-        mean_iou = _percent(right, shown + said - right)[there].mean().item() if several else math.nan
-        return {
-            "miou": mean_iou,
-            "aacc": _percent(right.sum(), shown.sum()).item(),
-            "macc": _percent(right, shown)[there].mean().item() if several else math.nan,
-        }
+        iou, accuracy = (_percent(right, whole)[there] for whole in (shown + said - right, shown))
+        miou, macc = (part.mean().item() if len(part) > 1 else math.nan for part in (iou, accuracy))
+        return {"miou": miou, "aacc": _percent(right.sum(), shown.sum()).item(), "macc": macc}
 
     def coverage(self) -> tuple[int, int]:
-        """How many classes the targets show, and how many there are."""
+        """Number of classes that the targets show, and of all classes."""
         return int((self.counts.sum(1) > 0).sum()), self.num_classes
 
     def per_class(self) -> list[dict[str, Any]]:
-        """A row for each class: name, pixels that show it, and iou, acc, precision in per cent.
+        """A row for each class: name, true pixels, and iou, acc and precision in per cent.
 
-        They are nan of a class without pixels, and precision also of one that was never said.
+        Figures are nan for a class without true pixels, and precision also for one that is never predicted.
         """
         right, shown, said = self._sums()
         there = shown.where(shown > 0, math.nan)
@@ -115,7 +106,7 @@ class SegmentationScores:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Pixels that are right, that show, and that are said to be each class (K,)."""
+        """Correct, true and predicted pixels of each class (K,)."""
         counts = self.counts.double()
         return counts.diagonal(), counts.sum(1), counts.sum(0)
 

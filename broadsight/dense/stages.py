@@ -10,6 +10,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from ..data.normalising import per_channel
+from ..errors import check_choice
 from ..layers.check_images import check_images
 from ..layers.pooling.neck import MultiTokenNeck
 from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
@@ -23,21 +24,20 @@ IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 class Stages(nn.Module):
     """(B, in_chans, H, W), normalised, -> four maps (B, channels[i], ceil(H / strides[i]), ceil(W / strides[i])).
 
-    An image is padded to whole cells of the last map and the maps are cropped again, so any size goes in. A stride
-    that the model does not offer is made from the nearest map that it does: a plain ViT, all of whose maps are of
-    one size, is enlarged by transposed convolutions and shrunk by pooling. A model that takes images of one size
-    alone sees every image brought to that size; `fixed_size` says so.
+    Any image size works: the image is padded to a multiple of stride 32, and the maps are cropped. A stride that the
+    model lacks is made from its nearest map: maps of a plain ViT, all of one size, are enlarged by transposed
+    convolutions and reduced by pooling. For a model of one image size, every image is resized to `fixed_size`.
 
     Args:
         model, pyramid: A timm model without its classifier, and how its maps are obtained.
-        normed: Put a LayerNorm on every map, for models whose stages end in sums that only a last norm would tame.
-        neck: Seen by the maps before anything else, such as a MultiTokenNeck.
-        mean, std: What images with values from 0 to 1 are to be normalised by.
+        normed: Put a LayerNorm on every map, for models whose stages end in sums without a norm.
+        mean, std: To normalise images with values from 0 to 1.
 
     Attributes:
         channels, strides: Of the four maps, lowest level first.
-        fixed_size: (H, W) that every image is brought to, or None.
-        frozen_stats: The model's BatchNorms keep their statistics while it learns.
+        fixed_size: (H, W) that every image is resized to, or None.
+        neck: Applied to the list of maps, such as a MultiTokenNeck, or None.
+        frozen_stats: BatchNorms of the model keep their statistics in training.
     """
 
     def __init__(
@@ -46,7 +46,6 @@ class Stages(nn.Module):
         pyramid: Pyramid,
         *,
         normed: bool = False,
-        neck: nn.Module | None = None,
         mean: tuple[float, ...] = IMAGENET["mean"],
         std: tuple[float, ...] = IMAGENET["std"],
     ):
@@ -63,11 +62,12 @@ class Stages(nn.Module):
         self.norms = nn.ModuleList(LayerNorm2d(width) if normed else nn.Identity() for width in self.channels)
         pairs = zip(self.sources, self.channels, STRIDES, strict=True)
         self.rescale = nn.ModuleList(rescaling(width, offered[source] / stride) for source, width, stride in pairs)
-        self.neck, self.frozen_stats = neck, False
+        self.neck: nn.Module | None = None
+        self.frozen_stats = False
 
     def train(self, mode: bool = True) -> "Stages":
         super().train(mode)
-        if self.frozen_stats:  # as detectors that begin from pretrained weights often do, their batches being small
+        if self.frozen_stats:  # usual for detectors with pretrained weights, since their batches are small
             for module in self.network.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -77,7 +77,7 @@ class Stages(nn.Module):
         check_images(images, self.in_chans)
         height, width = images.shape[-2:]
         right, below = (cells(side, STRIDES[-1]) * STRIDES[-1] - side for side in (width, height))
-        if isinstance(right + below, torch.SymInt) or right or below:  # a program for any size cannot ask
+        if isinstance(right + below, torch.SymInt) or right or below:  # an exported program cannot branch on sizes
             images = F.pad(images, (0, right, 0, below))
         seen = images
         if self.fixed_size and tuple(images.shape[-2:]) != self.fixed_size:
@@ -87,14 +87,38 @@ class Stages(nn.Module):
         for source, norm, rescale, stride in zip(self.sources, self.norms, self.rescale, STRIDES, strict=True):
             x = rescale(norm(maps[source]))
             whole = images.shape[-2] // stride, images.shape[-1] // stride
-            if x.shape[-2:] != whole:  # of a patch of 14 pixels, for one
+            if x.shape[-2:] != whole:  # such as patches of 14 pixels
                 x = F.interpolate(x, whole, mode="bilinear", align_corners=False)
             levels.append(cropped(x, cells(height, stride), cells(width, stride)))
         return levels if self.neck is None else self.neck(levels)
 
 
+class Normalise(nn.Module):
+    """(B, C, H, W) or (C, H, W) with values from 0 to 1 -> less the mean and over the deviation of the backbone.
+
+    The buffers are not in the state dict: they belong to the backbone's description, not to its weights.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, stages: Stages):
+        super().__init__()
+        self.values = {"mean": tuple(stages.mean), "std": tuple(stages.std)}
+        for name, values in self.values.items():
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def init_non_persistent_buffers(self) -> None:
+        """Fill mean and deviation again; see `layers.buffers`."""
+        for name, values in self.values.items():
+            self.get_buffer(name).copy_(torch.tensor(values).view(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
 def cells(side: int, stride: int) -> int:
-    """How many whole or begun cells of a stride a side has."""
+    """Cells of a stride along a side, the last of which may be cut."""
     return (side + stride - 1) // stride
 
 
@@ -102,7 +126,7 @@ def cropped(x: Tensor, height: int, width: int) -> Tensor:
     """The upper left of a map (B, C, H, W)."""
     if isinstance(height, int) and isinstance(width, int):
         return x[..., :height, :width]
-    # In a program for any size: of a slice, torch.export wants to know whether it is all of the map
+    # torch.export with free sizes would ask of a slice whether it is the whole map
     rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
     return x.index_select(-2, rows).index_select(-1, columns)
 
@@ -119,16 +143,15 @@ def open_stages(
     """A backbone for dense prediction from a timm name or a model.
 
     Args:
-        backbone: Any name that timm knows, or a model object, which is changed; of one whose pooling was swapped, the
-            model below the pooling.
-        pretrained: Begin from timm's weights; only with a name.
+        backbone: A timm name, or a model object, which is changed. Of a model with a swapped pooling, the part below
+            the pooling is used.
+        pretrained: Load timm's weights; only with a name.
         in_chans: Channels of an image; 3 if None and a name is given.
-        neck: "fpn": the maps as they are, which a decoder merges; "map": through a multi-token neck before that.
-        neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on few images at a time.
+        neck: "fpn" leaves the maps as they are, for a decoder to merge; "map" applies a multi-token neck first.
+        neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on small batches.
         timm_args: For timm.create_model, with a name.
     """
-    if neck not in NECKS:
-        raise ValueError(f"neck={neck!r} is not known; choose one of {', '.join(map(repr, NECKS))}")
+    check_choice("neck", neck, NECKS)
     if neck_args and neck != "map":
         raise ValueError(f"neck_args {', '.join(neck_args)} given with neck={neck!r}; they are for neck='map'")
     if isinstance(backbone, str):
@@ -154,16 +177,16 @@ def open_stages(
 
 
 def wants_norms(model: Any) -> bool:
-    """Whether maps come out as bare sums of a model that normalises with LayerNorm, and has no norms for its maps."""
+    """Whether maps are sums without a norm, of a model that uses LayerNorm and has no norms for its maps."""
     if len(getattr(model, "feature_norms", ())):
         return False
-    # The last norm is gone where a pooling was swapped in
+    # A swapped pooling has replaced the last norm
     inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
     return ends_with_layer_norm(model) or (bool(inside) and isinstance(inside[-1], LAYER_NORMS))
 
 
 def wanted_features(model: Any) -> list[int] | None:
-    """Positions among the model's features of the maps that are nearest to our strides; None: let others choose."""
+    """Indices of the model's features whose strides are nearest to ours; None to let `find_pyramid` choose."""
     info = getattr(model, "feature_info", None)
     reductions = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
     if len(set(reductions)) < 2 or None in reductions:
@@ -172,9 +195,9 @@ def wanted_features(model: Any) -> list[int] | None:
 
 
 def sources_of(offered: list[int]) -> list[int]:
-    """For each of our strides the place of the nearest that is offered; the last of several alike.
+    """For each of our strides the index of the nearest one offered, the last of equals.
 
-    Four or more maps of one stride are the blocks of a plain ViT: each of ours then has another block.
+    Four or more maps of one stride are blocks of a plain ViT: the last four are used.
     """
     if len(set(offered)) == 1 and len(offered) >= len(STRIDES):
         return list(range(len(offered)))[-len(STRIDES) :]
@@ -183,7 +206,7 @@ def sources_of(offered: list[int]) -> list[int]:
 
 
 def rescaling(channels: int, factor: float) -> nn.Module:
-    """From a map to one `factor` times as large, for powers of two about; the rest is left to interpolation."""
+    """From a map to one about `factor` times as large, by powers of two; interpolation does the rest."""
     doublings = round(math.log2(factor))
     if doublings < 0:
         return nn.MaxPool2d(2**-doublings)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..dense.build import builder
+from ..dense import HEADS
 from ..dense.stages import Stages, open_stages
 from .macs import LAYERS, OLD_PROFILER, PRODUCTS, Convention
 from .tables import Row, more_rows
@@ -93,7 +93,7 @@ class DenseModel(nn.Module):
         super().__init__()
         stages = _stages(backbone)
         with torch.device("meta"):
-            self.model: Any = builder(task)(stages, SETTINGS[task][0])
+            self.model: Any = HEADS[task].build(stages, SETTINGS[task][0])
 
     def forward(self, images: Tensor) -> None:
         model = self.model

@@ -1,4 +1,4 @@
-"""What is common to all drawing on images: enlarging small ones, lines that suit their size, blending."""
+"""What all drawing on images shares: enlarging small images, line widths, blending."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,12 +9,12 @@ from PIL import Image, ImageDraw
 
 from .colours import BLACK, WHITE, Colour
 
-SMALL, READABLE = 256, 512  # an image whose longer side is below the one is enlarged to about the other
-TINY = 64  # up to here enlarged with its pixels visible
+SMALL, READABLE = 256, 512  # an image with a longer side below the first is enlarged to about the second
+TINY = 64  # up to here enlarged with visible pixels
 
 
 def enlarged(image: Image.Image) -> tuple[Image.Image, int]:
-    """A copy in RGB, and how many times larger it is."""
+    """A copy in RGB, and the factor that it is enlarged by."""
     image, longer = image.convert("RGB"), max(image.size)
     factor = 1 if longer >= SMALL else round(READABLE / longer)
     if factor == 1:
@@ -35,26 +35,22 @@ def blend(pixels: np.ndarray, over: np.ndarray | Colour, opacity: float) -> np.n
 
 
 def dashed_rectangle(image: Image.Image, box: tuple[int, int, int, int], width: int) -> None:
-    """White dashes on a black line, which are seen on any ground; corners are pixels that belong to it."""
+    """White dashes on a black line, visible on any background; right and bottom are inside of the box."""
     pen = ImageDraw.Draw(image)
     left, top, right, bottom = box
     pen.rectangle(box, outline=BLACK, width=width)
     dash = 4 * width
-    for x in range(left, right + 1, 2 * dash):
-        end = min(x + dash - 1, right)
-        pen.rectangle((x, top, end, min(top + width - 1, bottom)), fill=WHITE)
-        pen.rectangle((x, max(bottom - width + 1, top), end, bottom), fill=WHITE)
-    for y in range(top, bottom + 1, 2 * dash):
-        end = min(y + dash - 1, bottom)
-        pen.rectangle((left, y, min(left + width - 1, right), end), fill=WHITE)
-        pen.rectangle((max(right - width + 1, left), y, right, end), fill=WHITE)
+    rows, columns = (top, max(bottom - width + 1, top)), (left, max(right - width + 1, left))
+    dashes = [(x, y, dash, width) for x in range(left, right + 1, 2 * dash) for y in rows]
+    dashes += [(x, y, width, dash) for y in range(top, bottom + 1, 2 * dash) for x in columns]
+    for x, y, across, down in dashes:
+        pen.rectangle((x, y, min(x + across - 1, right), min(y + down - 1, bottom)), fill=WHITE)
 
 
 def array(values: Any) -> np.ndarray:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values
-        return values.numpy()
     return np.asarray(values)
 
 

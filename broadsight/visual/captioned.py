@@ -7,12 +7,11 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class CaptionedImage:
-    """An image to show.
+    """An image to show, of any size and mode.
 
     Args:
-        image: Of any size and mode.
-        caption: Shown below it; the first of its lines stands out.
-        alt: What the image shows, for those who do not see it.
+        caption: Shown below the image; its first line is emphasised.
+        alt: Description of the image for screen readers.
     """
 
     image: Image.Image

@@ -22,27 +22,25 @@ def draw_semantic(
     opacity: float = 0.55,
     labels: bool = True,
     legend: bool = True,
-    ignore: int | None = IGNORED,
 ) -> Image.Image:
-    """A map of classes over its image, RGB; one that is small comes enlarged by a whole factor.
+    """A map of classes over its image, in RGB; a small image is enlarged by a whole factor.
 
     Args:
         image: W x H.
-        classes: (H, W), whole numbers from 0.
-        class_names: From class 0 up.
-        opacity: Of the colours; 0 shows the image alone, 1 the map alone.
-        labels: Whether to write names onto regions that have room for them.
+        classes: (H, W), whole numbers from 0; where they are 255, for no class, the image is left as it is.
+        class_names: From class 0.
+        opacity: Of the colours; 0 shows only the image, 1 only the map.
+        labels: Whether to write names on regions that have room for them.
         legend: Whether to list the classes that occur, the largest first, with their share of all pixels.
-        ignore: What stands for no class: the image is left as it is there. None if there is nothing of the kind.
     """
     indices = _indices(classes)
     if indices.shape != (image.height, image.width):
         raise ValueError(
             f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}; expected a class for each pixel"
         )
-    valid = indices[indices != ignore]
+    valid = indices[indices != IGNORED]
     if (valid < 0).any():
-        raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or ignore={ignore} for no class")
+        raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or {IGNORED} for no class")
     present = np.bincount(valid)  # pixels by class
     here = sorted(np.flatnonzero(present).tolist(), key=lambda index: (-present[index], index))
     canvas, factor = enlarged(image)
@@ -51,9 +49,9 @@ def draw_semantic(
     table[here] = np.array([colour(index) for index in here], np.uint8).reshape(-1, 3)
     pixels = np.array(canvas)
     border = _borders(shown, max(1, line_width(canvas) // 2))
-    for top in range(0, len(pixels), 256):  # a strip at a time: a large image in floating point would fill the memory
+    for top in range(0, len(pixels), 256):  # in strips: a large image in floating point would fill the memory
         rows = slice(top, top + 256)
-        known = shown[rows] != ignore
+        known = shown[rows] != IGNORED
         painted = blend(pixels[rows], np.take(table, np.where(known, shown[rows], 0), axis=0), opacity)
         painted[border[rows]] = WHITE
         painted[~known] = pixels[rows][~known]
@@ -69,10 +67,7 @@ def draw_semantic(
 
 
 def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
-    """Classes (H, W) as an image of mode P to be saved as PNG: its values are the classes, its colours ours.
-
-    255, which stands for no class, is white.
-    """
+    """Classes (H, W) as an image of mode P, whose values are the classes; 255, which means no class, is white."""
     indices = _indices(classes)
     if indices.size and not 0 <= indices.min() <= indices.max() <= 255:
         raise ValueError(
@@ -94,9 +89,9 @@ def _indices(classes: ArrayLike | torch.Tensor) -> np.ndarray:
 
 
 def _name_regions(canvas: Image.Image, shown: np.ndarray, here: Sequence[int], class_names: Sequence[str]) -> None:
-    """A chip in the middle of each class, where it is high enough for one."""
+    """A chip in the middle of each class that is high enough for one."""
     size = letter_size(canvas)
-    step = -(-max(shown.shape) // 96)  # a coarse map will do to find the middle
+    step = -(-max(shown.shape) // 96)  # the middle is found on a coarse map
     coarse = shown[step // 2 :: step, step // 2 :: step]
     boxes, names, colours = [], [], []
     for index in here:
@@ -112,24 +107,20 @@ def _name_regions(canvas: Image.Image, shown: np.ndarray, here: Sequence[int], c
 
 
 def _middle(region: np.ndarray) -> tuple[float, float, int]:
-    """The place x, y in a region (H, W) of truth values that is farthest from its outline, and how far that is."""
-    radius, core = 0, np.pad(region, 1)
-    while True:
-        inner = np.zeros_like(core)
-        around = core[:-2, 1:-1] & core[2:, 1:-1] & core[1:-1, :-2] & core[1:-1, 2:]
-        inner[1:-1, 1:-1] = core[1:-1, 1:-1] & around
-        if not inner.any():
-            break
-        radius, core = radius + 1, inner
-    places = np.argwhere(core[1:-1, 1:-1]) + 0.5
-    if not len(places):
+    """The place x, y in a region (H, W) that is farthest from its outline, and its distance from that."""
+    radius, core, inner = -1, region, region
+    while inner.any():
+        radius, core, inner = radius + 1, inner, np.pad(inner, 1)
+        inner = core & inner[:-2, 1:-1] & inner[2:, 1:-1] & inner[1:-1, :-2] & inner[1:-1, 2:]
+    if radius < 0:
         return 0.0, 0.0, 0
+    places = np.argwhere(core) + 0.5
     y, x = places[abs(places - places.mean(0)).sum(1).argmin()]
     return float(x), float(y), radius
 
 
 def _borders(indices: np.ndarray, width: int) -> np.ndarray:
-    """Where a neighbour to the right or below, so many pixels away, is of another class."""
+    """Pixels with another class up to `width` pixels to the right or below."""
     borders = np.zeros(indices.shape, bool)
     for step in range(1, width + 1):
         borders[:, :-step] |= indices[:, :-step] != indices[:, step:]

@@ -1,4 +1,4 @@
-"""A colour for every class: always the same for the same index, far from those of the classes before it."""
+"""A colour for every class: always the same for an index, and far from those of the classes before it."""
 
 import colorsys
 from functools import cache
@@ -10,8 +10,8 @@ from .plots import PALETTE
 Colour = tuple[int, int, int]
 
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
-CHOSEN, CANDIDATES = 256, 2048  # colours that are chosen one by one, and out of how many; more are as they come
-GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle never meet, and spread evenly
+CHOSEN, CANDIDATES = 256, 2048  # colours that are chosen to differ, and their candidates
+GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle never repeat, and spread evenly
 SHADES = ((0.85, 0.9), (0.5, 1.0), (0.8, 0.7), (0.45, 0.8), (0.3, 1.0))  # saturation and value
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 DAYLIGHT = np.array([0.95047, 1.0, 1.08883])  # the white of sRGB, D65
@@ -25,7 +25,7 @@ def colour(index: int) -> Colour:
 
 
 def ink(ground: Colour) -> Colour:
-    """Black or white, whichever is read better on a colour; its contrast is never below 4.5."""
+    """Black or white, whichever has more contrast to a colour: at least 4.5."""
     return max(BLACK, WHITE, key=lambda text: contrast(text, ground))
 
 
@@ -36,7 +36,7 @@ def contrast(one: Colour, other: Colour) -> float:
 
 
 def lab(colours: np.ndarray) -> np.ndarray:
-    """RGB (N, 3) of 0 to 255 -> CIE L*a*b* (N, 3), where distance is about difference to the eye."""
+    """RGB (N, 3) of 0 to 255 -> CIE L*a*b* (N, 3), where distance is perceived difference."""
     xyz = _linear(colours) @ TO_XYZ.T / DAYLIGHT
     x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116).T
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
@@ -44,7 +44,7 @@ def lab(colours: np.ndarray) -> np.ndarray:
 
 @cache
 def _chosen() -> tuple[Colour, ...]:
-    """The palette of our plots, then each time the candidate that differs most from all chosen so far."""
+    """The palette of our plots, then repeatedly the candidate that differs most from all chosen ones."""
     candidates = [_golden(i) for i in range(CANDIDATES)]
     chosen: list[Colour] = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in PALETTE]
     places = lab(np.array(candidates))
@@ -58,7 +58,7 @@ def _chosen() -> tuple[Colour, ...]:
 
 def _golden(index: int) -> Colour:
     saturation, value = SHADES[index % len(SHADES)]
-    value -= 0.03 * (index // CHOSEN % 8)  # bytes are few: without it, hues would meet again after some hundreds
+    value -= 0.03 * (index // CHOSEN % 8)  # else rounding to bytes repeats hues after some hundreds
     red, green, blue = colorsys.hsv_to_rgb(index * GOLDEN % 1, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)
 

@@ -1,6 +1,7 @@
-"""Words on images: fonts that have the letters, chips that stay inside and out of each other's way, legends."""
+"""Words on images: fonts that have the letters, labels that stay inside the image and do not overlap, legends."""
 
 import unicodedata
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,19 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 from .canvas import dashed_rectangle
 from .colours import WHITE, Colour, ink
 
-# Tried in turn for names with letters that Pillow's own font lacks, which is nearly all beyond English.
-FONTS = (
-    "DejaVuSans.ttf",
-    "NotoSans-Regular.ttf",
-    "LiberationSans-Regular.ttf",
-    "NotoSansCJK-Regular.ttc",
-    "wqy-microhei.ttc",
-    "Arial Unicode.ttf",
-    "PingFang.ttc",
-    "segoeui.ttf",
-    "msyh.ttc",
-    "malgun.ttf",
-)
+# Tried in turn for letters that Pillow's own font, None, lacks: nearly all beyond English.
+FONTS = (None, "DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "NotoSansCJK-Regular.ttc")
+FONTS += ("wqy-microhei.ttc", "Arial Unicode.ttf", "PingFang.ttc", "segoeui.ttf", "msyh.ttc", "malgun.ttf")
 PAPER, TEXT, MUTED, EDGE = WHITE, (27, 31, 36), (89, 98, 108), (223, 227, 231)  # the light theme of the reports
 MOST = 20  # lines of a legend
 SMALLEST = 12  # pixels of a letter
@@ -35,14 +26,7 @@ Rectangle = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a legend.
-
-    Args:
-        name: What is in the image.
-        amount: How much of it.
-        colours: Of the swatch; several share it.
-        dashed: Whether the swatch is the dashed outline of what is true.
-    """
+    """A line of a legend: a name, its amount, and the colours that share its swatch, or a dashed outline as swatch."""
 
     name: str
     amount: str
@@ -51,22 +35,20 @@ class Entry:
 
 
 def letter_size(image: Image.Image) -> int:
-    """A fortieth of the image's side, so that words look alike on small and on large ones."""
+    """A fortieth of the image's side, so that words look alike on small and large images."""
     return max(SMALLEST, round((image.width * image.height) ** 0.5 / 40))
 
 
 def fitting(text: str, size: int, width: float, ending: str = "") -> tuple[str, Font]:
-    """The text, cut to so many pixels with "…" but for its ending, and the font for it. "" if nothing of it fits."""
+    """The text, cut with "…" before its ending to fit into a width in pixels, and its font; "" if nothing fits."""
     whole, font = _font(" ".join(f"{text} {ending}".split()), size)
     if font.getlength(whole) <= width:
         return whole, font
     ending = f" {ending}" if ending else ""
     letters = whole.removesuffix(ending)
-    low, high = 0, len(letters)
-    while low < high:  # the most letters that fit
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if font.getlength(f"{letters[:middle]}…{ending}") <= width else (low, middle - 1)
-    return (f"{letters[:low].rstrip()}…{ending}" if low else "", font)
+    counts = range(1, len(letters) + 1)
+    most = bisect(counts, width, key=lambda count: font.getlength(f"{letters[:count]}…{ending}"))
+    return (f"{letters[:most].rstrip()}…{ending}" if most else "", font)
 
 
 def draw_labels(
@@ -77,11 +59,11 @@ def draw_labels(
     colours: Sequence[Colour],
     brief: bool = False,
 ) -> None:
-    """Chips with a name and an amount at boxes, the most important first.
+    """Draw chips with a name and an amount at boxes, the most important first.
 
     Args:
         boxes: First column and row, last column and row.
-        brief: Whether a box that is narrower than its chip has the amount alone.
+        brief: Whether a box that is narrower than its chip gets only the amount.
     """
     size = letter_size(canvas)
     room = min(canvas.width - 2 * (size // 3), WIDEST * size)
@@ -100,10 +82,10 @@ def draw_labels(
 
 
 def place_chips(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> np.ndarray:
-    """Where to put the chips of boxes, the most important first: (N, 2), left and top.
+    """Left and top, (N, 2), of the chips of boxes, the most important first.
 
-    Above the box if there is room, else along its edges or in rows near it, wherever a chip covers the least of those
-    before it; always inside of the image.
+    A chip is above its box if there is room, else along its edges or in rows near it, where it covers least of those
+    before it; it is always inside the image.
     """
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
@@ -115,7 +97,7 @@ def place_chips(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], bo
         mine = np.concatenate([corners, corners + size], axis=1)  # P 4
         low, high = np.maximum(mine[:, None, :2], placed[:i, :2]), np.minimum(mine[:, None, 2:], placed[:i, 2:])
         covered = (high - low).clip(0).prod(2).sum(1)
-        moved = abs(corners - asked).sum(1)  # a chip that had to be pushed inside may sit on what it names
+        moved = abs(corners - asked).sum(1)  # a chip that is pushed inside may cover its object
         best = np.lexsort((np.arange(len(places)), moved, covered))[0]
         placed[i] = mine[best]
     return placed[:, :2].astype(int)
@@ -127,7 +109,7 @@ def chip_size(text: str, font: Font, size: int) -> tuple[int, int]:
 
 
 def draw_chip(image: Image.Image, place: tuple[int, int], text: str, font: Font, size: int, ground: Colour) -> None:
-    """Text on a ground of its own; `chip_size` says how large that is."""
+    """Draw text on a ground of its own, of `chip_size`."""
     (left, top), (width, height) = place, chip_size(text, font, size)
     pen = ImageDraw.Draw(image)
     pen.rounded_rectangle((left, top, left + width - 1, top + height - 1), size // 5, fill=ground)
@@ -135,17 +117,16 @@ def draw_chip(image: Image.Image, place: tuple[int, int], text: str, font: Font,
 
 
 def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> Image.Image:
-    """The image with a strip that lists the entries: below it, or to the right of one that is tall.
+    """The image with a strip that lists the entries, below it, or to the right of a tall one.
 
     Args:
-        nothing: What the strip says if there is no entry.
+        nothing: Text of the strip without entries.
     """
     size = letter_size(image)
     margin, row, swatch = size, round(1.7 * size), round(1.1 * size)
-    lines = list(entries[:MOST])
+    lines = list(entries[:MOST]) or [Entry(nothing, "", ())]
     if len(entries) > MOST:
         lines.append(Entry(f"… {len(entries) - MOST:,} more", "", ()))
-    lines = lines or [Entry(nothing, "", ())]
 
     beside = image.height > 1.2 * image.width
     most = max(round(0.6 * image.height), 8 * size) if beside else image.width - 2 * margin
@@ -171,7 +152,7 @@ def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> I
 
 
 def side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
-    """Images in a row under their titles, for instance what is true beside what was predicted."""
+    """Images in a row under their titles, such as truth and prediction. torchvision's make_grid wants equal sizes."""
     if not images:
         raise ValueError("no images to put side by side; expected at least one, by its title")
     size = max(letter_size(image) for image in images.values())
@@ -188,22 +169,21 @@ def side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
 
 
 def _draw_entry(canvas: Image.Image, place: tuple[int, int], entry: Entry, size: int, width: int) -> None:
-    (x, y), side = place, round(1.1 * size)
-    pen = ImageDraw.Draw(canvas)
-    top = y + round(0.3 * size)
+    (x, y), side, count = place, round(1.1 * size), len(entry.colours)
+    pen, top = ImageDraw.Draw(canvas), y + round(0.3 * size)
+    swatch = x, top, x + side - 1, top + side - 1
     if entry.dashed:
-        dashed_rectangle(canvas, (x, top, x + side - 1, top + side - 1), max(1, size // 8))
+        dashed_rectangle(canvas, swatch, max(1, size // 8))
     elif entry.colours:
         for i, part in enumerate(entry.colours):
-            left, right = x + side * i // len(entry.colours), x + side * (i + 1) // len(entry.colours) - 1
-            pen.rectangle((left, top, max(left, right), top + side - 1), fill=part)
-        pen.rectangle((x, top, x + side - 1, top + side - 1), outline=EDGE)
-    start = x + side + size // 2 if entry.colours or entry.dashed else x
-    base, end = y + round(1.2 * size), x + width
+            left, right = x + side * i // count, x + side * (i + 1) // count - 1
+            pen.rectangle((left, top, max(left, right), swatch[3]), fill=part)
+        pen.rectangle(swatch, outline=EDGE)
+    start, base = x + side + size // 2 if entry.colours or entry.dashed else x, y + round(1.2 * size)
     amount, amount_font = _font(entry.amount, size)
-    room = end - start - (_length(f"  {amount}", size) if amount else 0)
+    room = x + width - start - (_length(f"  {amount}", size) if amount else 0)
     name, font = fitting(entry.name, size, room)
-    pen.text((start, base), name, fill=TEXT if entry.colours or entry.dashed else MUTED, font=font, anchor="ls")
+    pen.text((start, base), name, fill=TEXT if start > x else MUTED, font=font, anchor="ls")
     after = start + font.getlength(name) + _length("  ", size)
     pen.text((after, base), amount, fill=MUTED, font=amount_font, anchor="ls")
 
@@ -215,35 +195,29 @@ def _length(text: str, size: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _font(text: str, size: int) -> tuple[str, Font]:
-    """The first font that has all letters of a text; failing that, the text without accents, boxes for letters."""
+    """The first font with all letters of a text; else the text without accents, with boxes for the fewest letters."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    for words in dict.fromkeys((text, plain)):
-        for name in (None, *FONTS):
-            font = _open(name, size)
-            if font is not None and all(_has(name, letter) for letter in words):
-                return words, font
-    missing = {name: sum(not _has(name, letter) for letter in plain) for name in (None, *FONTS) if _open(name, size)}
-    return plain, _open(min(missing, key=lambda name: missing[name]), size) or ImageFont.load_default(size)
+    there = [name for name in FONTS if _open(name, size) is not None]
+    tried = [(words, name) for words in dict.fromkeys((text, plain)) for name in there]
+    words, name = min(tried, key=lambda one: (sum(not _has(one[1], letter) for letter in one[0]), tried.index(one)))
+    return words, _open(name, size) or ImageFont.load_default(size)
 
 
 @lru_cache(maxsize=256)
 def _open(name: str | None, size: int) -> Font | None:
-    if name is None:
-        return ImageFont.load_default(size)
     try:
-        return ImageFont.truetype(name, size)
+        return ImageFont.load_default(size) if name is None else ImageFont.truetype(name, size)
     except OSError:
         return None
 
 
 @lru_cache(maxsize=65536)
 def _has(name: str | None, letter: str) -> bool:
-    """Whether a font has a letter: it looks unlike what stands for U+FFFF, which no font has."""
+    """Whether a font has a letter: it looks unlike U+FFFF, which no font has."""
     return letter.isspace() or _look(name, letter) != _look(name, "\uffff")
 
 
 def _look(name: str | None, letter: str) -> bytes:
-    image, font = Image.new("L", (32, 32)), _open(name, 16)
-    if font is not None:
-        ImageDraw.Draw(image).text((4, 4), letter, fill=255, font=font)
+    image = Image.new("L", (32, 32))
+    ImageDraw.Draw(image).text((4, 4), letter, fill=255, font=_open(name, 16))
     return image.tobytes()

@@ -1,14 +1,14 @@
-"""The one table of metrics: what each is called, its unit, which way is better, and what each task is after."""
+"""The one table of metrics: label, unit, direction and meaning of each, and the headlines of each task."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from ..visual.words import NOTHING, SPACE, amount, known, number, percent
+from .words import NOTHING, SPACE, amount, known, number, percent
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a figure is. `better` is +1 if higher values are, -1 if lower ones are, 0 if neither."""
+    """A figure; `better` is 1 if higher values are better, -1 if lower ones are, else 0."""
 
     label: str
     unit: str = ""
@@ -23,15 +23,15 @@ FIGURES = {
     "confidence": Meaning("confidence", "%", 0, "mean probability of the class with the highest score"),
     "loss": Meaning("loss", "nats", -1, "mean cross-entropy of an image"),
     "nll": Meaning("negative log-likelihood", "nats", -1, "mean over the images, of the right class"),
-    "balanced_accuracy": Meaning("balanced accuracy", "%", 1, "mean of the classes' recalls: each class counts alike"),
-    "precision": Meaning("precision", "%", 1, "mean over the classes: of what was named so, how much is"),
-    "recall": Meaning("recall", "%", 1, "mean over the classes: of what is so, how much was named"),
+    "balanced_accuracy": Meaning("balanced accuracy", "%", 1, "mean recall of the classes"),
+    "precision": Meaning(
+        "precision", "%", 1, "share of the predictions of a class that are correct, mean over classes"
+    ),
+    "recall": Meaning("recall", "%", 1, "share of the images of a class that are found, mean over classes"),
     "f1": Meaning("F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
     "macro_f1": Meaning("macro F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
     "auroc": Meaning("AUROC", "%", 1, "an image of the class scores higher than one of another; 50 % is chance"),
-    "average_precision": Meaning(
-        "average precision", "%", 1, "area under the precision-recall curve, mean over classes"
-    ),
+    "average_precision": Meaning("average precision", "%", 1, "area under precision-recall curves, mean over classes"),
     "ece": Meaning("ECE", "%", -1, "expected calibration error: mean distance of confidence and accuracy"),
     "mce": Meaning("MCE", "%", -1, "maximum calibration error: that distance in the worst bin"),
     "brier": Meaning("Brier score", "", -1, "mean squared distance of probabilities and truth, 0 to 2"),
@@ -41,26 +41,26 @@ FIGURES = {
         f"{kind}_{key}": Meaning(f"{kind} {label}", "%", 1, about.format(what=what))
         for kind, what in (("box", "IoU of boxes"), ("mask", "IoU of masks"), ("keypoint", "keypoint similarity"))
         for key, label, about in (
-            ("ap", "AP", "average precision as COCO has it: the mean over {what} of 0.50 to 0.95"),
-            ("ap50", "AP50", "average precision where {what} of 0.5 is enough"),
-            ("ap75", "AP75", "average precision where {what} of 0.75 is asked for"),
+            ("ap", "AP", "COCO's average precision: mean over {what} of 0.50 to 0.95"),
+            ("ap50", "AP50", "average precision at {what} of 0.50"),
+            ("ap75", "AP75", "average precision at {what} of 0.75"),
             ("ap_small", "AP, small", "of objects up to 32 x 32 pixels"),
             ("ap_medium", "AP, medium", "of objects up to 96 x 96 pixels"),
             ("ap_large", "AP, large", "of larger objects"),
-            ("ar", "AR", "recall of at most 20 poses, the mean over {what} of 0.50 to 0.95"),
+            ("ar", "AR", "recall of at most 20 poses, mean over {what} of 0.50 to 0.95"),
             ("ar1", "AR, 1", "recall of the best detection of an image"),
             ("ar10", "AR, 10", "recall of the ten best detections of an image"),
             ("ar100", "AR, 100", "recall of the hundred best detections of an image"),
-            ("ar50", "AR50", "recall where {what} of 0.5 is enough"),
-            ("ar75", "AR75", "recall where {what} of 0.75 is asked for"),
+            ("ar50", "AR50", "recall at {what} of 0.50"),
+            ("ar75", "AR75", "recall at {what} of 0.75"),
             ("ar_small", "AR, small", "recall of objects up to 32 x 32 pixels"),
             ("ar_medium", "AR, medium", "recall of objects up to 96 x 96 pixels"),
             ("ar_large", "AR, large", "recall of larger objects"),
         )
     },
     "miou": Meaning("mIoU", "%", 1, "intersection over union of pixels, mean over the classes"),
-    "macc": Meaning("mAcc", "%", 1, "pixels of a class that were named so, mean over the classes"),
-    "aacc": Meaning("aAcc", "%", 1, "pixels that were named right"),
+    "macc": Meaning("mAcc", "%", 1, "correct pixels of a class, mean over the classes"),
+    "aacc": Meaning("aAcc", "%", 1, "correct pixels"),
     "iou": Meaning("IoU", "%", 1),
     "acc": Meaning("accuracy", "%", 1),
     "images": Meaning("images", "", 0, "that were evaluated"),
@@ -72,7 +72,7 @@ FIGURES = {
 
 
 def meaning(key: str) -> Meaning:
-    """What is known of a figure; of others, their name."""
+    """The entry of a figure; for others, one with their name."""
     return FIGURES.get(key) or Meaning(key.replace("_", " "))
 
 
@@ -90,8 +90,8 @@ def figure(key: str, value: Any) -> str:
 
 MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
 
-# By task, the figures that a headline shows; the first is the goal, by which the best epoch is chosen.
-# Instances and keypoints come before detection: their runs have box AP as well.
+# The figures in a task's headline; the first is the goal, by which the best epoch is chosen. Instances and keypoints
+# come before detection, since their runs have box AP as well.
 HEADLINES = {
     "classify": ("top1", "top5"),
     "instances": ("mask_ap", "mask_ap50", "box_ap"),
@@ -103,5 +103,5 @@ GOALS = {task: names[0] for task, names in HEADLINES.items()}
 
 
 def label(key: str) -> str:
-    """What a figure is called; `val_` before its name, as in metrics.jsonl, does not matter."""
+    """The label of a figure, with or without `val_` before its name as in metrics.jsonl."""
     return meaning(key.removeprefix("val_")).label

@@ -1,4 +1,8 @@
-"""Images of what dense models predict: boxes, masks, skeletons, maps of classes, each with a legend."""
+"""Predictions of dense models drawn on images: boxes, masks, skeletons and maps of classes, each with a legend.
+
+Not with torchvision's draw_* functions: they paint overlapping masks black and all limbs white, and let labels cover
+each other and leave the image.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,8 +21,9 @@ from .lettering import Entry, draw_labels, with_legend
 from .lettering import side_by_side as side_by_side
 
 MASK_OPACITY = 0.45
-CROWD = 12  # with more objects than these, boxes narrower than their label show the score alone: the legend has names
-FINER = 4  # skeletons are drawn so much larger and then shrunk, since slanted lines would have steps
+CROWD = 12  # with more objects, boxes narrower than their label show only the score: names are in the legend
+FINER = 4  # skeletons are drawn larger by this and then reduced, so that slanted lines are smooth
+COLUMNS = ("boxes", "labels", "scores", "masks", "keypoints", "keypoints_scores")
 
 
 def draw_objects(
@@ -27,108 +32,85 @@ def draw_objects(
     class_names: Sequence[str],
     *,
     threshold: float = 0.5,
-    masks: bool = True,
     skeleton: Sequence[tuple[int, int]] = (),
     keypoint_threshold: float = 0.3,
     legend: bool = True,
     ground_truth: Mapping[str, Any] | None = None,
 ) -> Image.Image:
-    """Objects on their image, RGB; one that is small comes enlarged by a whole factor.
+    """Objects on their image, in RGB; a small image is enlarged by a whole factor.
 
     Args:
-        image: Of the size, in pixels, that the prediction is meant for.
-        prediction: As detectors give it: boxes (M, 4) x1 y1 x2 y2, labels (M,) from 1, scores (M,) 0 to 1 and, if it
-            has them, masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K). A target of
-            `CocoDataset` will do too: without scores, all of it is drawn.
+        image: Of the size, in pixels, that the prediction is for.
+        prediction: As of detectors: boxes (M, 4) x1 y1 x2 y2, labels (M,) from 1, scores (M,) 0 to 1 and optionally
+            masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K). Or a target of
+            `CocoDataset`: without scores, all objects are drawn.
         class_names: The first is that of label 1.
         threshold: The lowest score that is drawn.
-        masks: Whether to draw masks if there are any.
-        skeleton: Pairs of keypoints, from 0, that a limb joins.
-        keypoint_threshold: The lowest of keypoints_scores that is drawn; they are in the model's own unit.
-        legend: Whether to list the classes and how many objects they have.
+        skeleton: Pairs of keypoints, from 0, that are joined by a limb.
+        keypoint_threshold: The lowest of keypoints_scores that is drawn, in the model's own unit.
+        legend: Whether to list the classes and their numbers of objects.
         ground_truth: A target whose boxes are drawn too, dashed.
     """
     objects = _kept(prediction, threshold, image.size)
     canvas, factor = enlarged(image)
     width = line_width(canvas)
-    points = objects.get("keypoints")
-    by_instance = points is not None and len(class_names) == 1  # persons among persons are told apart by their colours
-    labels = objects["labels"]
-    indices = np.arange(len(labels)) if by_instance else labels - 1
-    colours = [colour(int(index)) for index in indices]
+    labels, scores, points = objects["labels"], objects.get("scores"), objects.get("keypoints")
+    by_instance = points is not None and len(class_names) == 1  # with one class, colours distinguish the objects
+    colours = [colour(int(index)) for index in (np.arange(len(labels)) if by_instance else labels - 1)]
     boxes = [_pixels(box, factor, canvas.size) for box in objects["boxes"]]
 
-    worst_first = range(len(labels) - 1, -1, -1)  # what is more certain lies on top
-    if masks and "masks" in objects:
+    worst_first = range(len(labels) - 1, -1, -1)  # the highest score is drawn last, on top
+    if "masks" in objects:
         for i in worst_first:
             _draw_mask(canvas, objects["masks"][i], colours[i], width)
     for i in worst_first:
         ImageDraw.Draw(canvas).rectangle(boxes[i], outline=colours[i], width=width)
-    if ground_truth is not None:
-        truth = _kept({**ground_truth, "scores": None}, threshold, image.size)
-        for box in truth["boxes"]:
-            dashed_rectangle(canvas, _pixels(box, factor, canvas.size), max(1, width // 2))
+    truth = [] if ground_truth is None else _kept({**ground_truth, "scores": None}, threshold, image.size)["boxes"]
+    for box in truth:
+        dashed_rectangle(canvas, _pixels(box, factor, canvas.size), max(1, width // 2))
     if points is not None:
         if max(map(max, skeleton), default=-1) >= points.shape[1]:
             raise ValueError(f"skeleton joins keypoint {max(map(max, skeleton))}; there are {points.shape[1]}, from 0")
-        seen = points[:, :, 2] > 0
-        if "keypoints_scores" in objects:
-            seen &= objects["keypoints_scores"] >= keypoint_threshold
+        seen = (points[:, :, 2] > 0) & (objects.get("keypoints_scores", np.inf) >= keypoint_threshold)
         for i in worst_first:
             _draw_skeleton(canvas, points[i, :, :2] * factor, seen[i], skeleton, colours[i], width)
     names = [class_name(class_names, int(label) - 1) for label in labels]
-    scores = objects.get("scores")
     amounts = [""] * len(names) if scores is None else [f"{score:.2f}" for score in scores]
     draw_labels(canvas, boxes, names, amounts, colours, brief=legend and len(names) > CROWD)
     if not legend:
         return canvas
 
-    counts = Counter(labels.tolist())
-    order = sorted(counts, key=lambda label: (-counts[label], label))
     entries = []
-    for label in order:
+    for label, count in sorted(Counter(labels.tolist()).items(), key=lambda pair: (-pair[1], pair[0])):
         swatch = tuple(colours[:4]) if by_instance else (colour(label - 1),)
-        entries.append(Entry(class_name(class_names, label - 1), f"{counts[label]:,}", swatch))
+        entries.append(Entry(class_name(class_names, label - 1), f"{count:,}", swatch))
     nothing = "nothing found" if scores is None else f"nothing found with a score of {threshold:g} or more"
     if ground_truth is not None:
         entries = entries or [Entry(nothing, "", ())]
-        entries.append(Entry("ground truth", f"{len(truth['boxes']):,}", (), dashed=True))
+        entries.append(Entry("ground truth", f"{len(truth):,}", (), dashed=True))
     return with_legend(canvas, entries, nothing)
 
 
 def _kept(objects: Mapping[str, Any], threshold: float, size: tuple[int, int]) -> dict[str, Any]:
-    """Objects of enough score and finite boxes as arrays, the most certain first. Masks stay on their device."""
-    boxes = array(objects["boxes"]).reshape(-1, 4).astype(np.float64)
-    labels = array(objects["labels"]).reshape(-1).astype(np.int64)
-    scores = objects.get("scores")
-    scores = None if scores is None else array(scores).reshape(-1).astype(np.float64)
-    counts = {"boxes": len(boxes), "labels": len(labels), **({} if scores is None else {"scores": len(scores)})}
-    counts |= {name: len(objects[name]) for name in ("masks", "keypoints") if objects.get(name) is not None}
+    """Objects with finite boxes and high enough scores as arrays, the best first. Masks stay on their device."""
+    kept = {name: objects[name] for name in COLUMNS if objects.get(name) is not None}
+    kept |= {name: array(values).astype(np.float64) for name, values in kept.items() if name != "masks"}
+    kept["boxes"], kept["labels"] = kept["boxes"].reshape(-1, 4), kept["labels"].reshape(-1).astype(np.int64)
+    counts = {name: len(values) for name, values in kept.items() if name != "keypoints_scores"}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise ValueError(f"prediction has {told}; expected as many of each")
-    if len(labels) and labels.min() < 1:
-        raise ValueError(f"prediction has label {labels.min()}; expected labels from 1, 0 is the background")
-    keep = np.isfinite(boxes).all(1)
-    if scores is not None:
-        keep &= scores >= threshold  # not of NaN
-    order = np.flatnonzero(keep)
-    if scores is not None:
-        order = order[np.argsort(-scores[order], kind="stable")]
-    kept = {"boxes": boxes[order], "labels": labels[order]}
-    if scores is not None:
-        kept["scores"] = scores[order]
-    for name in ("keypoints", "keypoints_scores"):
-        if objects.get(name) is not None:
-            kept[name] = array(objects[name])[order].astype(np.float64)
-    if objects.get("masks") is not None:
-        masks = objects["masks"]
-        if len(masks) and tuple(masks.shape[-2:]) != size[::-1]:
-            raise ValueError(
-                f"masks are {by(masks.shape[:-3:-1])}, the image is {by(size)}; expected masks of its size"
-            )
-        kept["masks"] = [masks[i] for i in order]
-    return kept
+        said = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ValueError(f"prediction has {said}; expected as many of each")
+    if (kept["labels"] < 1).any():
+        raise ValueError(f"prediction has label {kept['labels'].min()}; expected labels from 1, 0 is the background")
+    masks = kept.get("masks", ())
+    if len(masks) and tuple(masks.shape[-2:]) != size[::-1]:
+        raise ValueError(f"masks are {by(masks.shape[:-3:-1])}, the image is {by(size)}; expected masks of its size")
+    keep, order = np.isfinite(kept["boxes"]).all(1), np.arange(counts["boxes"])
+    if "scores" in kept:
+        keep &= kept["scores"] >= threshold  # drops nan
+        order = np.argsort(-kept["scores"], kind="stable")
+    order = order[keep[order]]
+    return {name: [values[i] for i in order] if name == "masks" else values[order] for name, values in kept.items()}
 
 
 def _pixels(box: np.ndarray, factor: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -139,18 +121,17 @@ def _pixels(box: np.ndarray, factor: int, size: tuple[int, int]) -> tuple[int, i
 
 
 def _draw_mask(canvas: Image.Image, mask: Any, paint: Colour, width: int) -> None:
-    """Translucent inside, solid along the inner side of the outline; probabilities above a half are inside."""
+    """Translucent inside, solid along the inner side of the outline; values above a half are inside."""
     values = array(mask)
     values = values.reshape(values.shape[-2:])
     if values.shape != (canvas.height, canvas.width):
         small = Image.fromarray(values.astype(np.float32))
         values = np.asarray(small.resize(canvas.size, resampling(max(small.size))))
     whole = values > 0.5
-    rows, columns = np.flatnonzero(whole.any(1)), np.flatnonzero(whole.any(0))
-    if not len(rows):
+    box = Image.fromarray(whole).getbbox()
+    if box is None:
         return
-    top, bottom = max(0, rows[0] - width), min(canvas.height, rows[-1] + width + 1)
-    left, right = max(0, columns[0] - width), min(canvas.width, columns[-1] + width + 1)
+    left, top, right, bottom = _padded(box, width, canvas)
     inside = whole[top:bottom, left:right]
     reach = width // 2
     near = F.max_pool2d(torch.from_numpy(~inside).float()[None], (1, 2 * reach + 1), 1, (0, reach))
@@ -158,7 +139,7 @@ def _draw_mask(canvas: Image.Image, mask: Any, paint: Colour, width: int) -> Non
     pixels = np.array(canvas.crop((left, top, right, bottom)))
     pixels[inside] = blend(pixels[inside], paint, MASK_OPACITY)
     pixels[inside & near] = paint
-    canvas.paste(Image.fromarray(pixels), (int(left), int(top)))
+    canvas.paste(Image.fromarray(pixels), (left, top))
 
 
 def _draw_skeleton(
@@ -168,17 +149,15 @@ def _draw_skeleton(
     seen = seen & np.isfinite(points).all(1)
     if not seen.any():
         return
-    extent = np.ptp(points[seen], axis=0).max()
-    radius = float(np.clip(extent / 60, width, 2 * width))
-    margin = int(2 * radius) + 2
-    low = (np.floor(points[seen].min(0)).astype(int) - margin).clip(0, canvas.size)
-    high = (np.ceil(points[seen].max(0)).astype(int) + margin).clip(0, canvas.size)
-    size = int(high[0] - low[0]), int(high[1] - low[1])
+    radius = float(np.clip(np.ptp(points[seen], axis=0).max() / 60, width, 2 * width))
+    box = *np.floor(points[seen].min(0)), *np.ceil(points[seen].max(0))
+    left, top, right, bottom = _padded(box, int(2 * radius) + 2, canvas)
+    size = right - left, bottom - top
     if min(size) < 1:
         return
     layers = [Image.new("L", (FINER * size[0], FINER * size[1])) for _ in range(3)]
     limbs, rims, dots = map(ImageDraw.Draw, layers)
-    at = [tuple(((point - low + 0.5) * FINER).tolist()) for point in np.where(seen[:, None], points, 0)]
+    at = [tuple(((point - (left, top) + 0.5) * FINER).tolist()) for point in np.where(seen[:, None], points, 0)]
     for i, j in skeleton:
         if seen[i] and seen[j]:
             limbs.line((at[i], at[j]), fill=255, width=round(FINER * 1.2 * radius))
@@ -186,4 +165,15 @@ def _draw_skeleton(
         rims.circle(at[i], FINER * (radius + max(1.0, width / 3)), fill=255)
         dots.circle(at[i], FINER * radius, fill=255)
     for layer, filling in zip(layers, (paint, ink(paint), paint), strict=True):
-        canvas.paste(filling, (int(low[0]), int(low[1])), layer.resize(size, Image.Resampling.BOX))
+        canvas.paste(filling, (left, top), layer.resize(size, Image.Resampling.BOX))
+
+
+def _padded(box: Sequence[float], margin: int, canvas: Image.Image) -> tuple[int, int, int, int]:
+    """A box (left, top, right, bottom) with a margin, as far as it is on the canvas."""
+    left, top, right, bottom = map(int, box)
+    return (
+        max(0, left - margin),
+        max(0, top - margin),
+        min(canvas.width, right + margin),
+        min(canvas.height, bottom + margin),
+    )

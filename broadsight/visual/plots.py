@@ -1,4 +1,4 @@
-"""What all plots share: colours, file formats, and files that appear complete or not at all."""
+"""Colours and file formats of all plots, which are written complete or not at all."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # 
 
 
 def plot_format(path: str | Path) -> str:
-    """The image format that a file name asks for, or a ValueError if it cannot be drawn here."""
+    """The image format of a file name. Raises ValueError for other formats, or without matplotlib."""
     suffix = Path(path).suffix.lstrip(".").lower()
     if suffix not in PLOT_FORMATS:
         raise ValueError(f"cannot plot to {str(path)!r}; expected a name ending in {', '.join(PLOT_FORMATS)}")
@@ -23,7 +23,7 @@ def plot_format(path: str | Path) -> str:
 
 
 def need_matplotlib() -> None:
-    """A ValueError that says how to install it, if it is not there."""
+    """Raise ValueError, with how to install it, if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -49,7 +49,7 @@ def new_figure(
 
 
 def save(figure: "Figure", path: str | Path) -> None:
-    """Write a figure in the format that the file's name asks for."""
+    """Write a figure in the format of the file's name."""
     suffix = plot_format(path)
     _take_names_as_they_are(figure)
     with whole_file(Path(path)) as unfinished:
@@ -57,7 +57,7 @@ def save(figure: "Figure", path: str | Path) -> None:
 
 
 def _take_names_as_they_are(figure: "Figure") -> None:
-    """A class or run may be called $x$ or have bytes that no font has; only the numbers of an axis are formulas."""
+    """Show names such as $x$ as text and escape what no font has; only numbers of an axis are formulas."""
     from matplotlib.axes import Axes
     from matplotlib.text import Text
 

@@ -1,4 +1,4 @@
-"""Names beside the points of a plot that cover neither each other nor the points."""
+"""Names beside the points of a plot, which cover neither each other nor the points."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,21 +6,20 @@ from typing import Any
 SIZE = 7  # of letters, in points
 WIDTH, HEIGHT = 0.6, 1.25  # of a letter on average, and of a line, over the size
 MARK = 4.5  # from the middle of a mark to its rim, in points
-STEPS = (1.0, 2.6, 4.2)  # how far from its point a name may go, in lines
+STEPS = (1.0, 2.6, 4.2)  # distances of a name from its point, in lines
 SIDES = ((-1, 1), (1, -1), (1, 1), (-1, -1))  # left and above comes first: a front rises from there
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 def name_points(figure: Any, panel: Any, names: Sequence[tuple[str, float, float, bool]]) -> None:
-    """Write names where there is room for them; those that matter come first and are written in any case.
+    """Write names where there is room; those that matter come first and are always written.
 
     Args:
-        figure: Complete but for the names.
-        panel: Of the figure.
-        names: What to write; where the point is, in data; whether it matters.
+        figure, panel: The figure, complete without the names, and its axes.
+        names: Name, x and y of the point in data coordinates, and whether it matters.
     """
-    figure.draw_without_rendering()  # until then the layout does not know where points come to lie
+    figure.draw_without_rendering()  # places the points
     per_point = figure.dpi / 72
     places = [panel.transData.transform((x, y)) / per_point for _, x, y, _ in names]
     taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in places]

@@ -56,16 +56,6 @@ def entries(kind: str, image_id: Any, found: dict[str, Tensor], category_ids=CAT
     return rows
 
 
-def nothing(height: int, width: int, points: int) -> dict[str, Tensor]:
-    return dict(
-        boxes=torch.zeros(0, 4),
-        labels=torch.zeros(0, dtype=torch.int64),
-        scores=torch.zeros(0),
-        masks=torch.zeros(0, 1, height, width),
-        keypoints=torch.zeros(0, points, 3),
-    )
-
-
 def rectangle(box: Tensor, height: int, width: int) -> Tensor:
     x1, y1, x2, y2 = box.round().int().tolist()
     mask = torch.zeros(height, width)
@@ -95,9 +85,6 @@ def scene(number: int, points: int) -> tuple[tuple[int, int], dict[str, Tensor],
         masks=masks.to(torch.uint8),
         keypoints=torch.cat([spot.floor() * (visible > 0), visible], -1),
     )
-    if number % 7 == 0:
-        return (height, width), nothing(height, width, points), there
-
     copies = torch.randint(0, count, (random.randint(1, 12),)) if count else torch.zeros(0, dtype=torch.int64)
     others = 150 if number == 4 else 4  # more than count, of a class too
     moved = boxes[copies] + torch.randn(len(copies), 4) * (boxes[copies, 2:] - boxes[copies, :2]).repeat(1, 2) * 0.08
@@ -108,14 +95,15 @@ def scene(number: int, points: int) -> tuple[tuple[int, int], dict[str, Tensor],
         found_labels[-140:] = 2
     near = spot[copies] + torch.randn(len(copies), points, 2) * 0.05 * (moved[:, None, 2:] - moved[:, None, :2])
     anywhere = torch.rand(others, points, 2) * torch.tensor([width, height])
-    keypoints = torch.cat([torch.cat([near, anywhere]), torch.ones(len(found_boxes), points, 1)], -1)
     found = dict(
         boxes=found_boxes,
         labels=found_labels,
         scores=(torch.rand(len(found_boxes)) * 20).round() / 20,  # many are equal
         masks=torch.stack([rectangle(box, height, width) for box in found_boxes])[:, None] * 0.9,
-        keypoints=keypoints,
+        keypoints=torch.cat([torch.cat([near, anywhere]), torch.ones(len(found_boxes), points, 1)], -1),
     )
+    if number % 7 == 0:
+        found = {name: values[:0] for name, values in found.items()}
     return (height, width), found, there
 
 

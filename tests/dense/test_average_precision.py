@@ -13,15 +13,11 @@ import pytest
 import torch
 
 from broadsight.data.sources.coco import CocoDataset
-from broadsight.dense import coco_comparison
-from broadsight.dense.average_precision import AveragePrecision
-from broadsight.dense.coco_comparison import first_of_each, group
-from broadsight.dense.coco_results import encode_masks
+from broadsight.dense import average_precision
+from broadsight.dense.average_precision import AveragePrecision, first_of_each, group
 
 pytest.importorskip("pycocotools", reason="the extra `det` is not installed")
 pytest.importorskip("faster_coco_eval", reason="the extra `det` is not installed")
-
-from pycocotools import mask as coco_mask
 
 from tests.refusals import refused
 
@@ -38,8 +34,8 @@ def scenes():
     return [(image_id, scene(number, 17)) for number, image_id in enumerate(numbers)]
 
 
-def collect(scenes: list[tuple], kinds=("box", "mask", "keypoint"), **options) -> AveragePrecision:
-    metric = AveragePrecision(kinds, CATEGORY_IDS, NAMES, **options)
+def collect(scenes: list[tuple], kinds=("box", "mask", "keypoint")) -> AveragePrecision:
+    metric = AveragePrecision(kinds, CATEGORY_IDS, NAMES)
     for image_id, (size, found, there) in scenes:
         metric.update(image_id, size, found, there)
     return metric
@@ -55,21 +51,27 @@ def test_figures__are_those_of_pycocotools(scenes, kind):
     assert 5 < ours[f"{kind}_ap"] < 95  # neither nothing nor everything is found
 
 
-@pytest.mark.parametrize("points, sigmas", [(5, None), (17, [0.1] * 17), (3, [0.02, 0.1, 0.3])])
-def test_keypoints__of_other_numbers_and_tolerances(points, sigmas):
-    random.seed(points)
-    scenes = [(number, scene(number, points)) for number in range(12)]
+def test_keypoints__of_another_number_have_equal_tolerances():
+    scenes = [(number, scene(number, 5)) for number in range(12)]
     results = [entry for image_id, (_, found, _) in scenes for entry in entries("keypoint", image_id, found)]
-    theirs = by_name("keypoint", pycoco("keypoint", as_file(scenes), results, sigmas or [0.05] * points))
-    ours = collect(scenes, ["keypoint"], sigmas=sigmas).compute()
+    theirs = by_name("keypoint", pycoco("keypoint", as_file(scenes), results, [0.05] * 5))
+    ours = collect(scenes, ["keypoint"]).compute()
     assert ours == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
     assert ours["keypoint_ap"] > 1
+
+
+def test_keypoints__of_different_numbers_are_refused():
+    metric = AveragePrecision(["keypoint"], {1: 1}, ["thing"])
+    for image_id, count in enumerate((3, 4)):
+        found, there = one(keypoints=torch.ones(1, count, 3))
+        metric.update(image_id, (100, 100), found | {"keypoints": there["keypoints"]}, there)
+    refused(r"objects have \[3, 4\] keypoints; expected the same number everywhere", metric.compute)
 
 
 @pytest.mark.parametrize("kind", EVALUATED)
 def test_classes__compared_apart_give_the_same(scenes, kind, monkeypatch):
     expected = collect(scenes, [kind]).compute()
-    monkeypatch.setattr(coco_comparison, "AT_ONCE", 60)
+    monkeypatch.setattr(average_precision, "AT_ONCE", 60)
     assert collect(scenes, [kind]).compute() == pytest.approx(expected, abs=1e-9, rel=0, nan_ok=True)
 
 
@@ -198,12 +200,8 @@ def test_first_of_each__by_hand():
 def test_state__holds_runs_not_masks():
     masks = torch.zeros(50, 1, 400, 400)
     masks[:, :, 100:300, 100:300] = 1
-    found = dict(
-        boxes=torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1),
-        labels=torch.ones(50, dtype=torch.int64),
-        scores=torch.rand(50),
-        masks=masks,
-    )
+    boxes = torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
+    found = dict(boxes=boxes, labels=torch.ones(50, dtype=torch.int64), scores=torch.rand(50), masks=masks)
     metric = AveragePrecision(["box", "mask"], {1: 1}, ["thing"])
     metric.update(1, (400, 400), found, dict(found, masks=masks[:, 0].byte()))
     assert len(pickle.dumps(metric.state())) < 100 * 1000  # of 8 million pixels
@@ -227,7 +225,6 @@ def test_update__errors_name_the_image(change, words):
 def test_constructor__refuses_what_cannot_be_meant(monkeypatch):
     refused("expected a list of some of box, mask, keypoint", AveragePrecision, ["boxes"], CATEGORY_IDS, NAMES)
     refused("3 class names but 4 labels", AveragePrecision, ["box"], CATEGORY_IDS, NAMES[:3])
-    refused("max_detections=10; expected more", AveragePrecision, ["box"], CATEGORY_IDS, NAMES, max_detections=10)
     for package in ("faster_coco_eval", "pycocotools"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
@@ -292,11 +289,3 @@ def test_real_annotations__same_as_pycocotools_on_the_file_itself(file, kinds, s
         theirs = by_name(kind, pycoco(kind, content, results))
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
         assert 10 < theirs[f"{kind}_ap"] < 95
-
-
-def test_encode_masks__is_pycocotools_s():
-    masks = torch.rand(4, 1, 7, 5)
-    size, texts = encode_masks(masks)
-    drawn = coco_mask.decode([{"size": size, "counts": text} for text in texts])
-    assert np.array_equal(np.moveaxis(drawn, 2, 0), (masks[:, 0] > 0.5).numpy())
-    assert encode_masks(torch.zeros(0, 1, 7, 5)) == ((7, 5), [])

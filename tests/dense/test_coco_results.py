@@ -49,18 +49,7 @@ def test_to_results__by_hand(prediction):
     json.dumps([first, second])  # nothing of torch or numpy is left
 
 
-@pytest.mark.parametrize("kind, key", [("box", "bbox"), ("mask", "segmentation"), ("keypoint", "keypoints")])
-def test_to_results__of_one_kind(prediction, kind, key):
-    assert all(
-        row.keys() == {"image_id", "category_id", "score", key} for row in to_results(1, prediction, CATEGORY_IDS, kind)
-    )
-    with pytest.raises(ValueError, match="kind='boxes'; expected one of box, mask, keypoint or None"):
-        to_results(1, prediction, CATEGORY_IDS, "boxes")
-
-
-def test_to_results__what_cannot_be_said(prediction):
-    with pytest.raises(ValueError, match="kind=mask asked for, but what was predicted has boxes, labels, scores"):
-        to_results(1, {key: prediction[key] for key in ("boxes", "labels", "scores")}, CATEGORY_IDS, "mask")
+def test_to_results__label_without_a_category(prediction):
     refused("label 2 has no category; expected labels 1 to 1", to_results, 1, prediction, {1: 3})
 
 
@@ -68,18 +57,17 @@ def test_to_results__nothing_found(prediction):
     assert to_results(1, {key: value[:0] for key, value in prediction.items()}, CATEGORY_IDS) == []
 
 
-@pytest.mark.parametrize("kind, name", [("box", "bbox"), ("mask", "segm"), (None, "bbox"), (None, "segm")])
-def test_file__pycocotools_reads_and_finds_all(prediction, tmp_path, kind, name):
+@pytest.mark.parametrize("name", ["bbox", "segm"])
+def test_file__pycocotools_reads_and_finds_all(prediction, tmp_path, name):
     path = tmp_path / "results.json"
-    entries = to_results(7, prediction, CATEGORY_IDS, kind)
+    entries = to_results(7, prediction, CATEGORY_IDS)
     write_results(iter(entries), path)
     assert list(tmp_path.iterdir()) == [path]
-    whole = to_results(7, prediction, CATEGORY_IDS)
     there = COCO()
     there.dataset = dict(
         images=[dict(id=7, height=4, width=5)],
         categories=[dict(id=3, name="cat"), dict(id=90, name="brush")],
-        annotations=[dict(copy.deepcopy(row), id=i + 1, area=4, iscrowd=0) for i, row in enumerate(whole)],
+        annotations=[dict(copy.deepcopy(row), id=i + 1, area=4, iscrowd=0) for i, row in enumerate(entries)],
     )
     there.createIndex()
     run = COCOeval(there, there.loadRes(str(path)), name)

@@ -109,7 +109,7 @@ def test_segment__resized_answers_come_back_by_bilinear_resizing():
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(mode="tiles"), "mode='tiles'; expected whole or slide"),
+        (dict(mode="tiles"), "unknown mode 'tiles'; expected one of whole, slide"),
         (dict(mode="slide", crop=(8, 8), stride=(9, 8)), "expected steps from 1 to the window"),
         (dict(mode="slide", stride=(0, 8)), "expected steps from 1 to the window"),
         (dict(scales=()), "expected one or more factors above 0"),
@@ -149,14 +149,10 @@ class Spots(nn.Module):
         if not rows:
             return {key: value[:0] for key, value in self.find(torch.ones_like(image)).items()}
         boxes, labels, scores, masks, keypoints = zip(*rows, strict=True)
-        return dict(
-            boxes=torch.stack(boxes),
-            labels=torch.tensor(labels),
-            scores=torch.stack(scores),
-            masks=torch.stack(masks),
-            keypoints=torch.stack(keypoints),
-            keypoints_scores=torch.tensor([[1.0, 2.0]]).repeat(len(labels), 1),
-        )
+        found = dict(boxes=boxes, scores=scores, masks=masks, keypoints=keypoints)
+        found = {name: torch.stack(values) for name, values in found.items()}
+        sure = torch.tensor([[1.0, 2.0]]).repeat(len(labels), 1)
+        return found | dict(labels=torch.tensor(labels), keypoints_scores=sure)
 
 
 @pytest.fixture
@@ -178,12 +174,9 @@ def test_detect__equivariant_model__changes_nothing(image):
     assert none["boxes"].shape == (0, 4) and none["masks"].shape == (0, 1, 9, 11)
 
 
-@pytest.mark.parametrize("scores", ["kept", "mean"])
-def test_detect__scales_come_back_to_the_image(image, scores):
+def test_detect__scales_come_back_to_the_image(image):
     plain = Spots().find(image)
-    found, none = detect_with_flip(
-        Spots(), [image, torch.zeros(3, 9, 11)], scales=(2.0,), keypoint_pairs=[(0, 1)], scores=scores
-    )
+    found, none = detect_with_flip(Spots(), [image, torch.zeros(3, 9, 11)], scales=(2.0,), keypoint_pairs=[(0, 1)])
     order = [1, 0]
     assert found["labels"].tolist() == [3, 1]
     assert torch.allclose(found["boxes"], plain["boxes"][order], atol=0.51)  # resizing blurs the border
@@ -243,14 +236,7 @@ def test_detect__merged_by_class_with_the_best_score():
     assert fewer["boxes"].tolist() == [[9, 10, 29, 30]]
 
 
-def test_detect__mean_scores_put_what_was_seen_once_behind():
-    (found,) = detect_with_flip(views(), [torch.zeros(3, 50, 100)], scores="mean")
-    assert found["scores"].tolist() == pytest.approx([(0.6 + 0.8) / 2, 0.7 / 2, 0.3 / 2])
-    assert found["boxes"][0].tolist() == [9, 10, 29, 30]
-
-
 def test_detect__one_view_is_the_model_s_own_answer():
     two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
     (found,) = detect_with_flip(Told(two_on_each_other), [torch.zeros(3, 50, 100)], flip=False)
     assert found is two_on_each_other
-    refused("scores='max'; expected kept or mean", detect_with_flip, Spots(), [], scores="max")

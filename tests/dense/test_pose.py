@@ -1,88 +1,12 @@
-"""Pose models: heat maps there and back, the mirrored crop."""
-
-import math
+"""Keypoints from heat maps, and the mirrored crop."""
 
 import pytest
 import torch
 from torch import nn
 
 from broadsight.data.dense.pose_geometry import encode
-from broadsight.dense import build
-from broadsight.dense.pose import SimpleBaseline, decode, flip_test
+from broadsight.dense.pose import decode, flip_test
 from tests.refusals import refused
-
-
-def small(**options) -> SimpleBaseline:
-    model = build("simple_baseline", "test_convnext", 1, **{"channels": 8, "num_keypoints": 5, **options})
-    assert isinstance(model, SimpleBaseline)
-    return model
-
-
-@pytest.mark.parametrize(("deconvs", "stride"), [(0, 32), (3, 4), (4, 2)])
-def test_heatmaps__are_of_the_stride(deconvs, stride):
-    model = small(deconvs=deconvs).eval()
-    assert model.stride == stride
-    for height, width in ((64, 32), (65, 47)):
-        with torch.no_grad():
-            maps = model(torch.rand(1, 3, height, width))
-        assert maps.shape == (1, 5, math.ceil(height / stride), math.ceil(width / stride))
-        assert maps.shape == encode(torch.ones(1, 5, 3), (height, width), stride=stride)[0].shape
-
-
-@pytest.mark.parametrize("options", [dict(in_chans=1, num_keypoints=1), dict(neck="map", num_keypoints=2)])
-def test_training__what_learns_gets_a_gradient(options):
-    model = small(**options).train()
-    crops, count = torch.rand(2, model.stages.in_chans, 64, 32), model.num_keypoints
-    losses = model(crops, encode(torch.rand(2, count, 3) * 30 + 1, (64, 32)))
-    losses["loss"].backward()
-    assert losses.keys() == {"loss"}
-    assert [name for name, p in model.named_parameters() if p.requires_grad == (p.grad is None)] == []
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    if "neck" in options:
-        assert "stages.neck.to_stages.0.weight" in frozen and "stages.neck.to_stages.3.weight" not in frozen
-    assert all(name.startswith("stages.") for name in frozen)
-
-
-def test_loss__by_hand():
-    model = small(num_keypoints=2).train()
-    nn.init.zeros_(model.head.weight)
-    model.head.bias.data = torch.tensor([0.5, 3.0])
-    heatmaps = torch.zeros(2, 2, 8, 8)
-    heatmaps[0, 0, 0, 0] = 1.5
-    weights = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    loss = model(torch.rand(2, 3, 32, 32), (heatmaps, weights))["loss"]
-    # keypoint 0: 0.25 in 127 cells and 1 in one; keypoint 1: of the second crop alone, 9 in 64 cells
-    assert loss.item() == pytest.approx((127 * 0.25 + 1 + 64 * 9) / 256)
-
-
-def test_loss__without_labelled_points_is_zero_and_has_gradients():
-    model = small().train()
-    loss = model(torch.rand(2, 3, 32, 32), encode(torch.zeros(2, 5, 3), (32, 32)))["loss"]
-    loss.backward()
-    assert loss == 0 and all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
-@pytest.mark.slow
-def test_training__finds_the_bright_spot():
-    model = small(num_keypoints=1, channels=16).train()
-    places = torch.tensor([[[10.0, 14.0, 1.0]], [[38.0, 50.0, 1.0]], [[42.0, 10.0, 1.0]]])
-    crops = 0.5 * encode(places, (64, 64), stride=1, sigma=6.0)[0].expand(3, 3, 64, 64) + 0.2
-    targets = encode(places, (64, 64))
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        model(crops, targets)["loss"].backward()
-        optimizer.step()
-    model.training = False  # of itself alone: so few steps leave the running statistics behind
-    with torch.no_grad():
-        found = decode(model(crops))
-    assert (found[..., :2] - places[..., :2]).abs().max() < 4  # within a cell
-
-
-def test_bfloat16__loss_in_float32():
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = small().train()(torch.rand(2, 3, 32, 32), encode(torch.ones(2, 5, 3), (32, 32)))["loss"]
-    assert loss.dtype == torch.float32 and loss.isfinite()
 
 
 @pytest.mark.parametrize(("refine", "tolerance"), [("none", 2.0), ("quarter", 1.0), ("taylor", 1e-2)])
@@ -162,19 +86,6 @@ def test_flip_test__by_hand():
     assert flip_test(model, crop, [], shift=True)[0, 0, 0].tolist() == [1, 1.5, 2.5]
 
 
-def test_flip_test__of_the_model_is_symmetric_and_keeps_no_gradients():
-    model, crops, pairs = small().eval(), torch.rand(1, 3, 64, 64), [(0, 1), (3, 4)]
-    maps, mirrored = flip_test(model, crops, pairs), flip_test(model, crops.flip(-1), pairs)
-    torch.testing.assert_close(mirrored.flip(-1)[:, [1, 0, 2, 4, 3]], maps)
-    assert not maps.requires_grad
-
-
-def test_errors__say_what_to_do():
-    model = small().train()
-    with pytest.raises(ValueError, match=r"was given no targets; pass \(heat maps, weights\) or call model.eval\(\)"):
-        model(torch.rand(2, 3, 32, 32))
-    with pytest.raises(ValueError, match=r"heat maps \(2, 5, 4, 4\) .*expected \(2, 5, 8, 8\) .* stride=4"):
-        model(torch.rand(2, 3, 32, 32), (torch.zeros(2, 5, 4, 4), torch.ones(2, 5)))
-    with pytest.raises(ValueError, match=r"refine='dark' is not known; choose one of 'quarter', 'taylor', 'none'"):
-        decode(torch.zeros(1, 1, 4, 4), refine="dark")
-    refused(r"deconvs=6; expected 0 to 5", small, deconvs=6)
+def test_decode__unknown_refinement_is_refused():
+    words = "unknown refine 'dark'; .*expected one of quarter, taylor, none"
+    refused(words, decode, torch.zeros(1, 1, 4, 4), refine="dark")

@@ -16,7 +16,7 @@ IOU = [1 / 2, 2 / 4, 0 / 1]
 
 
 def counted(*pairs) -> SegmentationScores:
-    scores = SegmentationScores(4, class_names=["sky", "road", "car", "tree"])
+    scores = SegmentationScores(["sky", "road", "car", "tree"])
     for prediction, target in pairs:
         scores.update(prediction, target)
     return scores
@@ -118,8 +118,3 @@ def test_merge__each_process_counts_once_in_any_order():
 )
 def test_update__refuses(prediction, target, words):
     refused(words, counted, (prediction, target))
-
-
-def test_constructor__wants_a_name_for_each_class():
-    refused("1 class names but 2 classes", SegmentationScores, 2, class_names=["sky"])
-    assert [row["name"] for row in SegmentationScores(2).per_class()] == ["0", "1"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import broadsight
-from broadsight.dense.stages import open_stages, rescaling, sources_of
+from broadsight.dense.stages import Normalise, open_stages, rescaling, sources_of
 from broadsight.layers import MultiTokenNeck
 from tests.refusals import refused
 
@@ -81,6 +81,16 @@ def test_stages__one_channel_and_its_mean():
     assert stages(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
 
 
+def test_normalise__by_the_backbones_own_mean_and_deviation():
+    stages = open_stages("test_convnext")
+    stages.mean, stages.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
+    normalise = Normalise(stages)
+    image = torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1).expand(3, 2, 2)
+    assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
+    assert torch.equal(normalise(image[None])[0], normalise(image))
+    assert normalise.state_dict() == {}
+
+
 def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
     torch.manual_seed(0)
     plain = open_stages("emsnet_xxtiny").eval()
@@ -142,7 +152,7 @@ def test_rescaling(factor, side):
     "arguments, message",
     [
         (("resnet1", {}), "unknown model 'resnet1'; nearest: resnet"),
-        (("test_resnet", dict(neck="pan")), "neck='pan' is not known; choose one of 'fpn', 'map'"),
+        (("test_resnet", dict(neck="pan")), "unknown neck 'pan'; .*expected one of fpn, map"),
         (("test_resnet", dict(neck_args=dict(dim=3))), "neck_args dim given with neck='fpn'"),
         ((nn.Linear(2, 2), {}), "Linear offers no feature maps"),
         ((nn.Linear(2, 2), dict(pretrained=True)), "pretrained given with a model object"),

@@ -10,7 +10,8 @@ import timm
 import torch
 import yaml
 
-from broadsight.dense.build import MODELS, USUAL
+from broadsight.dense import HEADS
+from broadsight.dense.build import USUAL
 from broadsight.training import recipes
 from broadsight.training.optimisation import make_scheduler
 from broadsight.training.recipes import Recipe, assignments
@@ -289,7 +290,7 @@ COCO, PERSONS = 117_266, 149_813  # images of train2017 with objects, persons wi
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_entry__fits_its_head(name):
     entry, recipe = DENSE[name], DENSE[name].recipe
-    assert MODELS[entry.head or USUAL[entry.task]] == entry.task
+    assert HEADS[entry.head or USUAL[entry.task]].task == entry.task
     assert entry.neck in (None, "map") and not (entry.pool or entry.cost)
     if entry.source.startswith("Ours"):
         assert (recipe.pretrained, recipe.image_size, recipe.fit_batch) == (False, None, True)

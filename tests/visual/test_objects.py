@@ -8,6 +8,7 @@ from PIL import Image
 from broadsight.visual import objects as drawing
 from broadsight.visual.colours import colour, ink
 from broadsight.visual.objects import draw_objects
+from tests.refusals import refused
 
 from .written import has_written
 
@@ -61,8 +62,6 @@ def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     within[62:158, 52:148] = True
     assert (pixels[within & ~inside] == GREY).all()
     assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=torch.from_numpy(inside)[None])), pixels)
-    no_masks = drawn(image, found((50, 60, 150, 160)))
-    assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=probabilities), masks=False), no_masks)
 
 
 def test_draw_objects__a_mask_that_leaves_the_image_has_no_outline_at_the_frame(image):
@@ -131,9 +130,8 @@ def test_draw_objects__same_twice_and_with_names_below(image):
 
 def test_draw_objects__targets_have_no_scores_and_are_drawn_whole(image):
     target = found((50, 60, 150, 160), labels=[2])
-    del target["scores"]
-    pixels = drawn(image, target, threshold=1.0)
-    assert tuple(pixels[159, 100]) == colour(1)
+    target.pop("scores")
+    assert tuple(drawn(image, target, threshold=1.0)[159, 100]) == colour(1)
 
 
 def test_draw_objects__ground_truth_is_dashed(image):
@@ -236,12 +234,10 @@ def test_draw_objects__half_precision(image):
 
 
 def test_draw_objects__refuses_what_does_not_fit(image):
-    box = (50, 60, 150, 160)
-    with pytest.raises(ValueError, match=r"^masks are 300 x 400, the image is 400 x 300; expected masks of its size"):
-        drawn(image, found(box, masks=torch.zeros(1, 1, 400, 300)))
-    with pytest.raises(ValueError, match=r"^prediction has 1 boxes, 2 labels, 1 scores; expected as many of each"):
-        drawn(image, found(box, labels=[1, 2]))
-    with pytest.raises(ValueError, match=r"^prediction has label 0; expected labels from 1"):
-        drawn(image, found(box, labels=[0]))
-    with pytest.raises(ValueError, match=r"^skeleton joins keypoint 4; there are 1, from 0"):
-        drawn(image, found(box, keypoints=keypoints((1, 1, 1))), skeleton=((0, 4),))
+    box, turned = (50, 60, 150, 160), torch.zeros(1, 1, 400, 300)
+    words = "^masks are 300 x 400, the image is 400 x 300; expected masks of its size"
+    refused(words, drawn, image, found(box, masks=turned))
+    refused("^prediction has 1 boxes, 2 labels, 1 scores; expected as many", drawn, image, found(box, labels=[1, 2]))
+    refused("^prediction has label 0; expected labels from 1", drawn, image, found(box, labels=[0]))
+    points = found(box, keypoints=keypoints((1, 1, 1)))
+    refused("^skeleton joins keypoint 4; there are 1, from 0", drawn, image, points, skeleton=((0, 4),))

@@ -1,10 +1,9 @@
-"""Files that appear complete or not at all, and formats that can be drawn."""
+"""Formats of plots, and names in them."""
 
-import builtins
+import sys
 
 import pytest
 
-from broadsight.files import whole_file
 from broadsight.visual.plots import PLOT_FORMATS, plot_format, save
 from tests.data.nasty_names import NASTY
 
@@ -35,32 +34,12 @@ def test_save__names_are_no_formulas(tmp_path):
     assert axes.get_yticklabels()[1].get_parse_math()  # powers of ten still are
 
 
-def test_whole_file__nothing_is_left_of_a_failure(tmp_path):
-    path = tmp_path / "result.txt"
-    path.write_text("before")
-    with pytest.raises(RuntimeError), whole_file(path) as unfinished:
-        unfinished.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["result.txt"]
-    with whole_file(path) as unfinished:
-        unfinished.write_text("after")
-        assert path.read_text() == "before"
-    assert path.read_text() == "after" and [p.name for p in tmp_path.iterdir()] == ["result.txt"]
-
-
 def test_plot_format__others_are_refused():
     with pytest.raises(ValueError, match=r"^cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf$"):
         plot_format("x.jpg")
 
 
 def test_plot_format__says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r'^plotting needs matplotlib; run: pip install "broadsight\[plot\]"$'):
         plot_format("x.png")

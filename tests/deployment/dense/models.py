@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from broadsight.dense import MODELS, build
+from broadsight.dense import HEADS as REGISTERED
+from broadsight.dense import build
 from broadsight.dense.scoring import Views
 from broadsight.deployment import Description
 from broadsight.deployment.dense.raw import RawModel
@@ -41,7 +42,7 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
             parameter.data.zero_()
     return SimpleNamespace(
         head=head,
-        task=MODELS[head],
+        task=REGISTERED[head].task,
         model=model,
         title=f"{kind} {backbone} {neck}",
         path=Path("runs") / kind,

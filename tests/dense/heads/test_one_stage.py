@@ -1,35 +1,16 @@
-"""RetinaNet, FCOS and SSDLite: labels from 1, boxes in pixels of the image that came."""
+"""RetinaNet, FCOS and SSDLite: labels, raw outputs, anchors and the pyramid."""
 
 import pytest
 import torch
 from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
-from broadsight.dense import build
 from broadsight.dense.detector import SteadyBatchNorm2d
-from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors, octave_sizes
+from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors
 from broadsight.dense.stages import open_stages
 from tests.refusals import refused
 
-from .detectors import ONE_STAGE, small, target
-
-
-@pytest.mark.parametrize("kind", ONE_STAGE)
-def test_predictions__in_pixels_of_the_image_that_came(kind):
-    size = (64, 64) if kind == "ssdlite" else (48, 64)
-    model = small(kind, image_size=size, score_thresh=0.0).eval()
-    seen = []
-    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[-2:])))
-    with torch.no_grad():
-        (found,) = model([torch.rand(3, 100, 200)])
-    assert seen == [(64, 64) if kind == "ssdlite" else (32, 64)]  # 200 -> 64 wide, 100 -> 32
-    boxes = found["boxes"]
-    assert len(boxes) >= 5
-    assert boxes.min() >= 0 and boxes[:, 2].max() <= 200.001 and boxes[:, 3].max() <= 100.001
-    assert boxes[:, 2].max() > 150 and boxes[:, 3].max() > 75  # not in those of the resized one
-    model.train()
-    model([torch.rand(3, 96, 128)], [target(96, 128, [5, 5, 60, 60], labels=[1])])
-    assert seen[1:] == [(96, 128)]  # nothing is resized
+from .small import ONE_STAGE, small, target
 
 
 @pytest.mark.parametrize("kind", ONE_STAGE)
@@ -110,7 +91,7 @@ def test_raw__exports(kind):
 
 def test_anchors__lie_at_true_strides():
     strides = (8, 128)
-    grid = StridedAnchors(octave_sizes(strides, 4, 3), (0.5, 1.0, 2.0), strides)
+    grid = StridedAnchors(strides, 4, (0.5, 1.0, 2.0), per_octave=3)
     maps = [torch.zeros(1, 1, 100, 100), torch.zeros(1, 1, 7, 7)]  # 800 / 7 is 114
     (anchors,) = grid(ImageList(torch.zeros(1, 3, 800, 800), [(800, 800)]), maps)
     assert anchors.shape == (9 * (100**2 + 7**2), 4)
@@ -155,18 +136,5 @@ def test_batch_norm__single_value_by_running_statistics():
     torch.testing.assert_close(norm(x), nn.BatchNorm2d(2)(x))
 
 
-@pytest.mark.parametrize(
-    "call, said",
-    [
-        (lambda: build("retinanet", "test_resnet", 2, assigner="best"), "assigner='best'"),
-        (lambda: build("retinanet", "test_resnet", 2, score_treshold=0.1), "score_treshold"),
-        (lambda: build("fcos", "test_resnet", 2, min_size=800), "min_size"),
-        (lambda: build("retinanet", "test_resnet", 2, image_size=(1333, 800)), r"\(800, 1333\)"),
-        (lambda: small("retinanet").train()([torch.rand(3, 64, 64)]), "no targets"),
-        (lambda: small("retinanet").eval()([torch.rand(1, 64, 64)]), "1 channels"),
-        (lambda: small("retinanet")([torch.rand(3, 9, 9)], [target(9, 9, [1, 1, 9, 9], labels=[4])]), "1 to 3"),
-        (lambda: small("retinanet")([torch.rand(3, 9, 9)], [target(9, 9, [1, 1, 9, 9], labels=[0])]), "1 to 3"),
-    ],
-)
-def test_mistakes__are_said(call, said):
-    refused(said, call)
+def test_channels__other_than_the_models_are_refused():
+    refused("an image has 1 channels; the model takes 3", small("retinanet").eval(), [torch.rand(1, 64, 64)])

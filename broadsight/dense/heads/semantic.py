@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 
-from .detector import SteadyBatchNorm2d
-from .normalise import Normalise
-from .stages import Stages, cropped
+from ...errors import check_choice
+from ..detector import SteadyBatchNorm2d
+from ..stages import Normalise, Stages, cropped
+from . import register
 
 IGNORED = 255  # in masks: pixels of no class
 
@@ -20,17 +21,14 @@ class Segmenter(nn.Module):
     """Images (B, C, H, W) with values from 0 to 1 -> logits (B, num_classes, H, W), for any H and W.
 
     In train mode, with masks (B, H, W) of class numbers, a dict of losses to be summed: "loss", the mean cross-entropy
-    over pixels that are not 255; "aux", that of the auxiliary head, and "dice", each times its weight and if asked for.
+    over pixels that are not 255; if asked for, "aux", that of the auxiliary head, and "dice", times their weights.
 
     Args:
-        stages: The backbone.
-        decoder: From its four maps to one (B, width, ceil(H / 4), ceil(W / 4)).
-        width: Channels that the decoder gives.
-        num_classes: How many classes masks hold.
-        dropout: Share of channels that the classifiers do not see in training.
-        auxiliary: From the map of stride 16 to one of `aux_channels`; in training alone.
-        aux_channels, aux_weight: Of the auxiliary head and its loss.
-        class_weights: A weight for each class in the cross-entropy, which is a weighted mean then.
+        decoder: From the four maps of the backbone to one (B, width, ceil(H / 4), ceil(W / 4)).
+        dropout: Share of channels dropped before the classifiers in training.
+        auxiliary: From the map of stride 16 to one of `aux_channels`; for training only.
+        aux_weight: Of the auxiliary head's loss.
+        class_weights: A weight for each class in the cross-entropy, which is then a weighted mean.
         dice: Weight of a Dice loss; needs segmentation-models-pytorch.
     """
 
@@ -61,9 +59,9 @@ class Segmenter(nn.Module):
         self.auxiliary = None
         if auxiliary is not None:
             self.auxiliary = nn.Sequential(auxiliary, pixel_classifier(aux_channels, num_classes, dropout))
+        self.weight_values = class_weights
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
-        self.class_weight_values = None if class_weights is None else tuple(class_weights)
         self.dice = None
         if dice:
             self.dice = _smp("the Dice loss").losses.DiceLoss("multiclass", ignore_index=IGNORED)
@@ -71,7 +69,7 @@ class Segmenter(nn.Module):
     def init_non_persistent_buffers(self) -> None:
         """Fill the weights of the classes again; see `layers.buffers`."""
         if self.class_weights is not None:
-            self.class_weights.copy_(torch.tensor(self.class_weight_values))
+            self.class_weights.copy_(torch.tensor(self.weight_values))
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor | dict[str, Tensor]:
         maps = self.stages(self.normalise(images))
@@ -89,7 +87,7 @@ class Segmenter(nn.Module):
         return losses
 
     def cross_entropy(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """Mean over pixels of a class; 0, and not 0 / 0, if there are none."""
+        """Mean over pixels that have a class; 0 if there are none."""
         total = F.cross_entropy(logits.float(), masks, self.class_weights, ignore_index=IGNORED, reduction="sum")
         counted = masks != IGNORED
         if self.class_weights is None:
@@ -99,14 +97,7 @@ class Segmenter(nn.Module):
 
 
 class SemanticFPN(nn.Module):
-    """Four maps -> their sum at stride 4, each after a top-down pass and as many convolutions as it is doublings away.
-
-    Args:
-        channels: Of the four maps.
-        pyramid_channels: Of the feature pyramid.
-        width: Channels of the result.
-        norm: Makes a norm for a number of channels.
-    """
+    """Four maps -> their sum (B, width, ...) at stride 4: a top-down pass, and a convolution for each doubling."""
 
     def __init__(self, channels: Sequence[int], pyramid_channels: int, width: int, norm: Callable[..., nn.Module]):
         super().__init__()
@@ -136,7 +127,7 @@ class SemanticFPN(nn.Module):
 class UPerNetDecoder(nn.Module):
     """Four maps -> one at stride 4: pyramid pooling of the last, a top-down pass, all levels fused.
 
-    segmentation-models-pytorch's, without the norms that it puts before everything and the paper does not.
+    From segmentation-models-pytorch, without its norms of the input, which the paper does not have.
     """
 
     def __init__(self, channels: Sequence[int], width: int, norm: Callable[..., nn.Module]):
@@ -151,7 +142,7 @@ class UPerNetDecoder(nn.Module):
         initialise(self.decoder)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        return self.decoder([maps[0], maps[0], *maps])  # it expects maps at strides 1 and 2, and looks at neither
+        return self.decoder([maps[0], maps[0], *maps])  # it expects maps at strides 1 and 2, which it ignores
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
@@ -162,6 +153,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 NORMS: dict[str, Callable[..., nn.Module]] = {"batch": SteadyBatchNorm2d, "group": group_norm}
 
 
+@register("semantic_fpn", "segment")
 def semantic_fpn(
     stages: Stages,
     num_classes: int,
@@ -174,16 +166,16 @@ def semantic_fpn(
     """Semantic FPN.
 
     Args:
-        stages: The backbone.
-        num_classes: How many classes masks hold.
         pyramid_channels, channels: Of the feature pyramid, and of the convolutions after it.
-        norm: Of the decoder, "batch" or "group". The latter suits devices with but one or two images each.
+        norm: Of the decoder, "batch" or "group"; "group" suits devices with one or two images each.
         options: `dropout`, `class_weights` and `dice` of Segmenter.
     """
-    decoder = SemanticFPN(stages.channels, pyramid_channels, channels, chosen_norm(norm))
+    check_choice("norm", norm, NORMS)
+    decoder = SemanticFPN(stages.channels, pyramid_channels, channels, NORMS[norm])
     return Segmenter(stages, decoder, channels, num_classes, **options)
 
 
+@register("upernet", "segment")
 def upernet(
     stages: Stages,
     num_classes: int,
@@ -197,30 +189,19 @@ def upernet(
     """UPerNet, with a second, simple head on the map of stride 16 in training.
 
     Args:
-        stages: The backbone.
-        num_classes: How many classes masks hold.
         channels: Of the decoder.
         aux_weight: Of the second head's loss; 0 for no such head.
         aux_channels: Of the second head.
-        norm: Of the decoder, "batch" or "group". With one image per device, "batch" leaves the globally pooled branch
-            to its running statistics, which never learn then; "group" suits that case.
+        norm: Of the decoder, "batch" or "group". With one image per device, use "group": "batch" has only running
+            statistics for the globally pooled branch, which then never change.
         options: `dropout`, `class_weights` and `dice` of Segmenter.
     """
-    make = chosen_norm(norm)
-    decoder = UPerNetDecoder(stages.channels, channels, make)
-    auxiliary = None
+    check_choice("norm", norm, NORMS)
+    decoder = UPerNetDecoder(stages.channels, channels, NORMS[norm])
     if aux_weight:
-        auxiliary = initialise(Conv2dNormActivation(stages.channels[2], aux_channels, 3, norm_layer=make))
-    return Segmenter(
-        stages,
-        decoder,
-        channels,
-        num_classes,
-        auxiliary=auxiliary,
-        aux_channels=aux_channels,
-        aux_weight=aux_weight,
-        **options,
-    )
+        second = initialise(Conv2dNormActivation(stages.channels[2], aux_channels, 3, norm_layer=NORMS[norm]))
+        options |= dict(auxiliary=second, aux_channels=aux_channels, aux_weight=aux_weight)
+    return Segmenter(stages, decoder, channels, num_classes, **options)
 
 
 def pixel_classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
@@ -232,15 +213,9 @@ def pixel_classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequ
 
 
 def enlarged(x: Tensor, factor: int, like: Tensor) -> Tensor:
-    """A map with `factor` times as many positions per side, without those beyond `like`: cells stay where they are."""
+    """A map enlarged `factor` times per side and cropped to the size of `like`, at the right and below."""
     x = F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
     return cropped(x, like.shape[-2], like.shape[-1])
-
-
-def chosen_norm(name: str) -> Callable[..., nn.Module]:
-    if name not in NORMS:
-        raise ValueError(f"norm={name!r} is not known; choose one of {', '.join(map(repr, NORMS))}")
-    return NORMS[name]
 
 
 def initialise(module: nn.Module) -> nn.Module:
@@ -258,6 +233,3 @@ def _smp(purpose: str) -> Any:
     except ImportError:
         raise ImportError(f"{purpose} needs segmentation-models-pytorch; pip install broadsight[seg]") from None
     return segmentation_models_pytorch
-
-
-BUILDERS = {"semantic_fpn": semantic_fpn, "upernet": upernet}

@@ -1,4 +1,4 @@
-"""Detection without anchors to suppress: RT-DETR (Zhao et al., CVPR 2024), a set of boxes by as many queries.
+"""Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each.
 
 Encoder, decoder, matching and losses are those of Hugging Face transformers.
 """
@@ -10,32 +10,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_convert
 
-from .detector import in_float32
-from .feature_pyramid import freeze_unused
-from .normalise import Normalise
-from .stages import Stages
+from ..detector import check_labels, in_float32
+from ..feature_pyramid import freeze_unused
+from ..stages import Normalise, Stages
+from . import register
 
-FIRST = 1  # of the maps that are looked at, at strides 8, 16, 32
+FIRST = 1  # of the maps that are used, at strides 8, 16, 32
+LOSSES = {"loss_vfl": "class", "loss_bbox": "box", "loss_giou": "giou"}  # in transformers, and here
 
 
+@register("rtdetr", "detect", square=True)
 class RTDETR(nn.Module):
     """Images, a list of (C, H_i, W_i) with values from 0 to 1, -> a list of dicts of boxes, labels and scores.
 
-    Each image is resized to `image_size`, in training too, whatever its aspect: boxes are learned as shares of its
-    sides. Predictions are in pixels of the image that was given, the best first. In train mode, with targets (dicts of
-    boxes (N, 4), x1 y1 x2 y2, and labels (N,) from 1), a dict of losses to be summed: "class", "box" and "giou", each
-    over all decoder layers, the encoder's proposals and the denoising queries.
+    Each image is resized to `image_size`, in training too, whatever its aspect. Predictions are in pixels of the given
+    image, the best first. In train mode, with targets (dicts of boxes (N, 4), x1 y1 x2 y2, and labels (N,) from 1), a
+    dict of losses to be summed: "class", "box" and "giou", each over all decoder layers, the encoder's proposals and
+    the denoising queries. Needs the extra `hf`.
 
     Args:
-        stages: The backbone; its map of stride 4 is not looked at, and what it alone needs is frozen.
-        num_classes: Classes of objects, the background not counted.
-        queries: Boxes that are predicted, before the best are taken; 300 if None, or as many as there are positions.
+        stages: The backbone; its map of stride 4 is not used, and parameters for it alone are frozen.
+        queries: Number of boxes; 300 if None, or the number of positions if that is less.
         image_size: (H, W) that images are resized to, multiples of 32.
         channels, heads, feed_forward: Of encoder and decoder.
-        encoder_layers, decoder_layers: How many.
         denoising: Queries about noisy copies of the true boxes in training; 0 for none.
-        detections_per_img: Predictions for an image, at most.
-        score_thresh: Predictions below it are dropped.
+        detections_per_img: Most predictions for an image.
+        score_thresh: Predictions with a lower score are dropped.
     """
 
     task = "detect"
@@ -60,20 +60,20 @@ class RTDETR(nn.Module):
         transformers = _transformers()
         height, width = image_size
         if height % 32 or width % 32:
-            raise ValueError(f"image_size={height}x{width} of rtdetr is no multiple of 32; round both sides to one")
+            raise ValueError(f"image_size={height}x{width} of rtdetr; expected multiples of 32")
         positions = sum((height // stride) * (width // stride) for stride in stages.strides[FIRST:])
         queries = min(300, positions) if queries is None else queries
         if queries > positions:
-            raise ValueError(f"queries={queries} is more than image_size={height}x{width} has positions: {positions}")
+            raise ValueError(f"queries={queries}; image_size={height}x{width} has {positions} positions at most")
         if channels % heads or channels % 4:
-            raise ValueError(f"channels={channels} is no multiple of heads={heads} and of 4; choose one that is")
+            raise ValueError(f"channels={channels}; expected a multiple of heads={heads} and of 4")
         self.stages, self.num_classes, self.image_size = stages, num_classes, (height, width)
         self.detections_per_img, self.score_thresh = detections_per_img, score_thresh
         self.normalise = Normalise(stages)
         freeze_unused(stages, FIRST)
         widths = list(stages.channels[FIRST:])
         config = transformers.RTDetrConfig(
-            # A model that is replaced at once; it says how many channels the maps have.
+            # A backbone that is replaced at once, to say how many channels the maps have
             backbone_config=transformers.RTDetrResNetConfig(
                 embedding_size=8,
                 hidden_sizes=[8, *widths],
@@ -124,31 +124,26 @@ class RTDETR(nn.Module):
         return F.interpolate(image[None], self.image_size, mode="bilinear", align_corners=False, antialias=True)[0]
 
     def as_shares(self, target: dict[str, Tensor], image: Tensor) -> dict[str, Tensor]:
-        """A target as the detector learns it: centre, width and height over the image's sides; labels from 0."""
-        labels = target["labels"]
-        if len(labels) and not 1 <= labels.min() <= labels.max() <= self.num_classes:
-            raise ValueError(
-                f"labels from {labels.min()} to {labels.max()}; expected 1 to {self.num_classes}, the number of classes"
-            )
+        """A target for transformers: centre, width and height as shares of the image's sides; labels from 0."""
+        check_labels(target["labels"], self.num_classes)
         height, width = image.shape[-2:]
         boxes = torch.as_tensor(target["boxes"]).reshape(-1, 4).float()
         shares = box_convert(boxes, "xyxy", "cxcywh") / boxes.new_tensor([width, height, width, height])
-        return {"class_labels": labels - 1, "boxes": shares}
+        return {"class_labels": target["labels"] - 1, "boxes": shares}
 
     def losses(self, parts: dict[str, Tensor], labels: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The losses of all layers in three sums. They are weighted already."""
-        names = {"loss_vfl": "class", "loss_bbox": "box", "loss_giou": "giou"}
+        """The losses of all layers, which are weighted already, in three sums."""
         sums = {
             name: torch.stack([loss for part, loss in parts.items() if part.startswith(start)]).sum()
-            for start, name in names.items()
+            for start, name in LOSSES.items()
         }
         if self.detector.config.num_denoising and not any(len(label["boxes"]) for label in labels):
-            # No object, no copies of it: without this the embedding of their classes would wait for a gradient.
+            # Without objects there are no noisy copies: the embedding of their classes still needs a gradient
             sums["class"] = sums["class"] + 0 * self.detector.model.denoising_class_embed.weight.sum()
         return sums
 
     def predictions(self, logits: Tensor, boxes: Tensor, sizes: list[tuple[int, ...]]) -> list[dict[str, Tensor]]:
-        """The best of all queries and classes. No two queries are meant for one object, so none is suppressed."""
+        """The best of all queries and classes. Queries are trained to find different objects: none is suppressed."""
         scores, index = logits.sigmoid().flatten(1).topk(min(self.detections_per_img, logits[0].numel()))  # B D
         boxes = box_convert(boxes, "cxcywh", "xyxy").clamp(0, 1)
         boxes = boxes.gather(1, (index // self.num_classes)[..., None].expand(-1, -1, 4))
@@ -161,9 +156,9 @@ class RTDETR(nn.Module):
 
 
 class GivenMaps(nn.Module):
-    """In place of the detector's backbone: hands on the maps, which come in place of its pixel mask.
+    """Replaces the detector's backbone and returns the maps, which are passed in as its pixel mask.
 
-    So the backbone stays a part of our model alone, with its names in the state dict, and nothing is kept between.
+    So the backbone is only in `stages`, once in the state dict, and no state is kept between calls.
     """
 
     def forward(self, images: Tensor, maps: list[Tensor]) -> list[tuple[Tensor, None]]:
@@ -171,9 +166,9 @@ class GivenMaps(nn.Module):
 
 
 def initialise(detector: nn.Module) -> None:
-    """Weights to train from: convolutions, norms and linear layers as torch makes them, boxes where they are proposed.
+    """Initial weights: convolutions, norms and linear layers as torch initialises them, box heads zero.
 
-    transformers, which means its models to be loaded, draws even the weights of norms around 0.
+    transformers expects weights to be loaded, and draws even the weights of norms around 0.
     """
     special = ("sampling_offsets", "attention_weights", "value_proj", "output_proj", "enc_score_head", "class_embed")
     for name, layer in detector.named_modules():
@@ -187,11 +182,6 @@ def initialise(detector: nn.Module) -> None:
         nn.init.zeros_(head.layers[-1].bias)
 
 
-def rtdetr(stages: Stages, num_classes: int, **options) -> RTDETR:
-    """RT-DETR; its options are those of the class. Needs the extra `hf`."""
-    return RTDETR(stages, num_classes, **options)
-
-
 def _transformers() -> Any:
     try:
         import scipy  # noqa: F401  matches boxes
@@ -199,6 +189,3 @@ def _transformers() -> Any:
     except ImportError as error:
         raise ImportError(f"rtdetr needs {error.name}; pip install broadsight[hf]") from None
     return transformers
-
-
-BUILDERS = {"rtdetr": rtdetr}

@@ -7,8 +7,8 @@ import torch
 from torchvision.models.detection.image_list import ImageList
 
 from broadsight.dense import build
-from broadsight.dense.atss import assign, centerness
-from broadsight.dense.feature_pyramid import StridedAnchors, octave_sizes
+from broadsight.dense.feature_pyramid import StridedAnchors
+from broadsight.dense.heads.atss import assign, centerness
 
 
 def square(x, y, side):
@@ -89,7 +89,7 @@ def slow_assign(levels, objects, k):
 def test_assign__agrees_with_a_slow_loop(k):
     generator = torch.Generator().manual_seed(k)
     strides = (8, 16, 32)
-    grid = StridedAnchors(octave_sizes(strides, 4), (1.0,), strides, offset=0.5)
+    grid = StridedAnchors(strides, 4, offset=0.5)
     maps = [torch.zeros(1, 1, 96 // stride, 128 // stride) for stride in strides]
     anchors = grid(ImageList(torch.zeros(1, 3, 96, 128), [(96, 128)]), maps)[0].double()
     anchors = anchors + torch.rand(anchors.shape, generator=generator, dtype=torch.float64)  # no ties of distances

@@ -1,4 +1,4 @@
-"""Detectors that propose regions first and look into each: Faster, Mask and Keypoint R-CNN."""
+"""Detectors that propose regions and then look into each: Faster, Mask and Keypoint R-CNN."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import LevelMapper
 
-from .detection_transform import DetectionTransform
-from .detector import Detector, in_float32
-from .feature_pyramid import WIDTH, FeaturePyramid, StridedAnchors, octave_sizes
-from .stages import Stages
+from ..detector import DetectionTransform, Detector, in_float32
+from ..feature_pyramid import WIDTH, FeaturePyramid, StridedAnchors
+from ..stages import Stages
+from . import register
 
 HIDDEN = 1024
 BOX_CELLS, MASK_CELLS = 7, 14  # sides of the grid that a region is pooled to
@@ -63,20 +63,8 @@ class RegionPool(MultiScaleRoIAlign):
         self.map_levels = LevelMapper(levels[0], levels[-1], self.canonical_scale, self.canonical_level)
 
 
-def proposals_of(
-    pyramid: FeaturePyramid, anchor_scale: float, aspect_ratios: Sequence[float], hidden: int, num_classes: int
-) -> dict[str, Any]:
-    """Arguments of torchvision's classes that all R-CNNs share."""
-    anchors = StridedAnchors(octave_sizes(pyramid.strides, anchor_scale), aspect_ratios, pyramid.strides)
-    return dict(
-        rpn_anchor_generator=anchors,
-        box_roi_pool=RegionPool(pyramid.stages.strides, BOX_CELLS),
-        box_head=TwoMLPHead(pyramid.out_channels * BOX_CELLS**2, hidden),
-        box_predictor=FastRCNNPredictor(hidden, num_classes + 1),
-    )
-
-
-def faster_rcnn(
+def rcnn(
+    kind: type[TwoStage],
     stages: Stages,
     num_classes: int,
     *,
@@ -85,81 +73,73 @@ def faster_rcnn(
     hidden: int = HIDDEN,
     anchor_scale: float = 8,
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
+    box_head: nn.Module | None = None,
+    box_predictor: nn.Module | None = None,
     **options: Any,
-) -> nn.Module:
-    """Faster R-CNN: proposals from maps at strides 4 to 64, two fully connected layers for each.
+) -> TwoStage:
+    """An R-CNN: proposals from maps at strides 4 to 64, and for each two fully connected layers.
 
     Args:
+        kind: One of the classes above.
         image_size: (shorter side, longest side) that images are resized to in eval mode.
         width: Channels of the pyramid.
         hidden: Features of the fully connected layers.
         anchor_scale: Side of the anchors in strides.
         aspect_ratios: Height / width of the anchors.
-        options: Of torchvision's FasterRCNN: rpn_post_nms_top_n_train, box_batch_size_per_image, box_score_thresh, ...
+        box_head, box_predictor: To replace the two layers and what reads them.
+        options: Of torchvision's class: rpn_post_nms_top_n_train, box_batch_size_per_image, box_score_thresh, ...
     """
     pyramid = FeaturePyramid(stages, lowest=4, extra="pool", width=width)
-    parts = proposals_of(pyramid, anchor_scale, aspect_ratios, hidden, num_classes)
-    return FasterRCNN(pyramid, DetectionTransform(stages, image_size), num_classes, None, **{**parts, **options})
+    parts = dict(
+        rpn_anchor_generator=StridedAnchors(pyramid.strides, anchor_scale, aspect_ratios),
+        box_roi_pool=RegionPool(stages.strides, BOX_CELLS),
+        box_head=box_head or TwoMLPHead(width * BOX_CELLS**2, hidden),
+        box_predictor=box_predictor or FastRCNNPredictor(hidden, num_classes + 1),
+    )
+    return kind(pyramid, DetectionTransform(stages, image_size), num_classes, None, **{**parts, **options})
 
 
-def mask_rcnn(
-    stages: Stages,
-    num_classes: int,
-    *,
-    image_size: tuple[int, int] | None = None,
-    width: int = WIDTH,
-    hidden: int = HIDDEN,
-    anchor_scale: float = 8,
-    aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
-    **options: Any,
-) -> nn.Module:
-    """Mask R-CNN: Faster R-CNN, and a mask of 28 x 28 for each box from four convolutions.
-
-    Args: as `faster_rcnn`, with options of torchvision's MaskRCNN.
-    """
-    pyramid = FeaturePyramid(stages, lowest=4, extra="pool", width=width)
-    parts = proposals_of(pyramid, anchor_scale, aspect_ratios, hidden, num_classes)
-    parts |= mask_parts(pyramid, num_classes)
-    return MaskRCNN(pyramid, DetectionTransform(stages, image_size), num_classes, None, **{**parts, **options})
+@register("faster_rcnn", "detect")
+def faster_rcnn(stages: Stages, num_classes: int, **options: Any) -> nn.Module:
+    """Faster R-CNN; options as of `rcnn`."""
+    return rcnn(FasterRCNN, stages, num_classes, **options)
 
 
-def mask_parts(pyramid: FeaturePyramid, num_classes: int) -> dict[str, nn.Module]:
+@register("mask_rcnn", "instances")
+def mask_rcnn(stages: Stages, num_classes: int, *, width: int = WIDTH, **options: Any) -> nn.Module:
+    """Mask R-CNN: Faster R-CNN, and a mask of 28 x 28 for each box from four convolutions; options as of `rcnn`."""
+    parts = mask_parts(stages, width, num_classes)
+    return rcnn(MaskRCNN, stages, num_classes, width=width, **parts | options)
+
+
+def mask_parts(stages: Stages, width: int, num_classes: int) -> dict[str, Any]:
     """Pooling, head and predictor of masks."""
-    width = pyramid.out_channels
     return dict(
-        mask_roi_pool=RegionPool(pyramid.stages.strides, MASK_CELLS),
+        mask_roi_pool=RegionPool(stages.strides, MASK_CELLS),
         mask_head=MaskRCNNHeads(width, [width] * 4, 1),
         mask_predictor=MaskRCNNPredictor(width, width, num_classes + 1),
     )
 
 
+@register("keypoint_rcnn", "keypoints")
 def keypoint_rcnn(
     stages: Stages,
     num_classes: int,
     *,
     num_keypoints: int = 17,
-    image_size: tuple[int, int] | None = None,
     width: int = WIDTH,
-    hidden: int = HIDDEN,
-    anchor_scale: float = 8,
-    aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
     keypoint_layers: Sequence[int] = (512,) * 8,
     **options: Any,
 ) -> nn.Module:
     """Keypoint R-CNN: Faster R-CNN, and a heat map of 56 x 56 for each keypoint of a box.
 
-    Args: as `faster_rcnn`, with options of torchvision's KeypointRCNN, and
+    Args: as of `rcnn`, and
         num_keypoints: Of an object.
         keypoint_layers: Channels of the convolutions before the heat maps.
     """
-    pyramid = FeaturePyramid(stages, lowest=4, extra="pool", width=width)
-    parts = proposals_of(pyramid, anchor_scale, aspect_ratios, hidden, num_classes)
-    parts |= dict(
+    parts: dict[str, Any] = dict(
         keypoint_roi_pool=RegionPool(stages.strides, MASK_CELLS),
         keypoint_head=KeypointRCNNHeads(width, keypoint_layers),
         keypoint_predictor=KeypointRCNNPredictor(keypoint_layers[-1], num_keypoints),
     )
-    return KeypointRCNN(pyramid, DetectionTransform(stages, image_size), num_classes, None, **{**parts, **options})
-
-
-BUILDERS = {"faster_rcnn": faster_rcnn, "mask_rcnn": mask_rcnn, "keypoint_rcnn": keypoint_rcnn}
+    return rcnn(KeypointRCNN, stages, num_classes, width=width, **parts | options)

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.dense.cascade import OneBoxPredictor, refined
-from tests.refusals import refused
+from broadsight.dense.heads.cascade import OneBoxPredictor, refined
 
-from .detectors import small, target
+from .small import small, target
 
 
 def says(predictor, scores=None, deltas=None):
@@ -108,16 +107,3 @@ def test_one_box__repeated_for_every_class():
     assert scores.shape == (2, 5) and deltas.shape == (2, 20)
     parts = deltas.unflatten(1, (5, 4))
     torch.testing.assert_close(parts, parts[:, :1].expand(2, 5, 4))
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (dict(box_head="mlp"), "box_head='mlp'"),
-        (dict(masks_on="first"), "masks_on='first'"),
-        (dict(thresholds=(0.5, 0.6)), "2 thresholds and 3 loss_weights"),
-        (dict(mask_layers=3), "mask_layers"),
-    ],
-)
-def test_mistakes__are_said(options, said):
-    refused(said, small, "cascade", **options)

@@ -10,16 +10,20 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCN
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_inference, maskrcnn_loss
 from torchvision.ops import clip_boxes_to_image
 
-from .detection_transform import DetectionTransform
-from .detector import SteadyBatchNorm2d, in_float32
-from .feature_pyramid import WIDTH, FeaturePyramid, StridedAnchors, octave_sizes
-from .stages import Stages
-from .two_stage import BOX_CELLS, HIDDEN, RegionPool, TwoStage, mask_parts
+from ...errors import check_choice
+from ..detector import SteadyBatchNorm2d, in_float32
+from ..feature_pyramid import WIDTH
+from ..stages import Stages
+from . import register
+from .two_stage import BOX_CELLS, HIDDEN, TwoStage, mask_parts, rcnn
 
 THRESHOLDS = (0.5, 0.6, 0.7)  # IoU from which a box is positive, by stage
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
-BOX_HEADS = ("conv", "fc")
-MASKS_ON = ("each", "last")
+
+Maps = dict[str, Tensor]
+Boxes = list[Tensor]  # (N_i, 4) of each image
+Sizes = list[tuple[int, int]]  # (H_i, W_i) of each image
+Objects = list[dict[str, Tensor]]  # predictions or targets of each image
 
 
 class OneBoxPredictor(FastRCNNPredictor):
@@ -35,7 +39,7 @@ class OneBoxPredictor(FastRCNNPredictor):
 
 
 class CascadeHeads(nn.Module):
-    """Stands where torchvision's RoIHeads do, and is made of them, one for each stage.
+    """Replaces torchvision's RoIHeads by one of them for each stage.
 
     Args:
         steps: In order; each samples and codes boxes in its own way. Those with mask parts have a mask head.
@@ -48,28 +52,18 @@ class CascadeHeads(nn.Module):
         self.loss_weights = tuple(loss_weights)
 
     def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None = None,
-    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        self, features: Maps, proposals: Boxes, image_shapes: Sizes, targets: Objects | None = None
+    ) -> tuple[Objects, dict[str, Tensor]]:
         """Predictions for each image, in eval mode, and losses, in train mode."""
         if self.training:
+            assert targets is not None
             return [], self.losses(features, proposals, image_shapes, targets)
         return self.predictions(features, proposals, image_shapes), {}
 
-    def losses(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None,
-    ) -> dict[str, Tensor]:
-        assert targets is not None
+    def losses(self, features: Maps, proposals: Boxes, image_shapes: Sizes, targets: Objects) -> dict[str, Tensor]:
         losses = {}
         for number, (step, weight) in enumerate(zip(self.steps, self.loss_weights, strict=True), 1):
-            # Ground truth boxes join the proposals here.
+            # True boxes join the proposals here
             samples, matched, labels, wanted = step.select_training_samples(proposals, targets)
             logits, deltas = self.look(step, features, samples, image_shapes)
             class_loss, box_loss = fastrcnn_loss(logits, deltas, labels, wanted)
@@ -85,9 +79,7 @@ class CascadeHeads(nn.Module):
             proposals = refined(step, samples, logits, deltas, image_shapes, torch.cat(labels))
         return losses
 
-    def predictions(
-        self, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
-    ) -> list[dict[str, Tensor]]:
+    def predictions(self, features: Maps, proposals: Boxes, image_shapes: Sizes) -> Objects:
         """Boxes of the last step; scores and masks are means over the steps."""
         shares = []
         for step in self.steps:
@@ -103,29 +95,20 @@ class CascadeHeads(nn.Module):
         return [dict(zip(("boxes", "labels", "scores", "masks"), image, strict=True)) for image in columns]
 
     @staticmethod
-    def look(
-        step: Any, features: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor]:
+    def look(step: Any, features: Maps, boxes: Boxes, image_shapes: Sizes) -> tuple[Tensor, Tensor]:
         """Logits (N, K) and deltas (N, 4 K) of all boxes."""
         return step.box_predictor(step.box_head(step.box_roi_pool(features, boxes, image_shapes)))
 
     @staticmethod
-    def mask_logits(
-        step: Any, features: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
-    ) -> Tensor:
+    def mask_logits(step: Any, features: Maps, boxes: Boxes, image_shapes: Sizes) -> Tensor:
         return step.mask_predictor(step.mask_head(step.mask_roi_pool(features, boxes, image_shapes)))
 
 
 @torch.no_grad()
 def refined(
-    step: Any,
-    boxes: list[Tensor],
-    logits: Tensor,
-    deltas: Tensor,
-    image_shapes: list[tuple[int, int]],
-    labels: Tensor | None = None,
-) -> list[Tensor]:
-    """The boxes as a step corrects them: for the class that a box is of, by `labels` or else the likeliest object."""
+    step: Any, boxes: Boxes, logits: Tensor, deltas: Tensor, image_shapes: Sizes, labels: Tensor | None = None
+) -> Boxes:
+    """Boxes as a step corrects them, each for its class: of `labels`, or the likeliest class that is an object."""
     chosen = logits[:, 1:].argmax(1) + 1
     if labels is not None:
         chosen = torch.where(labels > 0, labels, chosen)
@@ -141,15 +124,13 @@ class CascadeMaskRCNN(TwoStage, detection.FasterRCNN):
     task = "instances"
 
 
+@register("cascade_mask_rcnn", "instances")
 def cascade_mask_rcnn(
     stages: Stages,
     num_classes: int,
     *,
-    image_size: tuple[int, int] | None = None,
     width: int = WIDTH,
     hidden: int = HIDDEN,
-    anchor_scale: float = 8,
-    aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
     box_head: str = "conv",
     class_agnostic: bool = False,
     masks_on: str = "each",
@@ -159,51 +140,39 @@ def cascade_mask_rcnn(
 ) -> nn.Module:
     """Cascade Mask R-CNN. The defaults are those of ConvNeXt's detectors: 86 M parameters on convnext_tiny, 80 classes.
 
-    Args: as `faster_rcnn`, with options of torchvision's FasterRCNN, and
-        box_head: Of each stage: "conv": four convolutions with batch norm and a fully connected layer; "fc": two of
-            the latter, 4 M less in three stages.
+    Args: as of `rcnn`, and
+        box_head: Of each stage: "conv": four convolutions with batch norm and a fully connected layer; "fc": two
+            fully connected layers, with 4 M fewer parameters in three stages.
         class_agnostic: One box for all classes rather than one for each.
         masks_on: A mask head for "each" stage, averaged in eval mode, or on the "last" alone.
-        thresholds: IoU from which a box counts as positive, for each stage; boxes are coded the finer the later.
+        thresholds: IoU from which a box is positive, for each stage; later stages code boxes more finely.
         loss_weights: Of each stage.
     """
-    if box_head not in BOX_HEADS:
-        raise ValueError(f"box_head={box_head!r} is not known; choose one of {', '.join(map(repr, BOX_HEADS))}")
-    if masks_on not in MASKS_ON:
-        raise ValueError(f"masks_on={masks_on!r} is not known; choose one of {', '.join(map(repr, MASKS_ON))}")
+    check_choice("box_head", box_head, ("conv", "fc"))
+    check_choice("masks_on", masks_on, ("each", "last"))
     if len(thresholds) != len(loss_weights):
         raise ValueError(
             f"{len(thresholds)} thresholds and {len(loss_weights)} loss_weights; expected one of each a stage"
         )
-    pyramid = FeaturePyramid(stages, lowest=4, extra="pool", width=width)
-    predictor = OneBoxPredictor if class_agnostic else FastRCNNPredictor
 
-    def head() -> nn.Module:
+    def box_parts() -> tuple[nn.Module, nn.Module]:
+        predictor = (OneBoxPredictor if class_agnostic else FastRCNNPredictor)(hidden, num_classes + 1)
         if box_head == "fc":
-            return TwoMLPHead(width * BOX_CELLS**2, hidden)
-        return FastRCNNConvFCHead((width, BOX_CELLS, BOX_CELLS), [width] * 4, [hidden], norm_layer=SteadyBatchNorm2d)
+            return TwoMLPHead(width * BOX_CELLS**2, hidden), predictor
+        size = width, BOX_CELLS, BOX_CELLS
+        return FastRCNNConvFCHead(size, [width] * 4, [hidden], norm_layer=SteadyBatchNorm2d), predictor
 
-    model = CascadeMaskRCNN(
-        pyramid,
-        DetectionTransform(stages, image_size),
-        num_classes,
-        None,
-        rpn_anchor_generator=StridedAnchors(
-            octave_sizes(pyramid.strides, anchor_scale), aspect_ratios, pyramid.strides
-        ),
-        box_roi_pool=RegionPool(stages.strides, BOX_CELLS),
-        box_head=head(),
-        box_predictor=predictor(hidden, num_classes + 1),
-        **options,
-    )
-    usual = model.roi_heads
-    steps = []
+    head, predictor = box_parts()
+    options |= dict(width=width, hidden=hidden, box_head=head, box_predictor=predictor)
+    model = rcnn(CascadeMaskRCNN, stages, num_classes, **options)
+    usual, steps = model.roi_heads, []
     for number, threshold in enumerate(thresholds, 1):
-        last = number == len(thresholds)
+        if number > 1:
+            head, predictor = box_parts()
         step = RoIHeads(
             usual.box_roi_pool,
-            usual.box_head if number == 1 else head(),
-            usual.box_predictor if number == 1 else predictor(hidden, num_classes + 1),
+            head,
+            predictor,
             threshold,
             threshold,
             usual.fg_bg_sampler.batch_size_per_image,
@@ -212,14 +181,11 @@ def cascade_mask_rcnn(
             usual.score_thresh,
             usual.nms_thresh,
             usual.detections_per_img,
-            **(mask_parts(pyramid, num_classes) if last or masks_on == "each" else {}),
+            **(mask_parts(stages, width, num_classes) if number == len(thresholds) or masks_on == "each" else {}),
         )
         for name, module in step.named_children():
-            if name.endswith("_predictor") and (number > 1 or name != "box_predictor"):  # the first has it already
+            if name.endswith("_predictor") and module is not usual.box_predictor:  # which has it already
                 in_float32(module)
         steps.append(step)
     model.roi_heads = CascadeHeads(steps, loss_weights)
     return model
-
-
-BUILDERS = {"cascade_mask_rcnn": cascade_mask_rcnn}

@@ -15,14 +15,11 @@ BOX_LOSS_WEIGHT = 2.0
 
 
 def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Tensor:
-    """Which object each anchor is to find: (A,), indices into gt_boxes (G, 4), -1 for none.
+    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1.
 
-    Of each level the k anchors with centres nearest to the object's are candidates. Positive are those whose IoU with
-    it is at least mean + standard deviation over all its candidates, and whose centre is inside it. An anchor that
-    several objects claim goes to the one with the highest IoU.
-
-    Args:
-        anchors_per_level: (A_i, 4) each, corners.
+    An object's candidates are the k anchors of each level with the nearest centres. Positive are those with a centre
+    inside the object and an IoU of at least mean + standard deviation over all its candidates. An anchor that is
+    positive for several objects goes to the one with the highest IoU.
     """
     anchors = torch.cat(anchors_per_level)
     if not len(gt_boxes):
@@ -48,14 +45,14 @@ def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Ten
 
 
 def centerness(anchors: Tensor, boxes: Tensor) -> Tensor:
-    """How central each anchor's centre is in its box, 0 at the border to 1: two (N, 4) -> (N,)."""
+    """How central the centres of anchors (N, 4) are in boxes (N, 4): (N,), from 0 at the border to 1."""
     centres = (anchors[:, :2] + anchors[:, 2:]) / 2
-    near, far = centres - boxes[:, :2], boxes[:, 2:] - centres  # N 2, from left and top, to right and bottom
+    near, far = centres - boxes[:, :2], boxes[:, 2:] - centres  # N 2: from left and top, to right and bottom
     return (torch.minimum(near, far) / torch.maximum(near, far)).prod(1).clamp(min=0).sqrt()
 
 
 class AdaptiveRegressionHead(FCOSRegressionHead):
-    """Deltas of one anchor a position, times a learned factor for each level, and its centerness. FCOS's layers."""
+    """Deltas of one anchor a position, times a learned factor for each level, and centerness. Layers as in FCOS."""
 
     def __init__(self, in_channels: int, levels: int, centerness: bool):
         super().__init__(in_channels, 1)
@@ -88,27 +85,23 @@ class AdaptiveHead(nn.Module):
 class AdaptiveRetinaNet(detection.RetinaNet):
     """RetinaNet with one square anchor a position and these samples: focal, GIoU and centerness losses.
 
-    Labels count from 0 here, as in torchvision's class, which it is built like.
-
-    Attributes:
-        k: Candidates of each level for an object.
+    Labels count from 0, as in torchvision's class.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.k = 9
         self.box_coder.weights = BOX_WEIGHTS
 
     def compute_loss(
         self, targets: list[dict[str, Tensor]], head_outputs: dict[str, Tensor], anchors: list[Tensor]
     ) -> dict[str, Tensor]:
-        # One anchor a position: a level is a run of anchors of one size.
+        # With one anchor a position, a level is a run of anchors of one size
         runs = torch.unique_consecutive(anchors[0][:, 2] - anchors[0][:, 0], return_counts=True)[1].tolist()
         logits = head_outputs["cls_logits"]
         wanted = torch.zeros_like(logits)
         own_boxes, own_anchors, places = [], [], []
         for number, (target, image_anchors) in enumerate(zip(targets, anchors, strict=True)):
-            matched = assign(list(image_anchors.split(runs)), target["boxes"], self.k)
+            matched = assign(list(image_anchors.split(runs)), target["boxes"])
             place = torch.where(matched >= 0)[0]
             wanted[number, place, target["labels"][matched[place]]] = 1.0
             own_boxes.append(target["boxes"][matched[place]].to(image_anchors.dtype))
@@ -128,12 +121,7 @@ class AdaptiveRetinaNet(detection.RetinaNet):
             box_loss = box_losses.sum() / count
         return {**losses, "bbox_regression": BOX_LOSS_WEIGHT * box_loss}
 
-    def postprocess_detections(
-        self,
-        head_outputs: dict[str, list[Tensor]],
-        anchors: list[list[Tensor]],
-        image_shapes: list[tuple[int, int]],
-    ) -> list[dict[str, Tensor]]:
+    def postprocess_detections(self, head_outputs: Any, anchors: Any, image_shapes: Any) -> list[dict[str, Tensor]]:
         """Scores are the geometric mean of the class's probability and centerness."""
         if "bbox_ctrness" in head_outputs:
             pairs = zip(head_outputs["cls_logits"], head_outputs["bbox_ctrness"], strict=True)

@@ -1,0 +1,81 @@
+"""Keypoints of one object in a crop, as heat maps: SimpleBaseline (Xiao et al., ECCV 2018).
+
+`data.dense.pose_geometry` makes the crops and the heat maps to learn; `pose` reads keypoints from heat maps.
+"""
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from ..feature_pyramid import freeze_unused
+from ..stages import Normalise, Stages
+from . import register
+
+
+@register("simple_baseline", "keypoints", top_down=True)
+class SimpleBaseline(nn.Module):
+    """Crops (B, C, H, W) with values from 0 to 1 -> heat maps (B, num_keypoints, ceil(H / stride), ceil(W / stride)).
+
+    In train mode, with targets (heat maps, weights (B, num_keypoints)), {"loss"}: the mean squared error, weighted for
+    each keypoint. Only the last map of the backbone is used; parameters for the others alone are frozen.
+
+    Args:
+        num_classes: Kinds of objects in the data, for the record: a crop shows one object.
+        channels: Of the transposed convolutions.
+        deconvs: Number of transposed convolutions, each of which doubles the map.
+        input_size: (H, W) of the crops, for the record: other sizes work.
+
+    Attributes:
+        stride: Pixels of a crop per cell of a heat map, 4 with three transposed convolutions.
+    """
+
+    task = "keypoints"
+
+    def __init__(
+        self,
+        stages: Stages,
+        num_classes: int = 1,
+        *,
+        num_keypoints: int = 17,
+        channels: int = 256,
+        deconvs: int = 3,
+        input_size: tuple[int, int] = (256, 192),
+    ):
+        super().__init__()
+        if not 0 <= deconvs <= 5:
+            raise ValueError(f"deconvs={deconvs}; expected 0 to 5, which give a stride from 32 to 1")
+        self.stages, self.num_classes, self.num_keypoints = stages, num_classes, num_keypoints
+        self.input_size, self.stride = (int(input_size[0]), int(input_size[1])), stages.strides[-1] // 2**deconvs
+        freeze_unused(stages, len(stages.channels) - 1)
+        self.normalise = Normalise(stages)
+        widths = [stages.channels[-1], *[channels] * deconvs]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [
+                nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(inplace=True),
+            ]
+        self.decoder = nn.Sequential(*layers)
+        self.head = nn.Conv2d(widths[-1], num_keypoints, 1)
+        for layer in (*layers, self.head):
+            if isinstance(layer, nn.ConvTranspose2d | nn.Conv2d):
+                nn.init.normal_(layer.weight, std=0.001)
+        nn.init.zeros_(self.head.bias)  # ty: ignore[invalid-argument-type]
+
+    def forward(self, images: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> Tensor | dict[str, Tensor]:
+        cells = [-(-side // self.stride) for side in images.shape[-2:]]
+        maps = self.head(self.decoder(self.stages(self.normalise(images))[-1]))[..., : cells[0], : cells[1]]
+        if not self.training:
+            return maps
+        if targets is None:
+            raise ValueError(
+                "simple_baseline in train mode was given no targets; pass (heat maps, weights) or call model.eval()"
+            )
+        heatmaps, weights = targets
+        if heatmaps.shape != maps.shape or weights.shape != maps.shape[:2]:
+            raise ValueError(
+                f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given; expected "
+                f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}, as encode() makes with stride={self.stride}"
+            )
+        return {"loss": ((maps.float() - heatmaps) ** 2 * weights[..., None, None]).mean()}

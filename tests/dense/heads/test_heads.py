@@ -1,0 +1,175 @@
+"""What holds for every head: it is registered, trains as a whole, and works with few images, classes and channels."""
+
+import pytest
+import torch
+from torch import nn
+
+from broadsight.dense import HEADS, build, models_for, register
+from tests.refusals import refused
+
+from .small import DETECTORS, KINDS, ONE_STAGE, TWO_STAGE, small, target, two_images
+
+RTDETR = ["rtdetr"] if "rtdetr" in KINDS else []  # which needs an extra
+VARIANTS = {name: (name, {}) for name in KINDS} | {
+    "cascade": ("cascade", dict(box_head="conv")),
+    "cascade, one box for all classes": ("cascade", dict(class_agnostic=True, masks_on="last")),
+    "semantic_fpn, one grey class": ("semantic_fpn", dict(num_classes=1, in_chans=1, dice=0.5)),
+    "upernet, grey": ("upernet", dict(num_classes=2, in_chans=1, dice=0.5)),
+    "upernet, one head": ("upernet", dict(aux_weight=0)),
+    "simple_baseline, grey": ("simple_baseline", dict(in_chans=1, num_keypoints=1)),
+    "simple_baseline, neck": ("simple_baseline", dict(neck="map")),
+    **{f"{name}, neck": (name, dict(neck="map")) for name in RTDETR},
+}
+LOSSES = {
+    "rtdetr": {"class", "box", "giou"},
+    "semantic_fpn": {"loss"},
+    "semantic_fpn, one grey class": {"loss", "dice"},
+    "upernet": {"loss", "aux"},
+    "upernet, grey": {"loss", "aux", "dice"},
+    "upernet, one head": {"loss"},
+    "simple_baseline": {"loss"},
+}
+
+
+def test_kinds__are_all_heads():
+    assert {kind.head for kind in KINDS.values()} == set(HEADS) - ({"rtdetr"} - set(RTDETR))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_train_step__reaches_every_parameter(name):
+    kind, options = VARIANTS[name]
+    model = small(kind, **options).train()
+    assert model.task == HEADS[KINDS[kind].head].task
+    losses = model(*two_images(model))
+    assert losses.keys() == LOSSES.get(name, losses.keys())
+    sure = kind == "cascade" or options.get("num_classes") == 1  # the only class is certain
+    assert all(loss.ndim == 0 and loss.isfinite() and (loss > 0 or sure) for loss in losses.values())
+    if kind == "cascade":
+        assert ("loss_mask_1" in losses) == ("masks_on" not in options) and "loss_mask_3" in losses
+    sum(losses.values()).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad == (p.grad is None)] == []
+    if options.get("neck"):  # what only the unused maps need is frozen
+        layers = model.stages.neck.to_stages
+        assert not layers[0].weight.requires_grad and layers[3].weight.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["semantic_fpn", "upernet", "simple_baseline", *RTDETR])
+def test_bfloat16__losses_in_float32(kind):
+    model = small(kind).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model(*two_images(model))
+    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+
+
+@pytest.mark.parametrize("kind", DETECTORS)
+def test_image__alone_small_grey_without_objects(kind):
+    """One image of one class and channel: a map of one position, and nothing to find."""
+    options = dict(box_score_thresh=0.0) if kind in TWO_STAGE else {}
+    model = small(kind, num_classes=1, in_chans=1, **options).train()
+    losses = model([torch.rand(1, 40, 64)], [target(40, 64, labels=[])])
+    assert all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=kind == "cascade"):
+        (found,) = model.eval()([torch.rand(1, 40, 64)])
+    assert {1} >= set(found["labels"].tolist()) >= ({1} if kind in TWO_STAGE else set())
+    if kind == "cascade":
+        assert found["masks"].shape[1:] == (1, 40, 64)
+        assert {found[name].dtype for name in ("boxes", "scores", "masks")} == {torch.float32}
+
+
+EXTRA = dict(mask_rcnn={"masks"}, keypoint_rcnn={"keypoints", "keypoints_scores"})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ONE_STAGE | TWO_STAGE if kind != "cascade"])
+def test_predictions__in_pixels_of_the_image_that_came(kind):
+    size = (64, 64) if kind == "ssdlite" else (48, 64)
+    model = small(kind, image_size=size, **{"box_score_thresh" if kind in TWO_STAGE else "score_thresh": 0.0}).eval()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[-2:])))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=kind in TWO_STAGE):
+        first, second = model([torch.rand(3, 100, 200), torch.rand(3, 60, 60)], [{"boxes": None}] * 2)
+    assert seen == [(64, 64)]  # 32 x 64 and 48 x 48, padded
+    assert set(first) == {"boxes", "labels", "scores"} | EXTRA.get(kind, set())
+    boxes = first["boxes"]
+    assert len(boxes) >= 5 and boxes.dtype == first["scores"].dtype == torch.float32
+    assert boxes.min() >= 0 and boxes[:, 2].max() <= 200.001 and boxes[:, 3].max() <= 100.001
+    assert boxes[:, 2].max() > (64 if kind in TWO_STAGE else 150)  # not in pixels of the resized one
+    if kind == "mask_rcnn":
+        assert first["masks"].shape == (5, 1, 100, 200) and second["masks"].shape == (5, 1, 60, 60)
+        assert first["masks"].min() >= 0 and first["masks"].max() <= 1
+    if kind == "keypoint_rcnn":
+        points = first["keypoints"]
+        assert points.shape == (5, 4, 3) and first["keypoints_scores"].shape == (5, 4)
+        low, high = boxes[:, None, :2] - 4, boxes[:, None, 2:] + 4  # a pixel of the resized image is three here
+        assert ((points[..., :2] >= low) & (points[..., :2] <= high)).all()
+    model.train()
+    model([torch.rand(3, 96, 128)], [target(96, 128, [5, 5, 60, 60], labels=[1])])
+    assert seen[1:] == [(96, 128)]  # nothing is resized
+
+
+@pytest.mark.parametrize(
+    "kind, mistake, said",
+    [
+        ("retinanet", dict(assigner="best"), "unknown assigner 'best'"),
+        ("retinanet", dict(score_treshold=0.1), "score_treshold"),
+        ("fcos", dict(min_size=800), "min_size"),
+        ("faster_rcnn", dict(box_detections_per_image=5), "box_detections_per_image"),
+        ("retinanet", dict(image_size=(1333, 800)), r"\(800, 1333\)"),
+        ("retinanet", dict(image_size=(800,)), "expected two sides in pixels, such as"),
+        ("cascade", dict(box_head="mlp"), "unknown box_head 'mlp'; .*expected one of conv, fc"),
+        ("cascade", dict(masks_on="first"), "unknown masks_on 'first'; .*expected one of each, last"),
+        ("cascade", dict(thresholds=(0.5, 0.6)), "2 thresholds and 3 loss_weights"),
+        ("cascade", dict(mask_layers=3), "mask_layers"),
+        ("semantic_fpn", dict(class_weights=(1, 2)), "2 class_weights for num_classes=3; give one for each"),
+        ("semantic_fpn", dict(norm="layer"), "unknown norm 'layer'; expected one of batch, group"),
+        ("upernet", dict(norm="layer"), "unknown norm 'layer'; expected one of batch, group"),
+        ("semantic_fpn", dict(widht=3), "semantic_fpn cannot be built: .*'widht'"),
+        ("simple_baseline", dict(deconvs=6), "deconvs=6; expected 0 to 5"),
+        ("rtdetr", dict(image_size=(640, 600)), "image_size=640x600 of rtdetr; expected multiples of 32"),
+        ("rtdetr", dict(queries=300), "queries=300; image_size=64x96 has 126 positions at most"),
+        ("rtdetr", dict(channels=20, heads=8), "channels=20; expected a multiple of heads=8"),
+    ],
+)
+def test_options__mistakes_are_said(kind, mistake, said):
+    if kind in KINDS:
+        refused(said, small, kind, **mistake)
+
+
+@pytest.mark.parametrize("kind", ["retinanet", "semantic_fpn", "simple_baseline", *RTDETR])
+def test_training__without_targets_is_refused(kind):
+    model = small(kind).train()
+    what = "masks" if kind == "semantic_fpn" else "targets"
+    refused(rf"was given no {what}; pass .* or call model.eval\(\)", model, two_images(model)[0])
+
+
+@pytest.mark.parametrize("kind", ["retinanet", *RTDETR])
+@pytest.mark.parametrize("label", [0, 4])
+def test_labels__beyond_the_classes_are_refused(kind, label):
+    model = small(kind).train()
+    words = f"labels from {label} to {label}; expected 1 to 3, the number of classes"
+    refused(words, model, [torch.rand(3, 9, 9)], [target(9, 9, [1, 1, 9, 9], labels=[label])])
+
+
+def test_register__a_head_of_the_users_own():
+    class Constant(nn.Module):
+        task = "segment"
+
+        def __init__(self, stages, num_classes, *, value=0.0):
+            super().__init__()
+            self.stages, self.num_classes, self.value = stages, num_classes, value
+
+        def forward(self, images):
+            return images.new_full((len(images), self.num_classes, *images.shape[-2:]), self.value)
+
+    register("constant", "segment")(Constant)
+    try:
+        register("constant", "segment")(Constant)  # a cell of a notebook runs again
+        assert models_for("segment") == ["semantic_fpn", "upernet", "constant"]
+        assert build("constant", "test_resnet", 2, value=3.0)(torch.rand(1, 3, 8, 9)).unique().tolist() == [3.0]
+        refused("constant cannot be built: .*'worth'", build, "constant", "test_resnet", 2, worth=3.0)
+    finally:
+        del HEADS["constant"]
+    add = register("retinanet", "detect")
+    refused("head 'retinanet' is registered by broadsight.dense.heads.one_stage", add, Constant)
+    refused("unknown task 'pose'; .*expected one of detect, instances", register, "constant", "pose")
