@@ -77,19 +77,15 @@ class Artefacts:
         path = self.folder / f"{key}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            if runtime == "int8":
-                source = self.path("onnx", model, title, images)
-            elif runtime == "openvino-int8":
-                source = self.path("openvino", model, title, images)
-            else:
-                source = None
+            source = self.path(name, model, title, images) if int8 else None
             with _whole(path, form.files) as unfinished:
                 if source is None:
                     any_batch = form.batches
                     program = self._program(model, title, images, any_batch)
                     form.write(program, _description(title, images, any_batch), unfinished)
                 else:
-                    _quantise(name, source, unfinished, _noise(images))
+                    # noise is good for nothing but speed
+                    form.calibrated(source, _noise(images)).write(unfinished)
         return path
 
     def _program(self, model: nn.Module, title: str, images: Tensor, any_batch: bool) -> Any:
@@ -128,7 +124,7 @@ def keep(folder: str | Path | None, threads: int) -> Generator[Artefacts, None, 
 
 def file_bytes(path: Path) -> int:
     """Bytes of an artefact, all its files together."""
-    form = next((form for form in FORMATS.values() if form.suffix == path.suffix), None)
+    form = next((form for form in FORMATS.values() if form.owns(path)), None)
     return sum(path.with_suffix(suffix).stat().st_size for suffix in (form.files if form else (path.suffix,)))
 
 
@@ -166,15 +162,6 @@ def _description(title: str, images: Tensor, any_batch: bool) -> Description:
     channels, height, width = images.shape[1:]
     image = {"channels": channels, "height": height, "width": width, "any_batch": any_batch, "any_size": False}
     return Description("classify", title, title, None, ("logits",), image, {})
-
-
-def _quantise(name: str, source: Path, target: Path, calibration: np.ndarray) -> None:
-    """To int8 by noise, which is good for nothing but speed."""
-    if name == "onnx":
-        from ..deployment.int8.onnx import quantise
-    else:
-        from ..deployment.int8.openvino import quantise
-    quantise(source, target, calibration)
 
 
 def _noise(images: Tensor) -> np.ndarray:

@@ -96,7 +96,7 @@ def test_export__a_failing_writer_leaves_nothing(subject, tmp_path, monkeypatch)
         path.write_text("half")
         raise KeyError("no such\noperator")
 
-    monkeypatch.setattr("broadsight.deployment.formats.pt2.write", broken)
+    monkeypatch.setattr(FORMATS["pt2"], "write", broken)
     with pytest.raises(RuntimeError, match="cannot be written as pt2: KeyError"):
         export(subject, tmp_path / "net.pt2", Wanted("pt2"))
     assert not list(tmp_path.iterdir())

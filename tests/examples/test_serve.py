@@ -531,12 +531,11 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
 def test_load_test__64_clients(tmp_path):
     """Everything as in the README: an exported model, services in processes of their own, real sockets."""
     pytest.importorskip("onnxruntime")
-    from broadsight.deployment.capture import capture
-    from broadsight.deployment.formats import onnx as onnx_format
+    from broadsight.deployment import FORMATS, capture
 
     file, report = tmp_path / "net.onnx", tmp_path / "load.json"
     _, model = leave_run(tmp_path / "run", num_classes=4)
-    onnx_format.write(capture(model, (3, 32, 32)), described(), file)
+    FORMATS["onnx"].write(capture(model, (3, 32, 32)), described(), file)
     command = [sys.executable, str(SERVE / "load_test.py"), str(file)]
     options = ["--clients", "64", "--requests", "4", "--rounds", "1", "--json", str(report)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

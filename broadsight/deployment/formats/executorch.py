@@ -1,13 +1,7 @@
 """ExecuTorch: a .pte file for phones, lowered to XNNPACK, run here by the Python runtime."""
 
-import contextlib
 import hashlib
-import io
-import logging
 import os
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -16,68 +10,61 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from ..description import Description
+from ..description import KEY, Description
+from ..quiet import quiet
 from ..session import Session
 from .executorch_passes import drop_idle_expands, flatten_soft_maxes, fold_constants
+from .registry import Format, described, register
 
 SEAL = b"\nbroadsight sha256 "
-METHOD = "broadsight"  # gives the description, as the bytes of its JSON
 
-_open: WeakSet[Session] = WeakSet()
-
-
-def write(program: ExportedProgram, description: Description, path: Path) -> None:
-    """A program for one image of a fixed size at a time, as one file with its description."""
-    with _quietly():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.exir import to_edge_transform_and_lower
-
-        text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
-        lowered = to_edge_transform_and_lower(
-            fold_constants(program),
-            transform_passes=[drop_idle_expands, flatten_soft_maxes],
-            partitioner=[XnnpackPartitioner()],
-            constant_methods={METHOD: text},
-        ).to_executorch()
-    path.write_bytes(sealed(lowered.buffer))
+_open: WeakSet[Any] = WeakSet()  # sessions, by what runs them
 
 
-def open(path: Path, threads: int | None = None) -> Session:
-    """A .pte file of ours in ExecuTorch's Python runtime.
+@register
+class ExecuTorch(Format):
+    """One image of a fixed size at a time. The method "broadsight" gives the description, as the bytes of its JSON.
 
-    Args:
-        threads: Of the one pool that all sessions of the process share; None leaves it as it is.
-
-    Raises:
-        ValueError: It is not such a file, or an open session needs another number of threads.
+    The runtime has one pool of threads, which all sessions of the process share.
     """
-    with _quietly():
-        from executorch.runtime import Runtime
 
-        _set_threads(threads)
+    name, files, runtime = "executorch", (".pte",), "ExecuTorch"
+    packages, extra = ("executorch",), "executorch"
+    batches = sizes = False
 
-        try:
+    def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
+        os.environ.setdefault("FLATC_LOG", "0")
+        with quiet():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+
+            text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
+            lowered = to_edge_transform_and_lower(
+                fold_constants(program),
+                transform_passes=[drop_idle_expands, flatten_soft_maxes],
+                partitioner=[XnnpackPartitioner()],
+                constant_methods={KEY: text},
+            ).to_executorch()
+        path.write_bytes(sealed(lowered.buffer))
+
+    def load(self, path: Path, threads: int | None) -> Session:
+        with quiet():
+            from executorch.runtime import Runtime
+
+            _set_threads(threads)
             _check(path)
             program = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
-        except Exception as error:
-            lines = str(error).splitlines() or [type(error).__name__]
-            raise ValueError(f"{path} cannot be opened by ExecuTorch: {lines[0]}") from None
-        if program.method_names != {METHOD, "forward"}:
-            raise ValueError(f"{path} does not say what it is; expected a file that `broadsight export` wrote")
-        try:
-            kept: Any = program.load_method(METHOD)
-            description = Description.from_json(bytes(kept.execute([])[0].tolist()).decode())
+            kept: Any = program.load_method(KEY) if program.method_names == {KEY, "forward"} else None
+            texts = {} if kept is None else {KEY: bytes(kept.execute([])[0].tolist()).decode()}
+            description = described(texts)
             method: Any = program.load_method("forward")
-        except (RuntimeError, UnicodeDecodeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} cannot be opened by ExecuTorch: {str(error).splitlines()[0]}") from None
 
-    def run(images: np.ndarray) -> list[np.ndarray]:
-        # The runtime writes into memory of its own, which the next call uses again.
-        return [one.numpy().copy() for one in method.execute([torch.from_numpy(images)])]
+        def run(images: np.ndarray) -> list[np.ndarray]:
+            # The runtime writes into memory of its own, which the next call uses again.
+            return [one.numpy().copy() for one in method.execute([torch.from_numpy(images)])]
 
-    session = Session(description, run)
-    _open.add(session)
-    return session
+        _open.add(run)
+        return Session(description, run)
 
 
 def sealed(program: bytes) -> bytes:
@@ -105,17 +92,3 @@ def _set_threads(wanted: int | None) -> None:
     if len(_open):
         raise ValueError(f"ExecuTorch runs with {there} threads, not {wanted}, until its open sessions are forgotten")
     portable_lib._unsafe_reset_threadpool(wanted)
-
-
-@contextmanager
-def _quietly() -> Generator[None, None, None]:
-    """Its importers and lowering passes print and warn."""
-    os.environ.setdefault("FLATC_LOG", "0")
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

@@ -20,7 +20,7 @@ from ...evaluation.request import Task
 from ...files import move_together
 from ...runs.classifier import Classifier
 from .. import Description, Session
-from ..formats import FORMATS, open_artefact
+from ..formats import of_file
 from ..run import Progress, Quantise
 from ..subject import Subject
 from .calibration import NormalisedImages, Sources, read_images, sources_of
@@ -39,7 +39,7 @@ class Answers:
 
     Args:
         predicted: (N,) the first class of each.
-        top1: Per cent that are right; None where nobody knows.
+        top1: Per cent that are right; None without labels.
     """
 
     predicted: np.ndarray
@@ -52,7 +52,7 @@ class Attempt:
 
     Args:
         kept: Names of the layers in float.
-        lost: Points of accuracy; where nobody knows what is right, per cent of images with another first class.
+        lost: Points of accuracy; without labels, per cent of images with another first class.
     """
 
     path: Path
@@ -73,7 +73,7 @@ def quantiser(
     threads: int = 1,
     progress: Progress = lambda *_: None,
 ) -> Quantise:
-    """What `exporting.export` quantises with. Images are found and read here, before anything slow begins.
+    """What `deployment.run.export` quantises with. Images are found and read here, before anything slow begins.
 
     Args:
         data: Labelled images to measure accuracy on; without them what the run validated on.
@@ -98,10 +98,10 @@ def quantiser(
     measure = _Labelled(sources.task, progress) if sources.task else _Unlabelled(calibration)
 
     def quantise(source: Path, target: Path, session: Session) -> tuple[Description, dict[str, Any]]:
-        title = subject.description.title
+        title, form = subject.description.title, of_file(source)
         progress(0, None, "calibrating")
         with _named(title):
-            calibrated = _calibrated(source, calibration, threads)
+            calibrated = form.calibrated(source, calibration, threads)
         if not calibrated.layers:
             raise ValueError(f"{title} has no layer that int8 is good for; leave --int8 out")
         meant = set(matching(kept, [*calibrated.layers, *calibrated.passed_over]))
@@ -115,7 +115,7 @@ def quantiser(
             progress(0, None, "quantising" + (f" with {len(more)} more layers in float" if more else ""))
             with _named(title):
                 calibrated.write(path, (*asked, *more))
-                after = measure(open_artefact(path, threads), "in int8")
+                after = measure(form.open(path, threads), "in int8")
             return Attempt(path, (*asked, *more), after, _lost(before, after))
 
         def rank() -> dict[str, float]:
@@ -130,10 +130,10 @@ def quantiser(
                 f"{len(calibrated.layers)} layers in float; --max-drop allows {max_drop:g}: nothing was written; "
                 "allow more, calibrate on more images, or leave --int8 out"
             )
-        move_together(best.path, target, FORMATS["onnx" if target.suffix == ".onnx" else "openvino"].files)
+        move_together(best.path, target, form.files)
         found = _findings(calibrated, sources, len(calibration), before, best, errors, max_drop)
         description = replace(session.description, quantised=found)
-        _describe(target, description)
+        form.describe(target, description)
         sizes = {"float": file_bytes(source), "int8": file_bytes(target)}
         return description, {**found, "bytes": sizes, "lines": _lines(found, sizes, sources.notes)}
 
@@ -249,24 +249,6 @@ def _lost(before: Answers, after: Answers) -> float:
     if before.top1 is None or after.top1 is None:
         return 100 * float((before.predicted != after.predicted).mean())
     return round(before.top1 - after.top1, 9)  # or 36.7 - 35.7 would be more than 1
-
-
-def _calibrated(source: Path, calibration: NormalisedImages, threads: int) -> Calibrated:
-    if source.suffix == ".onnx":
-        from .onnx import CalibratedONNX
-
-        return CalibratedONNX(source, calibration, threads)
-    from .openvino import CalibratedOpenVINO
-
-    return CalibratedOpenVINO(source, calibration, threads)
-
-
-def _describe(path: Path, description: Description) -> None:
-    if path.suffix == ".onnx":
-        from ..formats.onnx import describe
-    else:
-        from .openvino import describe
-    describe(path, description)
 
 
 def _ranked(

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise, per_channel
-from broadsight.deployment import Description
-from broadsight.deployment.formats import web as web_format
+from broadsight.deployment import FORMATS, Description
 from broadsight.deployment.formats.web import runtime as web_runtime
 from broadsight.runs.classifier import Classifier
 
@@ -147,5 +146,5 @@ def page(folder: Path, classifier: Classifier, runtime: Path, *, int8: bool = Fa
     description = describe(classifier, **changes)
     if int8:
         file = in_int8(file, description.shape)
-    web_format.write(file, description, folder, ort_web=runtime)
+    FORMATS["web"].write(file, description, folder, ort_web=runtime)
     return folder

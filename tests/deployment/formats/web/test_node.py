@@ -14,7 +14,7 @@ import torch
 from broadsight.deployment import compare, open_artefact
 from broadsight.deployment.formats import web as web_format
 from broadsight.deployment.formats.web import node as web_check
-from broadsight.deployment.formats.web.node import check_in_node, node
+from broadsight.deployment.formats.web.node import NodeModel, node
 from broadsight.deployment.run import Disagreement, Wanted, export
 from broadsight.deployment.subject import Subject
 from tests.deployment.formats.web.pages import found_runtime, mosaic, page
@@ -51,10 +51,10 @@ def test_open__in_the_runtime_of_the_folder(folder, classifier):
 
 
 @needs_node
-def test_check_in_node__int8(tmp_path, classifier):
+def test_node__int8(tmp_path, classifier):
     onnxruntime = pytest.importorskip("onnxruntime")
     folder = page(tmp_path / "page", classifier, found_runtime(), int8=True, quantised={"kept": []})
-    (found,) = check_in_node(folder, IMAGES)
+    (found,) = NodeModel(folder)(IMAGES)
     model = web_format.model_bytes(folder)
     assert b"QuantizeLinear" in model
     options = onnxruntime.SessionOptions()
@@ -70,10 +70,10 @@ def test_check_in_node__int8(tmp_path, classifier):
 def test_open__without_node_in_onnxruntime(folder, classifier, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(web_check, "node", lambda: None)
-    found = web_format.open(folder, threads=1)(IMAGES)["logits"]
+    found = open_artefact(folder, threads=1)(IMAGES)["logits"]
     np.testing.assert_allclose(found, classifier.model(torch.from_numpy(IMAGES)).numpy(), atol=1e-4, rtol=1e-5)
     with pytest.raises(ValueError, match="there is no node of version 18 or later"):
-        check_in_node(folder, IMAGES)
+        NodeModel(folder)(IMAGES)
 
 
 def test_node__too_old_or_no_node(tmp_path, monkeypatch):
@@ -87,12 +87,12 @@ def test_node__too_old_or_no_node(tmp_path, monkeypatch):
 
 
 @needs_node
-def test_check_in_node__damaged_folder(tmp_path, folder):
+def test_node__damaged_folder(tmp_path, folder):
     copy = shutil.copytree(folder, tmp_path / "page")
     part = copy / "model" / "part-000.js"
     part.write_text(part.read_text().replace("part-000.js", "part-001.js"))
     with pytest.raises(RuntimeError, match=r"ONNX Runtime Web: model/part-000.js is damaged; copy the whole folder"):
-        check_in_node(copy, IMAGES)
+        NodeModel(copy)(IMAGES)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_open__executes_nothing_of_a_stranger(folder, classifier, tmp_path, file
     script = f'\nprocess.getBuiltinModule("fs").writeFileSync({json.dumps(str(mark))}, "");\n'
     (copy / file).write_text((copy / file).read_text("utf-8") + script, "utf-8")
     with contextlib.suppress(RuntimeError, ValueError):
-        check_in_node(copy, IMAGES)
+        NodeModel(copy)(IMAGES)
     assert mark.exists() or file.startswith("runtime/glue") or file == "manifest.js"  # node itself would run it
     mark.unlink(missing_ok=True)
     if file == "manifest.js":
