@@ -21,11 +21,10 @@ class Agreement:
 
     Args:
         images: How many.
-        largest: Of the differences between outputs, whatever the output.
+        largest: The largest difference of any output.
         relative: The same over the largest absolute value of that output; the largest of all outputs.
         same_class: Part of the images with the same first class; None for other tasks than classification.
-        rounding: How far the model in single precision is from itself in double precision, relative likewise; 0 where
-            nobody had to ask. Weights that magnify rounding, as of models that nobody has trained, tell no more.
+        rounding: See `rounding_of`; 0 if it was not needed. Untrained weights may magnify rounding.
     """
 
     images: int
@@ -39,7 +38,7 @@ class Agreement:
 
 
 def allowance(rounding: float) -> float:
-    """How far an artefact may be from a model that differs from itself by so much, see `rounding_of`."""
+    """How far an artefact may be from a model with this `rounding_of`."""
     return ALLOWED * rounding if rounding > MAGNIFIED else 0.0
 
 
@@ -49,11 +48,10 @@ def compare(
     batches: Iterable[np.ndarray],
     follow: Callable[[np.ndarray, dict[str, np.ndarray]], Sequence[np.ndarray]] | None = None,
 ) -> Agreement:
-    """Run both on the same images.
+    """Run both on the same batches (B, C, H, W).
 
     Args:
-        reference: Images (B, C, H, W) -> the outputs of the model itself, in the artefact's order.
-        batches: Of images (B, C, H, W).
+        reference: Images -> the outputs of the model itself, in the artefact's order.
         follow: In place of the reference for a model that chooses, where among near equals rounding decides: also
             given what the artefact answered, and makes the same choice if it is as good as the model's own.
     """
@@ -82,14 +80,10 @@ def compare(
 
 
 def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
-    """How far a model in single precision is from itself in double precision.
+    """How far a model, in eval mode on the CPU, is in single precision from itself in double precision.
 
-    Args:
-        model: (B, C, H, W) -> a tensor or a tuple of them; in eval mode, on the CPU.
-        batches: Of images (B, C, H, W), float32.
-
-    Returns:
-        The largest difference of an output over its largest absolute value; the largest of all outputs.
+    The largest difference of an output over its largest absolute value; the largest of all outputs. Batches are
+    (B, C, H, W) in float32.
     """
     exact = deepcopy(model).double()
     difference, scale = _Largest(), _Largest()

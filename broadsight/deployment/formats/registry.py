@@ -101,11 +101,7 @@ def register(kind: Kind) -> Kind:
 
 
 def need(name: str, int8: bool = False) -> Format:
-    """A format by its name.
-
-    Raises:
-        ValueError: It is unknown, or what it needs is not installed; then with the line that installs it.
-    """
+    """A format by its name; a ValueError if it is unknown, or says how to install what it needs."""
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
     form = FORMATS[name]
@@ -147,8 +143,7 @@ def of_file(path: str | Path) -> Format:
 def open_artefact(path: str | Path, threads: int | None = None) -> Session:
     """A file that `broadsight export` wrote, or the folder of a web page, in its own runtime on the CPU.
 
-    Args:
-        threads: For the runtime's operators; None leaves them to the runtime.
+    threads: for the runtime's operators; None leaves them to the runtime.
     """
     form = of_file(path)
     if not Path(path).exists():
@@ -157,11 +152,7 @@ def open_artefact(path: str | Path, threads: int | None = None) -> Session:
 
 
 def described(kept: Mapping[str, Any], key: str = KEY) -> Description:
-    """The description among what a file keeps beside its model.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
+    """The description among what a file keeps beside its model; a ValueError if there is none or it is damaged."""
     if key not in kept:
         raise ValueError("it does not say what it is; expected a file that `broadsight export` wrote")
     return Description.from_json(kept[key])

@@ -26,32 +26,18 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class Product:
-    """A convolution or a product of matrices in a graph.
+    """A convolution or a product of matrices in a graph."""
 
-    Args:
-        key: Name of its node.
-        place: The module that it is in, and what it does there.
-        computed: Whether it has no weight, but two activations.
-        endless: Whether it meets values that are not finite.
-        channels: Input channels of each group of a convolution; None otherwise.
-        before: Key of the convolution whose result it reads, if only activations lie between.
-        factor: Whether its result is multiplied as it is by other activations, where the runtime cannot do that.
-    """
-
-    key: str
-    place: tuple[str, str]
-    computed: bool
-    endless: bool
-    channels: int | None = None
-    before: str | None = None
-    factor: bool = False
+    key: str  # the name of its node
+    place: tuple[str, str]  # the module that it is in, and what it does there
+    computed: bool  # without a weight, of two activations
+    endless: bool  # with values that are not finite
+    channels: int | None = None  # input channels of each group of a convolution
+    before: str | None = None  # key of the convolution whose result it reads, if only activations lie between
+    factor: bool = False  # whose result is multiplied by other activations, where the runtime cannot do that in int8
 
     def obstacle(self, obstacles: dict[str, str]) -> str:
-        """Why it is no good in int8; empty if it is.
-
-        Args:
-            obstacles: Those of the products before it, by their keys.
-        """
+        """Why it is no good in int8, by the obstacles of the products before it; empty if it is."""
         if self.computed:
             return COMPUTED
         if self.endless:

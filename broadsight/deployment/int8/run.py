@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...benchmark.runtimes import file_bytes
-from ...data.loading import Batch, EvalOrder, SourceDataset, load
+from ...data.loading import EvalOrder, SourceDataset, load
 from ...data.sources.sample_table import some
 from ...errors import first_line
 from ...evaluation.predictions import collect
@@ -61,6 +63,9 @@ class Attempt:
     lost: float
 
 
+Measure = Callable[[Session, str], Answers]  # a session, and what it is called while progress is shown
+
+
 def quantiser(
     classifier: Classifier,
     subject: Subject,
@@ -95,7 +100,7 @@ def quantiser(
     progress(0, None, "reading images to calibrate on")
     calibration, unread = read_images(classifier, sources, images)
     sources = replace(sources, notes=(*sources.notes, *unread))
-    measure = _Labelled(sources.task, progress) if sources.task else _Unlabelled(calibration)
+    measure = _on_labelled(sources.task, progress) if sources.task else _on_unlabelled(calibration)
 
     def quantise(source: Path, target: Path, session: Session) -> tuple[Description, dict[str, Any]]:
         title, form = subject.description.title, of_file(source)
@@ -153,85 +158,68 @@ def settle(
 
     Returns:
         The attempt with the fewest layers in float among those within the limit, or, if none was, the one that lost
-        least; and what `rank` found, empty if nobody had to ask.
+        least; and what `rank` found, empty if it was not needed.
     """
-    found = attempt(())
-    if found.lost <= limit:
-        return found, {}
+    first = attempt(())
+    if first.lost <= limit:
+        return first, {}
     errors = rank()
     order = sorted(errors, key=lambda name: -errors[name])
     most = max(1, len(order) // 2)  # with more of them in float little would be left of int8
-    tried = [found]
-    too_few, count = 0, 1
-    while count <= min(most, len(order)):
-        tried.append(attempt(order[:count]))
-        if tried[-1].lost <= limit:
-            break
-        too_few, count = count, max(count + 1, min(2 * count, most))
-    if tried[-1].lost > limit:
-        return min(tried, key=lambda one: one.lost), errors
-    enough, best = count, tried[-1]
+    tried: dict[int, Attempt] = {0: first}
+    count = 1
+    while count <= min(most, len(order)) and min(one.lost for one in tried.values()) > limit:
+        tried[count] = attempt(order[:count])
+        count = max(count + 1, min(2 * count, most))
+    *_, too_few, enough = [0, *tried]
+    if tried[enough].lost > limit:
+        return min(tried.values(), key=lambda one: one.lost), errors
     while enough - too_few > 1:
         count = (too_few + enough) // 2
-        one = attempt(order[:count])
-        if one.lost <= limit:
-            enough, best = count, one
+        tried[count] = attempt(order[:count])
+        if tried[count].lost <= limit:
+            enough = count
         else:
             too_few = count
-    return best, errors
+    return tried[enough], errors
 
 
-class _Labelled:
-    """Asks sessions about labelled images."""
+def _on_labelled(task: Task, progress: Progress) -> Measure:
+    classifier, count, transforms = task.classifier, len(task.source), task.classifier.transforms
 
-    def __init__(self, task: Task, progress: Progress):
-        self.task, self.progress = task, progress
-        self._kept: list[Batch] | None = None
+    @cache
+    def batches() -> Any:
+        images = SourceDataset(task.source, transforms.build(training=False))
+        loader = load(images, EvalOrder(task.source, BATCH))
+        return loader if count * transforms.channels * transforms.size**2 > KEPT_IN_MEMORY else list(loader)
 
-    def __call__(self, session: Session, what: str) -> Answers:
-        classifier, count = self.task.classifier, len(self.task.source)
+    def measure(session: Session, what: str) -> Answers:
         done = 0
 
         def seen(more: int) -> None:
             nonlocal done
             done += more
-            self.progress(done, count, f"accuracy {what}")
+            progress(done, count, f"accuracy {what}")
 
-        said = collect(_Asked(classifier, session), self._batches(), count=count, kept=self.task.kept, seen=seen)
+        def logits(images: Tensor) -> Tensor:
+            (found,) = session(images.numpy()).values()
+            return torch.from_numpy(np.nan_to_num(found))  # which int8 may answer if a layer is lost: then it is wrong
+
+        asked: Any = SimpleNamespace(
+            normalise=classifier.normalise, num_classes=classifier.num_classes, logits=logits
+        )  # a session as `collect` asks classifiers
+        said = collect(asked, batches(), count=count, kept=task.kept, seen=seen)
         return Answers(said.predicted, 100 * float((said.ranks == 0).mean()))
 
-    def _batches(self) -> Any:
-        transforms = self.task.classifier.transforms
-        if self._kept is None:
-            images = SourceDataset(self.task.source, transforms.build(training=False))
-            loader = load(images, EvalOrder(self.task.source, BATCH))
-            if len(self.task.source) * transforms.channels * transforms.size**2 > KEPT_IN_MEMORY:
-                return loader
-            self._kept = list(loader)
-        return self._kept
+    return measure
 
 
-class _Asked:
-    """A session as `collect` asks classifiers."""
-
-    def __init__(self, classifier: Classifier, session: Session):
-        self.normalise, self.num_classes, self._session = classifier.normalise, classifier.num_classes, session
-
-    def logits(self, images: Tensor, /) -> Tensor:
-        (found,) = self._session(images.numpy()).values()
-        return torch.from_numpy(np.nan_to_num(found))  # which int8 may answer if a layer is lost: then it is wrong
-
-
-class _Unlabelled:
-    """Asks sessions about the images that they were calibrated on."""
-
-    def __init__(self, images: NormalisedImages):
-        self.images = images
-
-    def __call__(self, session: Session, what: str) -> Answers:
-        starts = range(0, len(self.images), BATCH)
-        found = [session(self.images[start : start + BATCH]) for start in starts]
+def _on_unlabelled(images: NormalisedImages) -> Measure:
+    def measure(session: Session, what: str) -> Answers:
+        found = [session(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
         return Answers(np.concatenate([next(iter(one.values())).argmax(1) for one in found]), None)
+
+    return measure
 
 
 @contextmanager
@@ -276,7 +264,6 @@ def _findings(
     max_drop: float,
 ) -> dict[str, Any]:
     """What the artefact says of its quantisation, as JSON can hold it."""
-    same = float((before.predicted == best.answers.predicted).mean())
     kept = [
         {"layer": name, "reason": "int8 loses too much", "moves_logits_by": round(errors[name], 6)}
         if name in errors
@@ -291,7 +278,7 @@ def _findings(
         "always_in_float": dict(calibrated.passed_over),
         "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
         "max_drop": max_drop,
-        "same_class": same,
+        "same_class": float((before.predicted == best.answers.predicted).mean()),
         "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
     }
 
