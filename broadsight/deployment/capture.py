@@ -41,7 +41,8 @@ def capture(
     if any_size:
         free |= {2: Dim("height", min=LEAST_SIDE, max=MOST_SIDE), 3: Dim("width", min=LEAST_SIDE, max=MOST_SIDE)}
     # One image would be taken for a constant, and so would two sides that are equal.
-    example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape))
+    dtype = next((one.dtype for one in model.parameters()), torch.float32)
+    example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape), dtype=dtype)
     single_cells = single_cells and any_size
 
     def export(later: bool) -> ExportedProgram:

@@ -12,8 +12,8 @@ from .lowering import lower
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
 
-    `capture` makes a program of it, with batch and image size left open if asked. Its outputs are equal up to rounding;
-    the given model does not change.
+    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export cannot prove all
+    conditions on open sizes. Its outputs are equal up to rounding; the given model does not change.
 
     Args:
         size: (height, width) of images if they all have the same. Positions that a model would resample for every
