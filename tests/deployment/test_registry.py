@@ -22,6 +22,7 @@ from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES
 from broadsight.runs.classifier import open_classifier
 from tests.compare import randomize
+from tests.deployment.tiny import described
 from tests.zoo import KINDS, shallow
 
 ALIASES = ("_patch16_224_cb", "_window7_224_cb")  # under the full name of timm's model as well
@@ -61,8 +62,7 @@ class Made:
         self.program = capture(prepare(self.model, (self.side, self.side)), (3, self.side, self.side))
 
     def description(self, any_batch: bool = True) -> Description:
-        image = {"channels": 3, "height": self.side, "width": self.side, "any_batch": any_batch, "any_size": False}
-        return Description("classify", "small", "small", None, ("logits",), image, {})
+        return described(self.side, any_batch=any_batch, classes=None)
 
     def reference(self, images: np.ndarray) -> list[np.ndarray]:
         with torch.no_grad():

@@ -1,6 +1,5 @@
 """A classifier that is quick and notices every pixel, the page of it, and where the browser's runtime is."""
 
-import math
 import os
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from broadsight.data.normalising import Normalise, per_channel
 from broadsight.deployment import FORMATS, Description
 from broadsight.deployment.formats.web import runtime as web_runtime
 from broadsight.runs.classifier import Classifier
+from tests.deployment.tiny import described, preprocessing
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -46,34 +46,10 @@ def mosaic(channels: int = 3, size: int = 64, interpolation: str = "bicubic", cr
 
 def describe(classifier: Classifier, **changes) -> Description:
     seen = classifier.transforms
-    values = {
-        "task": "classify",
-        "title": classifier.title,
-        "source": classifier.source,
-        "classes": classifier.labels,
-        "outputs": ("logits",),
-        "image": {
-            "channels": seen.channels,
-            "height": seen.size,
-            "width": seen.size,
-            "any_batch": True,
-            "any_size": False,
-        },
-        "preprocessing": {
-            "resize": math.floor(seen.size / seen.crop_pct),
-            "crop": seen.size,
-            "crop_pct": seen.crop_pct,
-            "interpolation": seen.interpolation,
-            "mean": list(seen.mean),
-            "std": list(seen.std),
-        },
-        "provenance": {
-            "parameters": classifier.parameters,
-            "versions": {"torch": "2.x"},
-            "commit": None,
-        },
-    }
-    return Description(**(values | changes))
+    values = {"title": classifier.title, "source": classifier.source, "classes": classifier.labels}
+    values |= {"channels": seen.channels, "preprocessing": preprocessing(seen)}
+    values["provenance"] = {"parameters": classifier.parameters, "versions": {"torch": "2.x"}, "commit": None}
+    return described(seen.size, **(values | changes))
 
 
 def onnx_file(classifier: Classifier, path: Path) -> Path:
