@@ -22,10 +22,9 @@ from tests.training.small_runs import refusal
 
 def described(transforms: Transforms, classes: tuple[str, ...] | None = None, task: str = "classify") -> Description:
     """As it comes out of an artefact: through JSON."""
-    values = dict(channels=transforms.channels, preprocessing=tiny.preprocessing(transforms))
-    return Description.from_json(
-        tiny.described(transforms.size, title="net", classes=classes, task=task, **values).to_json()
-    )
+    values = dict(title="net", classes=classes, task=task, channels=transforms.channels)
+    said = tiny.described(transforms.size, preprocessing=tiny.preprocessing(transforms), **values)
+    return Description.from_json(said.to_json())
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

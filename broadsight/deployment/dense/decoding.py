@@ -12,19 +12,12 @@ Found = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the pixels that a model sees are from.
+    """Where the pixels that a model sees are from."""
 
-    Args:
-        image: (height, width) of the image.
-        seen: (height, width) that it was resized to, in the upper left corner of the canvas.
-        canvas: (height, width) of what the model sees.
-        matrix: (2, 3), of a crop: from its pixels to those of the image.
-    """
-
-    image: tuple[int, int]
-    seen: tuple[int, int]
-    canvas: tuple[int, int]
-    matrix: np.ndarray | None = None
+    image: tuple[int, int]  # (height, width)
+    seen: tuple[int, int]  # (height, width) that it was resized to, in the upper left corner of the canvas
+    canvas: tuple[int, int]  # (height, width) of what the model sees
+    matrix: np.ndarray | None = None  # (2, 3), of a crop: from its pixels to those of the image
 
 
 def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], places: Sequence[Place]) -> list[Found]:

@@ -24,23 +24,14 @@ class NotExportable(ValueError):
 
 @dataclass(frozen=True)
 class RawModel:
-    """A dense model up to its heads.
+    """A dense model up to its heads."""
 
-    Args:
-        model: (B, C, H, W), normalised -> a tuple of tensors; a copy, in eval mode on the CPU.
-        outputs: Their names.
-        size: (height, width) of the images that it is exported for if these are fixed.
-        any_size: Whether height and width can be left open.
-        preprocessing: How an image becomes the model's input; see `images`.
-        decoding: How outputs become findings; see `decoding`.
-    """
-
-    model: nn.Module
-    outputs: tuple[str, ...]
-    size: tuple[int, int]
-    any_size: bool
-    preprocessing: dict[str, Any]
-    decoding: dict[str, Any]
+    model: nn.Module  # (B, C, H, W), normalised -> a tuple of tensors; a copy, in eval mode on the CPU
+    outputs: tuple[str, ...]  # their names
+    size: tuple[int, int]  # (height, width) of the images that it is exported for if these are fixed
+    any_size: bool  # whether height and width can be left open
+    preprocessing: dict[str, Any]  # how an image becomes the model's input; see `images`
+    decoding: dict[str, Any]  # how outputs become findings; see `decoding`
 
     @property
     def example_size(self) -> tuple[int, int]:
@@ -196,11 +187,8 @@ HEADS: dict[str, Callable[[DenseModel, Any], RawModel]] = {
 def _fitting(
     short: int | None, long: int | None, *, rounding: str = "down", antialias: bool = False, multiple: int = 1
 ) -> dict[str, Any]:
-    """Images keep their aspect: the shorter side gets `short` pixels unless the longer would exceed `long`.
-
-    Args:
-        multiple: To which images are padded where sizes are open.
-    """
+    """Images keep their aspect: the shorter side gets `short` pixels unless the longer would exceed `long`; where sizes
+    are open they are padded to a multiple."""
     sides = {"short_side": short, "long_side": long, "rounding": rounding}
     return {"way": "fit", **sides, "antialias": antialias, "multiple": multiple}
 

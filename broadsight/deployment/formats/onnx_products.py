@@ -6,14 +6,11 @@ import numpy as np
 
 
 def add_bias_within(model: Any) -> int:
-    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias; the number of those.
+    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place; the number of those.
 
     Of Gemm, which knows matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory
-    of its own, and keeps GELU from its faster form. To reshape before and after costs nothing, as no number moves. Left
-    alone is what has more than one axis of unknown length.
-
-    Args:
-        model: An `onnx.ModelProto` with shapes, changed in place.
+    of its own, and keeps GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so
+    itself only where all lengths are known; left alone here is what has more than one axis of unknown length.
     """
     from onnx import helper, numpy_helper
 

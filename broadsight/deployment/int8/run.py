@@ -37,30 +37,20 @@ ASKED_FOR = "asked for"
 
 @dataclass(frozen=True)
 class Answers:
-    """What a session says of the images.
+    """What a session says of the images."""
 
-    Args:
-        predicted: (N,) the first class of each.
-        top1: Per cent that are right; None without labels.
-    """
-
-    predicted: np.ndarray
-    top1: float | None
+    predicted: np.ndarray  # (N,) the first class of each
+    top1: float | None  # per cent that are right; None without labels
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A file in int8.
-
-    Args:
-        kept: Names of the layers in float.
-        lost: Points of accuracy; without labels, per cent of images with another first class.
-    """
+    """A file in int8."""
 
     path: Path
-    kept: tuple[str, ...]
+    kept: tuple[str, ...]  # names of the layers in float
     answers: Answers
-    lost: float
+    lost: float  # points of accuracy; without labels, per cent of images with another first class
 
 
 Measure = Callable[[Session, str], Answers]  # a session, and what it is called while progress is shown
@@ -157,8 +147,8 @@ def settle(
         rank: By layer how far it moves the logits alone.
 
     Returns:
-        The attempt with the fewest layers in float among those within the limit, or, if none was, the one that lost
-        least; and what `rank` found, empty if it was not needed.
+        The attempt within the limit with the fewest layers in float, or else the one that lost least; and what `rank`
+        found, empty if it was not needed.
     """
     first = attempt(())
     if first.lost <= limit:
@@ -205,9 +195,8 @@ def _on_labelled(task: Task, progress: Progress) -> Measure:
             (found,) = session(images.numpy()).values()
             return torch.from_numpy(np.nan_to_num(found))  # which int8 may answer if a layer is lost: then it is wrong
 
-        asked: Any = SimpleNamespace(
-            normalise=classifier.normalise, num_classes=classifier.num_classes, logits=logits
-        )  # a session as `collect` asks classifiers
+        # a session as `collect` asks classifiers
+        asked: Any = SimpleNamespace(normalise=classifier.normalise, num_classes=classifier.num_classes, logits=logits)
         said = collect(asked, batches(), count=count, kept=task.kept, seen=seen)
         return Answers(said.predicted, 100 * float((said.ranks == 0).mean()))
 

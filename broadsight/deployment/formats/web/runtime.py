@@ -27,14 +27,11 @@ BY_HAND = f"run `npm install {PACKAGE}@{VERSION}` where there is npm, then give 
 
 
 def find(given: str | Path | None = None) -> Path:
-    """A folder with SCRIPT, GLUE and WASM.
+    """A folder with SCRIPT, GLUE and WASM; a ValueError if they are not there and cannot be fetched.
 
     Args:
         given: One that has them, such as node_modules/onnxruntime-web/dist, of whatever version; without it those of
             VERSION are taken from the cache, or else from npm.
-
-    Raises:
-        ValueError: Not there, and cannot be fetched; in one line.
     """
     if given is not None:
         return _given(Path(given))
