@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-from broadsight.deployment import prepare
+from broadsight.deployment import capture, prepare
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.compare import assert_close, outputs_and_gradients, randomize
 from tests.zoo import KINDS, shallow
@@ -85,8 +85,7 @@ def test_compile__inference_under_no_grad(model):
 
 
 def export_for_any_size(model: nn.Module) -> torch.export.ExportedProgram:
-    sizes = {0: Dim("batch", max=64), 2: Dim("height", min=64, max=512), 3: Dim("width", min=64, max=512)}
-    return torch.export.export(prepare(model), (images(2, 3, 160, 224),), dynamic_shapes={"x": sizes})
+    return capture(prepare(model), (3, 160, 224), any_size=True)
 
 
 def stored(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
+from ..deployment.formats import runtimes
 from ..visual.plots import plot_format
 from . import accuracy_plot, report, run, scaling
 from .request import EXPORTS, OWN_SIZE, SEVERAL_SIZES, WHOLE_MODELS, Request
-from .settings import EXPORTED, Settings
+from .settings import Settings
 
 Progress = Callable[[int, int | None, str], None]
 # Fields of Settings that a Request has under the same name.
@@ -28,7 +29,7 @@ def settings_of(request: Request) -> Settings:
 def bench(request: Request, progress: Progress = lambda done, total, doing: None) -> run.Report | scaling.Growth:
     """Time models side by side; everything is checked before the first is built."""
     sizes = request.sizes
-    exports, own = any(name in EXPORTED for name in request.runtime), all("@" in model for model in request.models)
+    exports, own = any(name in runtimes() for name in request.runtime), all("@" in model for model in request.models)
     facts = {
         EXPORTS: None if exports else f"this is --runtime {','.join(request.runtime)}",
         SEVERAL_SIZES: None if len(sizes) > 1 else f"this has one, {request.size[0]}",

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..deployment.formats import runtimes
 from ..errors import first_line
 from ..layers import GroupLogits, MultiTokenPool
 from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.pooling import PooledModel, create_backbone, swap_pool
-from .settings import DTYPES, EXPORTED, Settings
+from .settings import DTYPES, Settings
 
 if TYPE_CHECKING:
     from .runtimes import Artefacts
@@ -145,7 +146,7 @@ def build(
             x.requires_grad_(settings.head_only and settings.train)
         return [
             _exported(form_name, runtime, model, work, inputs[0], variant, settings, artefacts)
-            if runtime in EXPORTED
+            if runtime in runtimes()
             else _contender(
                 form_name, runtime, form.train(settings.train), work, inputs, labels, grouped, variant, weights
             )

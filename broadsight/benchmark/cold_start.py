@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..deployment.formats import runtimes
 from .candidates import Contender, Variant, create
-from .settings import EXPORTED, Settings
+from .settings import Settings
 
 LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "executorch": "executorch.runtime"}
 
@@ -74,10 +75,10 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
 
     settings, runtime, artefact = Settings(**request["settings"]), request["runtime"], Path(request["artefact"])
     torch.set_num_threads(settings.threads)
-    if runtime in EXPORTED:
+    if runtime in runtimes():
         from ..deployment import open_artefact
 
-        if (name := EXPORTED[runtime][0]) in LIBRARIES:
+        if (name := runtimes()[runtime][0]) in LIBRARIES:
             importlib.import_module(LIBRARIES[name])
     else:
         from safetensors.torch import load_model
@@ -88,7 +89,7 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     _forget_peak()
     before = _status("VmRSS")
     begun = time.perf_counter()
-    if runtime in EXPORTED:
+    if runtime in runtimes():
         open_artefact(artefact, settings.threads)(images)
     else:
         model = create(Variant(**request["variant"]), settings).eval()

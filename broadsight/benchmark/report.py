@@ -8,9 +8,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..deployment.formats import runtimes
 from ..visual.plots import PALETTE, new_figure, save
 from .run import Report, Row, Summary
-from .settings import EXPORTED, Settings
+from .settings import Settings
 
 
 def render(report: Report) -> Table:
@@ -147,7 +148,7 @@ def _exported(report: Report) -> str:
 
 
 def is_int8(runtime: str) -> bool:
-    return EXPORTED.get(runtime, ("", False))[1]
+    return runtimes().get(runtime, ("", False))[1]
 
 
 def _times(speedup: Summary) -> str:

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from .. import files
+from ..deployment.formats import runtimes
 from ..errors import nearest
 from .candidates import Contender, blame, build, load_rival, name_and_size, variants
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .memory import kernel_launches, peak_memory, saved_for_backward
-from .settings import DTYPES, EXPORTED, RUNTIMES, Settings
+from .settings import DTYPES, RUNTIMES, Settings
 from .timing import Summary, interleave, median_interval, paired_ratio, summarize
 
 try:
@@ -315,7 +316,7 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
     flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
     contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
     with blame(str(contender), "measuring memory"):
-        peak_bytes = None if contender.runtime in EXPORTED else peak_memory(contender.call, settings.device)
+        peak_bytes = None if contender.runtime in runtimes() else peak_memory(contender.call, settings.device)
         saved_bytes = saved_for_backward(contender.model, contender.forward) if settings.train else None
         counted = settings.head_only and contender.runtime == "eager"
         # Not the call itself: inference mode does not show what operations are made of.

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from ..deployment.agreement import allowance
 from ..deployment.formats import FORMATS, need
 from ..deployment.preparation import prepare
 from ..files import move_together
-from .settings import EXPORTED
 
 TOLERANCE = 1e-3  # of a float artefact's outputs, relative to the largest
 ALIKE = 0.5  # cosine of an int8 artefact's outputs and the model's, whose weights are random: enough to see nonsense
@@ -61,21 +59,21 @@ class Artefacts:
 
     def path(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Path:
         """The file of a model for a runtime, written if it is not there."""
-        name, int8 = EXPORTED[runtime]
+        name, int8 = runtimes()[runtime]
         form = need(name, int8)
-        making = ["capture", "prepare", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
+        making = ["graph", "preparation", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
         path = self.folder / f"{_key(model, title, images, making)}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
             source = self.path(name, model, title, images) if int8 else None
             with _whole(path, form.files) as unfinished:
                 if source is None:
-                    program = self._program(model, title, images, form.batches)
-                    form.write(program, _description(title, images, form.batches), unfinished)
-                else:  # calibrated on noise, which is good for nothing but speed
-                    quantise = import_module(f"..deployment.int8.{name}", __package__).quantise
-                    generator = torch.Generator().manual_seed(0)
-                    noise = torch.randn(CALIBRATION, *images.shape[1:], generator=generator)
-                    quantise(source, unfinished, noise.numpy())
+                    any_batch = form.batches
+                    program = self._program(model, title, images, any_batch)
+                    form.write(program, _description(title, images, any_batch), unfinished)
+                else:
+                    # noise is good for nothing but speed
+                    form.calibrated(source, _noise(images)).write(unfinished)
         return path
 
     def _program(self, model: nn.Module, title: str, images: Tensor, any_batch: bool) -> Any:
@@ -113,14 +111,14 @@ def keep(folder: str | Path | None, threads: int) -> Generator[Artefacts, None, 
 
 def file_bytes(path: Path) -> int:
     """Bytes of an artefact, all its files together."""
-    form = next((form for form in FORMATS.values() if form.suffix == path.suffix), None)
+    form = next((form for form in FORMATS.values() if form.owns(path)), None)
     return sum(path.with_suffix(suffix).stat().st_size for suffix in (form.files if form else (path.suffix,)))
 
 
-def check_installed(runtimes: Sequence[str]) -> None:
+def check_installed(names: Sequence[str]) -> None:
     """Refuse runtimes whose packages are missing, with the line that installs them."""
-    for runtime in runtimes:
-        need(*EXPORTED[runtime])
+    for runtime in names:
+        need(*runtimes()[runtime])
 
 
 def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = float) -> float:
@@ -132,7 +130,7 @@ def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Cal
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
     difference = float(np.abs(came - expected).max() / np.abs(expected).max())
-    if EXPORTED[runtime][1]:
+    if runtimes()[runtime][1]:
         alike = float((came * expected).sum() / np.linalg.norm(came) / np.linalg.norm(expected))
         if not alike >= ALIKE:  # true for NaN
             raise ValueError(
@@ -149,6 +147,11 @@ def _description(title: str, images: Tensor, any_batch: bool) -> Description:
     channels, height, width = images.shape[1:]
     image = {"channels": channels, "height": height, "width": width, "any_batch": any_batch, "any_size": False}
     return Description("classify", title, title, None, ("logits",), image, {})
+
+
+def _noise(images: Tensor) -> np.ndarray:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(CALIBRATION, *images.shape[1:], generator=generator).numpy()
 
 
 def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:

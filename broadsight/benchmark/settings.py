@@ -5,22 +5,14 @@ from typing import Any
 
 import torch
 
+from ..deployment.formats import runtimes
 from ..errors import unknown
 from ..layers.context_broadcast import KINDS
 from ..surgery.pooling import POOLS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# name -> the format of `broadsight.deployment` that it runs, and whether in int8
-EXPORTED = {
-    "onnx": ("onnx", False),
-    "openvino": ("openvino", False),
-    "pt2": ("pt2", False),
-    "executorch": ("executorch", False),
-    "int8": ("onnx", True),
-    "openvino-int8": ("openvino", True),
-}
-RUNTIMES = ("eager", "compile", *EXPORTED)
+RUNTIMES = ("eager", "compile", *runtimes())  # and what has been registered since
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class Settings:
         if len(size) != 2 or min(size) < 1:
             raise ValueError(f"size={size}; expected two positive numbers, height and width in pixels")
         for runtime in self.runtimes:
-            _choose("runtime", runtime, RUNTIMES)
+            _choose("runtime", runtime, ("eager", "compile", *runtimes()))
         self._check_exported()
         if not self.runtimes:
             raise ValueError(f"runtimes is empty; expected some of {', '.join(RUNTIMES)}")
@@ -107,7 +99,7 @@ class Settings:
     @property
     def exported(self) -> tuple[str, ...]:
         """Those of the runtimes that run files."""
-        return tuple(name for name in self.runtimes if name in EXPORTED)
+        return tuple(name for name in self.runtimes if name in runtimes())
 
     def _check_exported(self) -> None:
         others = {

@@ -21,11 +21,10 @@ class Agreement:
 
     Args:
         images: How many.
-        largest: Of the differences between outputs, whatever the output.
+        largest: The largest difference of any output.
         relative: The same over the largest absolute value of that output; the largest of all outputs.
         same_class: Part of the images with the same first class; None for other tasks than classification.
-        rounding: How far the model in single precision is from itself in double precision, relative likewise; 0 where
-            nobody had to ask. Weights that magnify rounding, as of models that nobody has trained, tell no more.
+        rounding: See `rounding_of`; 0 if it was not needed. Untrained weights may magnify rounding.
     """
 
     images: int
@@ -39,7 +38,7 @@ class Agreement:
 
 
 def allowance(rounding: float) -> float:
-    """How far an artefact may be from a model that differs from itself by so much, see `rounding_of`."""
+    """How far an artefact may be from a model with this `rounding_of`."""
     return ALLOWED * rounding if rounding > MAGNIFIED else 0.0
 
 
@@ -49,16 +48,15 @@ def compare(
     batches: Iterable[np.ndarray],
     follow: Callable[[np.ndarray, dict[str, np.ndarray]], Sequence[np.ndarray]] | None = None,
 ) -> Agreement:
-    """Run both on the same images.
+    """Run both on the same batches (B, C, H, W).
 
     Args:
-        reference: Images (B, C, H, W) -> the outputs of the model itself, in the artefact's order.
-        batches: Of images (B, C, H, W).
+        reference: Images -> the outputs of the model itself, in the artefact's order.
         follow: In place of the reference for a model that chooses, where among near equals rounding decides: also
             given what the artefact answered, and makes the same choice if it is as good as the model's own.
     """
-    names = session.description.outputs
-    largest, scale = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    description, names = session.description, session.description.outputs
+    difference, scale = _Largest(), _Largest()
     images = same = 0
     for batch in batches:
         found = session(batch)
@@ -68,45 +66,46 @@ def compare(
         for name in names:
             if found[name].shape != expected[name].shape:
                 raise RuntimeError(
-                    f"{session.description.title} gives {name} of shape {found[name].shape} in its runtime, "
+                    f"{description.title} gives {name} of shape {found[name].shape} in its runtime, "
                     f"{expected[name].shape} in torch"
                 )
-            difference = np.abs(found[name].astype(np.float64) - expected[name])
-            # np.maximum keeps NaN, which the built-in max may lose
-            largest[name] = float(np.maximum(largest[name], difference.max(initial=0)))
-            scale[name] = float(np.maximum(scale[name], np.abs(expected[name]).max(initial=0)))
-        if session.description.task == "classify":
+        difference.see([found[name].astype(np.float64) - expected[name] for name in names])
+        scale.see([expected[name] for name in names])
+        if description.task == "classify":
             same += int((found[names[0]].argmax(1) == expected[names[0]].argmax(1)).sum())
     if not images:
         raise ValueError("no images to compare on; expected at least one")
-    return Agreement(
-        images,
-        float(np.max([*largest.values()])),
-        float(np.max([largest[name] / max(scale[name], 1e-12) for name in names])),
-        same / images if session.description.task == "classify" else None,
-    )
+    part = same / images if description.task == "classify" else None
+    return Agreement(images, float(difference.found.max()), difference.over(scale), part)
 
 
 def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
-    """How far a model in single precision is from itself in double precision.
+    """How far a model, in eval mode on the CPU, is in single precision from itself in double precision.
 
-    Args:
-        model: (B, C, H, W) -> a tensor or a tuple of them; in eval mode, on the CPU.
-        batches: Of images (B, C, H, W), float32.
-
-    Returns:
-        The largest difference of an output over its largest absolute value; the largest of all outputs.
+    The largest difference of an output over its largest absolute value; the largest of all outputs. Batches are
+    (B, C, H, W) in float32.
     """
     exact = deepcopy(model).double()
-    far: list[np.ndarray] = []
-    scale: list[np.ndarray] = []
+    difference, scale = _Largest(), _Largest()
     for batch in batches:
         images = torch.from_numpy(batch)
         with torch.inference_mode():
             both: Any = model(images), exact(images.double())
         single, double = (
-            [one.double() for one in (found if isinstance(found, tuple | list) else (found,))] for found in both
+            [one.double().numpy() for one in (found if isinstance(found, tuple | list) else (found,))] for found in both
         )
-        far.append(np.array([float((one - other).abs().max()) for one, other in zip(single, double, strict=True)]))
-        scale.append(np.array([float(other.abs().max()) for other in double]))
-    return float((np.max(far, 0) / np.maximum(np.max(scale, 0), 1e-12)).max())
+        difference.see([one - other for one, other in zip(single, double, strict=True)])
+        scale.see(double)
+    return difference.over(scale)
+
+
+class _Largest:
+    """The largest absolute value of each output so far; NaN if there was one."""
+
+    found = np.zeros(1)
+
+    def see(self, outputs: Sequence[np.ndarray]) -> None:
+        self.found = np.maximum(self.found, [np.abs(one).max(initial=0) for one in outputs])
+
+    def over(self, scale: "_Largest") -> float:
+        return float((self.found / np.maximum(scale.found, 1e-12)).max())

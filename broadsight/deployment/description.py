@@ -42,10 +42,7 @@ class Description:
 
     @classmethod
     def from_json(cls, text: str) -> "Description":
-        """
-        Raises:
-            ValueError: The text was not written by `to_json`, or by a later version of it.
-        """
+        """What `to_json` wrote; a ValueError if it did not, or if a later version did."""
         try:
             values = json.loads(text)
             version = values.pop("version")
@@ -54,24 +51,20 @@ class Description:
             values["outputs"] = tuple(values["outputs"])
             values["classes"] = None if values["classes"] is None else tuple(values["classes"])
             found = cls(**values)
-            found.check()
+            found._check()
             return found
         except RecursionError:
             raise ValueError("its description is damaged (nested too deeply)") from None
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"its description is damaged ({type(error).__name__}: {error})") from None
 
-    def check(self) -> None:
-        """
-        Raises:
-            TypeError: A value is not of the kind that it should be.
-        """
+    def _check(self) -> None:
+        """Raise a TypeError if a value is not of its kind."""
         names = (self.task, self.title, self.source, *self.outputs, *(self.classes or ()))
         if not self.outputs or not all(isinstance(name, str) for name in names):
             raise TypeError("names that are no text")
-        sides = self.shape
-        if not all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MOST for side in sides):
-            raise TypeError(f"images of {str(sides)[:60]}")
+        if not all(type(side) is int and 1 <= side <= MOST for side in self.shape):
+            raise TypeError(f"images of {str(self.shape)[:60]}")
         if not all(isinstance(self.image[name], bool) for name in ("any_batch", "any_size")):
             raise TypeError("any_batch or any_size that is neither true nor false")
         if not isinstance(self.preprocessing, dict) or not isinstance(self.provenance, dict):

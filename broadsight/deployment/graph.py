@@ -1,6 +1,5 @@
 """From a module to a program: what all formats are made of."""
 
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,8 @@ import torch
 from torch import nn
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
+
+from .quiet import quiet
 
 MOST_IMAGES = 4096  # of a batch, for programs that take any
 LEAST_SIDE, MOST_SIDE = 64, 4096  # pixels, likewise of sizes
@@ -40,18 +41,23 @@ def capture(
     if any_size:
         free |= {2: Dim("height", min=LEAST_SIDE, max=MOST_SIDE), 3: Dim("width", min=LEAST_SIDE, max=MOST_SIDE)}
     # One image would be taken for a constant, and so would two sides that are equal.
-    example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape))
+    dtype = next((one.dtype for one in model.parameters()), torch.float32)
+    example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape), dtype=dtype)
+    single_cells = single_cells and any_size
+
+    def export(later: bool) -> ExportedProgram:
+        """`later`: what torch cannot prove of the sides is asked when the program runs, which costs nothing."""
+        options: Any = dict(prefer_deferred_runtime_asserts_over_guards=later)
+        return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **options)
+
     try:
-        with torch.no_grad(), _quietly(), _oblivious(any_size and single_cells), _kept_positions(not any_size):
-            # Torch may not see that a condition on the sides always holds. Asked when it runs it costs nothing.
-            later: dict[str, Any] = dict(prefer_deferred_runtime_asserts_over_guards=True)
+        with torch.no_grad(), quiet(), _oblivious(single_cells), _kept_positions(not any_size):
             try:
-                given = later if any_size and single_cells else {}
-                return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **given)
+                return export(later=single_cells)
             except UserError as error:
                 if "Constraints violated" not in str(error):
                     raise
-                return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **later)
+                return export(later=True)
     except Exception as error:
         asked = [name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted]
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -69,7 +75,7 @@ def _unequal(shape: tuple[int, int, int]) -> tuple[int, int, int]:
 
 @contextmanager
 def _oblivious(wanted: bool) -> Generator[None, None, None]:
-    """Where torch would tell sizes of one from all others, it takes the way that is right for both."""
+    """Where torch would treat sizes of one unlike all others, it takes the way that is right for both."""
     from torch.fx.experimental import _config
 
     patched: Any = _config
@@ -95,11 +101,3 @@ def _kept_positions(wanted: bool) -> Generator[None, None, None]:
         yield
     finally:
         module.is_exporting = asked
-
-
-@contextmanager
-def _quietly() -> Generator[None, None, None]:
-    """Exporters remark on their own deprecated parts."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -16,8 +16,8 @@ from .description import Description
 def image_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
     """PIL image of any size and mode -> (C, H, W) float32, resized, cropped and normalised.
 
-    Bit by bit what the model saw in Python; the artefact's own description is all that is needed. Stack several for
-    a session: `session(np.stack([prepare(image), ...]))`. It may be called by several threads at once.
+    Bit by bit what the model saw in Python. Stack several for a session: `session(np.stack([prepare(image), ...]))`.
+    It may be called by several threads at once.
 
     Raises:
         ValueError: The artefact is no classifier, or says too little of its images.
@@ -41,17 +41,13 @@ def image_to_images(description: Description) -> Callable[[Image.Image], np.ndar
 
 
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
-    """Logits (K,) of one image -> the most probable classes, the best first; of equals the first.
-
-    Args:
-        top: How many; all if there are fewer.
+    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first.
 
     Returns:
-        For each its name ("class", the number as a word where nobody has written names down), "index" and
-        "probability" between 0 and 1.
+        For each its name ("class"; without names the number), "index" and "probability" between 0 and 1.
 
     Raises:
-        ValueError: The logits are not those of one image, or some are not finite: no order of them means anything.
+        ValueError: The logits are not those of one image, or some are not finite.
     """
     _check_task(description)
     names = description.classes

@@ -1,6 +1,5 @@
 """What a model goes through before it is captured: all that inference allows, nothing that changes its answers."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -13,8 +12,8 @@ from .lowering import lower
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
 
-    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export may not prove all
-    conditions on open sizes. Its outputs are equal up to rounding; the model that is given does not change.
+    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export cannot prove all
+    conditions on open sizes. Its outputs are equal up to rounding; the given model does not change.
 
     Args:
         size: (height, width) of images if they all have the same. Positions that a model would resample for every
@@ -28,16 +27,12 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     except ValueError:  # it would lose its context broadcasting: slower is better than wrong
         made = deepcopy(model).eval().requires_grad_(False)
     lower(made)
-    modules: Iterator[Any] = made.modules()
-    for module in modules:
-        if getattr(module, "fused_attn", False) is True:
-            module.fused_attn = False
-        if (
-            size is not None
-            and getattr(module, "dynamic_img_size", False) is True
-            and hasattr(module, "set_input_size")
-        ):
-            module.set_input_size(img_size=_whole_patches(size, getattr(module, "patch_embed", None)))
+    for module in made.modules():
+        part: Any = module
+        if getattr(part, "fused_attn", False) is True:
+            part.fused_attn = False
+        if size is not None and getattr(part, "dynamic_img_size", False) is True and hasattr(part, "set_input_size"):
+            part.set_input_size(img_size=_whole_patches(size, getattr(part, "patch_embed", None)))
     return made
 
 

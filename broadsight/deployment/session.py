@@ -25,21 +25,17 @@ class Session:
             ValueError: The images have a shape that the artefact was not exported for.
         """
         images = np.ascontiguousarray(images, np.float32)
-        self._check(images.shape)
-        if self.description.image["any_batch"] or len(images) == 1:
-            found = self._run(images)
-        else:  # exported for one image at a time
-            each = [self._run(image[None]) for image in images]
-            found = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-        return dict(zip(self.description.outputs, found, strict=True))
-
-    def _check(self, came: tuple[int, ...]) -> None:
-        image = self.description.image
-        wanted = self.description.shape
-        fits = len(came) == 4 and came[0] > 0 and came[1] == wanted[0]
-        if not fits or not (image["any_size"] or came[2:] == wanted[1:]):
-            sides = "H x W of your choice" if image["any_size"] else f"{wanted[1]} x {wanted[2]}"
+        image, came, (channels, height, width) = self.description.image, images.shape, self.description.shape
+        fits = len(came) == 4 and came[0] > 0 and came[1] == channels
+        if not fits or not (image["any_size"] or came[2:] == (height, width)):
+            sides = "H x W of your choice" if image["any_size"] else f"{height} x {width}"
             raise ValueError(
-                f"images of shape {tuple(came)}; {self.description.title} was exported for (B, {wanted[0]}, H, W) "
+                f"images of shape {came}; {self.description.title} was exported for (B, {channels}, H, W) "
                 f"with {sides}: resize them, or export again with --size"
             )
+        if image["any_batch"] or len(images) == 1:
+            found = self._run(images)
+        else:  # exported for one image at a time
+            each = [self._run(one[None]) for one in images]
+            found = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        return dict(zip(self.description.outputs, found, strict=True))

@@ -15,7 +15,8 @@ from broadsight.benchmark.cold_start import StartUp
 from broadsight.benchmark.report import render
 from broadsight.benchmark.run import Report, Settings, measure
 from broadsight.benchmark.runtimes import Artefacts, file_bytes
-from broadsight.benchmark.settings import EXPORTED, RUNTIMES
+from broadsight.benchmark.settings import RUNTIMES
+from broadsight.deployment.formats import runtimes
 
 from .conftest import shown
 
@@ -35,9 +36,9 @@ def report(kept) -> Report:
 
 
 def test_runtimes__every_one_has_a_format():
-    assert ("eager", "compile", *EXPORTED) == RUNTIMES
-    assert {name for name, _ in EXPORTED.values()} <= set(exported_runtimes.FORMATS)
-    assert all(exported_runtimes.FORMATS[name].int8 for name, int8 in EXPORTED.values() if int8)
+    assert ("eager", "compile", *runtimes()) == RUNTIMES
+    assert {name for name, _ in runtimes().values()} <= set(exported_runtimes.FORMATS)
+    assert all(exported_runtimes.FORMATS[name].int8 for name, int8 in runtimes().values() if int8)
 
 
 def test_measure__rows_of_exported_runtimes(report, kept):
@@ -143,12 +144,12 @@ def test_file_bytes__all_files_of_an_artefact(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", EXPORTED)
+@pytest.mark.parametrize("runtime", runtimes())
 def test_measure__every_runtime(runtime):
-    for package in exported_runtimes.FORMATS[EXPORTED[runtime][0]].packages:
+    for package in exported_runtimes.FORMATS[runtimes()[runtime][0]].packages:
         pytest.importorskip(package)
     settings = dataclasses.replace(QUICK, runtimes=("eager", runtime), size=(64, 64))
     eager, exported = measure(["test_resnet"], settings).rows
-    assert exported.difference < (0.5 if EXPORTED[runtime][1] else 1e-4)
+    assert exported.difference < (0.5 if runtimes()[runtime][1] else 1e-4)
     assert exported.start_up_s > 0 and exported.artefact_bytes > 1e5
-    assert (exported.artefact_bytes < 0.6 * eager.artefact_bytes) == EXPORTED[runtime][1]
+    assert (exported.artefact_bytes < 0.6 * eager.artefact_bytes) == runtimes()[runtime][1]

@@ -16,23 +16,15 @@ from broadsight.data.normalising import Normalise
 from broadsight.deployment.description import Description
 from broadsight.deployment.images import image_to_images, top_classes
 from broadsight.runs.classifier import Classifier
+from tests.deployment import tiny
 from tests.training.small_runs import refusal
 
 
 def described(transforms: Transforms, classes: tuple[str, ...] | None = None, task: str = "classify") -> Description:
     """As it comes out of an artefact: through JSON."""
-    side, crop = transforms.size, transforms.crop_pct
-    preprocessing = dict(
-        resize=int(side / crop),
-        crop=side,
-        crop_pct=crop,
-        interpolation=transforms.interpolation,
-        mean=transforms.mean,
-        std=transforms.std,
-    )
-    image = dict(channels=transforms.channels, height=side, width=side, any_batch=True, any_size=False)
-    description = Description(task, "net", "net", classes, ("logits",), image, preprocessing)
-    return Description.from_json(json.dumps(json.loads(description.to_json())))
+    values = dict(title="net", classes=classes, task=task, channels=transforms.channels)
+    said = tiny.described(transforms.size, preprocessing=tiny.preprocessing(transforms), **values)
+    return Description.from_json(said.to_json())
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

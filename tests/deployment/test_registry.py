@@ -17,12 +17,15 @@ import torch
 import broadsight
 from broadsight.deployment import FORMATS, Description, capture, compare, need, open_artefact
 from broadsight.deployment.preparation import prepare
-from broadsight.deployment.run import Wanted, export
+from broadsight.deployment.run import write_artefact
 from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES
 from broadsight.runs.classifier import open_classifier
 from tests.compare import randomize
+from tests.deployment.tiny import described
 from tests.zoo import KINDS, shallow
+
+from .tiny import ask
 
 ALIASES = ("_patch16_224_cb", "_window7_224_cb")  # under the full name of timm's model as well
 NAMES = [n for family in FAMILIES for n in timm.list_models(module=family) if not any(a in n for a in ALIASES)]
@@ -61,8 +64,7 @@ class Made:
         self.program = capture(prepare(self.model, (self.side, self.side)), (3, self.side, self.side))
 
     def description(self, any_batch: bool = True) -> Description:
-        image = {"channels": 3, "height": self.side, "width": self.side, "any_batch": any_batch, "any_size": False}
-        return Description("classify", "small", "small", None, ("logits",), image, {})
+        return described(self.side, any_batch=any_batch, classes=None)
 
     def reference(self, images: np.ndarray) -> list[np.ndarray]:
         with torch.no_grad():
@@ -122,7 +124,7 @@ def _whole(name: str, format: str, path: Path, **wanted: Any) -> None:
     torch.manual_seed(0)
     classifier = open_classifier(name, pretrained=False, device="cpu")
     subject = of_classifier(replace(classifier, model=randomize(classifier.model)), "a test", count=2)
-    found = export(subject, path / f"model{FORMATS[format].suffix}", Wanted(format, rounds=0, **wanted))
+    found = write_artefact(subject, path / f"model{FORMATS[format].suffix}", ask(format, rounds=0, **wanted))
     assert found.agreement.within(1e-3)
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from broadsight.deployment import FORMATS, Session, open_artefact
-from broadsight.deployment.run import Disagreement, Wanted, check_request, check_target, export
+from broadsight.deployment.run import Disagreement, check_request, check_target, write_artefact
 from broadsight.deployment.subject import digest, of_classifier
 from broadsight.runs.classifier import open_classifier
+
+from .tiny import ask
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +23,11 @@ def subject():
 
 def test_export__opens_compares_times_and_records(subject, tmp_path):
     steps = []
-    found = export(
-        subject, tmp_path / "net.pt2", Wanted("pt2", rounds=2), progress=lambda *step: steps.append(step[:2])
+    found = write_artefact(
+        subject,
+        tmp_path / "net.pt2",
+        ask("pt2", rounds=2),
+        progress=lambda *step: steps.append(step[:2]),
     )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.pt2", "net.pt2.export.json"]
     assert found.bytes == (tmp_path / "net.pt2").stat().st_size
@@ -38,7 +43,7 @@ def test_export__opens_compares_times_and_records(subject, tmp_path):
 
 
 def test_export__any_size_is_compared_at_two(subject, tmp_path):
-    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", any_size=True, rounds=0))
+    found = write_artefact(subject, tmp_path / "net.pt2", ask("pt2", any_size=True, rounds=0))
     assert found.agreement.images == 5 and found.times is None
     one = subject.images(83)[0]
     assert one.shape == (1, 3, 83, 83)
@@ -47,7 +52,7 @@ def test_export__any_size_is_compared_at_two(subject, tmp_path):
 
 
 def test_export__a_single_image_at_a_time(subject, tmp_path):
-    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", any_batch=False, rounds=0))
+    found = write_artefact(subject, tmp_path / "net.pt2", ask("pt2", any_batch=False, rounds=0))
     assert found.description.image["any_batch"] is False
     images = np.concatenate(subject.images(None))
     assert open_artefact(tmp_path / "net.pt2")(images)["logits"].shape == (3, 5)
@@ -71,23 +76,23 @@ def test_export__what_differs_is_not_written(subject, tmp_path, monkeypatch, amo
     before = tmp_path / "net.pt2"
     before.write_text("an earlier one")
     with pytest.raises(Disagreement, match=r"differs from torch by .* nothing was written"):
-        export(subject, before, Wanted("pt2"))
+        write_artefact(subject, before, ask("pt2"))
     assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"] and before.read_text() == "an earlier one"
 
 
 def test_export__a_small_difference_passes(subject, tmp_path, monkeypatch):
     monkeypatch.setattr("broadsight.deployment.formats.Format.open", off_by(1e-6))
-    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", rounds=0))
+    found = write_artefact(subject, tmp_path / "net.pt2", ask("pt2", rounds=0))
     assert 5e-7 < found.agreement.largest < 5e-6
 
 
 def test_export__weights_that_magnify_rounding_are_told_from_a_wrong_artefact(subject, tmp_path, monkeypatch):
     monkeypatch.setattr("broadsight.deployment.formats.Format.open", off_by(0.5))
     monkeypatch.setattr("broadsight.deployment.run.rounding_of", lambda model, batches: 100.0)
-    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", rounds=0))
+    found = write_artefact(subject, tmp_path / "net.pt2", ask("pt2", rounds=0))
     assert found.agreement.relative > 1e-3 and found.agreement.rounding == 100
     with pytest.raises(Disagreement):  # who asks for less means it
-        export(subject, tmp_path / "strict.pt2", Wanted("pt2", tolerance=1e-4, rounds=0))
+        write_artefact(subject, tmp_path / "strict.pt2", ask("pt2", tolerance=1e-4, rounds=0))
     assert not (tmp_path / "strict.pt2").exists()
 
 
@@ -96,29 +101,29 @@ def test_export__a_failing_writer_leaves_nothing(subject, tmp_path, monkeypatch)
         path.write_text("half")
         raise KeyError("no such\noperator")
 
-    monkeypatch.setattr("broadsight.deployment.formats.pt2.write", broken)
+    monkeypatch.setattr(FORMATS["pt2"], "write", broken)
     with pytest.raises(RuntimeError, match="cannot be written as pt2: KeyError"):
-        export(subject, tmp_path / "net.pt2", Wanted("pt2"))
+        write_artefact(subject, tmp_path / "net.pt2", ask("pt2"))
     assert not list(tmp_path.iterdir())
 
 
 def test_export__an_obstacle_to_any_size_is_named(subject, tmp_path):
     tied = replace(subject, obstacle="its positions are learned")
     with pytest.raises(ValueError, match="takes one size: its positions are learned"):
-        export(tied, tmp_path / "net.pt2", Wanted("pt2", any_size=True))
+        write_artefact(tied, tmp_path / "net.pt2", ask("pt2", any_size=True))
     assert not list(tmp_path.iterdir())
 
 
 def test_check_request__refuses_what_a_format_cannot():
     pytest.importorskip("executorch")
     with pytest.raises(ValueError, match="--any-size with the format executorch"):
-        check_request(Wanted("executorch", any_size=True))
+        check_request(ask("executorch", any_size=True))
 
 
 @pytest.mark.parametrize("changes", [{"tolerance": 0.0}, {"tolerance": float("nan")}, {"threads": 0}, {"rounds": -1}])
 def test_check_request__refuses_numbers(changes):
     with pytest.raises(ValueError, match="expected"):
-        check_request(Wanted("pt2", **changes))
+        check_request(ask("pt2", **changes))
 
 
 def test_check_target(tmp_path):

@@ -1,9 +1,13 @@
 """A model that exports in a second, and what an artefact of it says of itself."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from broadsight.data.loading import Transforms
 from broadsight.deployment import Description
+from broadsight.deployment.request import Request
 
 
 class Tiny(nn.Module):
@@ -31,7 +35,8 @@ class Pair(Tiny):
 
 def described(side: int = 32, **changes) -> Description:
     image = {"channels": 3, "height": side, "width": side, "any_batch": True, "any_size": False}
-    image |= {name: changes.pop(name) for name in ("any_batch", "any_size", "channels") if name in changes}
+    image |= {name: changes.pop(name) for name in image.keys() & changes.keys()}
+    transforms = Transforms(side, mean=(0.5,) * 3, std=(0.25,) * 3, crop_pct=0.875)
     values = {
         "task": "classify",
         "title": "tiny",
@@ -39,14 +44,23 @@ def described(side: int = 32, **changes) -> Description:
         "classes": ("ant", "bée", "cat", "dog"),
         "outputs": ("logits",),
         "image": image,
-        "preprocessing": {
-            "resize": round(side / 0.875),
-            "crop": side,
-            "crop_pct": 0.875,
-            "interpolation": "bicubic",
-            "mean": [0.5, 0.5, 0.5],
-            "std": [0.25, 0.25, 0.25],
-        },
+        "preprocessing": preprocessing(transforms),
         "provenance": {"commit": None, "versions": {"torch": torch.__version__}},
     }
     return Description(**(values | changes))
+
+
+def preprocessing(seen: Transforms) -> dict[str, Any]:
+    return {
+        "resize": int(seen.size / seen.crop_pct),
+        "crop": seen.size,
+        "crop_pct": seen.crop_pct,
+        "interpolation": seen.interpolation,
+        "mean": list(seen.mean),
+        "std": list(seen.std),
+    }
+
+
+def ask(format: str, **options) -> Request:
+    """How an artefact is asked for; of which model is the subject's business."""
+    return Request("net", format=format, **options)

@@ -1,5 +1,7 @@
 """An example's files import one another as scripts do; without the packages that it needs there is nothing to test."""
 
+import asyncio
+import inspect
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,3 +15,11 @@ collect_ignore = [] if all(find_spec(package) for package in NEEDED) else ["test
 
 def pytest_report_header() -> list[str]:
     return ["tests of examples/serve are left out: it needs broadsight[serve]"] if collect_ignore else []
+
+
+def pytest_pyfunc_call(pyfuncitem) -> bool | None:
+    """Run tests that are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True

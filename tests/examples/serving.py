@@ -5,7 +5,7 @@ import io
 import struct
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -91,6 +91,20 @@ def check(response: httpx.Response, colour: tuple[int, ...]) -> None:
     assert found == pytest.approx(expected(colour), abs=1e-5)
 
 
+def send(client: httpx.AsyncClient, *colour: int, **given: Any) -> Coroutine[Any, Any, httpx.Response]:
+    """Ask for an image of one colour."""
+    return client.post("/classify", content=image(*colour), **given)
+
+
+def sending(client: httpx.AsyncClient, colours: Iterable[tuple[int, ...]]) -> list[asyncio.Task[httpx.Response]]:
+    """Ask for images of these colours at once."""
+    return [asyncio.create_task(send(client, *colour)) for colour in colours]
+
+
+def connected(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30)
+
+
 @asynccontextmanager
 async def inside(run: Any, any_batch: bool = True, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
     """The service without a socket between: client and service in one process, ready."""
@@ -114,7 +128,7 @@ async def listening(run: Any, **options: Any) -> AsyncIterator[tuple[str, uvicor
     while not server.started:
         await asyncio.sleep(0.002)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+    async with connected(url) as client:
         await until_ready(client)
     run.batches.clear()
     try:

@@ -28,11 +28,14 @@ from tests.examples.serving import (
     POISON,
     Colours,
     check,
+    connected,
     expected,
     image,
     inside,
     listening,
     png_header,
+    send,
+    sending,
     session_of,
     until,
 )
@@ -47,336 +50,289 @@ async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
-def test_classify__body_form_and_pieces():
-    async def ask():
-        colour = (200, 120, 40)
-        data = image(*colour)
-        async with inside(Colours()) as (client, service):
-            check(await client.post("/classify", content=data), colour)
-            check(await client.post("/classify", content=pieces(data, 7)), colour)
-            check(await client.post("/classify", files={"file": ("x.png", data)}), colour)
-            check(await client.post("/classify", files={"any": ("x.png", data)}, data={"note": "x"}), colour)
-            check(await client.post("/classify", content=image(*colour, form="BMP")), colour)
-            one = await client.post("/classify?top=1", content=data, headers={"X-Request-ID": "me-1"})
-            counted = (await client.get("/metrics")).json()
-        red = expected(colour)["red"]
-        assert one.json()["top"] == [{"class": "red", "index": 0, "probability": pytest.approx(red, abs=1e-5)}]
-        assert one.json()["id"] == one.headers["x-request-id"] == "me-1"
-        assert one.json()["batch"] == 1 and one.json()["milliseconds"].keys() == {"waited", "ran"}
-        assert counted["answers"] == {"200": 6} and counted["images"] == 6 and counted["here"] == 0
-
-    asyncio.run(ask())
+async def test_classify__body_form_and_pieces():
+    colour = (200, 120, 40)
+    data = image(*colour)
+    async with inside(Colours()) as (client, service):
+        check(await client.post("/classify", content=data), colour)
+        check(await client.post("/classify", content=pieces(data, 7)), colour)
+        check(await client.post("/classify", files={"file": ("x.png", data)}), colour)
+        check(await client.post("/classify", files={"any": ("x.png", data)}, data={"note": "x"}), colour)
+        check(await client.post("/classify", content=image(*colour, form="BMP")), colour)
+        one = await client.post("/classify?top=1", content=data, headers={"X-Request-ID": "me-1"})
+        counted = (await client.get("/metrics")).json()
+    red = expected(colour)["red"]
+    assert one.json()["top"] == [{"class": "red", "index": 0, "probability": pytest.approx(red, abs=1e-5)}]
+    assert one.json()["id"] == one.headers["x-request-id"] == "me-1"
+    assert one.json()["batch"] == 1 and one.json()["milliseconds"].keys() == {"waited", "ran"}
+    assert counted["answers"] == {"200": 6} and counted["images"] == 6 and counted["here"] == 0
 
 
-def test_classify__everybody_gets_his_own_answer_and_batches_form():
-    async def ask():
-        run = Colours()
-        async with inside(run, max_batch=16) as (client, service):
-            run.gate.clear()  # a slow model: all of them are here before the first is answered
-            asked = [
-                asyncio.create_task(
-                    client.post("/classify", content=image(*colour), headers={"X-Request-ID": f"id-{place}"})
-                )
-                for place, colour in enumerate(COLOURS)
-            ]
-            await until(lambda: 48 <= service.metrics()["waiting"] == 64 - service.metrics()["images"])
-            run.gate.set()
-            answers = await asyncio.gather(*asked)
-            counted = (await client.get("/metrics")).json()
-        for place, (answer, colour) in enumerate(zip(answers, COLOURS, strict=True)):
-            check(answer, colour)
-            assert answer.json()["id"] == f"id-{place}"
-        assert sum(run.batches) == 64 and max(run.batches) == 16 and len(run.batches) <= 5
-        assert run.most_inside == 1 and len(run.threads) <= 2  # one loads, one runs
-        assert {int(size): count for size, count in counted["batch_sizes"].items()} == {
-            size: run.batches.count(size) for size in set(run.batches)
-        }
-
-    asyncio.run(ask())
+async def test_classify__everybody_gets_his_own_answer_and_batches_form():
+    run = Colours()
+    async with inside(run, max_batch=16) as (client, service):
+        run.gate.clear()  # a slow model: all of them are here before the first is answered
+        asked = [
+            asyncio.create_task(send(client, *colour, headers={"X-Request-ID": f"id-{place}"}))
+            for place, colour in enumerate(COLOURS)
+        ]
+        await until(lambda: 48 <= service.metrics()["waiting"] == 64 - service.metrics()["images"])
+        run.gate.set()
+        answers = await asyncio.gather(*asked)
+        counted = (await client.get("/metrics")).json()
+    for place, (answer, colour) in enumerate(zip(answers, COLOURS, strict=True)):
+        check(answer, colour)
+        assert answer.json()["id"] == f"id-{place}"
+    assert sum(run.batches) == 64 and max(run.batches) == 16 and len(run.batches) <= 5
+    assert run.most_inside == 1 and len(run.threads) <= 2  # one loads, one runs
+    assert {int(size): count for size, count in counted["batch_sizes"].items()} == {
+        size: run.batches.count(size) for size in set(run.batches)
+    }
 
 
-def test_classify__one_by_one_where_the_artefact_takes_no_more():
-    async def ask():
-        run = Colours()
-        async with inside(run, any_batch=False) as (client, service):
-            answers = await asyncio.gather(*(client.post("/classify", content=image(*c)) for c in COLOURS[:8]))
-            limits = (await client.get("/model")).json()["limits"]
-        for answer, colour in zip(answers, COLOURS, strict=False):
-            check(answer, colour)
-            assert answer.json()["batch"] == 1
-        assert run.batches == [1] * 8 and limits["max_batch"] == 1
-
-    asyncio.run(ask())
+async def test_classify__one_by_one_where_the_artefact_takes_no_more():
+    run = Colours()
+    async with inside(run, any_batch=False) as (client, service):
+        answers = await asyncio.gather(*(send(client, *c) for c in COLOURS[:8]))
+        limits = (await client.get("/model")).json()["limits"]
+    for answer, colour in zip(answers, COLOURS, strict=False):
+        check(answer, colour)
+        assert answer.json()["batch"] == 1
+    assert run.batches == [1] * 8 and limits["max_batch"] == 1
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest undoes what the service asks for
-def test_limits__bytes_pixels_and_what_is_no_image():
-    async def ask():
-        most = 2000
-        large = image(1, 2, 3) + bytes(most)
-        exact = image(9, 8, 7).ljust(most, b"\0")  # what follows the end of a PNG is nobody's business
-        options = dict(max_megabytes=most / 2**20, max_megapixels=0.01)
-        async with inside(Colours(), **options) as (client, service):
+async def test_limits__bytes_pixels_and_what_is_no_image():
+    most = 2000
+    large = image(1, 2, 3) + bytes(most)
+    exact = image(9, 8, 7).ljust(most, b"\0")  # what follows the end of a PNG is nobody's business
+    options = dict(max_megabytes=most / 2**20, max_megapixels=0.01)
+    async with inside(Colours(), **options) as (client, service):
 
-            async def refused(status: int, reason: str, **upload):
-                answer = await client.post("/classify", **upload)
-                assert answer.status_code == status, answer.text
-                assert reason in answer.json()["error"] and "\n" not in answer.json()["error"]
+        async def refused(status: int, reason: str, **upload):
+            answer = await client.post("/classify", **upload)
+            assert answer.status_code == status, answer.text
+            assert reason in answer.json()["error"] and "\n" not in answer.json()["error"]
 
-            await refused(413, "more than 0.0019", content=large)
-            await refused(413, "more than", content=pieces(large))
-            await refused(413, "more than", files={"file": ("x.png", large)})
-            await refused(413, "more than", files={"file": ("x.png", large * 20)})
-            await refused(413, "101 x 100 pixels; expected up to 0.01 million", content=png_header(101, 100))
-            await refused(413, "12,000 x 11,000 pixels", files={"file": ("x.png", png_header(12_000, 11_000))})
-            await refused(413, "far too large", content=png_header(60_000, 60_000))
-            await refused(400, "cannot be read", content=png_header(90, 100))
-            await refused(400, "cannot be read", content=image(1, 2, 3, size=(90, 90))[:-30])
-            await refused(415, "not an image", content=b"GIF or not")
-            await refused(415, "not an image", content=b"%!PS-Adobe-3.0 EPSF-3.0\n")
-            await refused(415, "compressed", content=b"x", headers={"content-encoding": "gzip"})
-            await refused(400, "empty", content=b"")
-            await refused(400, "empty", files={"file": ("x.png", b"")})
-            await refused(400, "no file", files={"file": (None, "text")})
-            await refused(400, "form cannot be read", files={"a": ("a", b"1"), "b": ("b", b"2")})
-            await refused(400, "form cannot be read", content=b"x", headers={"content-type": "multipart/form-data"})
-            await refused(400, "top=0", content=exact, params={"top": 0})
-            await refused(400, "top=many", content=exact, params={"top": "many"})
-            await refused(400, "X-Request-ID", content=exact, headers={"X-Request-ID": "two words"})
-            check(await client.post("/classify", content=exact), (9, 8, 7))
-            check(await client.post("/classify", files={"file": ("x.png", exact)}), (9, 8, 7))
-            for answer in (await client.get("/nothing"), await client.get("/classify")):
-                assert answer.status_code in (404, 405) and answer.json().keys() == {"error"}
-            assert service.metrics()["here"] == 0
-
-    asyncio.run(ask())
+        await refused(413, "more than 0.0019", content=large)
+        await refused(413, "more than", content=pieces(large))
+        await refused(413, "more than", files={"file": ("x.png", large)})
+        await refused(413, "more than", files={"file": ("x.png", large * 20)})
+        await refused(413, "101 x 100 pixels; expected up to 0.01 million", content=png_header(101, 100))
+        await refused(413, "12,000 x 11,000 pixels", files={"file": ("x.png", png_header(12_000, 11_000))})
+        await refused(413, "far too large", content=png_header(60_000, 60_000))
+        await refused(400, "cannot be read", content=png_header(90, 100))
+        await refused(400, "cannot be read", content=image(1, 2, 3, size=(90, 90))[:-30])
+        await refused(415, "not an image", content=b"GIF or not")
+        await refused(415, "not an image", content=b"%!PS-Adobe-3.0 EPSF-3.0\n")
+        await refused(415, "compressed", content=b"x", headers={"content-encoding": "gzip"})
+        await refused(400, "empty", content=b"")
+        await refused(400, "empty", files={"file": ("x.png", b"")})
+        await refused(400, "no file", files={"file": (None, "text")})
+        await refused(400, "form cannot be read", files={"a": ("a", b"1"), "b": ("b", b"2")})
+        await refused(400, "form cannot be read", content=b"x", headers={"content-type": "multipart/form-data"})
+        await refused(400, "top=0", content=exact, params={"top": 0})
+        await refused(400, "top=many", content=exact, params={"top": "many"})
+        await refused(400, "X-Request-ID", content=exact, headers={"X-Request-ID": "two words"})
+        check(await client.post("/classify", content=exact), (9, 8, 7))
+        check(await client.post("/classify", files={"file": ("x.png", exact)}), (9, 8, 7))
+        for answer in (await client.get("/nothing"), await client.get("/classify")):
+            assert answer.status_code in (404, 405) and answer.json().keys() == {"error"}
+        assert service.metrics()["here"] == 0
 
 
-def test_limits__of_requests_that_are_here():
-    async def ask():
-        run = Colours()
-        async with inside(run, max_waiting=4, max_batch=2) as (client, service):
-            run.gate.clear()
-            asked = [asyncio.create_task(client.post("/classify", content=image(*c))) for c in COLOURS[:10]]
-            await until(lambda: service.metrics()["answers"] == {"503": 6})
-            run.gate.set()
-            answers = await asyncio.gather(*asked)
-            check(await client.post("/classify", content=image(5, 6, 7)), (5, 6, 7))
-        assert sum(answer.status_code == 200 for answer in answers) == 4
-        for answer, colour in zip(answers, COLOURS, strict=False):
-            if answer.status_code == 200:
-                check(answer, colour)
-            else:
-                assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-                assert answer.json()["error"] == "4 requests are here already; try again"
-
-    asyncio.run(ask())
+async def test_limits__of_requests_that_are_here():
+    run = Colours()
+    async with inside(run, max_waiting=4, max_batch=2) as (client, service):
+        run.gate.clear()
+        asked = sending(client, COLOURS[:10])
+        await until(lambda: service.metrics()["answers"] == {"503": 6})
+        run.gate.set()
+        answers = await asyncio.gather(*asked)
+        check(await send(client, 5, 6, 7), (5, 6, 7))
+    assert sum(answer.status_code == 200 for answer in answers) == 4
+    for answer, colour in zip(answers, COLOURS, strict=False):
+        if answer.status_code == 200:
+            check(answer, colour)
+        else:
+            assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+            assert answer.json()["error"] == "4 requests are here already; try again"
 
 
-def test_limits__of_time():
+async def test_limits__of_time():
     async def slowly():
         yield image(1, 2, 3)[:20]
         await asyncio.sleep(9)
 
-    async def ask():
-        run = Colours()
-        async with inside(run, timeout=0.3) as (client, service):
-            run.gate.clear()
-            uploading, waiting = await asyncio.gather(
-                client.post("/classify", content=slowly()), client.post("/classify", content=image(1, 2, 3))
-            )
-            run.gate.set()
-            service.options = replace(service.options, timeout=30)
-            check(await client.post("/classify", content=image(4, 5, 6)), (4, 5, 6))
-        assert uploading.status_code == 408
-        assert waiting.status_code == 503 and waiting.headers["retry-after"] == "1"
-        assert waiting.json()["error"] == "there was no answer within 0.3 s"
-
-    asyncio.run(ask())
+    run = Colours()
+    async with inside(run, timeout=0.3) as (client, service):
+        run.gate.clear()
+        uploading, waiting = await asyncio.gather(client.post("/classify", content=slowly()), send(client, 1, 2, 3))
+        run.gate.set()
+        service.options = replace(service.options, timeout=30)
+        check(await send(client, 4, 5, 6), (4, 5, 6))
+    assert uploading.status_code == 408
+    assert waiting.status_code == 503 and waiting.headers["retry-after"] == "1"
+    assert waiting.json()["error"] == "there was no answer within 0.3 s"
 
 
-def test_health__loading_ready_and_failed():
-    async def ask():
-        opening = threading.Event()
+async def test_health__loading_ready_and_failed():
+    opening = threading.Event()
 
-        def slowly():
-            opening.wait(10)
-            return session_of(Colours())
+    def slowly():
+        opening.wait(10)
+        return session_of(Colours())
 
-        def never():
-            raise ValueError("there is no x.onnx; `broadsight export` writes one")
+    def never():
+        raise ValueError("there is no x.onnx; `broadsight export` writes one")
 
-        ended = []
-        app = create_app(slowly, Options("x"))
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-                health, early = await client.get("/health"), await client.post("/classify", content=b"x")
-                assert (health.status_code, health.json()) == (503, {"status": "loading"})
-                assert early.status_code == 503 and early.headers["retry-after"] == "1"
-                assert (await client.get("/model")).status_code == 503
-                opening.set()
-                while (health := await client.get("/health")).status_code != 200:
-                    await asyncio.sleep(0.002)
-                assert health.json() == {"status": "ready"}
-                model = (await client.get("/model")).json()
-                assert model["classes"] == ["red", "green", "blue"] and model["preprocessing"]["crop"] == 8
-                assert model["limits"]["max_megapixels"] == 40
-        assert app.state.service.status == "stopping"
-        app = create_app(never, Options("x"), ended.append)
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-                while (health := await client.get("/health")).json()["status"] == "loading":
-                    await asyncio.sleep(0.002)
-                assert health.status_code == 503 and "log says why" in health.json()["error"]
-                assert (await client.post("/classify", content=b"x")).status_code == 503
-        assert [service.status for service in ended] == ["stopping"] and ended[0].failure
-
-    asyncio.run(ask())
+    ended = []
+    app = create_app(slowly, Options("x"))
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            health, early = await client.get("/health"), await client.post("/classify", content=b"x")
+            assert (health.status_code, health.json()) == (503, {"status": "loading"})
+            assert early.status_code == 503 and early.headers["retry-after"] == "1"
+            assert (await client.get("/model")).status_code == 503
+            opening.set()
+            while (health := await client.get("/health")).status_code != 200:
+                await asyncio.sleep(0.002)
+            assert health.json() == {"status": "ready"}
+            model = (await client.get("/model")).json()
+            assert model["classes"] == ["red", "green", "blue"] and model["preprocessing"]["crop"] == 8
+            assert model["limits"]["max_megapixels"] == 40
+    assert app.state.service.status == "stopping"
+    app = create_app(never, Options("x"), ended.append)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            while (health := await client.get("/health")).json()["status"] == "loading":
+                await asyncio.sleep(0.002)
+            assert health.status_code == 503 and "log says why" in health.json()["error"]
+            assert (await client.post("/classify", content=b"x")).status_code == 503
+    assert [service.status for service in ended] == ["stopping"] and ended[0].failure
 
 
-def test_failing_batch__fails_alone():
-    async def ask():
-        run = Colours()
-        async with inside(run, max_batch=4, max_wait_ms=0) as (client, service):
-            run.gate.clear()
-            asked = [asyncio.create_task(client.post("/classify", content=image(9, 9, 9)))]
-            await until(lambda: run.inside == 1)
-            for number, colours in enumerate([COLOURS[:4], [POISON, *COLOURS[:3]], COLOURS[4:8]], 1):
-                asked += [asyncio.create_task(client.post("/classify", content=image(*c))) for c in colours]
-                await until(lambda number=number: service.metrics()["waiting"] == 4 * number)
-            run.gate.set()
-            first, *answers = await asyncio.gather(*asked)
-            black = await client.post("/classify", content=image(0, 0, 0))
-            again = await client.post("/classify", content=image(1, 2, 3))
-            counted = service.metrics()
-        check(first, (9, 9, 9))
-        check(again, (1, 2, 3))
-        for answer, colour in zip([*answers[:4], *answers[8:]], COLOURS[:8], strict=True):
-            check(answer, colour)
-        for answer in (*answers[4:8], black):
-            assert answer.status_code == 500 and "log says why" in answer.json()["error"]
-        assert run.batches == [1, 4, 4, 4, 1, 1]
-        assert counted["failed_batches"] == 1 and counted["status"] == "ready"
-
-    asyncio.run(ask())
+async def test_failing_batch__fails_alone():
+    run = Colours()
+    async with inside(run, max_batch=4, max_wait_ms=0) as (client, service):
+        run.gate.clear()
+        asked = [asyncio.create_task(send(client, 9, 9, 9))]
+        await until(lambda: run.inside == 1)
+        for number, colours in enumerate([COLOURS[:4], [POISON, *COLOURS[:3]], COLOURS[4:8]], 1):
+            asked += sending(client, colours)
+            await until(lambda number=number: service.metrics()["waiting"] == 4 * number)
+        run.gate.set()
+        first, *answers = await asyncio.gather(*asked)
+        black = await send(client, 0, 0, 0)
+        again = await send(client, 1, 2, 3)
+        counted = service.metrics()
+    check(first, (9, 9, 9))
+    check(again, (1, 2, 3))
+    for answer, colour in zip([*answers[:4], *answers[8:]], COLOURS[:8], strict=True):
+        check(answer, colour)
+    for answer in (*answers[4:8], black):
+        assert answer.status_code == 500 and "log says why" in answer.json()["error"]
+    assert run.batches == [1, 4, 4, 4, 1, 1]
+    assert counted["failed_batches"] == 1 and counted["status"] == "ready"
 
 
-def test_wrong_number_of_answers__nobody_gets_another_ones():
-    async def ask():
-        run = Colours()
-        short = lambda images: [run(images)[0][: max(1, len(images) - 1)]]  # noqa: E731
-        short.batches = run.batches
-        async with inside(short, max_batch=4, max_wait_ms=50) as (client, service):
-            answers = await asyncio.gather(*(client.post("/classify", content=image(*c)) for c in COLOURS[:4]))
-            assert {answer.status_code for answer in answers} == {500}
-            check(await client.post("/classify", content=image(3, 2, 1)), (3, 2, 1))
-
-    asyncio.run(ask())
+async def test_wrong_number_of_answers__nobody_gets_another_ones():
+    run = Colours()
+    short = lambda images: [run(images)[0][: max(1, len(images) - 1)]]  # noqa: E731
+    short.batches = run.batches
+    async with inside(short, max_batch=4, max_wait_ms=50) as (client, service):
+        answers = await asyncio.gather(*(send(client, *c) for c in COLOURS[:4]))
+        assert {answer.status_code for answer in answers} == {500}
+        check(await send(client, 3, 2, 1), (3, 2, 1))
 
 
-def test_disconnected_clients__disturb_nobody():
+async def test_disconnected_clients__disturb_nobody():
     """Half of the clients hang up while they wait, one in the middle of its upload."""
 
-    async def ask():
-        run = Colours()
-        async with listening(run, max_batch=4) as (url, server, service):
-            port = int(url.rpartition(":")[2])
+    run = Colours()
+    async with listening(run, max_batch=4) as (url, server, service):
+        port = int(url.rpartition(":")[2])
 
-            async def send(body: bytes, said: int) -> asyncio.StreamWriter:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(
-                    b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, said) + body
-                )
-                return writer
+        async def send(body: bytes, said: int) -> asyncio.StreamWriter:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, said) + body
+            )
+            return writer
 
-            run.gate.clear()
-            async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
-                stay = [asyncio.create_task(client.post("/classify", content=image(*c))) for c in COLOURS[:12]]
-                await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 12)
-                leave = [await send(image(*colour), len(image(*colour))) for colour in COLOURS[12:24]]
-                await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 24)
-                leave.append(await send(b"\x89PNG", 1000))
-                await until(lambda: service.metrics()["here"] == 25)
-                for writer in leave:
-                    writer.close()
-                await until(lambda: service.metrics()["answers"] == {"499": 13})
-                run.gate.set()
-                answers = await asyncio.gather(*stay)
-            counted = service.metrics()
-        for answer, colour in zip(answers, COLOURS, strict=False):
-            check(answer, colour)
-        assert counted["withdrawn"] == 12 and counted["here"] == 0
-        assert sum(run.batches) == 12
-
-    asyncio.run(ask())
+        run.gate.clear()
+        async with connected(url) as client:
+            stay = sending(client, COLOURS[:12])
+            await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 12)
+            leave = [await send(image(*colour), len(image(*colour))) for colour in COLOURS[12:24]]
+            await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 24)
+            leave.append(await send(b"\x89PNG", 1000))
+            await until(lambda: service.metrics()["here"] == 25)
+            for writer in leave:
+                writer.close()
+            await until(lambda: service.metrics()["answers"] == {"499": 13})
+            run.gate.set()
+            answers = await asyncio.gather(*stay)
+        counted = service.metrics()
+    for answer, colour in zip(answers, COLOURS, strict=False):
+        check(answer, colour)
+    assert counted["withdrawn"] == 12 and counted["here"] == 0
+    assert sum(run.batches) == 12
 
 
-def test_shutdown__answers_all_that_wait():
-    async def ask():
-        run = Colours()
-        async with listening(run, max_batch=4) as (url, server, service):
-            run.gate.clear()
-            async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
-                asked = [asyncio.create_task(client.post("/classify", content=image(*c))) for c in COLOURS[:24]]
-                await until(lambda: service.metrics()["here"] == 24)
-                server.should_exit = True
-                await asyncio.sleep(0.2)  # it has noticed
-                run.gate.set()
-                answers = await asyncio.gather(*asked)
-        for answer, colour in zip(answers, COLOURS, strict=False):
-            check(answer, colour)
-        assert service.status == "stopping" and sum(run.batches) == 24
-
-    asyncio.run(ask())
+async def test_shutdown__answers_all_that_wait():
+    run = Colours()
+    async with listening(run, max_batch=4) as (url, server, service):
+        run.gate.clear()
+        async with connected(url) as client:
+            asked = sending(client, COLOURS[:24])
+            await until(lambda: service.metrics()["here"] == 24)
+            server.should_exit = True
+            await asyncio.sleep(0.2)  # it has noticed
+            run.gate.set()
+            answers = await asyncio.gather(*asked)
+    for answer, colour in zip(answers, COLOURS, strict=False):
+        check(answer, colour)
+    assert service.status == "stopping" and sum(run.batches) == 24
 
 
-def test_upload_too_long__is_told_so_over_the_wire():
-    async def ask():
-        async with (
-            listening(Colours(), max_megabytes=0.5) as (url, server, service),
-            httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client,
-        ):
-            whole = await client.post("/classify", content=bytes(5 * 2**20))
-            chunked = await client.post("/classify", content=pieces(bytes(5 * 2**20), 2**16))
-            check(await client.post("/classify", content=image(1, 9, 3)), (1, 9, 3))
-        assert whole.status_code == chunked.status_code == 413
-
-    asyncio.run(ask())
+async def test_upload_too_long__is_told_so_over_the_wire():
+    async with (
+        listening(Colours(), max_megabytes=0.5) as (url, server, service),
+        connected(url) as client,
+    ):
+        whole = await client.post("/classify", content=bytes(5 * 2**20))
+        chunked = await client.post("/classify", content=pieces(bytes(5 * 2**20), 2**16))
+        check(await send(client, 1, 9, 3), (1, 9, 3))
+    assert whole.status_code == chunked.status_code == 413
 
 
-def test_others__names_sites_and_lengths_are_refused():
-    async def ask():
-        data = image(1, 2, 3)
-        async with inside(Colours(), allow_host="gpu.example, other:9000") as (client, service):
-            for path, method in (
-                ("/classify", "POST"),
-                ("/model", "GET"),
-                ("/health", "GET"),
-                ("/openapi.json", "GET"),
+async def test_others__names_sites_and_lengths_are_refused():
+    data = image(1, 2, 3)
+    async with inside(Colours(), allow_host="gpu.example, other:9000") as (client, service):
+        for path in ("/classify", "/model", "/health", "/openapi.json"):
+            method = "POST" if path == "/classify" else "GET"
+            for headers, status in (
+                ({"host": "evil.example:8000"}, 403),
+                ({"host": "evil.example:8000", "x-forwarded-host": "127.0.0.1:8000"}, 403),
+                ({"host": "localhost"}, 403),
+                ({"origin": "http://evil.example"}, 403),
+                ({"origin": "null"}, 403),
+                ({"sec-fetch-site": "cross-site"}, 403),
+                ({"content-length": "5", "transfer-encoding": "chunked"}, 400),
             ):
-                for headers, status in (
-                    ({"host": "evil.example:8000"}, 403),
-                    ({"host": "evil.example:8000", "x-forwarded-host": "127.0.0.1:8000"}, 403),
-                    ({"host": "localhost"}, 403),
-                    ({"origin": "http://evil.example"}, 403),
-                    ({"origin": "null"}, 403),
-                    ({"sec-fetch-site": "cross-site"}, 403),
-                    ({"content-length": "5", "transfer-encoding": "chunked"}, 400),
-                ):
-                    answer = await client.request(method, path, headers=headers, content=pieces(data))
-                    assert answer.status_code == status and answer.json()["error"]
-                    assert "access-control-allow-origin" not in answer.headers
-            for host in ("localhost:8000", "[::1]:8000", "gpu.example", "GPU.example:8000", "other:9000"):
-                check(await client.post("/classify", content=data, headers={"host": host}), (1, 2, 3))
-            own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
-            check(await client.post("/classify", content=data, headers=own), (1, 2, 3))
-
-    asyncio.run(ask())
+                answer = await client.request(method, path, headers=headers, content=pieces(data))
+                assert answer.status_code == status and answer.json()["error"]
+                assert "access-control-allow-origin" not in answer.headers
+        for host in ("localhost:8000", "[::1]:8000", "gpu.example", "GPU.example:8000", "other:9000"):
+            check(await client.post("/classify", content=data, headers={"host": host}), (1, 2, 3))
+        own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
+        check(await client.post("/classify", content=data, headers=own), (1, 2, 3))
 
 
-def test_others__over_the_wire_both_lengths_and_slow_headers():
+async def test_others__over_the_wire_both_lengths_and_slow_headers():
     async def say(port: int, text: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(text.replace(b"PORT", b"%d" % port))
@@ -384,39 +340,33 @@ def test_others__over_the_wire_both_lengths_and_slow_headers():
         writer.close()
         return answer
 
-    async def ask():
-        async with listening(Colours(), head_timeout=0.2) as (url, server, service):
-            port = int(url.rpartition(":")[2])
-            post = b"POST /classify HTTP/1.1\r\nHost: localhost:PORT\r\nConnection: close\r\n"
-            both = post + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n"
-            assert b" 400 Bad Request" in await say(port, both)
-            assert b" 408 Request Timeout" in await say(port, post)
-            assert b" 403 Forbidden" in await say(port, post.replace(b"localhost", b"evil.example") + b"\r\n")
-            assert service.metrics()["answers"] == {}
-
-    asyncio.run(ask())
+    async with listening(Colours(), head_timeout=0.2) as (url, server, service):
+        port = int(url.rpartition(":")[2])
+        post = b"POST /classify HTTP/1.1\r\nHost: localhost:PORT\r\nConnection: close\r\n"
+        both = post + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n"
+        assert b" 400 Bad Request" in await say(port, both)
+        assert b" 408 Request Timeout" in await say(port, post)
+        assert b" 403 Forbidden" in await say(port, post.replace(b"localhost", b"evil.example") + b"\r\n")
+        assert service.metrics()["answers"] == {}
 
 
-def test_limits__of_all_uploads_together():
+async def test_limits__of_all_uploads_together():
     async def slowly(data: bytes, going: asyncio.Event) -> AsyncIterator[bytes]:
         yield data
         await going.wait()
 
-    async def ask():
-        going, options = asyncio.Event(), dict(max_megabytes=0.001, max_total_megabytes=0.002)
-        data = image(7, 8, 9).ljust(1000, b"\0")
-        async with inside(Colours(), **options) as (client, service):
-            held = [asyncio.create_task(client.post("/classify", content=slowly(data, going))) for _ in range(2)]
-            await until(lambda: service.bodies.here == 2000)
-            refused = await client.post("/classify", content=data)
-            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-            going.set()
-            for answer in await asyncio.gather(*held):
-                check(answer, (7, 8, 9))
-            check(await client.post("/classify", content=data), (7, 8, 9))
-            assert service.bodies.here == 0
-
-    asyncio.run(ask())
+    going, options = asyncio.Event(), dict(max_megabytes=0.001, max_total_megabytes=0.002)
+    data = image(7, 8, 9).ljust(1000, b"\0")
+    async with inside(Colours(), **options) as (client, service):
+        held = [asyncio.create_task(client.post("/classify", content=slowly(data, going))) for _ in range(2)]
+        await until(lambda: service.bodies.here == 2000)
+        refused = await client.post("/classify", content=data)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        going.set()
+        for answer in await asyncio.gather(*held):
+            check(answer, (7, 8, 9))
+        check(await client.post("/classify", content=data), (7, 8, 9))
+        assert service.bodies.here == 0
 
 
 def test_model__tells_no_path():
@@ -531,12 +481,11 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
 def test_load_test__64_clients(tmp_path):
     """Everything as in the README: an exported model, services in processes of their own, real sockets."""
     pytest.importorskip("onnxruntime")
-    from broadsight.deployment.formats import onnx as onnx_format
-    from broadsight.deployment.graph import capture
+    from broadsight.deployment import FORMATS, capture
 
     file, report = tmp_path / "net.onnx", tmp_path / "load.json"
     _, model = leave_run(tmp_path / "run", num_classes=4)
-    onnx_format.write(capture(model, (3, 32, 32)), described(), file)
+    FORMATS["onnx"].write(capture(model, (3, 32, 32)), described(), file)
     command = [sys.executable, str(SERVE / "load_test.py"), str(file)]
     options = ["--clients", "64", "--requests", "4", "--rounds", "1", "--json", str(report)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -12,28 +12,21 @@ Found = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the pixels of an image are from.
+    """Where the pixels that a model sees are from."""
 
-    Args:
-        image: (height, width) of the image.
-        seen: What it was resized to; it lies in the image's upper left corner.
-        canvas: (height, width) of the image.
-        matrix: (2, 3), of a crop: from its pixels to those of the image.
-    """
-
-    image: tuple[int, int]
-    seen: tuple[int, int]
-    canvas: tuple[int, int]
-    matrix: np.ndarray | None = None
+    image: tuple[int, int]  # (height, width)
+    seen: tuple[int, int]  # (height, width) that it was resized to, in the upper left corner of the canvas
+    canvas: tuple[int, int]  # (height, width) of what the model sees
+    matrix: np.ndarray | None = None  # (2, 3), of a crop: from its pixels to those of the image
 
 
 def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], places: Sequence[Place]) -> list[Found]:
-    """What was found in each image, in pixels of its image.
+    """What was found in each image, in its own pixels.
 
     Args:
-        decoding: What the artefact says of it.
+        decoding: What the artefact's description says of it.
         outputs: By name, each with a row for every image.
-        places: Of the images.
+        places: One for each image.
 
     Returns:
         Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters

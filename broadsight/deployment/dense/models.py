@@ -22,7 +22,7 @@ class Copying(TorchFunctionMode):
     might = frozenset({Tensor.reshape, Tensor.contiguous, Tensor.flatten, torch.reshape, torch.flatten})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.might and any(isinstance(side, torch.SymInt) for side in args[0].shape):
+        if func in self.might and _is_open(args[0]):
             args = (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
         return func(*args, **(kwargs or {}))
 
@@ -38,7 +38,10 @@ class RawDetector(nn.Module):
     def __init__(self, model: Any, outputs: tuple[str, ...]):
         super().__init__()
         self.backbone, self.head, self.outputs = model.backbone, model.head, outputs
-        replaced(self.head, lambda layer: isinstance(layer, nn.Conv2d) and layer.out_channels == 1, SingleChannel)
+        replaced(
+            self.head,
+            lambda layer: SingleChannel(layer) if isinstance(layer, nn.Conv2d) and layer.out_channels == 1 else layer,
+        )
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with Copying():
@@ -55,12 +58,16 @@ class SingleChannel(nn.Module):
         self.convolution = convolution
 
     def forward(self, x: Tensor) -> Tensor:
-        if not any(isinstance(side, torch.SymInt) for side in x.shape):
-            return self.convolution(x)
         one = self.convolution
-        bias = None if one.bias is None else one.bias.repeat(2)
-        both = one._conv_forward(x, one.weight.repeat(2, 1, 1, 1), bias)
+        if not _is_open(x):
+            return one(x)
+        both = one._conv_forward(x, one.weight.repeat(2, 1, 1, 1), None if one.bias is None else one.bias.repeat(2))
         return both[:, :1].clone(memory_format=torch.contiguous_format)
+
+
+def _is_open(x: Tensor) -> bool:
+    """Whether a side is left open."""
+    return any(isinstance(side, torch.SymInt) for side in x.shape)
 
 
 class RawQueries(nn.Module):
@@ -70,10 +77,7 @@ class RawQueries(nn.Module):
     well choose others, and only `following` its choice can one tell whether it computes the same.
 
     The layers are those of transformers. Its own way through them counts images with `len`, which fixes their number
-    in an exported program, and makes anchors anew each time; here these are constants.
-
-    Args:
-        model: RTDETR of this package; its decoder is changed.
+    in an exported program, and makes anchors anew each time; here these are constants. The model's decoder is changed.
     """
 
     anchors: Tensor
@@ -83,17 +87,10 @@ class RawQueries(nn.Module):
         super().__init__()
         inner = model.detector.model
         self.stages, self.queries = model.stages, inner.config.num_queries
-        self.into_encoder, self.encoder, self.into_decoder = (
-            inner.encoder_input_proj,
-            inner.encoder,
-            inner.decoder_input_proj,
-        )
-        self.proposal, self.proposal_scores, self.proposal_boxes = (
-            inner.enc_output,
-            inner.enc_score_head,
-            inner.enc_bbox_head,
-        )
-        self.decoder = inner.decoder
+        self.into_encoder, self.into_decoder = inner.encoder_input_proj, inner.decoder_input_proj
+        self.encoder, self.decoder = inner.encoder, inner.decoder
+        self.proposal = inner.enc_output
+        self.proposal_scores, self.proposal_boxes = inner.enc_score_head, inner.enc_bbox_head
         self.scores = inner.decoder.class_embed[-1]
         inner.decoder.class_embed = None  # what earlier layers say is for training
         strides = model.stages.strides[-len(self.into_encoder) :]
@@ -166,8 +163,7 @@ class RawSegmenter(nn.Module):
         self.stages, self.decoder, self.classifier = model.stages, model.decoder, model.classifier
         replaced(
             self.decoder,
-            lambda layer: isinstance(layer, nn.AdaptiveAvgPool2d),
-            lambda layer: PoolToCells(int(layer.output_size)),
+            lambda layer: PoolToCells(layer.output_size) if isinstance(layer, nn.AdaptiveAvgPool2d) else layer,
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
@@ -183,15 +179,25 @@ class PoolToCells(nn.Module):
 
     def __init__(self, cells: int):
         super().__init__()
-        self.cells = cells
+        self.cells = int(cells)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3), keepdim=True) if self.cells == 1 else average_by_products(x, self.cells, self.cells)
 
 
-def replaced(model: nn.Module, wanted: Callable[[nn.Module], bool], make: Callable[[Any], nn.Module]) -> None:
-    """Put other layers in the place of some, in place."""
+def replaced(model: nn.Module, make: Callable[[Any], nn.Module]) -> None:
+    """Put other layers in the place of some, in place. make: a layer -> what comes there, which may be the same."""
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if wanted(child):
-                setattr(module, name, make(child))
+            setattr(module, name, make(child))
+
+
+class AsTuple(nn.Module):
+    """A model of one output, as those of several."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        return (self.model(images),)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from torch import nn
 
 from ...runs.dense_model import DenseModel
 from ...training.dense import crop_size
-from .models import RawDetector, RawQueries, RawSegmenter
+from .models import AsTuple, RawDetector, RawQueries, RawSegmenter
 
 CELL = 32  # pixels of the coarsest map of all backbones
+BOXES = ("cls_logits", "bbox_regression")
 PADDING = 1.25  # of a crop around a box; as pose models are trained
 WANTS_REGIONS = ("faster_rcnn", "mask_rcnn", "cascade_mask_rcnn", "keypoint_rcnn")
 
@@ -23,23 +24,14 @@ class NotExportable(ValueError):
 
 @dataclass(frozen=True)
 class RawModel:
-    """A dense model up to its heads.
+    """A dense model up to its heads."""
 
-    Args:
-        model: (B, C, H, W), normalised -> a tuple of tensors; a copy, in eval mode on the CPU.
-        outputs: Their names.
-        size: (height, width) of the images that it is exported for if these are fixed.
-        any_size: Whether height and width can be left open.
-        preprocessing: How an image becomes the model's input; see `dense_images`.
-        decoding: What turns outputs into findings; see `dense_decoding`.
-    """
-
-    model: nn.Module
-    outputs: tuple[str, ...]
-    size: tuple[int, int]
-    any_size: bool
-    preprocessing: dict[str, Any]
-    decoding: dict[str, Any]
+    model: nn.Module  # (B, C, H, W), normalised -> a tuple of tensors; a copy, in eval mode on the CPU
+    outputs: tuple[str, ...]  # their names
+    size: tuple[int, int]  # (height, width) of the images that it is exported for if these are fixed
+    any_size: bool  # whether height and width can be left open
+    preprocessing: dict[str, Any]  # how an image becomes the model's input; see `images`
+    decoding: dict[str, Any]  # how outputs become findings; see `decoding`
 
     @property
     def example_size(self) -> tuple[int, int]:
@@ -49,11 +41,8 @@ class RawModel:
 
 
 def check_exportable(head: str, task: str) -> None:
-    """Refuse heads that no runtime takes, before anything is opened.
-
-    Raises:
-        NotExportable: The model looks into regions of its own choice.
-    """
+    """Refuse heads that no runtime takes, before anything is opened: those that look into regions of their choice."""
+    known = f"heads that export are {', '.join(HEADS)}"
     if head in WANTS_REGIONS:
         other = {
             "instances": "no head for masks does without; train semantic_fpn or upernet for classes of pixels",
@@ -61,10 +50,10 @@ def check_exportable(head: str, task: str) -> None:
         }
         raise NotExportable(
             f"{head} looks into regions of its own choice, as many as it finds, which exported graphs cannot; "
-            f"{other.get(task, 'train retinanet, fcos, ssdlite or rtdetr')}; heads that export are {', '.join(HEADS)}"
+            f"{other.get(task, 'train retinanet, fcos, ssdlite or rtdetr')}; {known}"
         )
     if head not in HEADS:
-        raise NotExportable(f"{head} has no export; heads that export are {', '.join(HEADS)}")
+        raise NotExportable(f"{head} has no export; {known}")
 
 
 def raw_model(run: DenseModel, *, canvas: tuple[int, int] | None = None) -> RawModel:
@@ -81,35 +70,28 @@ def raw_model(run: DenseModel, *, canvas: tuple[int, int] | None = None) -> RawM
         NotExportable: The model looks into regions of its own choice.
     """
     check_exportable(run.head, run.task)
-    model = deepcopy(run.model).cpu().float().eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model = deepcopy(run.model).cpu().float().eval().requires_grad_(False)
     found = HEADS[run.head](run, model)
-    if canvas is not None:
-        found = _on_canvas(found, canvas, run.head)
     said = {"mean": [float(x) for x in model.stages.mean], "std": [float(x) for x in model.stages.std]}
     ids = [run.category_ids[label] for label in sorted(run.category_ids)]  # of COCO, in the order of the labels
-    return RawModel(
-        found.model.eval(),
-        found.outputs,
-        found.size,
-        found.any_size,
-        {**found.preprocessing, **said},
-        {"head": run.head, **found.decoding, **({"category_ids": ids} if ids else {})},
+    return replace(
+        found,
+        model=found.model.eval(),
+        size=found.size if canvas is None else _checked(canvas, found, run.head),
+        preprocessing=found.preprocessing | said,
+        decoding={"head": run.head, **found.decoding, **({"category_ids": ids} if ids else {})},
     )
 
 
-def _on_canvas(found: RawModel, canvas: tuple[int, int], head: str) -> RawModel:
+def _checked(canvas: tuple[int, int], found: RawModel, head: str) -> tuple[int, int]:
+    shown = f"canvas={canvas[0]}x{canvas[1]}"
     if found.preprocessing["way"] != "fit":
-        if canvas == found.size:
-            return found
-        raise ValueError(f"canvas={canvas[0]}x{canvas[1]}; {head} takes {found.size[0]}x{found.size[1]} alone")
-    if min(canvas) < CELL or any(side % CELL for side in canvas):
+        if canvas != found.size:
+            raise ValueError(f"{shown}; {head} takes {found.size[0]}x{found.size[1]} alone")
+    elif min(canvas) < CELL or any(side % CELL for side in canvas):
         near = [max(CELL, CELL * round(side / CELL)) for side in canvas]
-        raise ValueError(
-            f"canvas={canvas[0]}x{canvas[1]}; expected multiples of {CELL}, for instance {near[0]}x{near[1]}"
-        )
-    return RawModel(found.model, found.outputs, canvas, found.any_size, found.preprocessing, found.decoding)
+        raise ValueError(f"{shown}; expected multiples of {CELL}, for instance {near[0]}x{near[1]}")
+    return canvas
 
 
 def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
@@ -120,23 +102,12 @@ def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
         {"stride": stride, "step": [stride, stride], "boxes": boxes.tolist()}
         for stride, boxes in zip(generator.strides, generator.cell_anchors, strict=True)
     ]
-    outputs = ["cls_logits", "bbox_regression"]
-    if hasattr(model.head.regression_head, "bbox_ctrness"):
-        outputs.append("bbox_ctrness")
-    coder = model.box_coder
-    linear = run.head == "fcos"
-    decoding = _suppression(model) | {
-        "kind": "anchors",
-        "scores": "sigmoid",
-        "coder": "distances" if linear else "deltas",
-        "weights": None if linear else list(coder.weights),
-        "largest_growth": None if linear else coder.bbox_xform_clip,
-        "offset": generator.offset,
-        "levels": levels,
-    }
+    centered = hasattr(model.head.regression_head, "bbox_ctrness")
+    outputs = (*BOXES, *(["bbox_ctrness"] if centered else []))
+    decoding = _of_anchors(model, "sigmoid", levels, generator.offset, None if run.head == "fcos" else model.box_coder)
     short, long = model.transform.image_size or (None, None)
     preprocessing = _fitting(short, long, multiple=model.transform.size_divisible)
-    return _open(model, RawDetector(model, tuple(outputs)), tuple(outputs), preprocessing, decoding, long)
+    return _open(model, RawDetector(model, outputs), outputs, preprocessing, decoding, long)
 
 
 def _default_boxes(run: DenseModel, model: Any) -> RawModel:
@@ -149,30 +120,35 @@ def _default_boxes(run: DenseModel, model: Any) -> RawModel:
         sides = pairs.clamp(0, 1).double() * torch.tensor([width, height])
         boxes = torch.cat([-sides / 2, sides / 2], 1).tolist()
         levels.append({"stride": stride, "step": [height / grid[0], width / grid[1]], "boxes": boxes})
-    outputs = ("cls_logits", "bbox_regression")
-    decoding = _suppression(model) | {
-        "kind": "anchors",
-        "scores": "softmax",
-        "coder": "deltas",
-        "weights": list(model.box_coder.weights),
-        "largest_growth": model.box_coder.bbox_xform_clip,
-        "offset": 0.5,
-        "levels": levels,
-    }
+    decoding = _of_anchors(model, "softmax", levels, 0.5, model.box_coder)
     preprocessing = {"way": "exact", "antialias": False}
-    return RawModel(RawDetector(model, outputs), outputs, (height, width), False, preprocessing, decoding)
+    return RawModel(RawDetector(model, BOXES), BOXES, (height, width), False, preprocessing, decoding)
+
+
+def _of_anchors(model: Any, scores: str, levels: list[dict[str, Any]], offset: float, coder: Any) -> dict[str, Any]:
+    """How boxes come from anchors and are suppressed. coder: of boxes as deltas; None where they are distances."""
+    return {
+        "kind": "anchors",
+        "scores": scores,
+        "coder": "distances" if coder is None else "deltas",
+        "weights": None if coder is None else list(coder.weights),
+        "largest_growth": None if coder is None else coder.bbox_xform_clip,
+        "offset": offset,
+        "levels": levels,
+        "classes": model.num_classes,
+        "score_threshold": model.score_thresh,
+        "candidates": model.topk_candidates,
+        "overlap": model.nms_thresh,
+        "detections": model.detections_per_img,
+    }
 
 
 def _queries(run: DenseModel, model: Any) -> RawModel:
     """RT-DETR, which suppresses nothing."""
-    decoding = {
-        "kind": "queries",
-        "classes": model.num_classes,
-        "detections": model.detections_per_img,
-        "score_threshold": model.score_thresh,
-    }
-    size, outputs = model.image_size, ("logits", "boxes", "chosen")
-    return RawModel(RawQueries(model), outputs, size, False, {"way": "exact", "antialias": True}, decoding)
+    limits = {"detections": model.detections_per_img, "score_threshold": model.score_thresh}
+    decoding = {"kind": "queries", "classes": model.num_classes, **limits}
+    outputs, preprocessing = ("logits", "boxes", "chosen"), {"way": "exact", "antialias": True}
+    return RawModel(RawQueries(model), outputs, model.image_size, False, preprocessing, decoding)
 
 
 def _pixels(run: DenseModel, model: Any) -> RawModel:
@@ -208,39 +184,13 @@ HEADS: dict[str, Callable[[DenseModel, Any], RawModel]] = {
 }
 
 
-class AsTuple(nn.Module):
-    """A model of one output, as those of several."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self.model(images),)
-
-
-def _suppression(model: Any) -> dict[str, Any]:
-    return {
-        "classes": model.num_classes,
-        "score_threshold": model.score_thresh,
-        "candidates": model.topk_candidates,
-        "overlap": model.nms_thresh,
-        "detections": model.detections_per_img,
-    }
-
-
 def _fitting(
     short: int | None, long: int | None, *, rounding: str = "down", antialias: bool = False, multiple: int = 1
 ) -> dict[str, Any]:
-    """Images keep their aspect: the shorter side is to have so many pixels unless the longer would exceed its own."""
-    return {
-        "way": "fit",
-        "short_side": short,
-        "long_side": long,
-        "rounding": rounding,
-        "antialias": antialias,
-        "multiple": multiple,  # to which images are padded where sizes are open
-    }
+    """Images keep their aspect: the shorter side gets `short` pixels unless the longer would exceed `long`; where sizes
+    are open they are padded to a multiple."""
+    sides = {"short_side": short, "long_side": long, "rounding": rounding}
+    return {"way": "fit", **sides, "antialias": antialias, "multiple": multiple}
 
 
 def _open(

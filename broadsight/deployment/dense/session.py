@@ -15,12 +15,10 @@ Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def predict_images(session: Session, images: Iterable[Image.Image], boxes: Sequence[Any] | None = None) -> list[Found]:
-    """What is in each image, in its own pixels, one image at a time.
+    """What an opened artefact finds in each image, of any size and mode, in its own pixels.
 
     Args:
-        session: An opened artefact.
-        images: Of any size and mode.
-        boxes: Of pose models, (N, 4) for each image; without them one that is all of the image.
+        boxes: For pose models, (N, 4) for each image; without them one that is all of the image.
 
     Returns:
         Of detectors "boxes" (N, 4), "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
@@ -34,34 +32,28 @@ def predict_images(session: Session, images: Iterable[Image.Image], boxes: Seque
     return [find(session, session.description, image, one) for image, one in zip(images, given, strict=True)]
 
 
-def find(model: Model, description: Description, photo: Image.Image, boxes: Any = None) -> Found:
+def find(model: Model, description: Description, image: Image.Image, boxes: Any = None) -> Found:
     """What a model of this description finds in one image; the model may be torch's, to compare with."""
-    if description.decoding is None:
+    decoding = description.decoding
+    if decoding is None:
         raise ValueError(f"{description.title} says nothing of its decoding; expected an exported dense model")
-    if description.preprocessing["way"] == "crops":
-        return _keypoints(model, description, photo, boxes)
-    if boxes is not None:
-        raise ValueError(f"boxes were given to {description.title}, which finds them by itself; leave them out")
-    image, place = whole_image(description, photo)
-    return decode(description.decoding, model(image[None]), [place])[0]
-
-
-def _keypoints(model: Model, description: Description, image: Image.Image, boxes: Any) -> Found:
-    assert description.decoding is not None
+    if description.preprocessing["way"] != "crops":
+        if boxes is not None:
+            raise ValueError(f"boxes were given to {description.title}, which finds them by itself; leave them out")
+        seen, place = whole_image(description, image)
+        return decode(decoding, model(seen[None]), [place])[0]
     whole = [[0, 0, image.width, image.height]]
     boxes = np.asarray(whole if boxes is None else boxes, np.float32).reshape(-1, 4)
-    images, places = crops(description, image, boxes)
-    points = np.zeros((0, len(description.decoding["names"]), 3), np.float32)
+    points = np.zeros((0, len(decoding["names"]), 3), np.float32)
     if len(boxes):
-        found = decode(description.decoding, model(images), places)
-        points = np.stack([one["keypoints"] for one in found])
+        images, places = crops(description, image, boxes)
+        points = np.stack([one["keypoints"] for one in decode(decoding, model(images), places)])
     scores = points[..., 2].mean(1).clip(0, 1)
-    labels = np.ones(len(boxes), np.int64)
-    return {"boxes": boxes, "labels": labels, "scores": scores, "keypoints": points}
+    return {"boxes": boxes, "labels": np.ones(len(boxes), np.int64), "scores": scores, "keypoints": points}
 
 
 def apart(found: Found, expected: Found) -> dict[str, float]:
-    """How far two answers about one image are from each other, in what matters to whoever asked.
+    """How far two answers about one image are from each other.
 
     Returns:
         "differing": which part of the objects, keypoints or pixels is not the same: an object is if the other answer

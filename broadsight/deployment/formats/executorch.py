@@ -1,13 +1,8 @@
 """ExecuTorch: a .pte file for phones, lowered to XNNPACK, run here by the Python runtime."""
 
-import contextlib
 import hashlib
-import io
-import logging
 import os
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -15,69 +10,62 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
-from ..description import Description
+from ..description import KEY, Description
+from ..quiet import quiet
 from ..session import Session
-from .executorch_passes import drop_idle_expands, flatten_soft_maxes, fold_constants
+from .registry import Format, described, register
 
 SEAL = b"\nbroadsight sha256 "
-METHOD = "broadsight"  # gives the description, as the bytes of its JSON
 
-_open: WeakSet[Session] = WeakSet()
-
-
-def write(program: ExportedProgram, description: Description, path: Path) -> None:
-    """A program for one image of a fixed size at a time, as one file with its description."""
-    with _quietly():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.exir import to_edge_transform_and_lower
-
-        text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
-        lowered = to_edge_transform_and_lower(
-            fold_constants(program),
-            transform_passes=[drop_idle_expands, flatten_soft_maxes],
-            partitioner=[XnnpackPartitioner()],
-            constant_methods={METHOD: text},
-        ).to_executorch()
-    path.write_bytes(sealed(lowered.buffer))
+_open: WeakSet[Any] = WeakSet()  # sessions, by what runs them
 
 
-def open(path: Path, threads: int | None = None) -> Session:
-    """A .pte file of ours in ExecuTorch's Python runtime.
+@register
+class ExecuTorch(Format):
+    """One image of a fixed size at a time. The method "broadsight" gives the description, as the bytes of its JSON.
 
-    Args:
-        threads: Of the one pool that all sessions of the process share; None leaves it as it is.
-
-    Raises:
-        ValueError: It is not such a file, or an open session needs another number of threads.
+    The runtime has one pool of threads, which all sessions of the process share.
     """
-    with _quietly():
-        from executorch.runtime import Runtime
 
-        _set_threads(threads)
+    name, files, runtime = "executorch", (".pte",), "ExecuTorch"
+    packages, extra = ("executorch",), "executorch"
+    batches = sizes = False
 
-        try:
+    def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
+        os.environ.setdefault("FLATC_LOG", "0")
+        with quiet():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+
+            text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
+            lowered = to_edge_transform_and_lower(
+                fold_constants(program),
+                transform_passes=[drop_idle_expands, flatten_soft_maxes],
+                partitioner=[XnnpackPartitioner()],
+                constant_methods={KEY: text},
+            ).to_executorch()
+        path.write_bytes(sealed(lowered.buffer))
+
+    def load(self, path: Path, threads: int | None) -> Session:
+        with quiet():
+            from executorch.runtime import Runtime
+
+            _set_threads(threads)
             _check(path)
             program = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
-        except Exception as error:
-            lines = str(error).splitlines() or [type(error).__name__]
-            raise ValueError(f"{path} cannot be opened by ExecuTorch: {lines[0]}") from None
-        if program.method_names != {METHOD, "forward"}:
-            raise ValueError(f"{path} does not say what it is; expected a file that `broadsight export` wrote")
-        try:
-            kept: Any = program.load_method(METHOD)
-            description = Description.from_json(bytes(kept.execute([])[0].tolist()).decode())
+            kept: Any = program.load_method(KEY) if program.method_names == {KEY, "forward"} else None
+            texts = {} if kept is None else {KEY: bytes(kept.execute([])[0].tolist()).decode()}
+            description = described(texts)
             method: Any = program.load_method("forward")
-        except (RuntimeError, UnicodeDecodeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} cannot be opened by ExecuTorch: {str(error).splitlines()[0]}") from None
 
-    def run(images: np.ndarray) -> list[np.ndarray]:
-        # The runtime writes into memory of its own, which the next call uses again.
-        return [one.numpy().copy() for one in method.execute([torch.from_numpy(images)])]
+        def run(images: np.ndarray) -> list[np.ndarray]:
+            # The runtime writes into memory of its own, which the next call uses again.
+            return [one.numpy().copy() for one in method.execute([torch.from_numpy(images)])]
 
-    session = Session(description, run)
-    _open.add(session)
-    return session
+        _open.add(run)
+        return Session(description, run)
 
 
 def sealed(program: bytes) -> bytes:
@@ -107,15 +95,61 @@ def _set_threads(wanted: int | None) -> None:
     portable_lib._unsafe_reset_threadpool(wanted)
 
 
-@contextmanager
-def _quietly() -> Generator[None, None, None]:
-    """Its importers and lowering passes print and warn."""
-    os.environ.setdefault("FLATC_LOG", "0")
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
+def fold_constants(program: ExportedProgram) -> ExportedProgram:
+    """A copy in which whatever is computed from weights alone is a weight.
+
+    XNNPACK takes filters that are constants, but not views of constants: those would run a hundred times slower.
+    """
+    from executorch.exir.passes.constant_prop_pass import constant_prop_pass
+
+    folded = constant_prop_pass(deepcopy(program))
+    for name in set(folded.constants) - set(program.constants):
+        # As tensors with memory of their own: a parameter that was passed on unchanged is looked for among the
+        # buffers, and of a slice the first numbers of the whole would be written.
+        folded.constants[name] = folded.constants[name].detach().clone(memory_format=torch.contiguous_format)
+    return folded
+
+
+def drop_idle_expands(module: GraphModule) -> Any:
+    """Products of batches expand their factors, mostly to the shapes that these have: a copy, and outside XNNPACK."""
+    from executorch.exir.dialects._ops import ops
+
+    for node in module.graph.find_nodes(op="call_function", target=ops.edge.aten.expand_copy.default):
+        if node.args[0].meta["val"].shape == node.meta["val"].shape:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    return _changed(module)
+
+
+def flatten_soft_maxes(module: GraphModule) -> Any:
+    """Soft-maxes over the columns of maps get three dimensions.
+
+    Behind a convolution, whose maps XNNPACK keeps with their channels last, one of four runs over the channels.
+    """
+    from executorch.exir.dialects._ops import ops
+
+    for node in module.graph.find_nodes(op="call_function", target=ops.edge.aten._softmax.default):
+        x, dim = node.args[0], node.args[1]
+        value = x.meta["val"]
+        if value.ndim != 4 or dim not in (-1, 3):
+            continue
+        shape = list(value.shape)
+        flat = [shape[0], shape[1] * shape[2], shape[3]]
+        view = ops.edge.aten.view_copy.default
+        with module.graph.inserting_before(node):
+            rows = module.graph.call_function(view, (x, flat))
+            rows.meta["val"] = value.new_empty(flat)
+            soft = module.graph.call_function(node.target, (rows, 2, *node.args[2:]))
+            soft.meta["val"] = value.new_empty(flat)
+            back = module.graph.call_function(view, (soft, shape))
+            back.meta = node.meta
+        node.replace_all_uses_with(back)
+        module.graph.erase_node(node)
+    return _changed(module)
+
+
+def _changed(module: GraphModule) -> Any:
+    from torch.fx.passes.infra.pass_base import PassResult
+
+    module.recompile()
+    return PassResult(module, True)

@@ -1,122 +1,210 @@
 """ONNX: one file, opset 20, run by ONNX Runtime."""
 
-import contextlib
-import io
-import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch.export import ExportedProgram
 
 from ..description import KEY, Description
+from ..quiet import quiet
 from ..session import Session
-from .onnx_inside import check_onnx
-from .onnx_products import add_bias_within
+from .registry import Format, described, register
+
+if TYPE_CHECKING:
+    from ..int8.layers import Images
+    from ..int8.onnx import CalibratedONNX
 
 OPSET = 20
 INPUT = "images"
+# Domains of ONNX Runtime's own operators; functions in the file may have domains of their own.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc")
+COMPILED = "EPContext"  # an operator that names a file of compiled code
+OPTIONS = "ort_config"  # metadata that ONNX Runtime may take for its own options
 
 
-def write(program: ExportedProgram, description: Description, path: Path) -> None:
-    """A program as one ONNX file, which holds its weights and its description."""
-    import onnx
+@register
+class ONNX(Format):
+    name, files, runtime = "onnx", (".onnx",), "ONNX Runtime"
+    packages, extra = ("onnx", "onnxscript", "onnxruntime"), "export"
+    int8, int8_batches = "int8", True
 
-    model = to_onnx(program, description.outputs)
-    onnx.helper.set_model_props(model, {KEY: description.to_json(), **_plain(description)})
-    model.doc_string = f"{description.title}, exported by broadsight"
-    onnx.checker.check_model(model)
-    path.write_bytes(model.SerializeToString())
+    def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
+        import onnx
+
+        model = to_onnx(program, description.outputs)
+        model.doc_string = f"{description.title}, exported by broadsight"
+        onnx.checker.check_model(model)
+        _save(model, description, path)
+
+    def load(self, path: Path, threads: int | None) -> Session:
+        content = path.read_bytes()
+        check_onnx(content)
+        session = session_of(content, threads)
+        description = described(session.get_modelmeta().custom_metadata_map)
+        outputs = list(description.outputs)
+        return Session(description, lambda images: session.run(outputs, {INPUT: images}))
+
+    def calibrated(self, source: Path, calibration: "Images", threads: int | None = None) -> "CalibratedONNX":
+        from ..int8.onnx import CalibratedONNX
+
+        return CalibratedONNX(source, calibration, threads)
+
+    def describe(self, path: Path, description: Description) -> None:
+        import onnx
+
+        _save(onnx.load(path), description, path)
 
 
 def to_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     """A program as an `onnx.ModelProto`."""
-    import torch
-
-    with _quietly():
-        exported: Any = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=[INPUT],
-            output_names=list(outputs),
-            verbose=False,
-        )
+    names: Any = dict(input_names=[INPUT], output_names=list(outputs))
+    with quiet():
+        exported: Any = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
     model = exported.model_proto
     add_bias_within(model)
     return model
 
 
-def open(path: Path, threads: int | None = None) -> Session:
-    """An ONNX file of ours in ONNX Runtime, on the CPU. What is inside is looked at first; see `onnx_inside`.
-
-    Args:
-        threads: Of its operators; None leaves it to ONNX Runtime.
-
-    Raises:
-        ValueError: It refers to other files or foreign operators, or is not a file of ours.
-    """
+def session_of(model: bytes, threads: int | None = None) -> Any:
+    """An `onnxruntime.InferenceSession` on the CPU that reports nothing but errors."""
     import onnxruntime
-
-    content = path.read_bytes()
-    try:
-        check_onnx(content)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be opened: {error}") from None
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    try:
-        session: Any = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"{path} cannot be opened by ONNX Runtime: {lines[0]}") from None
-    kept = session.get_modelmeta().custom_metadata_map
-    if KEY not in kept:
-        raise ValueError(f"{path} does not say what it is; expected a file that `broadsight export` wrote")
-    description = Description.from_json(kept[KEY])
-    outputs = list(description.outputs)
-
-    def run(images: np.ndarray) -> list[np.ndarray]:
-        return session.run(outputs, {INPUT: images})
-
-    return Session(description, run)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def describe(path: Path, description: Description) -> None:
-    """Replace what a file says of itself."""
+def _save(model: Any, description: Description, path: Path) -> None:
+    """Write an `onnx.ModelProto` with its description, and what viewers of ONNX files can show of it."""
     import onnx
 
-    model = onnx.load(path)
-    onnx.helper.set_model_props(model, {KEY: description.to_json(), **_plain(description)})
+    shown = {"task": description.task, "title": description.title}
+    if description.classes:
+        shown["classes"] = "\n".join(description.classes)
+    onnx.helper.set_model_props(model, {KEY: description.to_json(), **shown})
     path.write_bytes(model.SerializeToString())
 
 
-def _plain(description: Description) -> dict[str, str]:
-    """For viewers of ONNX files and other programs, which do not know our JSON."""
-    found = {"task": description.task, "title": description.title}
-    if description.classes:
-        found["classes"] = "\n".join(description.classes)
-    return found
+def add_bias_within(model: Any) -> int:
+    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place; the number of those.
+
+    Of Gemm, which knows matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory
+    of its own, and keeps GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so
+    itself only where all lengths are known; left alone here is what has more than one axis of unknown length.
+    """
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    constants = {one.name: tuple(one.dims) for one in graph.initializer}
+    shapes = {one.name: _shape(one) for one in (*graph.input, *graph.value_info)}
+    readers: dict[str, list[Any]] = {one.name: [None] for one in graph.output}  # somebody outside reads them
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    kept: list[Any] = []
+    replaced: set[int] = set()
+    made = 0
+    for node in graph.node:
+        found = None if node.op_type != "MatMul" else _biased(node, constants, shapes, readers)
+        if found is None:
+            kept.append(node)
+            continue
+        add, bias, front = found
+        rows, width = constants[node.input[1]]
+        stem, made = f"{node.output[0]}_rows", made + 1
+        for name, target in ((f"{stem}_flat", [-1, rows]), (f"{stem}_whole", [*front, width])):
+            graph.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
+        gemm = helper.make_node("Gemm", [stem, node.input[1], bias], [f"{stem}_sum"], name=node.name)
+        gemm.metadata_props.extend(node.metadata_props)
+        kept += [
+            helper.make_node("Reshape", [node.input[0], f"{stem}_flat"], [stem], name=f"{node.name}_flat"),
+            gemm,
+            helper.make_node("Reshape", [f"{stem}_sum", f"{stem}_whole"], [add.output[0]], name=f"{node.name}_whole"),
+        ]
+        replaced.add(id(add))
+        shapes.pop(node.output[0], None)
+    kept = [node for node in kept if id(node) not in replaced]
+    del graph.node[:]
+    graph.node.extend(kept)
+    gone = [place for place, one in enumerate(graph.value_info) if one.name not in shapes]
+    for place in reversed(gone):
+        del graph.value_info[place]
+    return made
 
 
-@contextmanager
-def _quietly() -> Generator[None, None, None]:
-    """The exporter prints its progress and warns of its own parts."""
-    import warnings
+def _biased(node: Any, constants: Any, shapes: Any, readers: Any) -> tuple[Any, str, list[int]] | None:
+    """The Add behind a MatMul, the name of its bias, and the leading axes of the result with -1 for an unknown one."""
+    weight, shape = constants.get(node.input[1], ()), shapes.get(node.input[0])
+    if len(weight) != 2 or shape is None or len(shape) < 3 or shape[-1] != weight[0]:
+        return None
+    (add, *others) = readers.get(node.output[0], [None])
+    if others or add is None or add.op_type != "Add":
+        return None
+    bias = add.input[1] if add.input[0] == node.output[0] else add.input[0]
+    if constants.get(bias) != (weight[1],):
+        return None
+    front = [-1 if size is None else size for size in shape[:-1]]
+    return None if front.count(-1) > 1 or 0 in front else (add, bias, front)
 
-    names = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
-    before = {name: logging.getLogger(name).level for name in names}
+
+def _shape(value: Any) -> tuple[int | None, ...] | None:
+    """Of a value, None where a length, or the whole of it, is unknown."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim)
+
+
+def check_onnx(content: bytes) -> None:
+    """Refuse a file that refers to others, or to operators that are not ONNX Runtime's.
+
+    Raises:
+        ValueError: With what it holds.
+    """
+    import onnx
+
     try:
-        for name in names:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        model = onnx.load_model_from_string(content)
+    except Exception as error:
+        raise ValueError(f"it is no ONNX file ({type(error).__name__})") from None
+    if not model.HasField("graph"):
+        raise ValueError("it is no ONNX file (there is no graph)")
+    if any(entry.key == OPTIONS for entry in model.metadata_props):
+        raise ValueError(f"it sets options of ONNX Runtime ({OPTIONS}); expected a model alone")
+    domains = {*DOMAINS, *(function.domain for function in model.functions)}
+    for part in (graph for whole in (model.graph, *model.functions) for graph in _graphs(whole)):
+        for node in part.node:
+            if node.op_type == COMPILED or node.domain not in domains:
+                name = f"{node.domain}.{node.op_type}"
+                raise ValueError(f"it calls {name[:80]!r}, which is no operator of ONNX Runtime")
+        for tensor in _tensors(part):
+            if tensor.data_location == tensor.EXTERNAL or tensor.external_data:
+                place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+                raise ValueError(
+                    f"its tensor {tensor.name[:80]!r} lies in another file, {place[:80]!r}; expected one file"
+                )
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph or function, and the graphs inside its nodes, such as the branches of an If."""
+    yield graph
+    for attribute in (one for node in graph.node for one in node.attribute):
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from _graphs(inner)
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """The tensors that a graph or function stores itself."""
+    yield from getattr(graph, "initializer", ())
+    sparse = list(getattr(graph, "sparse_initializer", ()))
+    for attribute in (one for node in graph.node for one in node.attribute):
+        yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+        sparse += [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])]
+        sparse += attribute.sparse_tensors
+    for both in sparse:
+        yield from (both.values, both.indices)

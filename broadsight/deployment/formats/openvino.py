@@ -1,38 +1,83 @@
 """OpenVINO: an .xml file with its weights in the .bin beside it."""
 
 import operator
-import warnings
+import re
+import tempfile
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from ...files import move_together
 from .. import signal_stack
 from ..description import KEY, Description
+from ..quiet import quiet
 from ..session import Session
 from .onnx import INPUT
-from .openvino_inside import check_openvino
+from .registry import Format, described, register
+
+if TYPE_CHECKING:
+    from ..int8.layers import Images
+    from ..int8.openvino import CalibratedOpenVINO
 
 MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
+LARGEST = 2**28  # bytes of the .xml file; weights are in the other one
+DECLARED = re.compile(rb"<\?xml[^>]*encoding\s*=\s*[\"'](?!utf-8[\"'])", re.IGNORECASE)
+OPSETS = re.compile(r"opset\d{1,3}")
 
 
-def write(program: ExportedProgram, description: Description, path: Path) -> None:
-    """A program as OpenVINO's .xml and .bin, weights in float32, its description among the run-time information."""
-    import openvino
+@register
+class OpenVINO(Format):
+    name, files, runtime = "openvino", (".xml", ".bin"), "OpenVINO"
+    packages, extra = ("openvino",), "openvino"
+    int8, int8_packages = "openvino-int8", ("nncf",)
+    narrows = True
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model: Any = openvino.convert_model(plain_sizes(program))
-    for port, name in [(model.inputs[0], INPUT), *zip(model.outputs, description.outputs, strict=True)]:
-        port.get_tensor().set_names({name})
-    if not description.image["any_size"]:
-        # The converter leaves sides open. For one image OpenVINO fuses more so than of what torch captures for one.
-        model.reshape([-1 if description.image["any_batch"] else 1, *description.shape])
-    save(model, description, path)
+    def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
+        import openvino
+
+        with quiet():
+            model: Any = openvino.convert_model(plain_sizes(program))
+        for port, name in [(model.inputs[0], INPUT), *zip(model.outputs, description.outputs, strict=True)]:
+            port.get_tensor().set_names({name})
+        if not description.image["any_size"]:
+            # The converter leaves sides open. For one image OpenVINO fuses more so than of what torch captures for one.
+            model.reshape([-1 if description.image["any_batch"] else 1, *description.shape])
+        save(model, description, path)
+
+    def load(self, path: Path, threads: int | None) -> Session:
+        """In float32 where it is float; some processors would compute in bfloat16 unasked."""
+        import openvino
+
+        check_openvino(path)
+        core = openvino.Core()
+        model = core.read_model(str(path))
+        description = description_of(model)
+        single = for_one_image(model, description)
+        # takes as long again: not for who only ever has one image
+        several = cache(lambda: compiled(core, model, threads).create_infer_request())
+        one = several() if single is None else compiled(core, single, threads).create_infer_request()
+
+        def run(images: np.ndarray) -> list[np.ndarray]:
+            found = (one if len(images) == 1 else several()).infer({0: images}, share_inputs=True)
+            return [np.array(found[place]) for place in range(len(description.outputs))]
+
+        return Session(description, run)
+
+    def calibrated(self, source: Path, calibration: "Images", threads: int | None = None) -> "CalibratedOpenVINO":
+        from ..int8.openvino import CalibratedOpenVINO
+
+        return CalibratedOpenVINO(source, calibration, threads)
+
+    def describe(self, path: Path, description: Description) -> None:
+        import openvino
+
+        save_over(path, openvino.Core().read_model(str(path)), description)
 
 
 def plain_sizes(program: ExportedProgram) -> ExportedProgram:
@@ -67,52 +112,32 @@ def plain_sizes(program: ExportedProgram) -> ExportedProgram:
 
 
 def save(model: Any, description: Description, path: Path) -> None:
-    """Write an `openvino.Model`."""
+    """Write an `openvino.Model` with weights in float32, its description among the run-time information."""
     import openvino
 
     model.set_rt_info(description.to_json(), KEY)
     openvino.save_model(model, str(path), compress_to_fp16=False)
 
 
-def open(path: Path, threads: int | None = None) -> Session:
-    """An .xml file of ours in OpenVINO, on the CPU, in float32 where it is float.
+def save_over(path: Path, model: Any, description: Description) -> None:
+    """Write over the file that a model was read from, whose weights are still mapped from there."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        save(model, description, Path(folder) / path.name)
+        move_together(Path(folder) / path.name, path, OpenVINO.files)
 
-    Args:
-        threads: Of its operators; None leaves it to OpenVINO.
-    """
-    import openvino
 
-    try:
-        check_openvino(path)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be opened: {error}") from None
-    core = openvino.Core()
-    try:
-        model = core.read_model(str(path))
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ValueError(f"{path} cannot be opened by OpenVINO: {lines[-1] if lines else 'no reason given'}") from None
-    if not model.has_rt_info(KEY):
-        raise ValueError(f"{path} does not say what it is; expected a file that `broadsight export` wrote")
-    description = Description.from_json(model.get_rt_info(KEY).astype(str))
-    # Some processors would compute in bfloat16 unasked.
+def description_of(model: Any) -> Description:
+    """What an `openvino.Model` of ours says of itself."""
+    return described({KEY: model.get_rt_info(KEY).astype(str)} if model.has_rt_info(KEY) else {})
+
+
+def compiled(core: Any, model: Any, threads: int | None) -> Any:
+    """An `openvino.Model` ready to run on the CPU."""
     hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         hints["INFERENCE_NUM_THREADS"] = threads
-
-    def compiled(graph: Any) -> Any:
-        with signal_stack.kept():
-            return core.compile_model(graph, "CPU", hints).create_infer_request()
-
-    single = for_one_image(model, description)
-    several = cache(lambda: compiled(model))  # takes as long again: not for who only ever has one image
-    one = several() if single is None else compiled(single)
-
-    def run(images: np.ndarray) -> list[np.ndarray]:
-        found = (one if len(images) == 1 else several()).infer({0: images}, share_inputs=True)
-        return [np.array(found[place]) for place in range(len(description.outputs))]
-
-    return Session(description, run)
+    with signal_stack.kept():
+        return core.compile_model(model, "CPU", hints)
 
 
 def for_one_image(model: Any, description: Description) -> Any | None:
@@ -120,9 +145,45 @@ def for_one_image(model: Any, description: Description) -> Any | None:
 
     OpenVINO fuses attention, norms and chains of small operations where all lengths are known, and else does not.
     """
-    image = description.image
-    if not image["any_batch"] or image["any_size"]:
+    if not description.image["any_batch"] or description.image["any_size"]:
         return None
     single = model.clone()
     single.reshape([1, *description.shape])
     return single
+
+
+def check_openvino(path: Path) -> None:
+    """Refuse an .xml file that is no model, refers to others, or needs an extension; its weights lie beside it.
+
+    Raises:
+        ValueError: With what it holds.
+    """
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise ValueError(f"it has {size:,} bytes; expected {LARGEST:,} at most")
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
+        # Entities may name files, and grow; other encodings could hide them. OpenVINO writes neither.
+        if b"<!" in content or DECLARED.search(content):
+            raise ValueError("it declares entities or another encoding; expected a plain model")
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is no XML ({str(error).splitlines()[0]})") from None
+    if root.tag != "net":
+        raise ValueError(f"it describes a <{root.tag[:40]}>, not a <net>")
+    weights = path.with_suffix(".bin")
+    if weights.is_symlink() or not weights.is_file():
+        raise ValueError(f"there is no {weights.name} beside it, a plain file of weights")
+    stored = weights.stat().st_size
+    for layer in root.iter("layer"):
+        name, version, data = str(layer.get("name"))[:60], layer.get("version") or "", layer.find("data")
+        if not OPSETS.fullmatch(version):
+            raise ValueError(f"its layer {name!r} needs {version[:60]!r}; expected an opset")
+        if layer.get("type") != "Const" or data is None:
+            continue
+        offset, size = data.get("offset", ""), data.get("size", "")
+        if not all(re.fullmatch(r"-?\d{1,18}", number) for number in (offset, size)):
+            raise ValueError(f"its tensor {name!r} does not say where it lies")
+        if not 0 <= int(offset) <= int(offset) + int(size) <= stored:
+            raise ValueError(f"its tensor {name!r} lies beyond the {stored:,} bytes of its weights")

@@ -14,8 +14,8 @@ FUNCTIONS |= {"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "FloorDiv", "ModularIndexing",
 FUNCTIONS |= {"CeilToInt", "FloorToInt", "TruncToInt", "TruncToFloat", "RoundToInt", "RoundDecimal", "ToFloat"}
 FUNCTIONS |= {"IntTrueDiv", "FloatTrueDiv", "floor", "ceiling", "max", "min", *POWERS}
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Not, ast.And, ast.Or)
-ARITHMETIC += (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Load)
-WRAPPING = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare)
+ARITHMETIC += (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Load)  # and what these stand in
+ARITHMETIC += (ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare)
 ARGUMENT = re.compile(r"L\['[A-Za-z_]\w*'\]\.size\(\)\[\d\]")
 
 
@@ -25,43 +25,34 @@ def check_expression(text: str) -> None:
     Raises:
         ValueError: With the formula's beginning.
     """
-    tree = _parsed(text)
-    inner: set[ast.AST] = set()
+    checked: set[ast.AST] = set()  # beside what holds them
     powers = 0
-    for node in ast.walk(tree):
-        if node in inner or isinstance(node, WRAPPING + ARITHMETIC):
+    for node in ast.walk(_parsed(text)):
+        if node in checked or isinstance(node, ARITHMETIC):
             continue
         if isinstance(node, ast.Constant) and _is_number(node.value):
             continue
         if isinstance(node, ast.Name) and (node.id in ("true", "false", "True", "False") or SYMBOL.fullmatch(node.id)):
             continue
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
-            inner.add(node.func)
-            for keyword in node.keywords:
-                if keyword.arg not in ASSUMED or not isinstance(getattr(keyword.value, "value", None), bool):
-                    raise _refused(text)
-                inner |= {keyword, keyword.value}
-            if node.func.id == "Symbol":
-                name = node.args[0] if len(node.args) == 1 else None
-                if not (
-                    isinstance(name, ast.Constant) and isinstance(name.value, str) and SYMBOL.fullmatch(name.value)
-                ):
-                    raise _refused(text)
-                inner.add(name)
-            if node.func.id in POWERS:
-                powers += 1
-                if powers > 3 or len(node.args) != 2 or not _is_small(node.args[1]):
-                    raise _refused(text)
-            continue
-        raise _refused(text)
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS):
+            raise _refused(text)
+        checked |= {node.func, *node.keywords, *(keyword.value for keyword in node.keywords)}
+        for keyword in node.keywords:
+            if keyword.arg not in ASSUMED or not isinstance(getattr(keyword.value, "value", None), bool):
+                raise _refused(text)
+        if node.func.id == "Symbol":
+            name = getattr(node.args[0], "value", None) if len(node.args) == 1 else None
+            if not (isinstance(name, str) and SYMBOL.fullmatch(name)):
+                raise _refused(text)
+            checked.add(node.args[0])
+        if node.func.id in POWERS:
+            powers += 1
+            if powers > 3 or len(node.args) != 2 or not _is_small(node.args[1]):
+                raise _refused(text)
 
 
 def check_guard(text: str) -> None:
-    """Refuse a guard that is more than arithmetic of an image's sides, such as "L['x'].size()[2] % 32 == 0".
-
-    Raises:
-        ValueError: With the guard's beginning.
-    """
+    """Refuse a guard that is more than arithmetic of an image's sides, such as "L['x'].size()[2] % 32 == 0"."""
     if not isinstance(text, str):
         raise _refused(str(text))
     check_expression(ARGUMENT.sub("s1", text))

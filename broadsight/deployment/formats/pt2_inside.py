@@ -20,9 +20,11 @@ WEIGHTS_CONFIG, CONSTANTS_CONFIG = f"{WEIGHTS}model_weights_config.json", f"{CON
 PLAIN = {"archive_format": rb"pt2", "archive_version": rb"0", "byteorder": rb"little"}
 PLAIN |= {".data/version": rb"\d{1,4}\n?", "version": rb"\d{1,4}\n?", ".data/serialization_id": rb"\d{1,64}"}
 PLAIN |= {".format_version": rb"\d{1,4}\n?", ".storage_alignment": rb"\d{1,8}\n?"}
+NEEDED = (MODEL, WEIGHTS_CONFIG, CONSTANTS_CONFIG, "archive_format", "archive_version")
+KNOWN = {*PLAIN, *NEEDED, SAMPLES}
 PAYLOAD = re.compile(r"data/(weights/weight|constants/tensor)_\d+")
 EXTRA = re.compile(r"extra/\w+\.json")
-UNREADABLE = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError)
+UNREADABLE = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, OSError, ValueError)
 LARGEST = 2**28  # bytes of a description
 
 NAME, PATH = re.compile(r"[A-Za-z_]\w{0,199}"), re.compile(r"[\w.]{0,400}")
@@ -45,6 +47,7 @@ VALUES |= {"as_floats", "as_bool", "as_bools", "as_none", "as_name", "as_expr", 
 VALUES |= {"as_sym_float", "as_sym_floats", "as_sym_bool", "as_sym_bools", "as_string", "as_device", "as_layout"}
 VALUES |= {"as_memory_format", "as_scalar_type"}
 NAMED = {"name", "as_name", "parameter_name", "buffer_name", "tensor_constant_name", "fqn"}
+LOOKED_AT = {"target", "as_string", "in_spec", "out_spec", "forward_arg_names"}  # already, where they stand
 BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 12: 1, 13: 2}  # of a number, by torch's code for its type
 NOT_FINITE = ("Infinity", "-Infinity", "NaN")  # as JSON has no such numbers, torch writes their names
 TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
@@ -71,9 +74,8 @@ def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.By
     for name, pattern in PLAIN.items():
         if name in entries and not re.fullmatch(pattern, entries[name]):
             raise Refused(f"its {name} is {entries[name][:20]!r}")
-    for name in (MODEL, WEIGHTS_CONFIG, CONSTANTS_CONFIG, "archive_format", "archive_version"):
-        if name not in entries:
-            raise Refused(f"it holds no {name}")
+    if missing := [name for name in NEEDED if name not in entries]:
+        raise Refused(f"it holds no {missing[0]}")
     for place, below in ((WEIGHTS_CONFIG, WEIGHTS), (CONSTANTS_CONFIG, CONSTANTS)):
         config = _json(entries[place], place)
         _check_payloads(config, below, entries)
@@ -86,8 +88,11 @@ def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.By
         for name, content in entries.items():
             target.writestr(zipfile.ZipInfo(f"{root}/{name}"), content)
     found.seek(0)
-    beside = {name.removeprefix("extra/"): _text(entries[name], name) for name in entries if EXTRA.fullmatch(name)}
-    return found, beside
+    extra = [name for name in entries if EXTRA.fullmatch(name)]
+    try:
+        return found, {name.removeprefix("extra/"): entries[name].decode() for name in extra}
+    except UnicodeDecodeError:
+        raise Refused(f"its {' or '.join(extra)} is damaged") from None
 
 
 def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
@@ -100,8 +105,7 @@ def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
                 folder, _, name = entry.filename.partition("/")
                 root = root or folder
                 pickled = "pickled " if name.endswith((".pt", ".pkl")) or "_obj_" in name else ""
-                known = name in PLAIN or name in (MODEL, WEIGHTS_CONFIG, CONSTANTS_CONFIG, SAMPLES)
-                if folder != root or not (known or PAYLOAD.fullmatch(name) or EXTRA.fullmatch(name)):
+                if folder != root or not (name in KNOWN or PAYLOAD.fullmatch(name) or EXTRA.fullmatch(name)):
                     raise Refused(f"it holds a {pickled}entry {entry.filename[:80]!r}, which is not part of a model")
                 if name in found:
                     raise Refused(f"it holds {name} twice")
@@ -110,7 +114,7 @@ def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
                 found[name] = source.read(entry)
     except Refused:
         raise
-    except (*UNREADABLE, OSError, ValueError) as error:
+    except UNREADABLE as error:
         reason = next(iter(str(error).splitlines()), "damaged")
         raise Refused(f"it is no archive of torch ({reason})") from None
     return root, found
@@ -126,13 +130,6 @@ def _json(content: bytes, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refused(f"its {name} is damaged")
     return found
-
-
-def _text(content: bytes, name: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise Refused(f"its {name} is damaged") from None
 
 
 def _check_payloads(config: dict[str, Any], below: str, entries: dict[str, bytes]) -> None:
@@ -230,14 +227,11 @@ def _walk(value: Any, key: str) -> None:
     elif isinstance(value, str):
         if key == "expr_str":
             check_expression(value)
-        elif key in NAMED:
-            if not PATH.fullmatch(value):
-                raise Refused(f"it calls something {value[:80]!r}, which is no name")
-        elif key in ("as_float", "as_floats"):
-            if value not in NOT_FINITE:
-                raise Refused(f"it gives {value[:40]!r} as a number")
-        elif key == "type":
-            if value != "cpu":
-                raise Refused(f"it wants the device {value[:40]!r}; expected cpu")
-        elif key not in ("target", "as_string", "in_spec", "out_spec", "forward_arg_names"):
+        elif key in NAMED and not PATH.fullmatch(value):
+            raise Refused(f"it calls something {value[:80]!r}, which is no name")
+        elif key in ("as_float", "as_floats") and value not in NOT_FINITE:
+            raise Refused(f"it gives {value[:40]!r} as a number")
+        elif key == "type" and value != "cpu":
+            raise Refused(f"it wants the device {value[:40]!r}; expected cpu")
+        elif key not in {*NAMED, *LOOKED_AT, "as_float", "as_floats", "type"}:
             raise Refused(f"it says {key}={value[:40]!r}, which no model needs")

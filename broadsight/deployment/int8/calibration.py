@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,21 +34,13 @@ class NormalisedImages:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where images come from.
-
-    Args:
-        calibration: To calibrate on.
-        said: What those are.
-        task: What accuracy is measured on; None if nothing is labelled.
-        place: Where that is.
-        notes: What the user should know.
-    """
+    """Where images come from."""
 
     calibration: Source
-    said: str
-    task: Task | None = None
-    place: str = ""
-    notes: tuple[str, ...] = ()
+    said: str  # what those are
+    task: Task | None = None  # what accuracy is measured on; None if nothing is labelled
+    place: str = ""  # where that is
+    notes: tuple[str, ...] = ()  # for the user
 
 
 def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, images: int) -> Sources:
@@ -92,16 +85,11 @@ def _training_part(classifier: Classifier, data: str | None, own: str | None, la
         return Found(splits.train, f"the training part of {own}", (), {})
     if labelled.description.get("part") not in ("val", "test") or data is None:
         return None
-    run = classifier.run.get("broadsight", {})
+    run, transforms = classifier.run.get("broadsight", {}), classifier.transforms
+    settings, side = run.get("settings", {}), run.get("recipe", {}).get("image_size") or transforms.size
+    options: dict[str, Any] = {"seed": settings.get("seed", 0), "root": settings.get("root"), "scenes_size": side}
     try:
-        found = open_part(
-            data,
-            "train",
-            seed=run.get("settings", {}).get("seed", 0),
-            channels=classifier.transforms.channels,
-            scenes_size=run.get("recipe", {}).get("image_size") or classifier.transforms.size,
-            root=run.get("settings", {}).get("root"),
-        )
+        found = open_part(data, "train", channels=transforms.channels, **options)
     except ValueError:  # it has no such part
         return None
     return replace(found, place=f"the training part of {data}")
@@ -121,7 +109,7 @@ def _apart(task: Task, place: str, images: int, notes: tuple[str, ...]) -> Sourc
 
 
 def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[NormalisedImages, tuple[str, ...]]:
-    """So many images, drawn by chance, and a note of those that cannot be read."""
+    """A number of images, drawn at random, and a note of those that cannot be read."""
     source = sources.calibration
     photos = SourceDataset(source, classifier.transforms.build(training=False))
     order = np.random.default_rng(0).permutation(len(source)).tolist()
@@ -135,9 +123,9 @@ def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[
         if len(found) == images:
             break
     if not found:
-        why = f"; {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        why = f"; {': '.join(skipped[0])}" if skipped else ""
         raise ValueError(f"none of the {len(order)} images in {sources.said} can be read to calibrate on{why}")
-    notes = []
-    if skipped:
-        notes.append(f"{len(skipped)} images to calibrate on cannot be read, such as {skipped[0][0]}: {skipped[0][1]}")
-    return NormalisedImages(torch.stack(found), classifier.normalise), tuple(notes)
+    read = NormalisedImages(torch.stack(found), classifier.normalise)
+    if not skipped:
+        return read, ()
+    return read, (f"{len(skipped)} images to calibrate on cannot be read, such as {': '.join(skipped[0])}",)

@@ -1,10 +1,12 @@
-"""Layers that may become int8: what they are called, which are asked to stay in float, how far one moves an answer."""
+"""What both quantisers share: which layers may become int8, what they are called, how far one moves an answer."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,24 +24,77 @@ class Images(Protocol):
     def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
-class Calibrated(Protocol):
+@dataclass(frozen=True)
+class Product:
+    """A convolution or a product of matrices in a graph."""
+
+    key: str  # the name of its node
+    place: tuple[str, str]  # the module that it is in, and what it does there
+    computed: bool  # without a weight, of two activations
+    endless: bool  # with values that are not finite
+    channels: int | None = None  # input channels of each group of a convolution
+    before: str | None = None  # key of the convolution whose result it reads, if only activations lie between
+    factor: bool = False  # whose result is multiplied by other activations, where the runtime cannot do that in int8
+
+    def obstacle(self, obstacles: dict[str, str]) -> str:
+        """Why it is no good in int8, by the obstacles of the products before it; empty if it is."""
+        if self.computed:
+            return COMPUTED
+        if self.endless:
+            return ENDLESS
+        # Between two that are int8, one of few channels would have to be converted to float and back.
+        if self.channels is not None and self.channels < FEW and (self.before is None or self.before in obstacles):
+            return SHALLOW
+        return FACTOR if self.factor else ""
+
+
+class Calibrated(ABC):
     """A model in float whose ranges of values are known, ready to be written in int8 as often as wanted.
 
     Args:
-        layers: Names of those that can be int8, in the order of the graph.
+        source: A float file of ours.
+        calibration: Normalised images (N, C, H, W) of the kind that the model will see.
+        threads: For `alone`; None leaves them to the runtime.
+
+    Attributes:
+        layers: Names of those that can be int8, in the order of the graph -> the names of their nodes.
         passed_over: By name why others stay in float in any case.
     """
 
-    layers: tuple[str, ...]
-    passed_over: Mapping[str, str]
+    def __init__(self, source: Path, calibration: Images, threads: int | None = None):
+        if not len(calibration):
+            raise ValueError("no images to calibrate with; expected at least one")
+        self.calibration, self.threads = calibration, threads
+        self.layers: dict[str, str] = {}
+        self.passed_over: dict[str, str] = {}
+        products, obstacles = self._read(Path(source)), {}
+        for name, product in zip(unique_names([one.place for one in products]), products, strict=True):
+            if obstacle := product.obstacle(obstacles):
+                obstacles[product.key] = self.passed_over[name] = obstacle
+            else:
+                self.layers[name] = product.key
 
     def write(self, target: Path, keep_float: Sequence[str] = ()) -> None:
         """The model in int8, but for some of the layers, by their names."""
-        ...
+        layers = [name for name in self.layers if name not in set(keep_float)]
+        if not layers:  # for quantisers that would mean all of them
+            raise ValueError("no layer is left to be int8; keep fewer in float")
+        self._save(self._quantised(layers), target)
 
+    @abstractmethod
     def alone(self, layer: str) -> Callable[[np.ndarray], np.ndarray]:
         """Images (B, C, H, W) -> the first output of the model with this one layer in int8."""
-        ...
+
+    @abstractmethod
+    def _read(self, source: Path) -> list[Product]:
+        """Open and calibrate the file; its products in the order of the graph."""
+
+    @abstractmethod
+    def _quantised(self, layers: Sequence[str]) -> Any:
+        """The model with these layers in int8, as its library has models; at least one."""
+
+    @abstractmethod
+    def _save(self, model: Any, target: Path) -> None: ...
 
 
 def unique_names(found: Sequence[tuple[str, str]]) -> list[str]:

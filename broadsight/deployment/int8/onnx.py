@@ -1,18 +1,17 @@
 """ONNX in int8: static quantisation by ONNX Runtime, as pairs of QuantizeLinear and DequantizeLinear (QDQ)."""
 
-import logging
 import re
 import tempfile
 from ast import literal_eval
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..formats.onnx import INPUT
-from .layers import COMPUTED, ENDLESS, FEW, SHALLOW, Images, unique_names
+from ..formats.onnx import INPUT, session_of
+from ..quiet import quiet
+from .layers import Calibrated, Images, Product
 
 PRODUCTS = ("Conv", "MatMul", "Gemm")
 WITHIN = ("Relu", "Clip")  # that a convolution in int8 does by saturating
@@ -21,43 +20,23 @@ MOVES = ("Slice", "Unsqueeze", "Squeeze", "Transpose", "Reshape", "Split", "Conc
 BATCH = 8  # images that are calibrated with at once
 
 
-def quantise(source: Path, target: Path, calibration: Images, keep_float: Sequence[str] = ()) -> None:
-    """Write a float ONNX file of ours in int8; it keeps its description.
-
-    Args:
-        calibration: Normalised images (N, C, H, W) of the kind that the model will see.
-        keep_float: Names of layers that stay as they are; see `CalibratedONNX.layers`.
-    """
-    CalibratedONNX(source, calibration).write(target, keep_float)
-
-
-class CalibratedONNX:
-    """A float ONNX file of ours with the ranges of its values: `int8_layers.Calibrated`.
+class CalibratedONNX(Calibrated):
+    """A float ONNX file with the ranges of its values.
 
     Weights become signed, with a scale for each output channel; activations unsigned, with one scale and a zero point,
     from the smallest to the largest value seen. Products of matrices give float results, since what follows them is
     float anyway; convolutions give int8, or ONNX Runtime would run them in float. Measured on trained models, this
     was the most accurate and the fastest of what ONNX Runtime offers.
-
-    Args:
-        calibration: Normalised images (N, C, H, W).
-        threads: Of `alone`; None leaves it to ONNX Runtime.
     """
 
-    layers: tuple[str, ...]
-    passed_over: Mapping[str, str]
-
-    def __init__(self, source: Path, calibration: Images, threads: int | None = None):
+    def _read(self, source: Path) -> list[Product]:
         from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
 
-        if not len(calibration):
-            raise ValueError("no images to calibrate with; expected at least one")
-        self.threads = threads
-        with tempfile.TemporaryDirectory() as folder, _quietly():
+        with tempfile.TemporaryDirectory() as folder, quiet():
             inferred = Path(folder) / "model.onnx"  # beside which ONNX Runtime writes
-            model, self._origins = _with_weights_in_place(Path(source))
+            model, self._origins = _with_weights_in_place(source)
             inferred.write_bytes(model.SerializeToString())
-            self._ranges, self._endless = _ranges(inferred, calibration)
+            self._ranges, self._endless = _ranges(inferred, self.calibration)
             self._float: Any = load_model_with_shape_infer(inferred)
         graph = self._float.graph
         _own_biases(graph)
@@ -67,34 +46,22 @@ class CalibratedONNX:
         for node in graph.node:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
-        products = [node for node in graph.node if node.op_type in PRODUCTS]
-        names = unique_names([self._place(node) for node in products])
-        obstacles: dict[str, str] = {}
-        for node in products:
-            if obstacle := self._obstacle(node, obstacles):
-                obstacles[node.name] = obstacle
-        named = list(zip(names, products, strict=True))
-        self._nodes = {name: node for name, node in named if node.name not in obstacles}
-        self.layers = tuple(self._nodes)
-        self.passed_over = {name: obstacles[node.name] for name, node in named if node.name in obstacles}
+        self._products = {node.name: node for node in graph.node if node.op_type in PRODUCTS}
+        return [self._product(node) for node in self._products.values()]
 
-    def write(self, target: Path, keep_float: Sequence[str] = ()) -> None:
-        import onnx
-
-        model = self._quantised([name for name in self.layers if name not in set(keep_float)])
-        onnx.checker.check_model(model)
-        target.write_bytes(model.SerializeToString())
-
-    def alone(self, layer: str) -> Callable[[np.ndarray], np.ndarray]:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if self.threads is not None:
-            options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
-        made = self._quantised([layer]).SerializeToString()
-        session: Any = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
-        return lambda images: session.run(None, {INPUT: images})[0]
+    def _product(self, node: Any) -> Product:
+        weight = self._constants.get(node.input[1])
+        before = self._makers.get(node.input[0])
+        while before is not None and before.op_type in WITHIN:
+            before = self._makers.get(before.input[0])
+        return Product(
+            node.name,
+            self._place(node),
+            computed=weight is None,
+            endless=not self._endless.isdisjoint((node.input[0], node.output[0])),
+            channels=weight[1] if weight is not None and node.op_type == "Conv" else None,
+            before=before.name if before is not None and before.op_type == "Conv" else None,
+        )
 
     def _place(self, node: Any) -> tuple[str, str]:
         """The module that a node is in, and what it does there."""
@@ -106,34 +73,21 @@ class CalibratedONNX:
             return weight.removesuffix(".weight"), operation
         return (modules[-1] if modules else ""), operation
 
-    def _obstacle(self, node: Any, obstacles: Mapping[str, str]) -> str:
-        """Why a product is no good in int8; empty if it is.
+    def alone(self, layer: str) -> Callable[[np.ndarray], np.ndarray]:
+        session = session_of(self._quantised([layer]).SerializeToString(), self.threads)
+        return lambda images: session.run(None, {INPUT: images})[0]
 
-        Args:
-            obstacles: Those of the nodes before it.
-        """
-        weight = self._constants.get(node.input[1])
-        if weight is None:
-            return COMPUTED
-        if not self._endless.isdisjoint((node.input[0], node.output[0])):
-            return ENDLESS
-        if node.op_type == "Conv" and weight[1] < FEW:
-            # Between two that are int8 it would have to be converted to float and back.
-            before = self._makers.get(node.input[0])
-            while before is not None and before.op_type in WITHIN:
-                before = self._makers.get(before.input[0])
-            if before is None or before.op_type != "Conv" or before.name in obstacles:
-                return SHALLOW
-        return ""
+    def _save(self, model: Any, target: Path) -> None:
+        import onnx
+
+        onnx.checker.check_model(model)
+        target.write_bytes(model.SerializeToString())
 
     def _quantised(self, layers: Sequence[str]) -> Any:
-        """The model as an `onnx.ModelProto` with these layers in int8."""
         import onnx
         from onnxruntime.quantization import QDQQuantizer, QuantType
 
-        if not layers:  # for the quantiser that would mean all of them
-            raise ValueError("no layer is left to be int8; keep fewer in float")
-        nodes = [self._nodes[name] for name in layers]
+        nodes = [self._products[self.layers[name]] for name in layers]
         within = [after.name for node in nodes if (after := self._within(node)) is not None]
         # ONNX Runtime multiplies a stack of matrices by constants of one scale only
         stacked = {
@@ -144,7 +98,7 @@ class CalibratedONNX:
         options = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"], "TensorQuantOverrides": stacked}
         copy = onnx.ModelProto()
         copy.CopyFrom(self._float)
-        with _quietly():
+        with quiet():
             quantizer = QDQQuantizer(
                 copy,
                 per_channel=True,
@@ -163,7 +117,7 @@ class CalibratedONNX:
         _spare_others(model, {node.name: node.op_type for node in nodes})
         del model.metadata_props[:]  # also holds what the quantiser has noted for itself
         model.metadata_props.extend(one for one in self._float.metadata_props if not one.key.startswith("onnx."))
-        names = {node.name: name for name, node in self._nodes.items()}
+        names = {key: name for name, key in self.layers.items()}
         for node in model.graph.node:
             node.name = names.get(node.name, node.name)
             del node.metadata_props[:]  # where torch noted it line by line: as large as the weights of a small model
@@ -176,12 +130,10 @@ class CalibratedONNX:
 
 
 def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
-    """An `onnx.ModelProto` without what only moves constants, as behind that the quantiser sees no weight.
+    """An `onnx.ModelProto` without nodes that only move constants, behind which the quantiser sees no weight.
 
-    Torch's exporter leaves such nodes where the constant is large.
-
-    Returns:
-        The model, and by the name of a constant that was moved that of what it was made of.
+    Torch's exporter leaves such nodes where the constant is large. Second, by the name of a constant that was moved,
+    the name of what it was made of.
     """
     import onnx
     from onnx import helper, numpy_helper
@@ -211,11 +163,7 @@ def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
 
 
 def _ranges(source: Path, calibration: Images) -> tuple[Any, set[str]]:
-    """The smallest and largest value of every tensor around a product, over all images.
-
-    Returns:
-        By name, as the quantiser takes them, and the names of those without such values.
-    """
+    """The smallest and largest value of every tensor around a product, and the names of tensors without such values."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
     from onnxruntime.quantization.calibrate import TensorsData
@@ -259,10 +207,8 @@ def _spare_others(model: Any, quantised: Mapping[str, str]) -> None:
     """Give back the float values to whoever computes in float, where they are still there.
 
     The quantiser rounds a tensor for all that read it, so that a residual connection would lose what only the layer
-    beside it has to. Results of convolutions in int8 are rounded already.
-
-    Args:
-        quantised: Names of the nodes in int8 and their operators.
+    beside it has to. Results of convolutions in int8 are rounded already. `quantised`: the operators of the nodes in
+    int8, by their names.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
@@ -276,14 +222,3 @@ def _spare_others(model: Any, quantised: Mapping[str, str]) -> None:
             maker = makers.get(rounded.input[0])
             if maker is None or quantised.get(maker.name) != "Conv":
                 node.input[place] = rounded.input[0]
-
-
-@contextmanager
-def _quietly() -> Generator[None, None, None]:
-    """The quantiser remarks on the root logger what a user cannot change."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

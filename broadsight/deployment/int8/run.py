@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...benchmark.runtimes import file_bytes
-from ...data.loading import Batch, EvalOrder, SourceDataset, load
+from ...data.loading import EvalOrder, SourceDataset, load
 from ...data.sources.sample_table import some
 from ...errors import first_line
 from ...evaluation.predictions import collect
@@ -20,7 +22,7 @@ from ...evaluation.tasks import Task
 from ...files import move_together
 from ...runs.classifier import Classifier
 from ..description import Description
-from ..formats import FORMATS, open_artefact
+from ..formats import of_file
 from ..run import Progress, Quantise
 from ..session import Session
 from ..subject import Subject
@@ -36,30 +38,23 @@ ASKED_FOR = "asked for"
 
 @dataclass(frozen=True)
 class Answers:
-    """What a session says of the images.
+    """What a session says of the images."""
 
-    Args:
-        predicted: (N,) the first class of each.
-        top1: Per cent that are right; None where nobody knows.
-    """
-
-    predicted: np.ndarray
-    top1: float | None
+    predicted: np.ndarray  # (N,) the first class of each
+    top1: float | None  # per cent that are right; None without labels
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A file in int8.
-
-    Args:
-        kept: Names of the layers in float.
-        lost: Points of accuracy; where nobody knows what is right, per cent of images with another first class.
-    """
+    """A file in int8."""
 
     path: Path
-    kept: tuple[str, ...]
+    kept: tuple[str, ...]  # names of the layers in float
     answers: Answers
-    lost: float
+    lost: float  # points of accuracy; without labels, per cent of images with another first class
+
+
+Measure = Callable[[Session, str], Answers]  # a session, and what it is called while progress is shown
 
 
 def quantiser(
@@ -74,7 +69,7 @@ def quantiser(
     threads: int = 1,
     progress: Progress = lambda *_: None,
 ) -> Quantise:
-    """What `exporting.export` quantises with. Images are found and read here, before anything slow begins.
+    """What `deployment.run.export` quantises with. Images are found and read here, before anything slow begins.
 
     Args:
         data: Labelled images to measure accuracy on; without them what the run validated on.
@@ -96,13 +91,13 @@ def quantiser(
     progress(0, None, "reading images to calibrate on")
     calibration, unread = read_images(classifier, sources, images)
     sources = replace(sources, notes=(*sources.notes, *unread))
-    measure = _Labelled(sources.task, progress) if sources.task else _Unlabelled(calibration)
+    measure = _on_labelled(sources.task, progress) if sources.task else _on_unlabelled(calibration)
 
     def quantise(source: Path, target: Path, session: Session) -> tuple[Description, dict[str, Any]]:
-        title = subject.description.title
+        title, form = subject.description.title, of_file(source)
         progress(0, None, "calibrating")
         with _named(title):
-            calibrated = _calibrated(source, calibration, threads)
+            calibrated = form.calibrated(source, calibration, threads)
         if not calibrated.layers:
             raise ValueError(f"{title} has no layer that int8 is good for; leave --int8 out")
         meant = set(matching(kept, [*calibrated.layers, *calibrated.passed_over]))
@@ -116,7 +111,7 @@ def quantiser(
             progress(0, None, "quantising" + (f" with {len(more)} more layers in float" if more else ""))
             with _named(title):
                 calibrated.write(path, (*asked, *more))
-                after = measure(open_artefact(path, threads), "in int8")
+                after = measure(form.open(path, threads), "in int8")
             return Attempt(path, (*asked, *more), after, _lost(before, after))
 
         def rank() -> dict[str, float]:
@@ -131,10 +126,10 @@ def quantiser(
                 f"{len(calibrated.layers)} layers in float; --max-drop allows {max_drop:g}: nothing was written; "
                 "allow more, calibrate on more images, or leave --int8 out"
             )
-        move_together(best.path, target, FORMATS["onnx" if target.suffix == ".onnx" else "openvino"].files)
+        move_together(best.path, target, form.files)
         found = _findings(calibrated, sources, len(calibration), before, best, errors, max_drop)
         description = replace(session.description, quantised=found)
-        _describe(target, description)
+        form.describe(target, description)
         sizes = {"float": file_bytes(source), "int8": file_bytes(target)}
         return description, {**found, "bytes": sizes, "lines": _lines(found, sizes, sources.notes)}
 
@@ -153,86 +148,68 @@ def settle(
         rank: By layer how far it moves the logits alone.
 
     Returns:
-        The attempt with the fewest layers in float among those within the limit, or, if none was, the one that lost
-        least; and what `rank` found, empty if nobody had to ask.
+        The attempt within the limit with the fewest layers in float, or else the one that lost least; and what `rank`
+        found, empty if it was not needed.
     """
-    found = attempt(())
-    if found.lost <= limit:
-        return found, {}
+    first = attempt(())
+    if first.lost <= limit:
+        return first, {}
     errors = rank()
     order = sorted(errors, key=lambda name: -errors[name])
     most = max(1, len(order) // 2)  # with more of them in float little would be left of int8
-    tried = [found]
-    too_few, count = 0, 1
-    while count <= min(most, len(order)):
-        tried.append(attempt(order[:count]))
-        if tried[-1].lost <= limit:
-            break
-        too_few, count = count, max(count + 1, min(2 * count, most))
-    if tried[-1].lost > limit:
-        return min(tried, key=lambda one: one.lost), errors
-    enough, best = count, tried[-1]
+    tried: dict[int, Attempt] = {0: first}
+    count = 1
+    while count <= min(most, len(order)) and min(one.lost for one in tried.values()) > limit:
+        tried[count] = attempt(order[:count])
+        count = max(count + 1, min(2 * count, most))
+    *_, too_few, enough = [0, *tried]
+    if tried[enough].lost > limit:
+        return min(tried.values(), key=lambda one: one.lost), errors
     while enough - too_few > 1:
         count = (too_few + enough) // 2
-        one = attempt(order[:count])
-        if one.lost <= limit:
-            enough, best = count, one
+        tried[count] = attempt(order[:count])
+        if tried[count].lost <= limit:
+            enough = count
         else:
             too_few = count
-    return best, errors
+    return tried[enough], errors
 
 
-class _Labelled:
-    """Asks sessions about labelled images."""
+def _on_labelled(task: Task, progress: Progress) -> Measure:
+    classifier, count, transforms = task.classifier, len(task.source), task.classifier.transforms
 
-    def __init__(self, task: Task, progress: Progress):
-        self.task, self.progress = task, progress
-        self._kept: list[Batch] | None = None
+    @cache
+    def batches() -> Any:
+        images = SourceDataset(task.source, transforms.build(training=False))
+        loader = load(images, EvalOrder(task.source, BATCH))
+        return loader if count * transforms.channels * transforms.size**2 > KEPT_IN_MEMORY else list(loader)
 
-    def __call__(self, session: Session, what: str) -> Answers:
-        classifier, count = self.task.classifier, len(self.task.source)
+    def measure(session: Session, what: str) -> Answers:
         done = 0
 
         def seen(more: int) -> None:
             nonlocal done
             done += more
-            self.progress(done, count, f"accuracy {what}")
+            progress(done, count, f"accuracy {what}")
 
-        said = collect(_Asked(classifier, session), self._batches(), count=count, kept=self.task.kept, seen=seen)
+        def logits(images: Tensor) -> Tensor:
+            (found,) = session(images.numpy()).values()
+            return torch.from_numpy(np.nan_to_num(found))  # which int8 may answer if a layer is lost: then it is wrong
+
+        # a session as `collect` asks classifiers
+        asked: Any = SimpleNamespace(normalise=classifier.normalise, num_classes=classifier.num_classes, logits=logits)
+        said = collect(asked, batches(), count=count, kept=task.kept, seen=seen)
         return Answers(said.predicted, 100 * float((said.ranks == 0).mean()))
 
-    def _batches(self) -> Any:
-        transforms = self.task.classifier.transforms
-        if self._kept is None:
-            images = SourceDataset(self.task.source, transforms.build(training=False))
-            loader = load(images, EvalOrder(self.task.source, BATCH))
-            if len(self.task.source) * transforms.channels * transforms.size**2 > KEPT_IN_MEMORY:
-                return loader
-            self._kept = list(loader)
-        return self._kept
+    return measure
 
 
-class _Asked:
-    """A session as `collect` asks classifiers."""
-
-    def __init__(self, classifier: Classifier, session: Session):
-        self.normalise, self.num_classes, self._session = classifier.normalise, classifier.num_classes, session
-
-    def logits(self, images: Tensor, /) -> Tensor:
-        (found,) = self._session(images.numpy()).values()
-        return torch.from_numpy(np.nan_to_num(found))  # which int8 may answer if a layer is lost: then it is wrong
-
-
-class _Unlabelled:
-    """Asks sessions about the images that they were calibrated on."""
-
-    def __init__(self, images: NormalisedImages):
-        self.images = images
-
-    def __call__(self, session: Session, what: str) -> Answers:
-        starts = range(0, len(self.images), BATCH)
-        found = [session(self.images[start : start + BATCH]) for start in starts]
+def _on_unlabelled(images: NormalisedImages) -> Measure:
+    def measure(session: Session, what: str) -> Answers:
+        found = [session(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
         return Answers(np.concatenate([next(iter(one.values())).argmax(1) for one in found]), None)
+
+    return measure
 
 
 @contextmanager
@@ -250,24 +227,6 @@ def _lost(before: Answers, after: Answers) -> float:
     if before.top1 is None or after.top1 is None:
         return 100 * float((before.predicted != after.predicted).mean())
     return round(before.top1 - after.top1, 9)  # or 36.7 - 35.7 would be more than 1
-
-
-def _calibrated(source: Path, calibration: NormalisedImages, threads: int) -> Calibrated:
-    if source.suffix == ".onnx":
-        from .onnx import CalibratedONNX
-
-        return CalibratedONNX(source, calibration, threads)
-    from .openvino import CalibratedOpenVINO
-
-    return CalibratedOpenVINO(source, calibration, threads)
-
-
-def _describe(path: Path, description: Description) -> None:
-    if path.suffix == ".onnx":
-        from ..formats.onnx import describe
-    else:
-        from .openvino import describe
-    describe(path, description)
 
 
 def _ranked(
@@ -295,7 +254,6 @@ def _findings(
     max_drop: float,
 ) -> dict[str, Any]:
     """What the artefact says of its quantisation, as JSON can hold it."""
-    same = float((before.predicted == best.answers.predicted).mean())
     kept = [
         {"layer": name, "reason": "int8 loses too much", "moves_logits_by": round(errors[name], 6)}
         if name in errors
@@ -310,7 +268,7 @@ def _findings(
         "always_in_float": dict(calibrated.passed_over),
         "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
         "max_drop": max_drop,
-        "same_class": same,
+        "same_class": float((before.predicted == best.answers.predicted).mean()),
         "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
     }
 

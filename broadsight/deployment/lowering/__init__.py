@@ -4,28 +4,12 @@ A lowered layer is a subclass with another forward: the same function of the sam
 for sizes that are left open as well. Names, weights and hooks stay. Each registers itself by `lowers`.
 """
 
-from . import (
-    abstract_token,
-    bilinear_embed,
-    context_broadcast,
-    ems,
-    merge_maps,
-    partial_attention,
-    plain_pools,
-    stvit_block,
-    super_token,
-)
-from .registry import lower
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "abstract_token",
-    "bilinear_embed",
-    "context_broadcast",
-    "ems",
-    "lower",
-    "merge_maps",
-    "partial_attention",
-    "plain_pools",
-    "stvit_block",
-    "super_token",
-]
+from .registry import lower, lowers
+
+for _module in iter_modules(__path__):
+    import_module(f".{_module.name}", __name__)
+
+__all__ = ["lower", "lowers"]

@@ -53,11 +53,8 @@ def crop_to(x: Tensor, height: int, width: int, start: int = 0) -> Tensor:
 
 
 def average_to(x: Tensor, height: int, width: int) -> Tensor:
-    """The cells' means as F.adaptive_avg_pool2d has them. (B, C, H, W) -> (B, C, height, width).
-
-    Where sizes are open, exporters take lengths of that function's cells from the example, and the program is wrong for
-    other sizes.
-    """
+    """F.adaptive_avg_pool2d, (B, C, H, W) -> (B, C, height, width). Of open sizes exporters would take the lengths of
+    its cells from the example, and the program would be wrong for others."""
     if free(height, width, x.shape[-2], x.shape[-1]):
         return average_by_products(x, height, width)
     return F.adaptive_avg_pool2d(x, (height, width))

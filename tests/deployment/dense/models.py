@@ -14,7 +14,8 @@ from broadsight.dense import HEADS as REGISTERED
 from broadsight.dense import build
 from broadsight.dense.scoring import Views
 from broadsight.deployment import Description
-from broadsight.deployment.dense.raw import RawModel
+from broadsight.deployment.dense.raw import RawModel, raw_model
+from broadsight.deployment.dense.session import find
 
 HEADS: dict[str, dict[str, Any]] = {
     "retinanet": dict(width=32, image_size=(64, 107)),
@@ -68,10 +69,8 @@ def _elsewhere() -> None:
 
 def description_of(run: Any, raw: RawModel, any_size: bool = True) -> Description:
     image = dict(channels=3, height=raw.size[0], width=raw.size[1], any_batch=True, any_size=any_size and raw.any_size)
-    said = Description(
-        run.task, run.title, "x", run.classes, raw.outputs, image, raw.preprocessing, {}, None, raw.decoding
-    )
-    return Description.from_json(said.to_json())
+    names = run.task, run.title, "x", run.classes, raw.outputs
+    return Description.from_json(Description(*names, image, raw.preprocessing, decoding=raw.decoding).to_json())
 
 
 def in_torch(raw: RawModel) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
@@ -82,6 +81,12 @@ def in_torch(raw: RawModel) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
             return dict(zip(raw.outputs, (x.numpy() for x in raw.model(torch.from_numpy(images))), strict=True))
 
     return model
+
+
+def raw_find(run: Any, image: Image.Image, boxes: Any = None) -> dict[str, np.ndarray]:
+    """What the raw model finds in torch, decoded as an artefact's outputs are."""
+    raw = raw_model(run)
+    return find(in_torch(raw), description_of(run, raw), image, boxes)
 
 
 def make_image(width: int = 150, height: int = 101, seed: int = 0) -> Image.Image:

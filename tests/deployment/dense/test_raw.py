@@ -15,7 +15,7 @@ from broadsight.deployment.dense.models import PoolToCells, RawDetector, SingleC
 from broadsight.deployment.dense.raw import NotExportable, raw_model
 from broadsight.deployment.dense.session import apart, find, predict_images
 from broadsight.deployment.session import Session
-from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image
+from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image, raw_find
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if kind not in ("rtdetr", "upernet")])
@@ -131,8 +131,7 @@ def test_whole_image__a_line_of_pixels_and_grey():
     run = dense_run("semantic_fpn")
     image, place = whole_image(description_of(run, raw_model(run)), make_image(300, 1).convert("L"))
     assert place.seen == (1, 256) and image.shape == (3, 64, 256)
-    found = find(in_torch(raw_model(run)), description_of(run, raw_model(run)), make_image(300, 1))
-    assert found["classes"].shape == (1, 300)
+    assert raw_find(run, make_image(300, 1))["classes"].shape == (1, 300)
 
 
 def test_predict_images__boxes_where_they_belong():

@@ -19,10 +19,11 @@ from broadsight.deployment.dense.raw import raw_model
 from broadsight.deployment.dense.session import apart, find, predict_images
 from broadsight.deployment.dense.subject import of_dense, of_opened
 from broadsight.deployment.formats import FORMATS
-from broadsight.deployment.run import Disagreement, Wanted, export
+from broadsight.deployment.run import Disagreement, write_artefact
 from broadsight.deployment.subject import digest
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.run import train
+from tests.deployment.tiny import ask
 
 from ...training.dense_runs import ask_dense, write_coco
 from .models import HEADS, dense_run, in_torch, make_image
@@ -71,7 +72,7 @@ def test_export__finds_what_predict_finds(detector, coco, tmp_path):
     images = sorted((coco.parent / "images").glob("*.png"))
     # 64 x 80 is what the run sees of them, padded to this
     subject = of_dense(detector, "a test", [str(coco.parent / "images")], canvas=(64, 96))
-    found = export(subject, tmp_path / "net.pt2", Wanted("pt2", rounds=0))
+    found = write_artefact(subject, tmp_path / "net.pt2", ask("pt2", rounds=0))
     assert found.agreement.images == 4 and found.agreement.relative < 1e-5
     assert found.findings is not None and found.findings["differing"] == 0 and found.findings["pixels"] < 1e-3
     session = open_artefact(tmp_path / "net.pt2")
@@ -121,7 +122,7 @@ def test_export__raw_outputs_that_differ_are_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr("broadsight.deployment.formats.Format.open", property(opened))
     subject = of_opened(dense_run("semantic_fpn"), "a test", {}, count=2)
     with pytest.raises(Disagreement, match="nothing was written"):
-        export(subject, tmp_path / "net.pt2", Wanted("pt2"))
+        write_artefact(subject, tmp_path / "net.pt2", ask("pt2"))
     assert not list(tmp_path.iterdir())
 
 
@@ -252,7 +253,7 @@ def exported(kind: str, format: str, folder: Path, *model: str) -> Session:
     subject, form = of_opened(run, "a test", {}, count=3), FORMATS[format]
     any_size = form.sizes and not subject.obstacle
     target = folder / f"net{form.suffix}"
-    found = export(subject, target, Wanted(format, any_size=any_size, rounds=0))
+    found = write_artefact(subject, target, ask(format, any_size=any_size, rounds=0))
     assert found.findings is not None and found.findings["differing"] < 0.01
     session = open_artefact(target)
     assert session.description.image["any_size"] == any_size
@@ -286,7 +287,7 @@ def test_export__queries_from_equal_scores(tmp_path):
     run.model = deepcopy(run.model)
     run.model.detector.model.enc_score_head.weight.data.zero_()  # as good as untrained: any choice is right
     opened: Any = run
-    found = export(of_opened(opened, "a test", {}, count=3), tmp_path / "net.onnx", Wanted("onnx", rounds=0))
+    found = write_artefact(of_opened(opened, "a test", {}, count=3), tmp_path / "net.onnx", ask("onnx", rounds=0))
     assert found.agreement.relative < 1e-4
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from broadsight.deployment import FORMATS, Description, capture, compare, need, open_artefact
+from broadsight.benchmark.settings import RUNTIMES
+from broadsight.deployment import FORMATS, Description, Session, capture, compare, need, open_artefact
+from broadsight.deployment.formats import Format, of_file, register, runtimes
 from tests.deployment.tiny import Pair, Tiny, described
 
 SINGLE = [name for name, form in FORMATS.items() if form.suffix]  # the page has tests of its own
@@ -81,7 +83,7 @@ def test_open__refuses_an_onnx_file_without_description(tmp_path):
 def test_open__refuses_what_is_not_there_and_other_endings(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no"):
         open_artefact(tmp_path / "absent.pt2")
-    with pytest.raises(ValueError, match=r"\.onnx, \.xml, \.pt2, \.pte"):
+    with pytest.raises(ValueError, match=r"\.pte, \.onnx, \.xml, \.pt2"):
         open_artefact(tmp_path / "model.tflite")
 
 
@@ -97,7 +99,7 @@ def test_onnx__others_can_read_task_and_classes(tmp_path):
 
 
 def test_need__names_the_pip_line(monkeypatch):
-    monkeypatch.setattr("broadsight.deployment.formats.find_spec", lambda package: None)
+    monkeypatch.setattr("broadsight.deployment.formats.registry.find_spec", lambda package: None)
     for name, extra in (("onnx", "export"), ("web", "export"), ("openvino", "openvino"), ("executorch", "executorch")):
         with pytest.raises(ValueError, match=rf'run: pip install "broadsight\[{extra}\]"'):
             need(name)
@@ -111,6 +113,33 @@ def test_need__refuses_unknown_names_and_int8_where_there_is_none():
         need("opnvino")
     with pytest.raises(ValueError, match="onnx, openvino, web"):
         need("pt2", int8=True)
+
+
+def test_register__a_format_of_ones_own_is_found_by_all(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "mine", FORMATS["pt2"])  # forgotten afterwards
+
+    @register
+    class Mine(Format):
+        name, files, runtime, int8 = "mine", (".mine",), "nothing", "mine-int8"
+
+        def write(self, program, description, path):
+            path.write_text(description.to_json())
+
+        def load(self, path, threads):
+            return Session(described(), lambda images: [images.mean((2, 3))])
+
+    assert isinstance(need("mine", int8=True), Mine) and of_file(tmp_path / "a.mine") is FORMATS["mine"]
+    assert runtimes()["mine"] == ("mine", False) and runtimes()["mine-int8"] == ("mine", True)
+    path = written("mine", tmp_path, Tiny(), described())
+    assert open_artefact(path)(noise(2, 3, 32, 32))["logits"].shape == (2, 3)
+    monkeypatch.setattr(Mine, "load", lambda *_: {}["no such\nkey"])
+    with pytest.raises(ValueError, match=r"model\.mine cannot be opened by nothing: KeyError: 'no such"):
+        open_artefact(path)
+
+
+def test_runtimes__are_those_of_the_benchmark():
+    assert set(runtimes()) == set(RUNTIMES) - {"eager", "compile"}
+    assert runtimes()["int8"] == ("onnx", True) and "web" not in runtimes()
 
 
 def test_capture__says_why_not():

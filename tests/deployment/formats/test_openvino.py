@@ -1,15 +1,18 @@
-"""What OpenVINO does not know is said otherwise."""
+"""What OpenVINO does not know is said otherwise; files that are more than a model are refused before it sees them."""
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.deployment import capture
-from broadsight.deployment.formats.openvino import for_one_image, open, plain_sizes, write
+from broadsight.deployment import FORMATS, capture, open_artefact
+from broadsight.deployment.formats.openvino import for_one_image, plain_sizes, save
 from broadsight.layers import BilinearPatchEmbed
 from tests.compare import randomize
 from tests.deployment.tiny import Tiny, described
+
+openvino = pytest.importorskip("openvino")
+write = FORMATS["openvino"].write
 
 
 class Between(nn.Module):
@@ -21,7 +24,6 @@ class Between(nn.Module):
 
 
 def test_plain_sizes__the_same_numbers_without_maxima():
-    openvino = pytest.importorskip("openvino")
     program = capture(Between().eval(), (3, 160, 224), any_size=True)
     plain = plain_sizes(program)
     there = [{node.target for node in one.graph.nodes} & {torch.sym_max, torch.sym_min} for one in (program, plain)]
@@ -36,14 +38,13 @@ def test_plain_sizes__the_same_numbers_without_maxima():
 
 
 def test_open__one_image_has_a_graph_of_its_own_and_several_share_one(tmp_path, monkeypatch):
-    openvino = pytest.importorskip("openvino")
     model, compiled = Tiny().eval(), []
     write(capture(model, (3, 32, 32)), described(), tmp_path / "net.xml")
     core = openvino.Core.compile_model
     monkeypatch.setattr(
         openvino.Core, "compile_model", lambda *given: compiled.append(given[1].inputs[0].partial_shape) or core(*given)
     )
-    session = open(tmp_path / "net.xml", 1)
+    session = open_artefact(tmp_path / "net.xml", 1)
     for count in (1, 3, 1, 2):
         images = np.random.default_rng(count).normal(size=(count, 3, 32, 32)).astype(np.float32)
         expected = model(torch.from_numpy(images)).detach()
@@ -52,26 +53,75 @@ def test_open__one_image_has_a_graph_of_its_own_and_several_share_one(tmp_path, 
 
 
 def test_for_one_image__not_where_other_lengths_are_open(tmp_path):
-    openvino = pytest.importorskip("openvino")
     path = tmp_path / "net.xml"
     write(capture(Tiny().eval(), (3, 64, 64), any_size=True), described(64, any_size=True), path)
     assert for_one_image(openvino.Core().read_model(path), described(64, any_size=True)) is None
 
 
 def test_write__of_a_program_for_any_number_one_for_a_single_image(tmp_path):
-    openvino = pytest.importorskip("openvino")
     write(capture(Tiny().eval(), (3, 32, 32)), described(any_batch=False), tmp_path / "net.xml")
     model = openvino.Core().read_model(tmp_path / "net.xml")
     assert list(model.inputs[0].shape) == [1, 3, 32, 32] and for_one_image(model, described(any_batch=False)) is None
-    assert open(tmp_path / "net.xml", 1)(np.zeros((2, 3, 32, 32), np.float32))["logits"].shape == (2, 4)
+    assert open_artefact(tmp_path / "net.xml", 1)(np.zeros((2, 3, 32, 32), np.float32))["logits"].shape == (2, 4)
 
 
 def test_write__sampling_at_offsets_for_any_size(tmp_path):
-    pytest.importorskip("openvino")
     model = randomize(BilinearPatchEmbed(3, 8)).eval()
     description = described(64, any_size=True, outputs=("maps",), task="segment")
     write(capture(model, (3, 64, 64), any_size=True), description, tmp_path / "net.xml")
-    session = open(tmp_path / "net.xml", 1)
+    session = open_artefact(tmp_path / "net.xml", 1)
     for height, width in ((64, 64), (70, 98)):
         images = np.random.default_rng(0).normal(size=(2, 3, height, width)).astype(np.float32)
         np.testing.assert_allclose(session(images)["maps"], model(torch.from_numpy(images)).detach(), atol=1e-4)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Images (1, 3, 4, 4) -> the same plus numbers."""
+    from openvino import opset13 as ops
+
+    images = ops.parameter([1, 3, 4, 4], np.float32, name="images")
+    numbers = ops.constant(np.arange(48, dtype=np.float32).reshape(1, 3, 4, 4))
+    save(openvino.Model([ops.add(images, numbers)], [images], "m"), described(4, any_batch=False), tmp_path / "net.xml")
+    return tmp_path / "net.xml"
+
+
+def test_sound__opens(path):
+    found = open_artefact(path)(np.zeros((1, 3, 4, 4), np.float32))["logits"]
+    assert np.array_equal(found.ravel(), np.arange(48))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('<?xml version="1.0"?>', '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>', "declares entities"),
+        ('<?xml version="1.0"?>', '<?xml version="1.0" encoding="utf-16"?>', "another encoding"),
+        ('version="opset1"', 'version="extension"', "needs 'extension'"),
+        ('version="opset1"', 'version="/tmp/lib.so"', "needs '/tmp/lib.so'"),
+        ('offset="0"', 'offset="1000"', "lies beyond the 192 bytes"),
+        ('offset="0"', 'offset="-4"', "lies beyond"),
+        ('size="192"', 'size="99999999999"', "lies beyond"),
+        ('size="192"', 'size="x"', "does not say where it lies"),
+        ("<net", "<not", "no XML"),
+    ],
+)
+def test_other_content__is_refused(path, old, new, said):
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+    with pytest.raises(ValueError, match=rf"net\.xml cannot be opened: .*{said}"):
+        open_artefact(path)
+
+
+def test_other_files__are_refused(path):
+    weights = path.with_suffix(".bin")
+    moved = weights.rename(path.with_name("elsewhere"))
+    with pytest.raises(ValueError, match=r"no net\.bin beside it"):
+        open_artefact(path)
+    weights.symlink_to(moved)
+    with pytest.raises(ValueError, match=r"no net\.bin beside it"):
+        open_artefact(path)
+    for content in (b"", b"<a/>", b"\xff\xfe<\0", b"<net>" * 100_000, b"\x08\x07\x12\x04"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"net\.xml cannot be opened: "):
+            open_artefact(path)

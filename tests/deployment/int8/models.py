@@ -1,11 +1,13 @@
 """A classifier of colours whose weights are written down, with a layer that int8 destroys if asked for."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.deployment import Description
+from broadsight.deployment import FORMATS, Description, capture
 from tests.deployment.tiny import described
 
 CLASSES = ("red", "green", "blue")
@@ -84,3 +86,15 @@ def colours_described(side: int = 32, **changes) -> Description:
 
 def noise(count: int = 12, side: int = 32) -> np.ndarray:
     return np.random.default_rng(count).normal(size=(count, 3, side, side)).astype(np.float32)
+
+
+def written(model: nn.Module, path: Path, **changes) -> Path:
+    """A float file of the format that the path's ending says, with the names of its layers."""
+    said, form = colours_described(**changes), next(form for form in FORMATS.values() if form.owns(path))
+    program = capture(model.eval(), said.shape, any_batch=said.image["any_batch"])
+    form.write(program, said, path)
+    if form.name == "openvino":
+        from broadsight.deployment.int8.openvino import name_layers
+
+        name_layers(path, program)
+    return path

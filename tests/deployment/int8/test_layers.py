@@ -1,9 +1,39 @@
-"""Names of layers, patterns of them, and how far one moves the logits."""
+"""What quantisers share: names of layers, patterns of them, how far one moves the logits, what stays in float."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from broadsight.deployment.int8.layers import matching, moved, unique_names
+from broadsight.deployment import FORMATS, open_artefact
+from broadsight.deployment.formats.registry import installed
+from broadsight.deployment.int8.layers import COMPUTED, ENDLESS, SHALLOW, Calibrated, matching, moved, unique_names
+from tests.deployment.int8.models import LAYERS, Colours, Odd, colours_described, noise, written
+
+INT8 = [name for name, form in FORMATS.items() if form.int8 and form.suffix]
+
+
+# OpenVINO takes long for some
+INT8_LATER = [pytest.param(name, marks=pytest.mark.slow) if name == "openvino" else name for name in INT8]
+
+
+@pytest.fixture(scope="module", params=INT8)
+def form(request):
+    form = FORMATS[request.param]
+    if missing := [name for name in (*form.packages, *form.int8_packages) if not installed(name)]:
+        pytest.skip(f"there is no {missing[0]}")
+    return form
+
+
+@pytest.fixture(scope="module")
+def source(form, tmp_path_factory) -> Path:
+    return written(Colours(), tmp_path_factory.mktemp("float") / f"colours{form.suffix}")
+
+
+@pytest.fixture(scope="module")
+def calibrated(form, source) -> Calibrated:
+    return form.calibrated(source, noise(), threads=1)
 
 
 def test_unique_names__a_module_of_its_own_needs_no_more():
@@ -17,9 +47,6 @@ def test_matching__patterns_and_whole_modules_in_the_order_of_the_names():
     assert matching(["head", "stages.0.*"], names) == ["stages.0.conv", "stages.0.mlp.fc1", "head.fc"]
     assert matching(["*.conv"], names) == ["stages.0.conv", "stages.1.conv"]
     assert matching([], names) == []
-
-
-def test_matching__a_pattern_without_a_layer_names_some_that_exist():
     with pytest.raises(ValueError, match=r"--keep-float 'layer\*' matches no layer; there are 2, such as stem, fc"):
         matching(["stem", "layer*"], ["stem", "fc"])
 
@@ -29,3 +56,75 @@ def test_moved__by_hand():
     assert moved(expected + 7, expected) == 0
     assert moved(np.array([[3.0, 1.0], [1.0, 3.0]]), expected) == pytest.approx((2 / 10) ** 0.5)
     assert moved(np.full((2, 2), np.nan), expected) == float("inf")
+
+
+def test_layers__what_gains_nothing_is_passed_over(calibrated):
+    assert tuple(calibrated.layers) == LAYERS  # dw lies between two that are int8, lone does not
+    assert calibrated.passed_over == {"stem": SHALLOW, "lone": SHALLOW}
+
+
+def test_write__nothing_left_is_refused(form, calibrated, source, tmp_path):
+    with pytest.raises(ValueError, match="no layer is left"):
+        calibrated.write(tmp_path / f"none{form.suffix}", LAYERS)
+    with pytest.raises(ValueError, match="no images to calibrate with"):
+        form.calibrated(source, noise()[:0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_write__smaller_near_and_of_the_same_description(form, calibrated, source, tmp_path):
+    target = tmp_path / f"small{form.suffix}"
+    calibrated.write(target)
+    session, before = open_artefact(target, 1), open_artefact(source, 1)
+    image = before.description.image
+    one = {**image, "any_batch": form.int8_batches}  # more than one at a time OpenVINO gets wrong in int8
+    assert session.description == replace(before.description, image=one)
+    assert 0 < moved(session(noise(20))["logits"], before(noise(20))["logits"]) < 0.08
+    sizes = [sum(path.with_suffix(suffix).stat().st_size for suffix in form.files) for path in (target, source)]
+    assert sizes[0] < (0.4 if form.name == "onnx" else 0.75) * sizes[1]  # the .xml file is no smaller
+
+
+def test_describe__replaces_what_a_file_says(form, source, tmp_path):
+    for suffix in form.files:
+        (tmp_path / f"copy{suffix}").write_bytes(source.with_suffix(suffix).read_bytes())
+    form.describe(tmp_path / f"copy{form.suffix}", colours_described(quantised={"layers": 6}))
+    session = open_artefact(tmp_path / f"copy{form.suffix}", 1)
+    assert session.description.quantised == {"layers": 6}
+    np.testing.assert_array_equal(session(noise())["logits"], open_artefact(source, 1)(noise())["logits"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(f"copy{suffix}" for suffix in form.files)
+
+
+@pytest.mark.parametrize("form", INT8_LATER, indirect=True)
+def test_alone__finds_the_layers_that_an_outlier_destroys(form, tmp_path):
+    path = written(Colours(outlier=1e5), tmp_path / f"hostile{form.suffix}")
+    hostile, expected = form.calibrated(path, noise(), threads=1), open_artefact(path, 1)(noise())["logits"]
+    costs = {name: moved(hostile.alone(name)(noise()), expected) for name in hostile.layers}
+    assert costs["conv2"] > 0.5 > 0.1 > max(costs[name] for name in ("conv3", "conv4", "fc"))
+    hostile.write(tmp_path / f"kept{form.suffix}", [name for name in LAYERS if costs[name] > 0.2])
+    assert moved(open_artefact(tmp_path / f"kept{form.suffix}", 1)(noise())["logits"], expected) < 0.1
+    if form.name == "onnx":  # OpenVINO also loses what conv1 gives
+        assert sorted(costs, key=lambda name: -costs[name])[:2] == ["conv1", "conv2"]
+        assert costs["conv1"] > 0.5 > 0.1 > costs["dw"]
+        hostile.write(tmp_path / "lost.onnx")
+        assert moved(open_artefact(tmp_path / "lost.onnx", 1)(noise())["logits"], expected) > 0.5
+
+
+@pytest.mark.parametrize("form", INT8_LATER, indirect=True)
+def test_write__products_of_every_kind(form, tmp_path):
+    """One image at a time in ONNX, for any number in OpenVINO, which repeats the stack for every image."""
+    path = written(Odd(), tmp_path / f"odd{form.suffix}", any_batch=form.name != "onnx")
+    calibrated = form.calibrated(path, noise())
+    computed = 2 if form.name == "onnx" else 3
+    assert sorted(calibrated.passed_over.values()) == sorted([COMPUTED] * computed + [ENDLESS])
+    assert calibrated.passed_over["mix"] == ENDLESS
+    assert "head" in calibrated.layers and len(calibrated.layers) == 5 - computed
+    calibrated.write(tmp_path / f"small{form.suffix}")
+    before, after = (open_artefact(one, 1)(noise(5))["logits"] for one in (path, tmp_path / f"small{form.suffix}"))
+    assert moved(after, before) < 0.1
+    if form.name == "openvino":
+        assert {"matmul", "matmul_1", "matmul_2"} < calibrated.passed_over.keys()
+    else:
+        import onnx
+
+        constants = onnx.load(tmp_path / "small.onnx").graph.initializer
+        largest = max(int(np.prod(one.dims)) for one in constants if one.data_type == onnx.TensorProto.FLOAT)
+        assert largest <= 16 * 16  # all weights are int8, but for mix

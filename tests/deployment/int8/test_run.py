@@ -1,7 +1,6 @@
 """Quantising a classifier: what it is calibrated and measured on, which layers stay in float, and what is refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,11 @@ from broadsight.data.normalising import Normalise
 from broadsight.deployment import open_artefact
 from broadsight.deployment.int8 import calibration
 from broadsight.deployment.int8.run import Answers, Attempt, quantiser, settle
-from broadsight.deployment.run import Wanted, export
-from broadsight.deployment.subject import of_classifier
+from broadsight.deployment.run import Quantise, write_artefact
+from broadsight.deployment.subject import Subject, of_classifier
 from broadsight.runs.classifier import Classifier
 from tests.deployment.int8.models import CLASSES, LAYERS, Colours
+from tests.deployment.tiny import ask
 from tests.training.small_runs import fill, refusal
 
 SIDE = 32
@@ -24,11 +24,17 @@ COSTS = {"a": 0.1, "b": 0.9, "c": 0.2, "d": 0.05, "e": 0.5, "f": 0.01, "g": 0.02
 ORDER = ("b", "e", "c", "a")
 
 
-def classifier_of(model: Colours, run: dict | None = None) -> Classifier:
+def classifier_of(outlier: float = 0.0, run: dict | None = None) -> Classifier:
     transforms = Transforms(SIDE, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
-    return Classifier(
-        "colours", "colours", model.eval(), transforms, CLASSES, Normalise(transforms.mean, transforms.std), run or {}
-    )
+    normalise = Normalise(transforms.mean, transforms.std)
+    return Classifier("colours", "colours", Colours(outlier).eval(), transforms, CLASSES, normalise, run or {})
+
+
+def prepared(outlier: float = 0.0, run: dict | None = None, **options) -> tuple[Subject, Quantise]:
+    """A classifier to export, and what it is quantised with."""
+    classifier = classifier_of(outlier, run)
+    subject = of_classifier(classifier, "a test", count=2)
+    return subject, quantiser(classifier, subject, **options)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +90,8 @@ def rescued(data, tmp_path_factory):
     """A model with a layer that int8 destroys, exported."""
     onnx_only()
     folder, steps = tmp_path_factory.mktemp("rescued"), []
-    classifier = classifier_of(Colours(outlier=1e5))
-    subject = of_classifier(classifier, "a test", count=2)
-    quantise = quantiser(classifier, subject, data=str(data), images=9, progress=lambda *step: steps.append(step[2]))
-    found = export(subject, folder / "net.onnx", Wanted("onnx", rounds=0), quantise=quantise)
+    subject, quantise = prepared(1e5, data=str(data), images=9, progress=lambda *step: steps.append(step[2]))
+    found = write_artefact(subject, folder / "net.onnx", ask("onnx", rounds=0), quantise=quantise)
     return found, folder, steps
 
 
@@ -118,11 +122,9 @@ def test_quantiser__the_artefact_says_it_too(rescued):
 
 def test_quantiser__fails_where_float_layers_do_not_help(data, tmp_path):
     onnx_only()
-    classifier = classifier_of(Colours(outlier=1e5))
-    subject = of_classifier(classifier, "a test", count=2)
-    quantise = quantiser(classifier, subject, data=str(data), kept=("fc", "dw", "conv3"))  # leaves room for one more
+    subject, quantise = prepared(1e5, data=str(data), kept=("fc", "dw", "conv3"))  # leaves room for one more
     with pytest.raises(RuntimeError, match=r"loses 66\.7 points .* --max-drop allows 1: nothing was written"):
-        export(subject, tmp_path / "net.onnx", Wanted("onnx", rounds=0), quantise=quantise)
+        write_artefact(subject, tmp_path / "net.onnx", ask("onnx", rounds=0), quantise=quantise)
     assert not list(tmp_path.iterdir())
 
 
@@ -130,14 +132,12 @@ def test_quantiser__fails_where_float_layers_do_not_help(data, tmp_path):
 def float_file(tmp_path_factory) -> Path:
     onnx_only()
     path = tmp_path_factory.mktemp("float") / "net.onnx"
-    export(of_classifier(classifier_of(Colours()), "a test", count=2), path, Wanted("onnx", rounds=0))
+    write_artefact(of_classifier(classifier_of(), "a test", count=2), path, ask("onnx", rounds=0))
     return path
 
 
 def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
-    classifier = classifier_of(Colours())
-    subject = of_classifier(classifier, "a test", count=2)
-    quantise = quantiser(classifier, subject, calibrate=str(data / "val"), kept=("conv*", "stem"))
+    _, quantise = prepared(calibrate=str(data / "val"), kept=("conv*", "stem"))
     _, found = quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1))
     assert found["top1"] is None and found["same_class"] == 1 and found["in_int8"] == 2
     assert {one["reason"] for one in found["kept_in_float"]} == {"asked for"}
@@ -150,10 +150,8 @@ def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
 def test_quantiser__openvino(data, tmp_path):
     pytest.importorskip("openvino")
     pytest.importorskip("nncf")
-    classifier = classifier_of(Colours(outlier=1e5))
-    subject = of_classifier(classifier, "a test", count=2)
-    quantise = quantiser(classifier, subject, data=str(data))
-    found = export(subject, tmp_path / "net.xml", Wanted("openvino", rounds=0), quantise=quantise)
+    subject, quantise = prepared(1e5, data=str(data))
+    found = write_artefact(subject, tmp_path / "net.xml", ask("openvino", rounds=0), quantise=quantise)
     assert found.int8["top1"] == {"float": 100.0, "int8": 100.0}
     assert "conv2" in [one["layer"] for one in found.int8["kept_in_float"]]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.bin", "net.xml", "net.xml.export.json"]
@@ -168,21 +166,15 @@ def test_quantiser__openvino(data, tmp_path):
     ],
 )
 def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept, said):
-    classifier = classifier_of(Colours())
-    subject = of_classifier(classifier, "a test", count=2)
-    quantise = quantiser(classifier, subject, calibrate=str(data), kept=kept)
+    _, quantise = prepared(calibrate=str(data), kept=kept)
     assert said in refusal(lambda: quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1)))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
-def asked(tmp_path):
+def asked():
     """What `quantiser` says of images that it does not like."""
-    classifier = classifier_of(Colours())
-    subject = of_classifier(classifier, "a test", count=2)
-    return lambda run=None, **options: refusal(
-        lambda: quantiser(replace(classifier, run=run or {}), subject, **options)
-    )
+    return lambda **options: refusal(lambda: prepared(**options))
 
 
 def test_quantiser__images_are_checked_before_anything_slow(asked, tmp_path):
@@ -214,7 +206,7 @@ def test_quantiser__data_of_other_classes_or_lost_data(asked, tmp_path):
 
 
 def sources_of(data: Path, **options):
-    return calibration.sources_of(classifier_of(Colours(), options.pop("run", None)), str(data), None, **options)
+    return calibration.sources_of(classifier_of(run=options.pop("run", None)), str(data), None, **options)
 
 
 def names(source) -> set[str]:
@@ -240,7 +232,7 @@ def test_read__unreadable_images_are_skipped_and_named(tmp_path):
     fill(tmp_path, SIDE, red=3)
     (tmp_path / "red" / "broken.png").write_bytes(b"no image")
     Image.new("RGB", (70, 50), "red").save(tmp_path / "red" / "wide.png")
-    classifier = classifier_of(Colours())
+    classifier = classifier_of()
     sources = calibration.sources_of(classifier, None, str(tmp_path), 10)
     found, notes = calibration.read_images(classifier, sources, 10)
     assert len(found) == 4 and found[1:3].shape == (2, 3, SIDE, SIDE) and found[:].dtype == np.float32

@@ -11,110 +11,98 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .... import __version__
 from ....files import whole_folder
 from ....weights.reading import inside
 from ...description import Description
 from ...session import Session
-from ..onnx_inside import check_onnx
+from ..onnx import INPUT, check_onnx, session_of
+from ..registry import Format, register
 from . import runtime as web_runtime
 
+SOURCE = files("broadsight.deployment.formats.web")
 PAGE = ("index.html", "style.css", "resampling.js", "images.js", "model.js", "page.js")
 MANIFEST = "manifest.js"
 OPENING, CLOSING = "Bundle.manifest = ", ";\n"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 PART_NAME = re.compile(r"(runtime/(glue|wasm)|model/part)-\d{3,4}\.js")
+PART_SCRIPT = re.compile(r'Bundle\.part\("([\w/.-]+)", "([A-Za-z0-9+/=]*)"\);\n')
 PART = 6 * 2**20  # bytes of a file that go into one script, a few so that the page can tell how far it is
+DAMAGED = (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.error)  # by what a folder may hold
 
 
-def write(
-    onnx_file: str | Path, description: Description, folder: str | Path, *, ort_web: str | Path | None = None
-) -> None:
-    """The folder of a page, complete or not at all.
+@register
+class Web(Format):
+    name, runtime = "web", "ONNX Runtime Web"
+    packages, extra = ("onnx", "onnxscript", "onnxruntime"), "export"
+    options = ("ort_web",)
+    sizes = False
+    int8, int8_batches = "web-int8", True
 
-    A page opened by double-click may load nothing but scripts. The model, the runtime's WebAssembly and the module
-    that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies beside this file.
+    def write(self, program: Any, description: Description, path: Path, *, ort_web: str | Path | None = None) -> None:
+        """The folder of a page, complete or not at all.
 
-    Args:
-        onnx_file: One file, whose input is "images".
-        description: Of a classifier; what the page shows and how it prepares images.
-        folder: New, empty, or written by this function, which it replaces.
-        ort_web: Where the files of ONNX Runtime Web are; without it the cache, or npm.
+        A page opened by double-click may load nothing but scripts. The model, the runtime's WebAssembly and the module
+        that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies beside this file.
 
-    Raises:
-        ValueError: It is no classifier, its images cannot be prepared in the browser, the folder holds something
-            else, or ONNX Runtime Web is not to be had.
-    """
-    folder = Path(folder)
-    check_folder(folder)
-    runtime = require(description, ort_web=ort_web)
-    with whole_folder(folder, replace=True) as unfinished:
-        page = files("broadsight.deployment.formats.web")
-        for name in PAGE:
-            (unfinished / name).write_bytes((page / name).read_bytes())
-        (unfinished / "runtime").mkdir()
-        (unfinished / "model").mkdir()
-        script = unfinished / "runtime" / web_runtime.SCRIPT
-        script.write_bytes((runtime / web_runtime.SCRIPT).read_bytes())
-        (unfinished / "runtime" / "LICENSE.txt").write_bytes((page / "LICENSE-onnxruntime.txt").read_bytes())
-        packed = {
-            "glue": _pack(unfinished, "runtime/glue", (runtime / web_runtime.GLUE).read_bytes()),
-            "wasm": _pack(unfinished, "runtime/wasm", (runtime / web_runtime.WASM).read_bytes()),
-            "model": _pack(unfinished, "model/part", Path(onnx_file).read_bytes()),
-        }
-        manifest = {
-            "made": f"broadsight {__version__}, onnxruntime-web {web_runtime.version(runtime)}",
-            "description": json.loads(description.to_json()),
-            "packed": packed,
-            "files": sorted([*_below(unfinished), MANIFEST]),
-        }
-        text = OPENING + json.dumps(manifest, indent=1) + CLOSING
-        (unfinished / MANIFEST).write_text(text, encoding="utf-8")
+        Args:
+            program: The path of an ONNX file.
+            path: New, empty, or written by this function, which replaces it.
+            ort_web: The folder of ONNX Runtime Web; without it the cache, or npm.
 
+        Raises:
+            ValueError: It is no classifier, its images cannot be prepared in the browser, the folder holds something
+                else, or ONNX Runtime Web is not to be had.
+        """
+        folder = Path(path)
+        check_folder(folder)
+        runtime = require(description, ort_web=ort_web)
+        with whole_folder(folder, replace=True) as unfinished:
+            (unfinished / "runtime").mkdir()
+            (unfinished / "model").mkdir()
+            copied: dict[str, Any] = {name: SOURCE / name for name in PAGE}
+            copied[f"runtime/{web_runtime.SCRIPT}"] = runtime / web_runtime.SCRIPT
+            copied["runtime/LICENSE.txt"] = SOURCE / "LICENSE-onnxruntime.txt"
+            for name, source in copied.items():
+                (unfinished / name).write_bytes(source.read_bytes())
+            packed = {
+                "glue": _pack(unfinished, "runtime/glue", (runtime / web_runtime.GLUE).read_bytes()),
+                "wasm": _pack(unfinished, "runtime/wasm", (runtime / web_runtime.WASM).read_bytes()),
+                "model": _pack(unfinished, "model/part", Path(program).read_bytes()),
+            }
+            said = {
+                "made": f"broadsight {__version__}, onnxruntime-web {web_runtime.version(runtime)}",
+                "description": json.loads(description.to_json()),
+                "packed": packed,
+                "files": sorted([*_below(unfinished), MANIFEST]),
+            }
+            (unfinished / MANIFEST).write_text(manifest_text(said), encoding="utf-8")
 
-def open(path: str | Path, threads: int | None = None) -> Session:
-    """The model of a folder: under node in the folder's own runtime, or else in ONNX Runtime.
+    def open(self, path: str | Path, threads: int | None = None) -> Session:
+        """Under node in the folder's own runtime, which has one thread, or else in ONNX Runtime.
 
-    Node executes what lies in the folder: only if those are the very files that `write` puts there.
+        Node executes what lies in the folder, so only if those are the very files that `write` puts there.
+        """
+        from . import node
 
-    Args:
-        threads: Of ONNX Runtime; the folder's own runtime has one.
-    """
-    from . import node
+        description = Description.from_json(json.dumps(manifest(path)["description"]))
+        model = model_bytes(path)
+        check_onnx(model)
+        if node.node() is not None and node.is_ours(path):
+            return Session(description, node.NodeModel(path))
+        session = session_of(model, threads)
+        return Session(description, lambda images: session.run(list(description.outputs), {INPUT: images}))
 
-    path = Path(path)
-    description = Description.from_json(json.dumps(manifest(path)["description"]))
-    model = model_bytes(path)
-    check_onnx(model)
-    if node.node() is not None and node.is_ours(path):
-        return Session(description, node.NodeModel(path))
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-    def run(images: np.ndarray) -> list[np.ndarray]:
-        found: Any = session.run(list(description.outputs), {"images": images})
-        return found
-
-    return Session(description, run)
+    def owns(self, path: Path) -> bool:
+        return path.is_dir()
 
 
 def model_bytes(folder: str | Path) -> bytes:
-    """The ONNX file inside a folder, as it was given to `write`.
-
-    Raises:
-        ValueError: A part is missing or damaged.
-    """
+    """The ONNX file inside a folder, as it was given to `write`; a ValueError if a part is missing or damaged."""
     try:
         said = manifest(folder)["packed"]["model"]
         model = unpacked(folder, said["parts"])
-    except (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.error) as error:
+    except DAMAGED as error:
         raise ValueError(f"the model in {folder} is damaged ({error}); export it again") from None
     if hashlib.sha256(model).hexdigest() != said["sha256"]:
         raise ValueError(f"the model in {folder} is not the one that was exported; export it again")
@@ -122,11 +110,7 @@ def model_bytes(folder: str | Path) -> bytes:
 
 
 def manifest(folder: str | Path) -> dict[str, Any]:
-    """What a folder says of itself: made, description, packed (parts, bytes, sha256), files.
-
-    Raises:
-        ValueError: It is not a folder that `write` made.
-    """
+    """What a folder says of itself: made, description, packed (parts, bytes, sha256), files."""
     try:
         text = (Path(folder) / MANIFEST).read_text(encoding="utf-8")
         found = json.loads(text.removeprefix(OPENING).removesuffix(CLOSING))
@@ -137,12 +121,12 @@ def manifest(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not the folder of a page that `broadsight export --format web` wrote") from None
 
 
-def require(description: Description, *, ort_web: str | Path | None = None) -> Path:
-    """What `write` refuses, best before anything is exported; else the folder of ONNX Runtime Web's files.
+def manifest_text(said: dict[str, Any]) -> str:
+    return OPENING + json.dumps(said, indent=1) + CLOSING
 
-    Raises:
-        ValueError: As `write` does, but for its folder.
-    """
+
+def require(description: Description, *, ort_web: str | Path | None = None) -> Path:
+    """The folder of ONNX Runtime Web's files; refuses what `write` would, before anything is exported."""
     check(description)
     return web_runtime.find(ort_web)
 
@@ -204,11 +188,7 @@ def _pack(folder: Path, stem: str, content: bytes) -> dict[str, Any]:
 
 
 def unpacked(folder: str | Path, parts: Sequence[str]) -> bytes:
-    """A file that `_pack` made scripts of.
-
-    Raises:
-        ValueError: A part is not such a script, or larger than parts are.
-    """
+    """A file that `_pack` made scripts of; a ValueError if a part is no such script, or larger than parts are."""
     found = []
     for name in parts:
         if not PART_NAME.fullmatch(name):
@@ -216,7 +196,7 @@ def unpacked(folder: str | Path, parts: Sequence[str]) -> bytes:
         script = inside(folder, name)
         if script.stat().st_size > 2 * PART:
             raise ValueError(f"{name} is larger than a part")
-        said = re.fullmatch(r'Bundle\.part\("([\w/.-]+)", "([A-Za-z0-9+/=]*)"\);\n', script.read_text(encoding="ascii"))
+        said = PART_SCRIPT.fullmatch(script.read_text(encoding="ascii"))
         if said is None or said[1] != name:
             raise ValueError(f"{name} is no part of a page")
         # 31: gzip. No more than a part has, whatever it was packed from

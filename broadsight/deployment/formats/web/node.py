@@ -6,16 +6,15 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-import zlib
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import as_file
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ....weights.reading import inside
-from . import CLOSING, MANIFEST, OPENING, manifest, unpacked
+from . import CLOSING, DAMAGED, MANIFEST, OPENING, SOURCE, manifest, manifest_text, unpacked
 from . import runtime as web_runtime
 
 OLDEST = 18  # of node: it brings what the page unpacks its files with
@@ -36,27 +35,18 @@ def node() -> str | None:
 
 def is_ours(folder: str | Path) -> bool:
     """Whether all that node would execute of a folder is what `broadsight export` puts there, byte by byte."""
-    folder, page = Path(folder), files("broadsight.deployment.formats.web")
+    folder = Path(folder)
     try:
         said = manifest(folder)["packed"]
-        if (folder / "model.js").read_bytes() != (page / "model.js").read_bytes():
-            return False
         runtime = {web_runtime.SCRIPT: inside(folder, f"runtime/{web_runtime.SCRIPT}").read_bytes()}
         runtime[web_runtime.GLUE] = unpacked(folder, said["glue"]["parts"])
         runtime[web_runtime.WASM] = unpacked(folder, said["wasm"]["parts"])
         text = inside(folder, MANIFEST).read_text(encoding="utf-8")
         data = json.loads(text.removeprefix(OPENING).removesuffix(CLOSING))
-        if text != OPENING + json.dumps(data, indent=1) + CLOSING:
-            return False
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zlib.error):
+        plain = text == manifest_text(data) and (folder / "model.js").read_bytes() == (SOURCE / "model.js").read_bytes()
+    except DAMAGED:
         return False
-    return all(hashlib.sha256(runtime[name]).hexdigest() == digest for name, digest in web_runtime.DIGESTS.items())
-
-
-def check_in_node(folder: str | Path, images: np.ndarray) -> list[np.ndarray]:
-    """Normalised images (B, C, H, W) -> the outputs in order, as the page computes them."""
-    with NodeModel(folder) as model:
-        return model(images)
+    return plain and all(hashlib.sha256(runtime[name]).hexdigest() == one for name, one in web_runtime.DIGESTS.items())
 
 
 class NodeModel:
@@ -75,11 +65,10 @@ class NodeModel:
         self.folder = folder
         scratch = tempfile.TemporaryDirectory(prefix="broadsight-web-")
         self.scratch = Path(scratch.name)
-        with as_file(files("broadsight.deployment.formats.web") / "check.mjs") as script:
+        with as_file(SOURCE / "check.mjs") as script:
             command = [program, str(script), str(Path(folder).absolute()), scratch.name]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
+            piped: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self.process: subprocess.Popen[str] = subprocess.Popen(command, **piped)
             self.close = weakref.finalize(self, _end, self.process, scratch)
             self._answer()
 
@@ -103,12 +92,6 @@ class NodeModel:
             self.close()
             raise RuntimeError(f"the model in {self.folder} does not run in ONNX Runtime Web: {found['error']}")
         return found
-
-    def __enter__(self) -> "NodeModel":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _end(process: subprocess.Popen[str], scratch: tempfile.TemporaryDirectory[str]) -> None:

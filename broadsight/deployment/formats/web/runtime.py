@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from ....files import whole_folder
+from ....files import file_digest, whole_folder
 
 PACKAGE = "onnxruntime-web"
 VERSION = "1.30.0"
@@ -27,14 +27,11 @@ BY_HAND = f"run `npm install {PACKAGE}@{VERSION}` where there is npm, then give 
 
 
 def find(given: str | Path | None = None) -> Path:
-    """A folder with SCRIPT, GLUE and WASM.
+    """A folder with SCRIPT, GLUE and WASM; a ValueError if they are not there and cannot be fetched.
 
     Args:
         given: One that has them, such as node_modules/onnxruntime-web/dist, of whatever version; without it those of
             VERSION are taken from the cache, or else from npm.
-
-    Raises:
-        ValueError: Not there, and cannot be fetched; in one line.
     """
     if given is not None:
         return _given(Path(given))
@@ -65,7 +62,7 @@ def _given(folder: Path) -> Path:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        return all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == sum_ for name, sum_ in DIGESTS.items())
+        return all(file_digest(folder / name) == digest for name, digest in DIGESTS.items())
     except OSError:
         return False
 
@@ -76,7 +73,11 @@ def _fetch(folder: Path) -> None:
         raise ValueError(f"the format web needs {PACKAGE}, and there is no npm to fetch it; {BY_HAND}")
     try:
         with whole_folder(folder, replace=True) as unfinished, tempfile.TemporaryDirectory() as scratch:
-            _unpack(_packed(npm, Path(scratch)), unfinished)
+            with tarfile.open(_packed(npm, Path(scratch))) as archive:
+                for name in DIGESTS:
+                    member = archive.extractfile(f"package/dist/{name}")
+                    assert member is not None  # the archive is the one whose digest we know
+                    (unfinished / name).write_bytes(member.read())
             if not _is_whole(unfinished):
                 raise ValueError(f"the files of {PACKAGE}@{VERSION} are not those that were checked; {BY_HAND}")
     except OSError as error:
@@ -86,10 +87,14 @@ def _fetch(folder: Path) -> None:
 
 
 def _packed(npm: str, scratch: Path) -> Path:
+    """The archive of the package, as npm sends it. Of a failure npm's code, since its words name the address."""
     command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--loglevel=error"]
+    reason = ""
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=PATIENCE)
-        reason = "" if done.returncode == 0 else _reason(done.stderr)
+        if done.returncode:
+            code = re.search(r"npm (?:error|ERR!) code (\w+)", done.stderr)
+            reason = code[1] if code else "it failed"
     except subprocess.TimeoutExpired:
         reason = f"no answer within {PATIENCE} seconds"
     except OSError as error:
@@ -101,17 +106,3 @@ def _packed(npm: str, scratch: Path) -> Path:
     if f"sha512-{digest}" != INTEGRITY:
         raise ValueError(f"npm gave another {PACKAGE}@{VERSION} than the one that was checked; {BY_HAND}")
     return found[0]
-
-
-def _reason(said: str) -> str:
-    """What npm complains of: its code, since its words name the address that it asked."""
-    code = re.search(r"npm (?:error|ERR!) code (\w+)", said)
-    return code[1] if code else "it failed"
-
-
-def _unpack(tarball: Path, folder: Path) -> None:
-    with tarfile.open(tarball) as archive:
-        for name in DIGESTS:
-            member = archive.extractfile(f"package/dist/{name}")
-            assert member is not None  # the archive is the one whose digest we know
-            (folder / name).write_bytes(member.read())

@@ -1,6 +1,5 @@
 """A classifier that is quick and notices every pixel, the page of it, and where the browser's runtime is."""
 
-import math
 import os
 from functools import cache
 from pathlib import Path
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise, per_channel
-from broadsight.deployment import Description
-from broadsight.deployment.formats import web as web_format
+from broadsight.deployment import FORMATS, Description
 from broadsight.deployment.formats.web import runtime as web_runtime
 from broadsight.runs.classifier import Classifier
+from tests.deployment.tiny import described, preprocessing
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -47,34 +46,10 @@ def mosaic(channels: int = 3, size: int = 64, interpolation: str = "bicubic", cr
 
 def describe(classifier: Classifier, **changes) -> Description:
     seen = classifier.transforms
-    values = {
-        "task": "classify",
-        "title": classifier.title,
-        "source": classifier.source,
-        "classes": classifier.labels,
-        "outputs": ("logits",),
-        "image": {
-            "channels": seen.channels,
-            "height": seen.size,
-            "width": seen.size,
-            "any_batch": True,
-            "any_size": False,
-        },
-        "preprocessing": {
-            "resize": math.floor(seen.size / seen.crop_pct),
-            "crop": seen.size,
-            "crop_pct": seen.crop_pct,
-            "interpolation": seen.interpolation,
-            "mean": list(seen.mean),
-            "std": list(seen.std),
-        },
-        "provenance": {
-            "parameters": classifier.parameters,
-            "versions": {"torch": "2.x"},
-            "commit": None,
-        },
-    }
-    return Description(**(values | changes))
+    values = {"title": classifier.title, "source": classifier.source, "classes": classifier.labels}
+    values |= {"channels": seen.channels, "preprocessing": preprocessing(seen)}
+    values["provenance"] = {"parameters": classifier.parameters, "versions": {"torch": "2.x"}, "commit": None}
+    return described(seen.size, **(values | changes))
 
 
 def onnx_file(classifier: Classifier, path: Path) -> Path:
@@ -147,5 +122,5 @@ def page(folder: Path, classifier: Classifier, runtime: Path, *, int8: bool = Fa
     description = describe(classifier, **changes)
     if int8:
         file = in_int8(file, description.shape)
-    web_format.write(file, description, folder, ort_web=runtime)
+    FORMATS["web"].write(file, description, folder, ort_web=runtime)
     return folder

@@ -14,11 +14,11 @@ import torch
 from broadsight.deployment import compare, open_artefact
 from broadsight.deployment.formats import web as web_format
 from broadsight.deployment.formats.web import node as web_check
-from broadsight.deployment.formats.web.node import check_in_node, node
-from broadsight.deployment.run import Disagreement, Wanted, export
+from broadsight.deployment.formats.web.node import NodeModel, node
+from broadsight.deployment.run import Disagreement, write_artefact
 from broadsight.deployment.subject import Subject
 from tests.deployment.formats.web.pages import found_runtime, mosaic, page
-from tests.deployment.tiny import Tiny, described
+from tests.deployment.tiny import Tiny, ask, described
 
 needs_node = pytest.mark.skipif(node() is None, reason="there is no node")
 IMAGES = np.random.default_rng(0).standard_normal((3, 3, 64, 64)).astype(np.float32)
@@ -51,10 +51,10 @@ def test_open__in_the_runtime_of_the_folder(folder, classifier):
 
 
 @needs_node
-def test_check_in_node__int8(tmp_path, classifier):
+def test_node__int8(tmp_path, classifier):
     onnxruntime = pytest.importorskip("onnxruntime")
     folder = page(tmp_path / "page", classifier, found_runtime(), int8=True, quantised={"kept": []})
-    (found,) = check_in_node(folder, IMAGES)
+    (found,) = NodeModel(folder)(IMAGES)
     model = web_format.model_bytes(folder)
     assert b"QuantizeLinear" in model
     options = onnxruntime.SessionOptions()
@@ -70,10 +70,10 @@ def test_check_in_node__int8(tmp_path, classifier):
 def test_open__without_node_in_onnxruntime(folder, classifier, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(web_check, "node", lambda: None)
-    found = web_format.open(folder, threads=1)(IMAGES)["logits"]
+    found = open_artefact(folder, threads=1)(IMAGES)["logits"]
     np.testing.assert_allclose(found, classifier.model(torch.from_numpy(IMAGES)).numpy(), atol=1e-4, rtol=1e-5)
     with pytest.raises(ValueError, match="there is no node of version 18 or later"):
-        check_in_node(folder, IMAGES)
+        NodeModel(folder)(IMAGES)
 
 
 def test_node__too_old_or_no_node(tmp_path, monkeypatch):
@@ -87,12 +87,12 @@ def test_node__too_old_or_no_node(tmp_path, monkeypatch):
 
 
 @needs_node
-def test_check_in_node__damaged_folder(tmp_path, folder):
+def test_node__damaged_folder(tmp_path, folder):
     copy = shutil.copytree(folder, tmp_path / "page")
     part = copy / "model" / "part-000.js"
     part.write_text(part.read_text().replace("part-000.js", "part-001.js"))
     with pytest.raises(RuntimeError, match=r"ONNX Runtime Web: model/part-000.js is damaged; copy the whole folder"):
-        check_in_node(copy, IMAGES)
+        NodeModel(copy)(IMAGES)
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def subject():
 
 @needs_node
 def test_export__is_compared_in_the_runtime_of_the_page(subject, tmp_path):
-    wanted = Wanted("web", rounds=1, options=(("ort_web", found_runtime()),))
-    found = export(subject, tmp_path / "page", wanted)
+    wanted = ask("web", rounds=1, ort_web=found_runtime())
+    found = write_artefact(subject, tmp_path / "page", wanted)
     assert {file.name for file in tmp_path.iterdir()} == {"page", "page.export.json"}
     assert found.agreement.images == 3 and found.agreement.same_class == 1 and 0 < found.agreement.relative < 1e-5
     assert found.bytes == sum(file.stat().st_size for file in (tmp_path / "page").rglob("*") if file.is_file())
@@ -117,7 +117,7 @@ def test_export__a_page_that_differs_is_not_written(subject, tmp_path, monkeypat
     original = web_check.NodeModel.__call__
     monkeypatch.setattr(web_check.NodeModel, "__call__", lambda self, images: [original(self, images)[0] + 1])
     with pytest.raises(Disagreement, match=r"tiny in the browser's runtime differs from torch .* nothing was written"):
-        export(subject, tmp_path / "page", Wanted("web", rounds=0, options=(("ort_web", found_runtime()),)))
+        write_artefact(subject, tmp_path / "page", ask("web", rounds=0, ort_web=found_runtime()))
     assert not list(tmp_path.iterdir())
 
 
@@ -130,7 +130,7 @@ def test_open__executes_nothing_of_a_stranger(folder, classifier, tmp_path, file
     script = f'\nprocess.getBuiltinModule("fs").writeFileSync({json.dumps(str(mark))}, "");\n'
     (copy / file).write_text((copy / file).read_text("utf-8") + script, "utf-8")
     with contextlib.suppress(RuntimeError, ValueError):
-        check_in_node(copy, IMAGES)
+        NodeModel(copy)(IMAGES)
     assert mark.exists() or file.startswith("runtime/glue") or file == "manifest.js"  # node itself would run it
     mark.unlink(missing_ok=True)
     if file == "manifest.js":

@@ -6,11 +6,13 @@ from importlib.resources import files
 
 import pytest
 
+from broadsight.deployment import FORMATS
 from broadsight.deployment.formats import web as web_format
-from broadsight.deployment.formats.web import check, check_folder, manifest, model_bytes, write
+from broadsight.deployment.formats.web import check, check_folder, manifest, model_bytes
 from broadsight.deployment.formats.web.runtime import GLUE, SCRIPT, WASM
 from tests.deployment.tiny import described
 
+write = FORMATS["web"].write
 MODEL = bytes(range(256)) * 40  # whatever it is, it comes out again
 
 

@@ -1,11 +1,11 @@
-"""The merging of feature maps: as convolutions where sizes are known, by products where they are open."""
+"""The merging and pooling of feature maps: as convolutions where sizes are known, by products where they are open."""
 
 from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...layers import MergeMaps
+from ...layers import FlattenPool, MergeMaps
 from ...layers.folding import inference_form
 from ...layers.pooling.merge_maps import check_features, grows
 from .operations import average_to, free
@@ -62,6 +62,14 @@ class LoweredMergeMaps(MergeMaps):
         # Neither slices nor a pooling of which most is thrown away.
         kernel = F.pad(x.new_full((1, 1, 2, 2), 0.25), [ratio // 2 - 1] * 4)
         return F.conv2d(x, kernel.expand(x.shape[1], -1, -1, -1), stride=ratio, groups=x.shape[1])
+
+
+@lowers(FlattenPool)
+class LoweredFlattenPool(FlattenPool):
+    """[(B, C_i, H_i, W_i)] -> (B, num_classes)."""
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        return average_to(x, *self.grid)
 
 
 def enlarge(x: Tensor, grid: Sequence[int]) -> Tensor:
