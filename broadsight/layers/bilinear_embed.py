@@ -6,7 +6,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .folding import fold_norm_after
-from .memory_format import channels_last
+from .any_size import channels_last
 
 
 @register_notrace_module

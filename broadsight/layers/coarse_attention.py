@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .heads import join_heads, split_heads
 from .patches import ChannelConv, Propagate, average_pool
 
 
@@ -61,10 +62,8 @@ class GMHSA(nn.Module):
 
     def attend(self, qkv: Tensor) -> Tensor:
         """Projected cells (B, h, w, 3C) -> (B, h, w, C)."""
-        B, h, w, C = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
-        parts = qkv.view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
-        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-        return y.transpose(1, 2).reshape(B, h, w, C)
+        queries, keys, values = split_heads(qkv.flatten(1, 2), 3, self.heads)  # each B heads N d
+        return join_heads(F.scaled_dot_product_attention(queries, keys, values)).unflatten(1, qkv.shape[1:3])
 
 
 class AttentionPath(nn.Module):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from ..errors import did_you_mean
 from ..layers.buffers import restore_on_load
-from ..layers.check_images import check_images
+from ..layers.checks import check_images
 from ..layers.folding import fold_norm_after
 from ..layers.kernels.slices import in_slices
-from ..layers.memory_format import channels_last
+from ..layers.any_size import channels_last
 from ..surgery.description import EDITED
 
 Sizes = Sequence[int]

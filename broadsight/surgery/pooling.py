@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import check_arguments, did_you_mean, nearest, refuse_idle, unknown
 from ..layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
 from ..layers.buffers import restore_on_load
-from ..layers.check_images import check_images
+from ..layers.checks import check_images
 from .description import EDITED, as_edited, describe_edited, undescribe
 from .pyramid import Pyramid, as_backbone, find_pyramid
 

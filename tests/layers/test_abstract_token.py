@@ -77,7 +77,7 @@ def test_forward__images_do_not_see_each_other(size):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(dim=10, heads=3), "dim=10 does not split into heads=3; choose a divisor of dim"),
+        (dict(dim=10, heads=3), "dim=10 does not split into heads=3; choose a divisor of 10"),
         (dict(dim=10, heads=0), "dim=10 does not split into heads=0"),
         (dict(dim=8, heads=2, window=0), "window=0 is not a side of at least 1 pixel"),
     ],
