@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .folding import fold_norm_after
 from .any_size import channels_last
+from .folding import fold_norm
 
 
 @register_notrace_module
@@ -55,4 +55,4 @@ class BilinearPatchEmbed(nn.Module):
 
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
-        fold_norm_after(self, "proj", "norm")
+        fold_norm(self, "proj", "norm")

@@ -45,11 +45,7 @@ class CMHSA(nn.Module):
 
 
 class GMHSA(nn.Module):
-    """Plain multi-head self-attention among all cells. (B, h, w, C) -> (B, h, w, C).
-
-    Args:
-        dim: Channels; heads are 32 wide, at least one.
-    """
+    """Plain multi-head self-attention among all cells. (B, h, w, C) -> (B, h, w, C). Arguments as of CMHSA."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -87,10 +83,9 @@ def overlap_add(parts: Tensor, axis: int) -> Tensor:
     Odd places belong to one window; even ones to the last of one window and the first of the next.
     """
     first, middle, last = parts.unbind(axis + 1)
-    after = [0, 0] * (first.ndim - axis - 1) + [0, 1]
-    before = [0, 0] * (first.ndim - axis - 1) + [1, 0]
-    even = F.pad(first, after) + F.pad(last, before)
-    return torch.stack([even, F.pad(middle, after)], axis + 1).flatten(axis, axis + 1)
+    other_axes = [0, 0] * (first.ndim - axis - 1)
+    even = F.pad(first, [*other_axes, 0, 1]) + F.pad(last, [*other_axes, 1, 0])
+    return torch.stack([even, F.pad(middle, [*other_axes, 0, 1])], axis + 1).flatten(axis, axis + 1)
 
 
 def heads_of_32(width: int) -> int:

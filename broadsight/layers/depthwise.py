@@ -8,8 +8,6 @@ from torch import Tensor, nn
 class DepthwiseConv(nn.Conv2d):
     """One k x k filter per channel, same size out. (B, H, W, C) -> (B, H, W, C).
 
-    The tensor is channels-last in memory already, so the convolution sees it without a copy.
-
     Args:
         dim: Channels.
         kernel_size: Odd side of the filter.

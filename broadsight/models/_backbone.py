@@ -16,11 +16,11 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..errors import did_you_mean
+from ..layers.any_size import channels_last
 from ..layers.buffers import restore_on_load
 from ..layers.checks import check_images
-from ..layers.folding import fold_norm_after
+from ..layers.folding import fold_norm
 from ..layers.kernels.slices import in_slices
-from ..layers.any_size import channels_last
 from ..surgery.description import EDITED
 
 Sizes = Sequence[int]
@@ -93,7 +93,7 @@ class ProjectedHead(ClassifierHead):
 
     def reparameterize(self) -> None:
         """Fold the norm into the hidden layer, for inference."""
-        fold_norm_after(self, "proj", "norm")
+        fold_norm(self, "proj", "norm")
 
 
 class StagedBackbone(nn.Module):
@@ -301,7 +301,7 @@ class ConvNorm(nn.Module):
 
     def reparameterize(self) -> None:
         """Fold a BatchNorm into the convolution, for inference; a LayerNorm stays."""
-        fold_norm_after(self, "conv", "norm")
+        fold_norm(self, "conv", "norm")
 
 
 def build(

@@ -8,7 +8,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
-from ..layers.folding import as_built, fold_norm_after, fold_norm_before
+from ..layers.folding import as_built, fold_norm
 from ._backbone import ConvNorm, Sizes, Stage, StagedBackbone, build, cfg, drop_path_rates, same_length
 
 __all__ = ["EMSNet"]
@@ -77,9 +77,9 @@ class EMSBlock(nn.Module):
     def reparameterize(self) -> None:
         """For inference: both norms into the linear layers that follow them, and the mixer's chains multiplied out."""
         if isinstance(self.mixer, MultiScaleInteraction) and as_built(self.mixer):
-            fold_norm_before(self, "norm1", "mixer.in_proj")
+            fold_norm(self, "norm1", "mixer.in_proj")
             self.mixer = self.mixer.folded()
-        fold_norm_before(self, "norm2", "mlp.fc1")
+        fold_norm(self, "norm2", "mlp.fc1")
 
 
 class Stem(nn.Module):
@@ -98,7 +98,7 @@ class Stem(nn.Module):
 
     def reparameterize(self) -> None:
         for i in (1, 2):
-            fold_norm_after(self, f"conv{i}", f"norm{i}")
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
 default_cfgs = generate_default_cfgs({name: cfg() for name in ("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny")})

@@ -8,7 +8,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import AbstractTokenAttention, BilinearPatchEmbed, ChannelMlp, DepthwiseConv
-from ..layers.folding import fold_norm_after
+from ..layers.folding import fold_norm
 from ._backbone import (
     ConvNorm,
     ProjectedHead,
@@ -160,7 +160,7 @@ class Stem(nn.Module):
 
     def reparameterize(self) -> None:
         for i in (1, 2, 3):
-            fold_norm_after(self, f"conv{i}", f"norm{i}")
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
 class PatchMerging(nn.Module):

@@ -13,7 +13,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
-from ..layers.folding import fold_norm_after
+from ..layers.folding import fold_norm
 from ._backbone import (
     ConvNorm,
     ProjectedHead,
@@ -198,7 +198,7 @@ class ConvStem(nn.Module):
 
     def reparameterize(self) -> None:
         for i in (1, 2):  # the last norm is a LayerNorm, which stays
-            fold_norm_after(self, f"conv{i}", f"norm{i}")
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
 class PatchStem(nn.Module):

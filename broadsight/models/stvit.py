@@ -12,7 +12,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
-from ..layers.folding import fold_norm_before, fold_scale_after
+from ..layers.folding import fold_norm, fold_scale_after
 from ._backbone import (
     ConvNorm,
     ProjectedHead,
@@ -182,7 +182,7 @@ class Block(nn.Module):
 
         The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         """
-        fold_norm_before(self, "norm2", "mlp.fc1")
+        fold_norm(self, "norm2", "mlp.fc1")
         folded = [fold_scale_after(self, "attn", "proj", "ls1"), fold_scale_after(self, "mlp", "fc2", "ls2")]
         self.apart = self.apart and not all(folded)
 

@@ -234,5 +234,5 @@ def saved_bytes(function, x: Tensor) -> int:
 
 
 def test_wrong_depthwise__is_refused():
-    with pytest.raises(ValueError, match="depthwise='inside' is not known; choose 'none', 'before' or 'after'"):
+    with pytest.raises(ValueError, match="unknown depthwise 'inside'; expected one of none, before, after"):
         ChannelMlp(4, 8, depthwise="inside")

@@ -449,7 +449,7 @@ def test_repr__names_kind_and_channels():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("bc",), r"^kind='bc' is not known; choose one of 'cb', 'scaled', 'gate', 'hybrid'$"),
+        (("bc",), "^unknown kind 'bc'; .*expected one of cb, scaled, gate, hybrid$"),
         (("scaled",), r"^kind='scaled' learns a scale for each channel; pass dim"),
         (("cb", 0), r"^dim=0; expected the number of channels$"),
     ],

@@ -228,11 +228,11 @@ def test_multi_scale_interaction__parameters(dim, expected):
     ("arguments", "words"),
     [
         (dict(dim=12), "dim=12 does not split into the slices of an EMS block; choose a multiple of 8"),
-        (dict(dim=16, variant="fuller"), "variant='fuller' is not known; choose one of full, baseline"),
+        (dict(dim=16, variant="fuller"), "unknown variant 'fuller'; .*expected one of full, baseline"),
         (dict(dim=16, ratios=(1, 1, 1)), r"ratios=\(1, 1, 1\) are not three quarters-of-the-channels that add up to 4"),
         (dict(dim=16, ratios=(2, 2)), r"ratios=\(2, 2\) are not three"),
         (dict(dim=16, ratios=(5, 0, -1)), r"ratios=\(5, 0, -1\) are not three"),
-        (dict(dim=16, whiten="pixel"), "whiten='pixel' is not known; choose 'channel' or 'spatial'"),
+        (dict(dim=16, whiten="pixel"), "unknown whiten 'pixel'; .*expected one of channel, spatial"),
         (dict(dim=200), "an attention of width 100 does not split into 3 heads; choose a multiple of 32"),
     ],
 )

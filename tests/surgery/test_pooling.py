@@ -492,7 +492,7 @@ def test_light__after_training():
 
 @pytest.mark.parametrize("pool", ["gap", "cap", "ga", "vgg", "dft"])
 def test_light__other_pools_have_no_such_form(pool):
-    with pytest.raises(ValueError, match=rf"^light=True with pool='{pool}'; only 'map' has a light form$"):
+    with pytest.raises(ValueError, match=rf"^light=True with pool='{pool}'; only map and map-light have a light form$"):
         swap_pool(created("test_resnet"), pool, light=True)
     model = pooled("test_resnet", pool)
     with pytest.raises(ValueError, match="light form"):
@@ -612,10 +612,10 @@ class Plain(nn.Module):
         (
             "test_resnet",
             dict(pool="mop"),
-            "^unknown pool 'mop'; did you mean 'map'\\? expected one of gap, cap, ga, map, ",
+            "^unknown pool 'mop'; did you mean 'map'\\? expected one of map, map-light, ga, cap, ",
         ),
         ("test_resnet", dict(pool="map_light"), "did you mean 'map-light'"),
-        ("test_resnet", dict(pool=""), "^unknown pool ''; expected one of gap"),
+        ("test_resnet", dict(pool=""), "^unknown pool ''; expected one of map"),
         ("test_resnets", dict(pool="map"), "^unknown model 'test_resnets'; nearest: test_resnet"),
         ("qqqqqqqqqqqqq", dict(pool="map"), "^unknown model 'qqqqqqqqqqqqq'$"),
         ("test_resnet", dict(pool="map", bananas=3), "^test_resnet cannot be created: .*bananas"),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dispatch import hooked, runs_eagerly
+from .dispatch import hooked, runs_eagerly, sees_whole_batches
 
 STAGE_BYTES = 7 << 18  # of one slice of a batch, measured at the input of a stage
 QUERY_BYTES = 2 << 20  # of attention maps with mixed heads
@@ -32,7 +32,7 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
     ):
         return module(x)
     count = math.ceil(x.numel() * x.element_size() / STAGE_BYTES)
-    if count < 2 or any(m.training or hooked(m) for m in module.modules()):
+    if count < 2 or any(m.training or (hooked(m) and sees_whole_batches(m)) for m in module.modules()):
         return module(x)
     return torch.cat([module(part) for part in x.tensor_split(min(count, len(x)))])
 

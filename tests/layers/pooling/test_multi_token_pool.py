@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import broadsight
 from broadsight.deployment import prepare
 from broadsight.layers import MultiTokenPool
-from broadsight.surgery.pooling import class_attention_pool
+from broadsight.layers.pooling.multi_token_pool import class_attention_pool
 from broadsight.weights.released_stvit import released_tensors
 from tests.compare import assert_close, randomize
 
