@@ -228,9 +228,9 @@ def test_stem__patches_by_hand():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(stem="patches"), "stem='patches' is not known; choose one of 'conv', 'patch'"),
-        (dict(position="absolute"), "position='absolute' is not known; choose one of 'conv', 'relative', 'none'"),
-        (dict(ffn="none"), "ffn='none' is not known; choose one of 'conv', 'plain'"),
+        (dict(stem="patches"), "unknown stem 'patches'; .*expected one of conv, patch"),
+        (dict(position="absolute"), "unknown position 'absolute'; .*expected one of conv, relative, none"),
+        (dict(ffn="none"), "unknown ffn 'none'; .*expected one of conv, plain"),
         (dict(dims=(8, 16)), r"dims=\(8, 16\) has 2 entries; expected 4, one for each stage"),
         (dict(depths=(1, 1, 1)), r"depths=\(1, 1, 1\) has 3 entries"),
         (dict(heads=(1,)), r"heads=\(1,\) has 1 entries"),
