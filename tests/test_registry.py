@@ -91,10 +91,7 @@ def test_families__are_the_model_files_and_each_registers():
     assert [family for family in FAMILIES if not timm.list_models(module=family)] == []
 
 
-@pytest.mark.parametrize(
-    "first",
-    ["broadsight, timm", "timm, broadsight", "broadsight.layers"],
-)
+@pytest.mark.parametrize("first", ["broadsight, timm", "timm, broadsight", "broadsight.layers"])
 def test_import__registers_whatever_comes_first_and_whatever_the_process_is_called(first):
     code = f"import sys; sys.argv[0] = 'broadsight'; import {first}; import timm, timm.data\n"
     code += "print([timm.is_model(name) for name in ('stvit_small', 'map_resnet50', 'edited', 'dense_model')])\n"

@@ -623,11 +623,7 @@ class Plain(nn.Module):
         ("test_vit", dict(pool="map", bananas=3, img_size=64), "^test_vit cannot be created: .*bananas"),
         (Plain, dict(pool="map"), "^Plain offers no feature maps to pool: .*forward_features"),
         (nn.Identity, dict(pool="map"), "^Identity offers no feature maps to pool: "),
-        (
-            lambda: created("test_resnet"),
-            dict(pool="map", in_chans=1, img_size=64),
-            "^in_chans given with a ",
-        ),
+        (lambda: created("test_resnet"), dict(pool="map", in_chans=1, img_size=64), "^in_chans given with a "),
         (lambda: pooled("test_resnet"), dict(pool="gap"), "has been swapped already; swap it in a fresh backbone$"),
         (
             "test_resnet",
