@@ -500,7 +500,7 @@ def test_constructor__weights_depend_on_the_seed_alone(name):
     first, again, other = states
     assert all(torch.equal(first[key], again[key]) for key in first)
     matrices = [key for key, p in first.items() if p.ndim > 1 and p.std() > 0 and "prop." not in key]
-    assert len(matrices) > 20 and [key for key in matrices if torch.equal(first[key], other[key])] == []
+    assert len(matrices) > 10 and [key for key in matrices if torch.equal(first[key], other[key])] == []
 
 
 @each_kind

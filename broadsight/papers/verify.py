@@ -40,7 +40,7 @@ SOURCES = {
 
 # What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
 TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
-SUBJECTS = (*FAMILIES, "dense")  # what can be verified
+SUBJECTS = (*SOURCES, "dense")  # what can be verified
 
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = {
@@ -115,9 +115,8 @@ class Check:
 
 def published() -> dict[str, Any]:
     """The published figures, every number as the text that was printed."""
-    return yaml.load(
-        files("broadsight.papers").joinpath("paper_tables.yaml").read_text("utf-8"), Loader=yaml.BaseLoader
-    )
+    text = files("broadsight.papers").joinpath("paper_tables.yaml").read_text("utf-8")
+    return {family: {"models": []} for family in FAMILIES} | yaml.load(text, Loader=yaml.BaseLoader)
 
 
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
@@ -191,7 +190,7 @@ def catalogue(
                     "paper_params_m": _number(paper.get("params")),
                     "paper_macs_g": _number(paper.get("macs")),
                     "paper_top1": _number(paper.get("top1")),
-                    "source": SOURCES[family],
+                    "source": SOURCES.get(family, ""),
                 }
             )
     return rows
