@@ -1,10 +1,8 @@
 """Puts context broadcasting into the blocks of any vision model."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import check_choice
@@ -16,6 +14,7 @@ from ..layers.buffers import restore_on_load
 from ..layers.context_broadcast import KINDS, broadcast_input, broadcast_output
 from ..layers.kernels.dispatch import per_image
 from .description import as_edited, describe_edited
+from .passing import Passed
 
 BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
 
@@ -84,35 +83,20 @@ class WindowedBroadcast(ContextBroadcast):
         self.images = images
 
     def forward(self, x: Tensor) -> Tensor:
-        images = self.images.take()
+        images = self.images.count.get()
         windows = x.unflatten(0, (images, x.shape[0] // images))  # B windows ...
         return self.broadcast(windows, self.channel_axis(x) + 1, False).flatten(0, 1)
 
 
 @per_image
 class ImageCount:
-    """A forward pre-hook that notes how many images a block gets, for a layer inside that sees windows of these.
-
-    Each thread has its own count, so that several may run one model.
-    """
+    """A forward pre-hook that notes how many images a block gets, for a layer inside that sees windows of these."""
 
     def __init__(self, argument: int = 0):
-        self.argument = argument
-        self._traced = 0
-        self._local = threading.local()
+        self.argument, self.count = argument, Passed()
 
     def __call__(self, module: nn.Module, inputs: tuple) -> None:
-        count = inputs[self.argument].shape[0]
-        if torch.compiler.is_compiling():  # a compiler follows a plain attribute more easily
-            self._traced = count
-        else:
-            self._local.count = count
-
-    def take(self) -> int:
-        return self._traced if torch.compiler.is_compiling() else self._local.count
-
-    def __reduce__(self) -> tuple:  # copies and pickles start empty
-        return ImageCount, (self.argument,)
+        self.count.put(inputs[self.argument].shape[0])
 
 
 def _refuse_missing(model: nn.Module, found: Sequence[Branch], kinds: Sequence[str]) -> None:

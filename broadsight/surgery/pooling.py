@@ -111,7 +111,7 @@ class PooledModel(nn.Module):
                 x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
             )
             for tap in self.pyramid.taps:
-                tap.clear()
+                tap.kept.clear()
             return features
         wanted = _positions(indices, len(self.feature_info))
         maps, taken = self.pyramid.with_features(model, x, wanted)
