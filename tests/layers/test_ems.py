@@ -8,22 +8,13 @@ from broadsight.layers import CMHSA, GMHSA, MultiScaleInteraction
 from broadsight.layers.coarse_attention import AttentionPath
 from broadsight.layers.ems import VARIANTS, StaticBranch, Whiten
 from broadsight.layers.patches import ChannelConv, Propagate, average_pool
-from tests.compare import assert_close, assert_same_function, outputs_and_gradients, randomize
+from tests.compare import assert_close, assert_equal_to, assert_same_function, outputs_and_gradients, randomize
 from tests.reference import emsnet as reference
 
 
 def on_channels_first(module: nn.Module, x: Tensor) -> Tensor:
     """Runs a channels-first module on (B, H, W, C)."""
     return module(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def assert_equal_to(slow, module: nn.Module, *inputs: Tensor) -> None:
-    """The module against a function of the module and its inputs, in value and in every gradient."""
-    got, got_gradients = outputs_and_gradients(module, lambda module, *inputs: module(*inputs), inputs)
-    expected, expected_gradients = outputs_and_gradients(module, slow, inputs)
-    assert_close(got[0], expected[0], "output", 1e-11)
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], name, 1e-11)
 
 
 def loop_over_windows(layer: CMHSA, x: Tensor) -> Tensor:
