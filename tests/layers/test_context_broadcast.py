@@ -50,12 +50,11 @@ def layer(kind: str, layout: str = "tokens", **options) -> ContextBroadcast:
     return made
 
 
-def assert_equations(module: ContextBroadcast, x: Tensor, layout: str = "tokens", tolerance: float = 1e-13) -> None:
+def assert_equations(module: ContextBroadcast, x: Tensor, layout: str = "tokens") -> None:
     """The layer without a class token, against the loop."""
     scale = [] if module.scale is None else [module.scale]
-    assert_close(
-        as_tokens(module(x), layout), reference(as_tokens(x, layout), module.kind, *scale), tolerance=tolerance
-    )
+    expected = reference(as_tokens(x, layout), module.kind, *scale)
+    assert_close(as_tokens(module(x), layout), expected, tolerance=1e-13)
 
 
 def gradients(function, *leaves: Tensor) -> tuple[Tensor, ...]:
