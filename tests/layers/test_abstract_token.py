@@ -6,6 +6,7 @@ import torch
 from broadsight.layers import AbstractTokenAttention
 from tests.compare import assert_close, assert_same_function, randomize
 from tests.reference import mat as reference
+from tests.refusals import refused
 
 SIZES = [(7, 7), (14, 7), (7, 21), (9, 16), (15, 8), (6, 5), (1, 1), (3, 10)]
 
@@ -83,5 +84,4 @@ def test_forward__images_do_not_see_each_other(size):
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        AbstractTokenAttention(**arguments)
+    refused(words, AbstractTokenAttention, **arguments)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from broadsight.layers import ChannelMlp
 from broadsight.layers.kernels import sliced_mlp
 from tests.compare import assert_close, assert_equal_to, saved_bytes
+from tests.refusals import refused
 
 DEPTHWISE = ("none", "before", "after")
 
@@ -211,5 +212,4 @@ def test_saved_for_backward__is_the_input_and_one_hidden_map(depthwise):
 
 
 def test_wrong_depthwise__is_refused():
-    with pytest.raises(ValueError, match="unknown depthwise 'inside'; expected one of none, before, after"):
-        ChannelMlp(4, 8, depthwise="inside")
+    refused("unknown depthwise 'inside'; expected one of none, before, after", ChannelMlp, 4, 8, depthwise="inside")

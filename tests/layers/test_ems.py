@@ -10,6 +10,7 @@ from broadsight.layers.ems import VARIANTS, StaticBranch, Whiten
 from broadsight.layers.patches import ChannelConv, Propagate, average_pool
 from tests.compare import assert_close, assert_equal_to, assert_same_function, outputs_and_gradients, randomize
 from tests.reference import emsnet as reference
+from tests.refusals import refused
 
 
 def on_channels_first(module: nn.Module, x: Tensor) -> Tensor:
@@ -228,5 +229,4 @@ def test_multi_scale_interaction__parameters(dim, expected):
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        MultiScaleInteraction(**arguments)
+    refused(words, MultiScaleInteraction, **arguments)

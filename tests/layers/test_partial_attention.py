@@ -12,6 +12,7 @@ from broadsight.layers.partial_attention import select_foreground
 from broadsight.papers.macs import PRODUCTS, count
 from tests.compare import assert_close, assert_same_function, randomize
 from tests.reference import partialformer as reference
+from tests.refusals import refused
 
 
 def pair(
@@ -201,8 +202,7 @@ def test_reset_parameters__starts_as_ordinary_attention():
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        PartialAttention(**arguments)
+    refused(words, PartialAttention, **arguments)
 
 
 @pytest.mark.parametrize("budget", [1, 2 * 12 * 13 * 8 * 5])  # bytes: a query at a time; five, the last slice shorter

@@ -8,6 +8,7 @@ import broadsight
 from broadsight.layers import SuperTokenAttention
 from broadsight.layers.super_token import sample
 from tests.compare import saved_bytes
+from tests.refusals import refused
 
 
 def reference(layer: SuperTokenAttention, x: Tensor) -> Tensor:
@@ -172,5 +173,4 @@ def test_keeps_nothing_but_shares_of_the_pixels_for_backward():
     ],
 )
 def test_wrong_arguments_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        SuperTokenAttention(**arguments)
+    refused(words, SuperTokenAttention, **arguments)

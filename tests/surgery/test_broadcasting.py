@@ -27,6 +27,7 @@ from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, Token
 from tests.inspection.test_branches import COUNTS
 from tests.inspection.timm_models import SHRUNK, created
 from tests.inspection.timm_models import images as timm_images
+from tests.refusals import refused
 
 POSITIONS = ("front", "mid", "end")
 OWN = {
@@ -748,8 +749,7 @@ def test_fuse__folds_nothing_that_has_context_inside(name, branch, position):
 def test_fuse__refuses_to_lose_context():
     """timm replaces LeViT's layers by folded ones."""
     words = r"^folding LevitDistilled would lose its context broadcasting, which lies inside"
-    with pytest.raises(ValueError, match=words):
-        fuse(broadcast("levit_128s", "cb", "mlp", "mid"))
+    refused(words, fuse, broadcast("levit_128s", "cb", "mlp", "mid"))
 
 
 @pytest.mark.parametrize(("branch", "apart"), [("mlp", False), ("attn", True)])
@@ -859,8 +859,7 @@ def test_refused__and_left_as_it_was(name, arguments, words):
 
 @pytest.mark.parametrize("model", ["test_vit", None, nn.Linear])
 def test_refused__no_model(model):
-    with pytest.raises(ValueError, match=r"^model is a (str|NoneType|type); expected a model, as timm\.create_model"):
-        add_context_broadcast(model)
+    refused(r"^model is a (str|NoneType|type); expected a model, as timm\.create_model", add_context_broadcast, model)
 
 
 def test_returns__the_model_itself():
