@@ -15,9 +15,6 @@ class BilinearPatchEmbed(nn.Module):
 
     A depth-wise convolution predicts where to sample, as an offset in pixels from the patch's centre; with no offset
     this is 2 x 2 mean pooling. The offset is shared by all channels.
-
-    Args:
-        dim, out_dim: Channels in and out.
     """
 
     def __init__(self, dim: int, out_dim: int):

@@ -14,10 +14,8 @@ class ChannelMlp(nn.Module):
     """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
 
     Args:
-        dim: Channels in and out.
-        hidden: Channels in between.
+        dim, hidden: Channels in and out, and in between.
         depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
-        bias: Biases of all layers.
     """
 
     def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):

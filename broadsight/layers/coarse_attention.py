@@ -12,10 +12,7 @@ class CMHSA(nn.Module):
     """Convolution-like multi-head attention over 3x3 windows at stride 2. (B, h, w, C) -> (B, h, w, C).
 
     The 9x9 weights of a window are predicted from its centre; every window re-mixes its nine values, and overlapping
-    windows are summed. Values beyond the border are zero and keep their share of the soft-max.
-
-    Args:
-        dim: Channels; heads are 32 wide, at least one.
+    windows are summed. Values beyond the border are zero and keep their share of the soft-max. Heads are 32 wide.
     """
 
     def __init__(self, dim: int):
@@ -45,7 +42,7 @@ class CMHSA(nn.Module):
 
 
 class GMHSA(nn.Module):
-    """Plain multi-head self-attention among all cells. (B, h, w, C) -> (B, h, w, C). Arguments as of CMHSA."""
+    """Plain multi-head self-attention among all cells, with heads of 32. (B, h, w, C) -> (B, h, w, C)."""
 
     def __init__(self, dim: int):
         super().__init__()

@@ -131,9 +131,7 @@ class StaticBranch(nn.Module):
     """Whitening, depth-wise convolution, pooled coordinate convolutions and a gate. (B, H, W, C) -> (B, H, W, C').
 
     Args:
-        dim: Channels in.
-        ratios: Quarters of the channels that are pooled by 2, kept, and pooled by 4; 0 leaves a part out.
-        whiten: See MultiScaleInteraction.
+        ratios, whiten: See MultiScaleInteraction; a ratio of 0 leaves its part out.
         expand: How much wider a pooled slice becomes.
         merged: Mix the slices by a linear layer back to dim channels.
         gated: Use the result, through a sigmoid, as the gate of a projection of the input.

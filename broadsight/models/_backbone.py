@@ -32,10 +32,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 class Stage(nn.Module):
     """Down-sampling, blocks and an optional norm. (B, C, H, W) -> (B, C', H', W'), channels-last in memory.
 
-    Args:
-        downsample: (B, C, H, W) -> (B, C', H', W'); Identity in the first stage.
-        blocks: Each (B, H', W', C') -> (B, H', W', C').
-        norm: Over the last axis of the blocks' result.
+    Blocks and norm work on (B, H', W', C').
     """
 
     def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], norm: nn.Module | None = None):

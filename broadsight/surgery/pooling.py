@@ -34,8 +34,7 @@ class PooledModel(nn.Module):
     the logits. `forward_intermediates` and `feature_info` are the backbone's.
 
     Args:
-        backbone: The model without its classifier, as `as_backbone` gives it, and
-        pyramid: how its maps are obtained, as `find_pyramid` says.
+        backbone, pyramid: The model as `as_backbone` gives it, and how its maps are obtained, from `find_pyramid`.
         head: A pool over these maps.
     """
 

@@ -23,8 +23,7 @@ class GramTokens(nn.Module):
 
     Args:
         dim: Channels of the image and of the tokens.
-        groups: Groups of tokens.
-        tokens: Tokens in each group.
+        groups, tokens: Groups, and tokens in each.
         gram_dim: Channels that the Gram matrix is taken of.
         gram_groups: Channel groups of the map from the triangle to the tokens.
     """

@@ -89,20 +89,16 @@ class MultiTokenPool(nn.Module):
         num_classes: Classes; 0 makes `forward` return the normed tokens (B, num_features).
         level: Position of the map whose grid all maps are brought to. 0 or less: only the last map is pooled.
         dim: Width of the merged map and the tokens.
-        groups: Groups of tokens.
-        tokens: Class tokens in each group.
+        groups, tokens: Groups, and class tokens in each.
         mean_token: Add the average of a group's tokens as one more token, with its own classifier.
         gram: Tokens from the Gram matrix; otherwise learned ones that start at zero.
         gram_dim: Channels that the Gram matrix is taken of; as `dim` if None.
         gram_groups: Channel groups of the map from Gram matrix to tokens; if None the largest possible up to 32.
-        attn_dim: Width of the attention; as `dim` if None.
-        heads: Attention heads.
-        mlp_ratio: Hidden width of the MLP over `dim`.
-        mlp_groups: Channel groups of the MLP.
+        heads, attn_dim: Attention heads, and the width of all of them together; as `dim` if None.
+        mlp_ratio, mlp_groups: Hidden width of the MLP over `dim`, and its channel groups.
         head_mixing: Mix the attention heads before and after the soft-max.
         classifier: "norm" for a LayerNorm before the linear classifier of the tokens, or "linear".
-        drop: Dropout of attention, projection and MLP.
-        fc_drop: Dropout before the classifiers.
+        drop, fc_drop: Dropout of attention, projection and MLP, and before the classifiers.
         light: Classify with the averaged token alone, without token classifiers; for inference: what is trained is the
             full pool, which `lighten` cuts down.
         resize: How maps are resized: "release", or "ga" for the sound opposite; see MergeMaps.

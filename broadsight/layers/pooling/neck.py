@@ -26,11 +26,9 @@ class MultiTokenNeck(nn.Module):
     Args:
         channels: Channels of each stage, lowest level first.
         dim: Width of the merged map and the tokens.
-        tokens: Class tokens in each group; groups * tokens must split over the stages.
-        groups: Groups of tokens.
+        tokens, groups: Class tokens in each group, and groups; groups * tokens must split over the stages.
         level: Position of the stage whose grid all are brought to; by default the last but one, at stride 16.
-        heads: Attention heads; one for every 32 channels by default.
-        attn_dim: Width of the attention; as `dim` if None.
+        heads, attn_dim: Attention heads, one for every 32 channels by default, and their width, as `dim` if None.
         mlp_ratio, mlp_groups: Hidden width of the MLP over `dim`, and its channel groups.
         gram: Tokens from the Gram matrix instead of learned ones; its batch statistics want larger batches than
             detectors have.
