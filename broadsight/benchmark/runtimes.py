@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..deployment import Description, capture, open_artefact, rounding_of
 from ..deployment.agreement import allowance
-from ..deployment.formats import FORMATS, need
+from ..deployment.formats import FORMATS, need, runtimes
 from ..deployment.preparation import prepare
 from ..files import move_together
 

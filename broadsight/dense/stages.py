@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..data.normalising import per_channel
 from ..errors import check_choice
-from ..layers.check_images import check_images
+from ..layers.checks import check_images
 from ..layers.pooling.neck import MultiTokenNeck
 from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
 from ..surgery.pyramid import Pyramid, as_backbone, find_pyramid, takes

@@ -6,6 +6,8 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import crop_to, join_cells, pad_to, split_cells
+from .checks import check_divides
+from .heads import join_heads, split_heads
 
 
 @register_notrace_module
@@ -36,8 +38,7 @@ class AbstractTokenAttention(nn.Module):
         token_projected: bool = False,
     ):
         super().__init__()
-        if heads < 1 or dim % heads:
-            raise ValueError(f"dim={dim} does not split into heads={heads}; choose a divisor of dim")
+        check_divides("dim", dim, "heads", heads)
         if window < 1:
             raise ValueError(f"window={window} is not a side of at least 1 pixel")
         self.dim, self.heads, self.window, self.mixing = dim, heads, window, mixing
@@ -73,39 +74,31 @@ class AbstractTokenAttention(nn.Module):
         Every attention runs on strided views of the projections: 4-D, nothing permuted in memory. mask (B*Nw, 1, 1, P)
         says which keys lie inside the map.
         """
-        windows, P, _ = qkv.shape
-        h, d = self.heads, self.dim // self.heads
-        parts = qkv.view(windows, P, 3, h, d).permute(2, 0, 3, 1, 4)  # 3 B*Nw h P d
-        q, k, v = parts[0], parts[1], parts[2]
+        q, k, v = split_heads(qkv, 3, self.heads)  # each B*Nw h P d
         if not self.mixing:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(windows, P, self.dim)
-        token = self.token[None].expand(windows, -1, -1, -1)  # B*Nw h 1 d
-        if self.token_projected:
-            row = self.qkv(self.token.reshape(1, self.dim)).view(3, 1, h, 1, d).expand(-1, windows, -1, -1, -1)
-        else:
-            row = torch.stack([token, token, token])
+            return join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+        token = self.token  # h 1 d
+        row = self.qkv(token.view(1, -1)).view(3, *token.shape) if self.token_projected else torch.stack([token] * 3)
+        row = row[:, None].expand(-1, qkv.shape[0], -1, -1, -1)  # 3 B*Nw h 1 d
         if self.token_is_key:
             k, v = torch.cat([k, row[1]], 2), torch.cat([v, row[2]], 2)
             mask = None if mask is None else F.pad(mask, [0, 1], value=True)
         local = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # B*Nw h P d
         summary = F.scaled_dot_product_attention(row[0], k, v, attn_mask=mask)  # B*Nw h 1 d
-        summary = summary.transpose(1, 2).reshape(B, windows // B, self.dim)  # B Nw C
-        queries = qkv.view(B, -1, 3, h, d)[:, :, 0].transpose(1, 2)  # B h Nw*P d
-        fused = self.hand_back(queries, self.mix(summary)).transpose(1, 2).reshape(windows, P, self.dim)
-        return local.transpose(1, 2).reshape(windows, P, self.dim) + fused
+        mixed = self.mix(join_heads(summary).reshape(B, -1, self.dim))  # B Nw C
+        queries = split_heads(qkv.view(B, -1, 3 * self.dim), 3, self.heads)[0]  # B h Nw*P d
+        local = join_heads(local)
+        return local + self.hand_back(queries, mixed).reshape(local.shape)
 
     def mix(self, summary: Tensor) -> Tensor:
         """Self-attention among the windows' summaries. (B, Nw, C) -> (B, Nw, C)."""
-        B, Nw, C = summary.shape
-        qkv = self.mix_qkv(summary).view(B, Nw, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B h Nw d
-        mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
-        return self.mix_proj(mixed.transpose(1, 2).reshape(B, Nw, C))
+        queries, keys, values = split_heads(self.mix_qkv(summary), 3, self.heads)  # each B h Nw d
+        return self.mix_proj(join_heads(F.scaled_dot_product_attention(queries, keys, values)))
 
     def hand_back(self, queries: Tensor, mixed: Tensor) -> Tensor:
-        """Every pixel's query (B, h, N, d) attends to all mixed summaries (B, Nw, C). -> (B, h, N, d)."""
-        B, Nw, C = mixed.shape
-        kv = self.fuse_kv(mixed).view(B, Nw, 2, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 2 B h Nw d
-        return F.scaled_dot_product_attention(queries, kv[0], kv[1])
+        """Every pixel's query (B, h, N, d) attends to all mixed summaries (B, Nw, C). -> (B, N, C)."""
+        keys, values = split_heads(self.fuse_kv(mixed), 2, self.heads)  # each B h Nw d
+        return join_heads(F.scaled_dot_product_attention(queries, keys, values))
 
     def to_windows(self, x: Tensor) -> Tensor:
         """(B, p*w, q*w, C) -> (B*p*q, w*w, C), windows and pixels in raster order."""

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .folding import fold_norm_after
-from .memory_format import channels_last
+from .any_size import channels_last
+from .folding import fold_norm
 
 
 @register_notrace_module
@@ -15,9 +15,6 @@ class BilinearPatchEmbed(nn.Module):
 
     A depth-wise convolution predicts where to sample, as an offset in pixels from the patch's centre; with no offset
     this is 2 x 2 mean pooling. The offset is shared by all channels.
-
-    Args:
-        dim, out_dim: Channels in and out.
     """
 
     def __init__(self, dim: int, out_dim: int):
@@ -55,4 +52,4 @@ class BilinearPatchEmbed(nn.Module):
 
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
-        fold_norm_after(self, "proj", "norm")
+        fold_norm(self, "proj", "norm")

@@ -3,6 +3,7 @@
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from ..errors import check_choice
 from .depthwise import DepthwiseConv
 from .kernels.dispatch import accelerated
 from .kernels.sliced_mlp import runs_in_slices, sliced_mlp
@@ -13,22 +14,17 @@ class ChannelMlp(nn.Module):
     """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
 
     Args:
-        dim: Channels in and out.
-        hidden: Channels in between.
+        dim, hidden: Channels in and out, and in between.
         depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
-        bias: Biases of all layers.
     """
 
     def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):
         super().__init__()
-        if depthwise not in ("none", "before", "after"):
-            raise ValueError(f"depthwise={depthwise!r} is not known; choose 'none', 'before' or 'after'")
+        check_choice("depthwise", depthwise, ("none", "before", "after"))
         self.depthwise = depthwise
         self.fc1 = nn.Linear(dim, hidden, bias=bias)
-        if depthwise == "none":
-            self.dw = nn.Identity()
-        else:
-            self.dw = DepthwiseConv(hidden, bias=bias, residual=depthwise == "after")
+        mixes = depthwise != "none"
+        self.dw = DepthwiseConv(hidden, bias=bias, residual=depthwise == "after") if mixes else nn.Identity()
         self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden, dim, bias=bias)
 
@@ -36,10 +32,6 @@ class ChannelMlp(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + mlp(x); the sum costs nothing extra in the fast form."""
         x = self.fc1(x)
-        if self.depthwise == "before":
-            x = self.dw(x)
-        x = self.act(x)
-        if self.depthwise == "after":
-            x = self.dw(x)
-        x = self.fc2(x)
+        x = self.act(self.dw(x) if self.depthwise == "before" else x)
+        x = self.fc2(self.dw(x) if self.depthwise == "after" else x)
         return x if residual is None else residual + x

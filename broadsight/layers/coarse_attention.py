@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .heads import join_heads, split_heads
 from .patches import ChannelConv, Propagate, average_pool
 
 
@@ -11,10 +12,7 @@ class CMHSA(nn.Module):
     """Convolution-like multi-head attention over 3x3 windows at stride 2. (B, h, w, C) -> (B, h, w, C).
 
     The 9x9 weights of a window are predicted from its centre; every window re-mixes its nine values, and overlapping
-    windows are summed. Values beyond the border are zero and keep their share of the soft-max.
-
-    Args:
-        dim: Channels; heads are 32 wide, at least one.
+    windows are summed. Values beyond the border are zero and keep their share of the soft-max. Heads are 32 wide.
     """
 
     def __init__(self, dim: int):
@@ -44,11 +42,7 @@ class CMHSA(nn.Module):
 
 
 class GMHSA(nn.Module):
-    """Plain multi-head self-attention among all cells. (B, h, w, C) -> (B, h, w, C).
-
-    Args:
-        dim: Channels; heads are 32 wide, at least one.
-    """
+    """Plain multi-head self-attention among all cells, with heads of 32. (B, h, w, C) -> (B, h, w, C)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -61,10 +55,8 @@ class GMHSA(nn.Module):
 
     def attend(self, qkv: Tensor) -> Tensor:
         """Projected cells (B, h, w, 3C) -> (B, h, w, C)."""
-        B, h, w, C = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
-        parts = qkv.view(B, h * w, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 3 B heads N d
-        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-        return y.transpose(1, 2).reshape(B, h, w, C)
+        queries, keys, values = split_heads(qkv.flatten(1, 2), 3, self.heads)  # each B heads N d
+        return join_heads(F.scaled_dot_product_attention(queries, keys, values)).unflatten(1, qkv.shape[1:3])
 
 
 class AttentionPath(nn.Module):
@@ -88,10 +80,9 @@ def overlap_add(parts: Tensor, axis: int) -> Tensor:
     Odd places belong to one window; even ones to the last of one window and the first of the next.
     """
     first, middle, last = parts.unbind(axis + 1)
-    after = [0, 0] * (first.ndim - axis - 1) + [0, 1]
-    before = [0, 0] * (first.ndim - axis - 1) + [1, 0]
-    even = F.pad(first, after) + F.pad(last, before)
-    return torch.stack([even, F.pad(middle, after)], axis + 1).flatten(axis, axis + 1)
+    other_axes = [0, 0] * (first.ndim - axis - 1)
+    even = F.pad(first, [*other_axes, 0, 1]) + F.pad(last, [*other_axes, 1, 0])
+    return torch.stack([even, F.pad(middle, [*other_axes, 0, 1])], axis + 1).flatten(axis, axis + 1)
 
 
 def heads_of_32(width: int) -> int:

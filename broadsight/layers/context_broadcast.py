@@ -1,17 +1,20 @@
 """Context broadcasting (CB): every token is handed the average of all, so that attention need not learn to be uniform.
 
-From "Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et al., ICCV 2023). Readings:
+"Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et al., ICCV 2023); see
 docs/context-broadcasting.md.
 """
+
+from typing import Any
 
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .kernels.dispatch import accelerated
+from ..errors import check_choice
+from .kernels.dispatch import accelerated, per_image
 from .kernels.uniform import add_context, learns, uniform_both_ways
 
-# Operations for each element of the tokens, as the paper counts them: sums and products there, the average is free.
+# Operations for each element of the tokens, as the paper counts them: the average is free.
 OPERATIONS = {"cb": 1, "scaled": 1, "gate": 1, "hybrid": 2}
 KINDS = tuple(OPERATIONS)
 
@@ -28,6 +31,7 @@ def context_broadcast(
 
     With m the mean of all tokens of an image, and x0 its class token or, without one, m:
     "cb" is (x + m) / 2, "scaled" is x + scale * m, "gate" is x * (x0 + 1), "hybrid" is x * x0 + (x + m) / 2.
+    All kinds but "scaled" can be differentiated twice; that can under torch.func.
 
     Args:
         x: (B, ..., C), or with the channels elsewhere. All axes but these two count tokens.
@@ -35,20 +39,13 @@ def context_broadcast(
         channel_axis: Where the channels are.
         class_token: Whether the first token is the class token.
         inplace: Overwrite x, unless autograd needs it: "gate" and "hybrid" are products with it.
-
-    All kinds but "scaled" can be differentiated twice; that can under torch.func.
     """
     channel_axis = channel_axis % x.ndim
-    axes: list[int] = []
-    for axis in range(1, x.ndim):
-        if axis != channel_axis:
-            axes.append(axis)
-    if kind != "scaled":
-        scale = None
-    elif scale is None:
+    axes = [axis for axis in range(1, x.ndim) if axis != channel_axis]
+    if kind == "scaled" and scale is None:
         raise ValueError("kind='scaled' without a scale; expected one for each channel")
-    if kind == "cb" or kind == "scaled":
-        return uniform(x, scale, channel_axis, axes, inplace)
+    if kind in ("cb", "scaled"):
+        return uniform(x, scale if kind == "scaled" else None, channel_axis, axes, inplace)
     if class_token and len(axes) > 1:
         raise ValueError(f"a class token in shape {list(x.shape)}; only tokens (B, N, C) have one")
     mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
@@ -69,14 +66,11 @@ def uniform(x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int],
 
 @register_notrace_module
 class ContextBroadcast(nn.Module):
-    """One of the four kinds of context broadcasting, for tokens and maps alike; the shape stays.
-
-    Tokens are (B, N, C), maps (B, C, H, W) or (B, H, W, C). A map's channels are found by `dim`, or by `channels_last`
-    where that does not tell.
+    """One of the four kinds of context broadcasting. Tokens (B, N, C), maps (B, C, H, W) or (B, H, W, C) -> the same.
 
     Args:
-        kind: "cb": (x + m) / 2, m the mean token; "scaled": x + scale * m with a learned scale for each channel that is
-            zero at first; "gate": x * (x0 + 1), x0 the class token; "hybrid": x * x0 + (x + m) / 2.
+        kind: "cb", "scaled" (by a learned scale for each channel, zero at first), "gate" or "hybrid"; the equations
+            are in `context_broadcast`.
         dim: Channels; needed for "scaled".
         channels_last: Whether maps are (B, H, W, C); by default only if `dim` fits the last axis and not the second.
         class_token: Whether the first token is the class token, which "gate" and "hybrid" use; the mean token stands in
@@ -94,27 +88,20 @@ class ContextBroadcast(nn.Module):
         inplace: bool = False,
     ):
         super().__init__()
-        if kind not in OPERATIONS:
-            raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(map(repr, KINDS))}")
+        check_choice("kind", kind, KINDS)
         if dim is not None and dim < 1:
             raise ValueError(f"dim={dim}; expected the number of channels")
         self.kind, self.dim, self.channels_last, self.class_token = kind, dim, channels_last, class_token
         self.inplace = inplace
-        if kind == "scaled":
-            if dim is None:
-                raise ValueError("kind='scaled' learns a scale for each channel; pass dim, the number of channels")
-            self.scale = nn.Parameter(torch.zeros(dim))
-        else:
-            self.register_parameter("scale", None)
+        if kind == "scaled" and dim is None:
+            raise ValueError("kind='scaled' learns a scale for each channel; pass dim, the number of channels")
+        self.scale = nn.Parameter(torch.zeros(dim or 0)) if kind == "scaled" else None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 3:
             raise ValueError(f"got shape {list(x.shape)}; expected tokens (B, N, C) or maps of four axes")
-        axis = self.channel_axis(x)
-        class_token = self.class_token
-        if class_token is None:
-            class_token = x.ndim == 3
-        return self.broadcast(x, axis, class_token)
+        class_token = x.ndim == 3 if self.class_token is None else self.class_token
+        return self.broadcast(x, self.channel_axis(x), class_token)
 
     def broadcast(self, x: Tensor, channel_axis: int, class_token: bool) -> Tensor:
         return context_broadcast(x, self.kind, self.scale, channel_axis, class_token, self.inplace)
@@ -130,3 +117,18 @@ class ContextBroadcast(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.kind) if self.dim is None else f"{self.kind!r}, dim={self.dim}"
+
+
+@per_image
+def broadcast_input(module: Any, inputs: tuple) -> tuple:
+    """A forward pre-hook: the tokens that the module takes first, with context, wherever it takes them."""
+    tokens = module.context_broadcast(inputs[0])
+    return tuple(tokens if x is inputs[0] else x for x in inputs)
+
+
+@per_image
+def broadcast_output(module: Any, inputs: tuple, output: Any) -> Any:
+    """A forward hook: the tokens that the module gives, with context; further outputs stay."""
+    if isinstance(output, tuple):
+        return (module.context_broadcast(output[0]), *output[1:])
+    return module.context_broadcast(output)

@@ -8,10 +8,7 @@ from torch import Tensor, nn
 class DepthwiseConv(nn.Conv2d):
     """One k x k filter per channel, same size out. (B, H, W, C) -> (B, H, W, C).
 
-    The tensor is channels-last in memory already, so the convolution sees it without a copy.
-
     Args:
-        dim: Channels.
         kernel_size: Odd side of the filter.
         residual: Compute x + conv(x). The identity is added to the centre tap of the kernel, which is exact (the
             gradient of the weight does not change) and saves a pass over the map.
@@ -22,7 +19,7 @@ class DepthwiseConv(nn.Conv2d):
         self.residual = residual
 
     def kernel(self) -> Tensor:
-        """The filter really applied: (C, 1, k, k), with the identity where the layer is residual."""
+        """The filter that is applied: (C, 1, k, k), with the identity where the layer is residual."""
         if not self.residual:
             return self.weight
         half = self.kernel_size[0] // 2

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from ..errors import check_choice
 from .coarse_attention import CMHSA, GMHSA, AttentionPath
 from .kernels.folded_interaction import FoldedInteraction
 from .patches import ChannelConv, PooledBranch
@@ -58,8 +59,8 @@ class MultiScaleInteraction(nn.Module):
 
     Args:
         dim: Channels in and out, a multiple of 8.
-        variant: "full", or a row of the papers' ablations: "baseline", "whiten", "patch2", "patch4", "gated" and
-            "c_mhsa" add one part at a time; "no_split" and "no_fusion" change the full block.
+        variant: "full", or a row of the papers' ablations, see VARIANTS: "baseline" to "c_mhsa" add one part at a time;
+            "no_split" and "no_fusion" change the full block.
         ratios: Quarters of the static channels that are pooled by 2, kept, and pooled by 4.
         whiten: What the whitening subtracts: the mean over "channel"s at each pixel, or the "spatial" mean.
     """
@@ -70,12 +71,10 @@ class MultiScaleInteraction(nn.Module):
         super().__init__()
         if dim % 8:
             raise ValueError(f"dim={dim} does not split into the slices of an EMS block; choose a multiple of 8")
-        if variant not in VARIANTS:
-            raise ValueError(f"variant={variant!r} is not known; choose one of {', '.join(VARIANTS)}")
+        check_choice("variant", variant, VARIANTS)
+        check_choice("whiten", whiten, ("channel", "spatial"))
         if len(ratios) != 3 or sum(ratios) != 4 or min(ratios) < 0:
             raise ValueError(f"ratios={tuple(ratios)} are not three quarters-of-the-channels that add up to 4")
-        if whiten not in ("channel", "spatial"):
-            raise ValueError(f"whiten={whiten!r} is not known; choose 'channel' or 'spatial'")
         self.variant, parts, quarter = variant, VARIANTS[variant], dim // 4
         local, far = parts.dynamic
         self.slices = [parts.static * quarter, (local + far) * quarter]
@@ -83,18 +82,16 @@ class MultiScaleInteraction(nn.Module):
         self.static: nn.Module = nn.Identity()
         width = parts.static * quarter  # of what reaches the output projection
         if parts.branch is not None:
-            arguments: dict[str, Any] = {"ratios": ratios, "whiten": whiten, **parts.branch}
-            self.static = StaticBranch(width, **arguments)
+            options: dict[str, Any] = {"ratios": ratios, "whiten": whiten, **parts.branch}
+            self.static = StaticBranch(width, **options)
             width = self.static.width
         elif parts.whitens:
             self.static = nn.Sequential()
             self.static.add_module("whiten", Whiten(dim, whiten))
         self.dynamic: nn.Module = nn.Identity()
         if local:
-            near, wide = (share * quarter for share in parts.widths)
-            self.dynamic = DynamicBranch(
-                local * quarter, far * quarter, local_width=near, global_width=wide, out=parts.merged * quarter
-            )
+            sizes = [share * quarter for share in (local, far, *parts.widths, parts.merged)]
+            self.dynamic = DynamicBranch(*sizes)
             width += parts.merged * quarter
         self.out_proj = nn.Linear(width, dim, bias=False) if parts.projects else nn.Identity()
 
@@ -104,15 +101,15 @@ class MultiScaleInteraction(nn.Module):
         return FoldedInteraction(self) if self.variant == "full" and not static.whiten.spatial else self
 
     def forward(self, x: Tensor) -> Tensor:
-        still, moving = self.in_proj(x).split(self.slices, -1)
-        mixed = self.static(still)
-        return self.out_proj(torch.cat([mixed, self.dynamic(moving)], -1) if self.slices[1] else mixed)
+        static, dynamic = self.in_proj(x).split(self.slices, -1)
+        mixed = self.static(static)
+        return self.out_proj(torch.cat([mixed, self.dynamic(dynamic)], -1) if self.slices[1] else mixed)
 
 
 class Whiten(nn.Module):
     """A linear layer and the removal of the mean. (B, H, W, C) -> (B, H, W, C).
 
-    The mean over output channels is removed from the weights, not from the map: the same numbers, one pass less.
+    The mean over output channels is removed from the weights instead of the map, which saves a pass.
     """
 
     def __init__(self, dim: int, mean: str = "channel"):
@@ -134,9 +131,7 @@ class StaticBranch(nn.Module):
     """Whitening, depth-wise convolution, pooled coordinate convolutions and a gate. (B, H, W, C) -> (B, H, W, C').
 
     Args:
-        dim: Channels in.
-        ratios: Quarters of the channels that are pooled by 2, kept, and pooled by 4; 0 leaves a part out.
-        whiten: See MultiScaleInteraction.
+        ratios, whiten: See MultiScaleInteraction; a ratio of 0 leaves its part out.
         expand: How much wider a pooled slice becomes.
         merged: Mix the slices by a linear layer back to dim channels.
         gated: Use the result, through a sigmoid, as the gate of a projection of the input.
@@ -154,7 +149,7 @@ class StaticBranch(nn.Module):
     ):
         super().__init__()
         pooled2, kept, pooled4 = (dim * r // 4 for r in ratios)
-        self.slices: list[int] = [pooled2, kept, pooled4]
+        self.slices = [pooled2, kept, pooled4]
         self.whiten = Whiten(dim, whiten)
         self.dw = ChannelConv(dim, (3, 3))
         self.pool2 = PooledBranch(pooled2, expand * pooled2, 2) if pooled2 else nn.Identity()
@@ -185,17 +180,16 @@ class DynamicBranch(nn.Module):
         out: Channels of the merged result; 0 concatenates only.
     """
 
-    def __init__(self, local_dim: int, global_dim: int, *, local_width: int, global_width: int, out: int):
+    def __init__(self, local_dim: int, global_dim: int, local_width: int, global_width: int, out: int):
         super().__init__()
-        self.slices: list[int] = [local_dim, global_dim]
+        self.slices = [local_dim, global_dim]
         self.local = AttentionPath(local_dim, local_width, 4, CMHSA(local_width))
-        self.has_global = global_dim > 0
-        if self.has_global:
+        if global_dim:
             self.global_ = AttentionPath(global_dim, global_width, 6, GMHSA(global_width))
         self.merge = nn.Linear(local_width + global_width, out, bias=False) if out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.has_global:
+        if not self.slices[1]:
             return self.merge(self.local(x))
         near, far = x.split(self.slices, -1)
         return self.merge(torch.cat([self.local(near), self.global_(far)], -1))

@@ -1,6 +1,6 @@
-"""Folds a BatchNorm with its inference statistics into the layer beside it.
+"""Folds a norm with its inference statistics, or a scale, into the layer beside it.
 
-What is no BatchNorm is left alone, and what has something in between: a hook may change what passes there.
+Other norms are left alone, and so is whatever a hook sees on the way from one to the other.
 """
 
 from typing import Any
@@ -11,24 +11,28 @@ from torch import Tensor, nn
 from .kernels.dispatch import hooked
 
 
-def fold_norm_after(module: nn.Module, layer: str, norm: str) -> None:
-    """Fold module.norm, which follows the convolution or linear layer module.layer, into it."""
-    target, statistics = _pair(module, layer, norm)
-    if statistics is not None and not _hooked_between(module, layer, norm):
-        scale, shift = statistics
-        bias = shift if target.bias is None else target.bias * scale + shift
-        _replace(target, target.weight * scale.view(-1, *[1] * (target.weight.ndim - 1)), bias)
-        setattr(module, norm, nn.Identity())
+def fold_norm(module: nn.Module, first: str, second: str) -> None:
+    """Fold a BatchNorm of the module into the convolution or linear layer beside it.
 
-
-def fold_norm_before(module: nn.Module, norm: str, layer: str) -> None:
-    """Fold module.norm, which precedes the linear layer module.layer, into it; exact as a linear layer pads nothing."""
-    target, statistics = _pair(module, layer, norm)
-    if statistics is not None and not _hooked_between(module, norm, layer):
-        scale, shift = statistics
-        bias = target.weight @ shift
-        _replace(target, target.weight * scale, bias if target.bias is None else target.bias + bias)
-        setattr(module, norm, nn.Identity())
+    Args:
+        first, second: Their names, in the order in which they run. A layer that follows its norm is a linear one: a
+            convolution would pad in between.
+    """
+    before: Any = module.get_submodule(first)
+    after: Any = module.get_submodule(second)
+    norm_first = isinstance(before, nn.BatchNorm2d)
+    norm, layer = (before, after) if norm_first else (after, before)
+    statistics = _inference_statistics(norm) if isinstance(norm, nn.BatchNorm2d) else None
+    if statistics is None or _hooked_between(module, first, second):
+        return
+    scale, shift = statistics
+    if norm_first:
+        bias = layer.weight @ shift
+        _replace(layer, layer.weight * scale, bias if layer.bias is None else layer.bias + bias)
+    else:
+        bias = shift if layer.bias is None else layer.bias * scale + shift
+        _replace(layer, layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1)), bias)
+    setattr(module, first if norm_first else second, nn.Identity())
 
 
 def fold_scale_after(module: nn.Module, branch: str, layer: str, scale: str) -> bool:
@@ -47,12 +51,6 @@ def fold_scale_after(module: nn.Module, branch: str, layer: str, scale: str) -> 
 def as_built(module: nn.Module) -> bool:
     """Whether no module inside has a hook, so that a folded form may take its place."""
     return not any(hooked(inner) for inner in module.modules())
-
-
-def _pair(module: nn.Module, layer: str, norm: str) -> tuple[Any, tuple[Tensor, Tensor] | None]:
-    """The layer, and the scale and shift that the norm applies to each channel."""
-    found = module.get_submodule(norm)
-    return module.get_submodule(layer), _inference_statistics(found) if isinstance(found, nn.BatchNorm2d) else None
 
 
 def _hooked_between(module: nn.Module, first: str, second: str) -> bool:
@@ -79,14 +77,19 @@ class Shift(nn.Module):
 
 
 def inference_form(weight: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """The weight (out, in) of a product and the shift (out) that replace product and norm together in inference.
-
-    None if the norm must be run, in training above all.
-    """
+    """The weight (out, in) of a product and the shift (out) that replace product and norm in inference, or None."""
     if isinstance(norm, Shift):
         return weight, norm.shift
     statistics = None if norm.training else _inference_statistics(norm)
     return None if statistics is None else (weight * statistics[0][:, None], statistics[1])
+
+
+def fold_product(module: Any, weight: str, norm: str) -> None:
+    """Fold a norm into the weight (out, in) of the product before it, for inference."""
+    folded = inference_form(getattr(module, weight), getattr(module, norm))
+    if folded is not None:
+        setattr(module, weight, nn.Parameter(folded[0].detach(), requires_grad=False))
+        setattr(module, norm, Shift(folded[1]))
 
 
 def _inference_statistics(norm: Any) -> tuple[Tensor, Tensor] | None:

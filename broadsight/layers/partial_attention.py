@@ -5,8 +5,10 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .checks import check_divides
+from .heads import join_heads, split_heads
 from .kernels.dispatch import accelerated
-from .kernels.query_slices import infers_on_cpu, queries_in_slices
+from .kernels.slices import infers_on_cpu, queries_in_slices
 
 
 @register_notrace_module
@@ -18,14 +20,14 @@ class PartialAttention(nn.Module):
     abstract token's result then queries the background, and what it finds is added to every background token.
 
     With one query the background is never projected: q . (W x) = (W' q) . x, and a weighted mean of W x is W applied to
-    the weighted mean. So the cost beside the foreground is two passes over the tokens.
+    the weighted mean. So the background costs two passes over the tokens.
 
     Args:
         dim: Channels in and out.
         heads: Attention heads.
         foreground: (n, of): n of every `of` tokens are foreground, rounded down, at least one and not all. of = 0: n
             tokens, however many there are.
-        foreground_limit: No more than so many foreground tokens.
+        foreground_limit: The most foreground tokens.
         background_required: False allows all tokens to be foreground.
         head_expansion: How many times more heads there are between the two mixings.
         channel_hidden: Hidden width of the MLP that the background's answer passes.
@@ -47,8 +49,7 @@ class PartialAttention(nn.Module):
         project_all: bool = False,
     ):
         super().__init__()
-        if heads < 1 or dim % heads:
-            raise ValueError(f"dim={dim} does not split into heads={heads}; choose a divisor of dim")
+        check_divides("dim", dim, "heads", heads)
         if len(foreground) != 2 or foreground[0] < 1 or foreground[1] < 0:
             raise ValueError(f"foreground={tuple(foreground)} is not a pair (n, of) with n of at least 1")
         if foreground_limit is not None and foreground_limit < 1:
@@ -105,7 +106,7 @@ class PartialAttention(nn.Module):
         return self.proj(out) if self.project_all else out
 
     def all_foreground(self, N: int, n: int) -> bool:
-        """Whether no token is left to be background."""
+        """Whether no token is left for the background."""
         return N == 1 or (not self.background_required and n == N)
 
     def foreground_count(self, N: int) -> int:
@@ -116,12 +117,9 @@ class PartialAttention(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         """Multi-head attention with heads mixed around the soft-max, not yet projected. (B, F, C) -> (B, F, C)."""
-        B, F_, C = x.shape
-        h = self.heads
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-        qkv = F.linear(x, self.qkv.weight, bias)
-        queries, keys, values = qkv.view(B, F_, 3, h, C // h).permute(2, 0, 3, 1, 4).unbind(0)  # B h F d
-        return self.mix_heads(queries, keys.transpose(-2, -1), values).transpose(1, 2).reshape(B, F_, C)
+        queries, keys, values = split_heads(F.linear(x, self.qkv.weight, bias), 3, self.heads)  # each B h F d
+        return join_heads(self.mix_heads(queries, keys.transpose(-2, -1), values))
 
     @accelerated(queries_in_slices, infers_on_cpu)
     def mix_heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -8,11 +8,8 @@ from torch import Tensor, nn
 class RelativePositionBias(nn.Module):
     """Bias (heads, N, N) to add to the attention logits of a grid of N = height * width tokens.
 
-    One number per head and offset is stored for a reference grid; other grids get the table resized bilinearly.
-
-    Args:
-        heads: Attention heads.
-        grid: Height and width of the reference grid.
+    One number per head and offset is stored for a reference grid (height, width); other grids get the table resized
+    bilinearly.
     """
 
     def __init__(self, heads: int, grid: tuple[int, int]):
@@ -26,7 +23,7 @@ class RelativePositionBias(nn.Module):
     def forward(self, height: int, width: int) -> Tensor:
         rows, columns = 2 * height - 1, 2 * width - 1
         table = self.table
-        if rows == 1:  # resized to a single place, only the offset of nought is left
+        if rows == 1:  # resized to a single place, only the offset of zero is left
             table = table[:, table.shape[1] // 2][:, None]
         if columns == 1:
             table = table[:, :, table.shape[2] // 2][:, :, None]

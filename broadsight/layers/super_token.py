@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .checks import check_divides
 from .kernels.dispatch import accelerated, untouched
 from .kernels.super_token import has_cells, linear_sampling
 from .relative_position import RelativePositionBias
@@ -15,11 +16,10 @@ from .sampling import autocast, grid_of, sample, spread, to_cells
 class SuperTokenAttention(nn.Module):
     """Pool, associate, attend, scatter back (Huang et al., CVPR 2023). (B, C, H, W) -> (B, C, H, W).
 
-    Every cell of pixels seeds one super token. Each pixel belongs, by a soft-max over the 3 x 3 super tokens around its
-    cell, to nine of them; the super tokens become the weighted means of their pixels, attend to each other, and every
-    pixel receives the mixture of its nine. Super tokens beyond the border are zero and keep their share of the
-    soft-max. Any H and W: the grid is zero-padded at the bottom and the right and cropped back. The memory format that
-    comes in goes out.
+    Every cell of pixels seeds one super token. Each pixel belongs, by a soft-max, to the 3 x 3 super tokens around its
+    cell; these become the weighted means of their pixels, attend to each other, and every pixel receives the mixture
+    of its nine. Super tokens beyond the border are zero and keep their share of the soft-max. Any H and W: the grid is
+    zero-padded at the bottom and the right and cropped back. The memory format stays.
 
     Args:
         dim: Channels in and out.
@@ -42,8 +42,7 @@ class SuperTokenAttention(nn.Module):
     ):
         super().__init__()
         cell = (cell, cell) if isinstance(cell, int) else tuple(cell)
-        if heads < 1 or dim % heads:
-            raise ValueError(f"dim={dim} does not split into heads={heads}; choose a divisor of dim")
+        check_divides("dim", dim, "heads", heads)
         if len(cell) != 2 or min(cell) < 1:
             raise ValueError(f"cell={cell} is not a side or (height, width) of at least 1 pixel")
         if iterations < 1:
@@ -80,11 +79,8 @@ class SuperTokenAttention(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Multi-head self-attention among all cells of a map. (B, p, q, C) -> (B, p, q, C)."""
         B, p, q, C = x.shape
-        qkv = self.qkv(x)
-        if self.by_head:
-            qkv = qkv.reshape(B, p * q, self.heads, 3, C // self.heads).permute(3, 0, 2, 1, 4)
-        else:
-            qkv = qkv.reshape(B, p * q, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        parts, order = ((self.heads, 3), (3, 0, 2, 1, 4)) if self.by_head else ((3, self.heads), (2, 0, 3, 1, 4))
+        qkv = self.qkv(x).reshape(B, p * q, *parts, C // self.heads).permute(order)  # 3 B heads N d
         bias = None if self.position is None else self.position(p, q)
         y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=bias)  # B heads N d
         return self.proj(y.transpose(1, 2).reshape(B, p, q, C))

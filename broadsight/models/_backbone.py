@@ -4,39 +4,35 @@ The only file that touches timm's less public parts.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, calculate_drop_path_rates
-from timm.models import build_model_with_cfg, checkpoint_seq
+from timm.models import build_model_with_cfg, checkpoint_seq, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from ..errors import did_you_mean
+from ..errors import check_choice, did_you_mean
+from ..layers.any_size import channels_last
 from ..layers.buffers import restore_on_load
-from ..layers.check_images import check_images
-from ..layers.folding import fold_norm_after
+from ..layers.checks import check_images
+from ..layers.folding import fold_norm
 from ..layers.kernels.slices import in_slices
-from ..layers.memory_format import channels_last
 from ..surgery.description import EDITED
 
 Sizes = Sequence[int]
 BUILDERS = tuple(inspect.signature(build_model_with_cfg).parameters)  # arguments of timm's builder, not of a model
 COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class Stage(nn.Module):
     """Down-sampling, blocks and an optional norm. (B, C, H, W) -> (B, C', H', W'), channels-last in memory.
 
-    Args:
-        downsample: (B, C, H, W) -> (B, C', H', W'); Identity in the first stage.
-        blocks: Each (B, H', W', C') -> (B, H', W', C').
-        norm: Over the last axis of the blocks' result.
+    Blocks and norm work on (B, H', W', C').
     """
 
     def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
@@ -59,6 +55,7 @@ class ProjectedHead(ClassifierHead):
         in_features, hidden: Channels of the map and of the hidden layer.
         bias: Bias of the hidden layer.
         pool_first: Pool before the hidden layer instead of after it.
+        pooling: pool_type and drop_rate, of timm's ClassifierHead.
     """
 
     def __init__(
@@ -70,10 +67,9 @@ class ProjectedHead(ClassifierHead):
         act: type[nn.Module] = nn.GELU,
         bias: bool = True,
         pool_first: bool = False,
-        pool_type: str = "avg",
-        drop_rate: float = 0.0,
+        **pooling: Any,
     ):
-        super().__init__(hidden, num_classes, pool_type=pool_type, drop_rate=drop_rate)
+        super().__init__(hidden, num_classes, **pooling)
         self.pool_first = pool_first
         self.proj = nn.Linear(in_features, hidden, bias=bias)
         self.norm = nn.BatchNorm2d(hidden)
@@ -81,19 +77,14 @@ class ProjectedHead(ClassifierHead):
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         pools = self.pool_first and not self.global_pool.is_identity()
-        if pools:
-            x = self.global_pool(x)[:, :, None, None]
-        x = self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        x = self.act(self.norm(x))
-        x = x[:, :, 0, 0] if pools else self.global_pool(x)
-        x = self.drop(x)
-        if pre_logits:
-            return self.flatten(x)
-        return self.flatten(self.fc(x))
+        x = self.global_pool(x)[:, :, None, None] if pools else x
+        x = self.act(self.norm(self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)))
+        x = self.drop(x[:, :, 0, 0] if pools else self.global_pool(x))
+        return self.flatten(x if pre_logits else self.fc(x))
 
     def reparameterize(self) -> None:
         """Fold the norm into the hidden layer, for inference."""
-        fold_norm_after(self, "proj", "norm")
+        fold_norm(self, "proj", "norm")
 
 
 class StagedBackbone(nn.Module):
@@ -124,8 +115,8 @@ class StagedBackbone(nn.Module):
         **unknown: Any,
     ):
         super().__init__()
-        for argument in unknown:
-            raise UnknownArgumentError(_describe_unknown(type(self), argument))
+        if unknown:
+            raise UnknownArgumentError(_describe_unknown(type(self), next(iter(unknown))))
         self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
         self.stem = stem
         self.stages = nn.Sequential(*stages)
@@ -147,8 +138,12 @@ class StagedBackbone(nn.Module):
                 reset()
         for module in self.modules():
             self.init_module(module)
+        self._init_classifier()
+
+    def _init_classifier(self) -> None:
         if isinstance(self.head.fc, nn.Linear):
-            _init_classifier(self.head.fc)
+            nn.init.trunc_normal_(self.head.fc.weight, std=0.02)
+            nn.init.zeros_(self.head.fc.bias)
 
     def init_module(self, module: nn.Module) -> None:
         """What a family draws otherwise than torch does by default."""
@@ -156,21 +151,19 @@ class StagedBackbone(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As torch does, but a checkpoint that does not fit is refused in one line, before anything is loaded."""
         own = self.state_dict()
-        # Torch itself knows how to do without the counter of old BatchNorms.
-        missing = [key for key in own if key not in state_dict and not key.endswith("num_batches_tracked")]
-        extra = [key for key in state_dict if key not in own]
         bent = [key for key in own if key in state_dict and own[key].shape != state_dict[key].shape]
-        faults = []
-        if bent:
-            shapes = f"{tuple(state_dict[bent[0]].shape)}, expected {tuple(own[bent[0]].shape)}"
-            faults.append(f"{_some(bent)} has shape {shapes}")
-        if strict and missing:
-            faults.append(f"{_some(missing)} is missing")
-        if strict and extra:
-            faults.append(f"{_some(extra)} is unexpected")
-        if faults:
+        shapes = f"{tuple(state_dict[bent[0]].shape)}, expected {tuple(own[bent[0]].shape)}" if bent else ""
+        faults = {f"has shape {shapes}": bent}
+        if strict:
+            # Torch itself knows how to do without the counter of old BatchNorms.
+            needed = [key for key in own if not key.endswith("num_batches_tracked")]
+            faults["is missing"] = [key for key in needed if key not in state_dict]
+            faults["is unexpected"] = [key for key in state_dict if key not in own]
+        more = {fault: f" (and {len(keys) - 1} more)" if len(keys) > 1 else "" for fault, keys in faults.items()}
+        said = [f"{keys[0]!r}{more[fault]} {fault}" for fault, keys in faults.items() if keys]
+        if said:
             raise RuntimeError(
-                f"the checkpoint does not fit {type(self).__name__}: {'; '.join(faults)}; nothing was loaded; "
+                f"the checkpoint does not fit {type(self).__name__}: {'; '.join(said)}; nothing was loaded; "
                 f"build the variant that it was saved from"
             )
         return super().load_state_dict(state_dict, strict, assign)
@@ -184,15 +177,9 @@ class StagedBackbone(nn.Module):
         return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        if coarse:
-            return dict(stem=r"^stem", blocks=[(r"^stages\.(\d+)", None), (r"^norm|^feature_norms", (99999,))])
-        fine = [
-            (r"^stages\.(\d+)\.downsample", (0,)),
-            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-            (r"^stages\.(\d+)\.norm", (99998,)),
-            (r"^norm|^feature_norms", (99999,)),
-        ]
-        return dict(stem=r"^stem", blocks=fine)
+        stage, last = r"^stages\.(\d+)", (r"^norm|^feature_norms", (99999,))
+        fine = [(rf"{stage}\.downsample", (0,)), (rf"{stage}\.blocks\.(\d+)", None), (rf"{stage}\.norm", (99998,))]
+        return dict(stem=r"^stem", blocks=[*([(stage, None)] if coarse else fine), last])
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
@@ -207,8 +194,7 @@ class StagedBackbone(nn.Module):
         weight = next(self.parameters())
         self.head.reset(num_classes, global_pool)
         self.head.to(weight.device, weight.dtype).train(self.training)
-        if isinstance(self.head.fc, nn.Linear):
-            _init_classifier(self.head.fc)
+        self._init_classifier()
 
     def forward_intermediates(
         self,
@@ -228,9 +214,8 @@ class StagedBackbone(nn.Module):
             stop_early: Skip the stages after the last one taken; the final features are then that stage's.
             output_fmt: "NCHW" or "NHWC".
         """
-        if output_fmt not in ("NCHW", "NHWC"):
-            raise ValueError(f"output_fmt={output_fmt!r} is not known; choose 'NCHW' or 'NHWC'")
-        take, last_taken = feature_take_indices(len(self.stages), _as_list(indices))
+        check_choice("output_fmt", output_fmt, ("NCHW", "NHWC"))
+        take, last_taken = self._taken(indices)
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
         x = in_slices(self.stem, channels_last(x))
@@ -241,29 +226,30 @@ class StagedBackbone(nn.Module):
                 continue
             taken = x
             if len(self.feature_norms):
-                taken = self.feature_norms[i](taken)
+                taken = self.feature_norms[i](x)
             elif norm and i == last:
-                taken = self.norm(taken)
+                taken = self.norm(x)
             features[i] = taken if output_fmt == "NCHW" else taken.permute(0, 2, 3, 1)
         intermediates = [features[i] for i in take]
         if intermediates_only:
             return intermediates
-        if not stop_early or last_taken == last:
-            x = self.norm(x)
-        return x, intermediates
+        return x if stop_early and last_taken < last else self.norm(x), intermediates
+
+    def _taken(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
+        """The stages that are asked for, and the last of them."""
+        return feature_take_indices(len(self.stages), list(indices) if isinstance(indices, Sequence) else indices)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""
-        take, last_taken = feature_take_indices(len(self.stages), _as_list(indices))
+        take, last_taken = self._taken(indices)
         prune_norm = prune_norm or last_taken < len(self.stages) - 1  # it fits the last stage alone
         self.stages = self.stages[: last_taken + 1]
         self.feature_info = self.feature_info[: last_taken + 1]
         self.num_features = self.feature_info[-1]["num_chs"]
-        self.feature_norms = nn.ModuleList(
-            norm if i in take else nn.Identity() for i, norm in enumerate(self.feature_norms)
-        )
+        norms = enumerate(self.feature_norms)
+        self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in norms)
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
@@ -301,7 +287,7 @@ class ConvNorm(nn.Module):
 
     def reparameterize(self) -> None:
         """Fold a BatchNorm into the convolution, for inference; a LayerNorm stays."""
-        fold_norm_after(self, "conv", "norm")
+        fold_norm(self, "conv", "norm")
 
 
 def build(
@@ -315,6 +301,8 @@ def build(
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
     kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
     kwargs.setdefault("pretrained_filter_fn", lambda state_dict, model: model.adapt_checkpoint(state_dict))
+    if kwargs.get("features_only") and "feature_norms" in inspect.signature(make).parameters:
+        kwargs.setdefault("feature_norms", True)
     with nullcontext() if device is None else torch.device(device):
         model: Any = build_model_with_cfg(cast(Any, make), name, pretrained, **{**arch, **kwargs})
     if name != EDITED:  # of a registered model the name is the description, not how it is put together
@@ -323,6 +311,41 @@ def build(
             model._traits = {**getattr(model, "_traits", {}), "img_size": None}
     restore_on_load(model)
     return model if dtype is None else model.to(dtype=dtype)
+
+
+def register(
+    module: str, names: Iterable[str], create: Callable[[str, bool, dict[str, Any]], nn.Module]
+) -> Callable[[str], Callable[..., nn.Module]]:
+    """Register an entry point with timm for each name, described by the module's `default_cfgs`.
+
+    Args:
+        module: `__name__` of the module, whose last part is timm's name of the family.
+        create: Makes the model from its name, `pretrained` and the caller's keywords.
+
+    Returns:
+        The module's `__getattr__`, so that the entry points are also functions of the module.
+    """
+
+    def entry_point(name: str) -> Callable[..., nn.Module]:
+        def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+            return create(name, pretrained, kwargs)
+
+        entry.__name__, entry.__qualname__, entry.__module__ = name, name, module
+        return register_model(entry)
+
+    found = {name: entry_point(name) for name in names}
+
+    def find(name: str) -> Callable[..., nn.Module]:
+        if name not in found:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return found[name]
+
+    return find
+
+
+def register_sizes(make: type[nn.Module], sizes: Mapping[str, dict[str, Any]]) -> Callable[[str], Any]:
+    """Register the sizes of a family: names, and what they pass to the constructor. Returns as `register` does."""
+    return register(make.__module__, sizes, lambda name, *given: build(make, name, given[0], sizes[name], given[1]))
 
 
 def cfg(**overrides: Any) -> dict[str, Any]:
@@ -343,16 +366,26 @@ def cfg(**overrides: Any) -> dict[str, Any]:
     }
 
 
-def drop_path_rates(rate: float, depths: Sizes) -> list[list[float]]:
-    """Stochastic depth that grows linearly from 0 at the first block to `rate` at the last, cut into stages."""
-    rates = iter(cast(list[float], calculate_drop_path_rates(rate, sum(depths))))
-    return [[next(rates) for _ in range(depth)] for depth in depths]
+def make_stages(
+    depths: Sizes,
+    drop_path_rate: float,
+    *,
+    block: Callable[[int, float], nn.Module],
+    downsample: Callable[[int], nn.Module],
+    norm: Callable[[int], nn.Module | None] = lambda i: None,
+) -> list[Stage]:
+    """The stages of a backbone; none is made smaller before the first.
 
-
-def choose(argument: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a value that is not among the allowed ones."""
-    if value not in allowed:
-        raise ValueError(f"{argument}={value!r} is not known; choose one of {', '.join(map(repr, allowed))}")
+    Args:
+        depths: Blocks of each stage.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        block: Makes one from its stage and its rate; `downsample` and `norm` from their stage.
+    """
+    rates = iter(cast(list[float], calculate_drop_path_rates(drop_path_rate, sum(depths))))
+    return [
+        Stage(downsample(i) if i else nn.Identity(), [block(i, next(rates)) for _ in range(depth)], norm(i))
+        for i, depth in enumerate(depths)
+    ]
 
 
 def same_length(stages: int = 4, **sequences: Sequence) -> None:
@@ -373,16 +406,3 @@ def _describe_unknown(cls: type, argument: str) -> str:
     known = [name for name in dict.fromkeys(names) if name not in ("common", "unknown")]
     hint = did_you_mean(argument, known)
     return f"{cls.__name__} has no argument {argument!r}; {hint}it takes {', '.join(known)}"
-
-
-def _some(keys: list[str]) -> str:
-    return repr(keys[0]) + (f" (and {len(keys) - 1} more)" if len(keys) > 1 else "")
-
-
-def _as_list(indices: int | Sequence[int] | None) -> int | list[int] | None:
-    return indices if indices is None or isinstance(indices, int) else list(indices)
-
-
-def _init_classifier(fc: nn.Linear) -> None:
-    nn.init.trunc_normal_(fc.weight, std=0.02)
-    nn.init.zeros_(fc.bias)

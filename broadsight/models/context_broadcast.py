@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from timm.models import generate_default_cfgs, pvt_v2, register_model, swin_transformer, vision_transformer
+from timm.models import generate_default_cfgs, pvt_v2, swin_transformer, vision_transformer
 from torch import nn
 
 from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.pooling import create_backbone
-from ._backbone import build, cfg
+from ._backbone import build, cfg, register
 
 ISOTROPIC = ("vit", "deit")  # blocks of one size all through
 BROADCAST_ARGUMENTS = ("kind", "branch", "position", "class_token")
@@ -53,19 +53,14 @@ _PLACES = {
 }
 
 
-def _models() -> dict[str, Model]:
-    short: dict[str, Model] = {}
-    for name, plain in _PLAIN.items():
-        short[f"{name}_cb"] = plain
-        short[f"{name}_cb_s"] = replace(plain, kind="scaled", suffix="cb_s")
-    for kind, infix in (("cb", ""), ("gate", "_gate"), ("hybrid", "_hybrid")):
-        for place, where in _PLACES.items():
-            suffix = f"cb{infix}{place}"
-            short[f"vit_small_{suffix}"] = replace(_PLAIN["vit_small"], kind=kind, suffix=suffix, **where)
-    return short
-
-
-MODELS = _models()
+MODELS: dict[str, Model] = {}
+for _name, _plain in _PLAIN.items():
+    MODELS[f"{_name}_cb"] = _plain
+    MODELS[f"{_name}_cb_s"] = replace(_plain, kind="scaled", suffix="cb_s")
+for _kind, _infix in (("cb", ""), ("gate", "_gate"), ("hybrid", "_hybrid")):
+    for _place, _where in _PLACES.items():
+        _suffix = f"cb{_infix}{_place}"
+        MODELS[f"vit_small_{_suffix}"] = replace(_PLAIN["vit_small"], kind=_kind, suffix=_suffix, **_where)
 # The same under timm's full name and the suffix, where that is another.
 ALIASES = {f"{n.base}_{n.suffix}": name for name, n in MODELS.items() if f"{n.base}_{n.suffix}" != name}
 
@@ -83,7 +78,7 @@ def model_of(name: str) -> Model:
     return MODELS[ALIASES.get(name, name)]
 
 
-def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     model = model_of(name)
     family = model.base.split("_")[0]
 
@@ -93,38 +88,17 @@ def _entry(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
         return add_context_broadcast(create_backbone(model.base, **given), **how)
 
     maps = 3 if family in ISOTROPIC else (0, 1, 2, 3)
-    defaults = {
-        "feature_cfg": dict(out_indices=maps, feature_cls="getter"),
-        "pretrained_filter_fn": _FILTERS[family],
-    }
+    defaults = dict(feature_cfg=dict(out_indices=maps, feature_cls="getter"), pretrained_filter_fn=_FILTERS[family])
     return build(construct, name, pretrained, {}, {**defaults, **kwargs})
 
 
 def _cfg(name: str) -> dict[str, Any]:
     base = model_of(name).base
     family = base.split("_")[0]
-    classifier: str | tuple[str, ...] = {"swin": "head.fc"}.get(family, "head")
-    if "distilled" in base:
-        classifier = ("head", "head_dist")
+    classifier: Any = ("head", "head_dist") if "distilled" in base else "head.fc" if family == "swin" else "head"
     first = "patch_embeds.0.proj" if family == "twins" else "patch_embed.proj"
     return cfg(first_conv=first, classifier=classifier, pool_size=None if family in ISOTROPIC else (7, 7))
 
 
-def _entry_point(name: str) -> Callable[..., nn.Module]:
-    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        return _entry(name, pretrained, kwargs)
-
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = str(model_of(name))
-    return create
-
-
 default_cfgs = generate_default_cfgs({name: _cfg(name) for name in (*MODELS, *ALIASES)})
-_entry_points = {name: register_model(_entry_point(name)) for name in (*MODELS, *ALIASES)}
-
-
-def __getattr__(name: str) -> Callable[..., nn.Module]:
-    """The entry points by their names, as in every module of models."""
-    if name not in _entry_points:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _entry_points[name]
+__getattr__ = register(__name__, (*MODELS, *ALIASES), _create)

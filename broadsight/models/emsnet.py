@@ -4,12 +4,12 @@ The text and the tables do not pin every layer; how this reading was found and w
 """
 
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
-from ..layers.folding import as_built, fold_norm_after, fold_norm_before
-from ._backbone import ConvNorm, Sizes, Stage, StagedBackbone, build, cfg, drop_path_rates, same_length
+from ..layers.folding import as_built, fold_norm
+from ._backbone import ConvNorm, Sizes, StagedBackbone, cfg, make_stages, register_sizes, same_length
 
 __all__ = ["EMSNet"]
 
@@ -38,14 +38,17 @@ class EMSNet(StagedBackbone):
         **common,
     ):
         same_length(dims=dims, depths=depths, mlp_ratios=mlp_ratios)
-        stages = []
-        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
-            blocks = [
-                EMSBlock(MultiScaleInteraction(dims[i], mixer, ratios, whiten), dims[i], dims[i] * mlp_ratios[i], rate)
-                for rate in rates
-            ]
-            downsample = ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]), bias=False) if i else nn.Identity()
-            stages.append(Stage(downsample, blocks))
+
+        def block(i: int, drop_path: float) -> EMSBlock:
+            interaction = MultiScaleInteraction(dims[i], mixer, ratios, whiten)
+            return EMSBlock(interaction, dims[i], dims[i] * mlp_ratios[i], drop_path)
+
+        stages = make_stages(
+            depths,
+            drop_path_rate,
+            block=block,
+            downsample=lambda i: ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]), bias=False),
+        )
         norm = nn.BatchNorm2d(dims[-1])
         super().__init__(Stem(in_chans, dims[0]), stages, dims, norm=norm, in_chans=in_chans, **common)
 
@@ -77,9 +80,9 @@ class EMSBlock(nn.Module):
     def reparameterize(self) -> None:
         """For inference: both norms into the linear layers that follow them, and the mixer's chains multiplied out."""
         if isinstance(self.mixer, MultiScaleInteraction) and as_built(self.mixer):
-            fold_norm_before(self, "norm1", "mixer.in_proj")
+            fold_norm(self, "norm1", "mixer.in_proj")
             self.mixer = self.mixer.folded()
-        fold_norm_before(self, "norm2", "mlp.fc1")
+        fold_norm(self, "norm2", "mlp.fc1")
 
 
 class Stem(nn.Module):
@@ -98,25 +101,13 @@ class Stem(nn.Module):
 
     def reparameterize(self) -> None:
         for i in (1, 2):
-            fold_norm_after(self, f"conv{i}", f"norm{i}")
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
-default_cfgs = generate_default_cfgs({name: cfg() for name in ("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny")})
-
-
-@register_model
-def emsnet_xxtiny(pretrained: bool = False, **kwargs) -> EMSNet:
-    arch = dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4))
-    return build(EMSNet, "emsnet_xxtiny", pretrained, arch, kwargs)
-
-
-@register_model
-def emsnet_xtiny(pretrained: bool = False, **kwargs) -> EMSNet:
-    arch = dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
-    return build(EMSNet, "emsnet_xtiny", pretrained, arch, kwargs)
-
-
-@register_model
-def emsnet_tiny(pretrained: bool = False, **kwargs) -> EMSNet:
-    arch = dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
-    return build(EMSNet, "emsnet_tiny", pretrained, arch, kwargs)
+SIZES = {
+    "emsnet_xxtiny": dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4)),
+    "emsnet_xtiny": dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4)),
+    "emsnet_tiny": dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4)),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(SIZES, cfg()))
+__getattr__ = register_sizes(EMSNet, SIZES)

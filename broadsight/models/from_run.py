@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ..weights.reading import inside
 CONFIG = "config.json"
 LARGEST = 2**26  # bytes of a description: 64 MiB, a thousand times what a run of ImageNet's classes has
 DEEPEST, LONGEST, WIDEST = 8, 512, 2**16  # of arguments: dicts and lists in each other, entries, whole numbers
-MOST_LAYERS = 256  # of what is counted in layers, each of which takes time to make
+MOST_LAYERS = 256  # each takes time to make
 MOST_CLASSES, MOST_CHANNELS, MOST_PIXELS = 10**6, 1024, 2**16
 LONGEST_LABEL = 1000  # characters of the name of a class
 COUNTED = re.compile(r"depth|layer|block|stage|repeat|num_units")
@@ -37,20 +38,14 @@ SOURCES = {*FORBIDDEN, "hf_hub_filename", "source", "custom_load", "weights", "w
 FURTHER = {"num_classes", "in_chans", "img_size", "global_pool", "drop_rate", "drop_path_rate", "use_naflex", "pruned"}
 FURTHER |= {"bn_momentum", "bn_eps", "bn_tf", "pad_type", "drop_connect_rate", "act_layer", "norm_layer", "patch_size"}
 FURTHER |= {"dynamic_img_size", "dynamic_img_pad", "strict_img_size", "window_size"}
-# Of timm's description of trained weights, what says how images are prepared and how the classifier is called.
-SHAPES = ("input_size", "test_input_size", "min_input_size", "pool_size", "test_pool_size")
-PLAIN = ("fixed_input_size", "crop_mode", "first_conv", "classifier", "license", "interpolation", "label_offset")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "lanczos3", "box", "hamming", "random")
 
 
 def read_config(folder: str | Path, end: str = "give another run") -> dict[str, Any]:
-    """config.json of a folder.
+    """config.json of a folder; raises ValueError if it is too large, no JSON, or says things twice.
 
     Args:
         end: Of the message, what to do if it is damaged.
-
-    Raises:
-        ValueError: It is too large, no JSON, or says things twice.
     """
     file = inside(folder, CONFIG)
     size = file.stat().st_size
@@ -85,7 +80,7 @@ def stored_model(config: Mapping[str, Any], origin: str | Path, numbers: int | N
         numbers: How many its weights have; a model of many more is refused before it takes memory.
 
     Raises:
-        ValueError: Something in the description is not what a run's says.
+        ValueError: The description is not that of a run.
         RuntimeError: timm cannot make the model.
     """
     where = f"{Path(origin) / CONFIG}"
@@ -106,25 +101,18 @@ def stored_model(config: Mapping[str, Any], origin: str | Path, numbers: int | N
 
 
 def model_name(name: Any, where: str) -> str:
-    """A registered name.
-
-    Raises:
-        ValueError: It is none, such as a place on the hub or in a folder.
-    """
+    """The name itself if it is registered; raises ValueError for others, such as a place on the hub or in a folder."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or not timm.is_model(name.split(".")[0]):
         raise ValueError(f"{where} names the model {_short(name)}; expected the name of a model that timm knows")
     return name
 
 
 def check_arguments(name: str, arguments: Any, where: str) -> None:
-    """Refuse arguments that a model of this name has not, that load anything, or that no model has.
+    """Raise a ValueError for arguments that a model of this name does not have, or that load anything.
 
     Args:
         name: Registered.
         arguments: Of timm.create_model; for `edited` and `dense_model` also those of the model below.
-
-    Raises:
-        ValueError: One is refused, by its name.
     """
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{where} gives the model {_short(arguments)}; expected arguments by name")
@@ -140,14 +128,11 @@ def check_arguments(name: str, arguments: Any, where: str) -> None:
 
 
 def check_stored(arguments: Mapping[str, Any], name: str) -> None:
-    """Refuse what timm read out of a folder for a model that has another one below it.
+    """Raise a ValueError if what timm read out of a folder names the model below by a place, or would load something.
 
     Args:
         arguments: Of the entry point, with those that timm's factory adds.
         name: Of the entry point.
-
-    Raises:
-        ValueError: The model below is named by a place, or an argument would load something.
     """
     refuse_undescribed(arguments)
     own = {key: value for key, value in arguments.items() if key not in _refused() or key == "checkpoint_path"}
@@ -158,11 +143,7 @@ def check_stored(arguments: Mapping[str, Any], name: str) -> None:
 
 
 def check_values(values: Any, where: str, key: str = "model_args", depth: int = 0) -> None:
-    """Refuse values that are not plain and small, and names of what loads something, however deep.
-
-    Raises:
-        ValueError: One is refused, by its name.
-    """
+    """Raise a ValueError for values that are not plain and small, and names of what loads something, however deep."""
     if isinstance(values, Mapping | list | tuple):
         if depth > DEEPEST or len(values) > LONGEST:
             raise ValueError(f"{where} gives {key} more than {LONGEST} entries, or {DEEPEST} levels of them")
@@ -172,13 +153,13 @@ def check_values(values: Any, where: str, key: str = "model_args", depth: int = 
             check_values(value, where, name, depth + 1)
     elif isinstance(values, str):
         if len(values) > 100 or not values.isprintable() or any(letter in values for letter in ":/\\"):
-            raise ValueError(f"{where} says {key}={_short(values)}; expected a name, not a place")
+            raise _wrong(where, key, values, "a name, not a place")
     elif isinstance(values, int | float) and not isinstance(values, bool):
         most = MOST_CLASSES if key == "num_classes" else MOST_LAYERS if COUNTED.search(key) else WIDEST
         if not math.isfinite(values) or (isinstance(values, int) and abs(values) > most):
-            raise ValueError(f"{where} says {key}={_short(values)}; expected {most:,} at most")
+            raise _wrong(where, key, values, f"{most:,} at most")
     elif values is not None and not isinstance(values, bool):
-        raise ValueError(f"{where} says {key}={_short(values)}; expected a plain value")
+        raise _wrong(where, key, values, "a plain value")
 
 
 @cache
@@ -218,10 +199,8 @@ def _parameters(takers: Iterable[Any]) -> set[str]:
     found: set[str] = set()
     for taker in takers:
         for kind in taker.__mro__ if isinstance(taker, type) else [taker]:
-            try:
+            with suppress(TypeError, ValueError):
                 found.update(inspect.signature(kind).parameters)
-            except (TypeError, ValueError):
-                continue
     return found
 
 
@@ -233,31 +212,11 @@ def described_as(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     said = config.get("pretrained_cfg", config)
     if not isinstance(said, Mapping):
-        raise ValueError(f"{where} says pretrained_cfg={_short(said)}; expected a description by name")
-    found: dict[str, Any] = {}
-    for key in SHAPES:
-        if said.get(key) is not None:
-            found[key] = _sizes(said[key], key, where)
-    for key in ("mean", "std"):
-        if said.get(key) is not None:
-            found[key] = _numbers(said[key], key, where)
-    if any(value <= 0 for value in found.get("std", ())):
-        raise ValueError(f"{where} says std={_short(said['std'])}; expected numbers above 0")
-    for key in ("crop_pct", "test_crop_pct"):
-        if said.get(key) is not None:
-            (found[key],) = _numbers([said[key]], key, where)
-            if not 0.05 <= found[key] <= 4:
-                raise ValueError(f"{where} says {key}={_short(said[key])}; expected a fraction such as 0.9")
-    for key in PLAIN:
-        if said.get(key) is not None:
-            check_values(said[key], where, key)
-            found[key] = said[key]
-    if found.get("interpolation", "bicubic") not in INTERPOLATIONS:
-        known = ", ".join(INTERPOLATIONS)
-        raise ValueError(f"{where} says interpolation={_short(found['interpolation'])}; expected one of {known}")
+        raise _wrong(where, "pretrained_cfg", said, "a description by name")
+    found = {key: read(said[key], key, where) for key, read in READERS.items() if said.get(key) is not None}
     classes = config.get("num_classes", said.get("num_classes"))
     if classes is not None:
-        found["num_classes"] = _count(classes, "num_classes", MOST_CLASSES, where)
+        found["num_classes"] = _count(classes, "num_classes", where, MOST_CLASSES)
     labels, words = label_names(config, where), config.get("label_descriptions")
     if labels is not None and isinstance(words, Mapping) and set(words) <= set(labels):
         found["label_descriptions"] = {name: str(words[name])[:LONGEST_LABEL] for name in words}
@@ -265,17 +224,13 @@ def described_as(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def label_names(config: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
-    """Names of the classes, if the folder has some.
-
-    Raises:
-        ValueError: They are no names.
-    """
+    """Names of the classes, if the folder has some; raises ValueError if they are no names."""
     labels = config.get("label_names")
     if labels is None:
         return None
     wrong = not isinstance(labels, list) or len(labels) > MOST_CLASSES
     if wrong or not all(isinstance(name, str | int | float) and len(str(name)) <= LONGEST_LABEL for name in labels):
-        raise ValueError(f"{where} says label_names={_short(labels)}; expected a list of names")
+        raise _wrong(where, "label_names", labels, "a list of names")
     return tuple(map(str, labels))
 
 
@@ -291,18 +246,18 @@ def refuse_large(make: Callable[[], nn.Module], numbers: int, where: str) -> Non
         raise ValueError(f"{where} describes a model of {wanted:,} numbers, its weights have {numbers:,}: not its own")
 
 
+def _count(value: Any, key: str, where: str, most: int, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _wrong(where, key, value, f"a whole number from {least} to {most:,}")
+    return value
+
+
 def _sizes(value: Any, key: str, where: str) -> tuple[int, ...]:
     values = value if isinstance(value, list | tuple) else [value]
     if not 1 <= len(values) <= 3:
-        raise ValueError(f"{where} says {key}={_short(value)}; expected channels, height and width")
+        raise _wrong(where, key, value, "channels, height and width")
     limits = [MOST_CHANNELS, MOST_PIXELS, MOST_PIXELS] if len(values) == 3 else [MOST_PIXELS] * len(values)
-    return tuple(_count(one, key, most, where, least=1) for one, most in zip(values, limits, strict=True))
-
-
-def _count(value: Any, key: str, most: int, where: str, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{where} says {key}={_short(value)}; expected a whole number from {least} to {most:,}")
-    return value
+    return tuple(_count(one, key, where, most, least=1) for one, most in zip(values, limits, strict=True))
 
 
 def _numbers(values: Any, key: str, where: str) -> tuple[float, ...]:
@@ -310,8 +265,45 @@ def _numbers(values: Any, key: str, where: str) -> tuple[float, ...]:
     found = list(values) if plain else []
     fine = all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in found)
     if not found or len(found) > MOST_CHANNELS or not fine:
-        raise ValueError(f"{where} says {key}={_short(values)}; expected finite numbers")
+        raise _wrong(where, key, values, "finite numbers")
     return tuple(map(float, found))
+
+
+def _deviations(values: Any, key: str, where: str) -> tuple[float, ...]:
+    found = _numbers(values, key, where)
+    if min(found) <= 0:
+        raise _wrong(where, key, values, "numbers above 0")
+    return found
+
+
+def _fraction(value: Any, key: str, where: str) -> float:
+    (found,) = _numbers([value], key, where)
+    if not 0.05 <= found <= 4:
+        raise _wrong(where, key, value, "a fraction such as 0.9")
+    return found
+
+
+def _plain(value: Any, key: str, where: str) -> Any:
+    check_values(value, where, key)
+    if key == "interpolation" and value not in INTERPOLATIONS:
+        raise _wrong(where, key, value, f"one of {', '.join(INTERPOLATIONS)}")
+    return value
+
+
+# Of timm's description of trained weights, what says how images are prepared and how the classifier is called.
+READERS: dict[str, Callable[[Any, str, str], Any]] = {
+    **dict.fromkeys(("input_size", "test_input_size", "min_input_size", "pool_size", "test_pool_size"), _sizes),
+    "mean": _numbers,
+    "std": _deviations,
+    "crop_pct": _fraction,
+    "test_crop_pct": _fraction,
+    **dict.fromkeys(("fixed_input_size", "crop_mode", "first_conv", "classifier", "license"), _plain),
+    **dict.fromkeys(("interpolation", "label_offset"), _plain),
+}
+
+
+def _wrong(where: str, key: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{where} says {key}={_short(value)}; expected {expected}")
 
 
 def _short(value: Any) -> str:

@@ -4,20 +4,21 @@ Readings and settings, and where paper and release differ: docs/pooling.md.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import timm
 import torch
 from timm.layers import GELU, SEModule
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from ..surgery.pooling import PooledModel, create_backbone, swap_pool
 from ..weights.reading import PLAIN_TYPES, weights_in
 from ..weights.released_map import model_from_release
-from ._backbone import build, cfg
+from ._backbone import build, cfg, register
 
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
 POOL_ARGUMENTS = ("groups", "tokens", "dim", "heads", "mlp_dim", "level", "light", "attn_dim", "stem", "indices")
@@ -86,22 +87,51 @@ class NoTokens(nn.Module):
         return x.new_zeros(x.shape[0], 0, self.dim)
 
 
-def _from_timm(name: str, **fixed: Any) -> Callable[..., nn.Module]:
+def _timm(name: str, **fixed: Any) -> Callable[..., nn.Module]:
     return lambda in_chans, **kwargs: create_backbone(name, in_chans=in_chans, **fixed, **kwargs)
 
 
-def _entry(
-    name: str,
-    pretrained: bool,
-    kwargs: dict[str, Any],
-    backbone: Callable[..., nn.Module],
-    pool: str,
-    *,
-    maps: int | tuple[int, ...],
-    options: dict[str, Any] | None = None,
-    **settings: Any,
-) -> PooledModel:
-    """A registered model: `backbone` makes it, `settings` and `options` are the pool's, the rest is timm's."""
+@dataclass(frozen=True)
+class Published:
+    """A registered model: a backbone under a pool.
+
+    Args:
+        backbone: Makes it from in_chans and what timm is given.
+        first_conv: Its first convolution.
+        maps: Positions of the feature maps that features_only gives, or how many of them.
+        pool, settings, options: The pool's name, arguments of `swap_pool` and further ones of the pool's class.
+        weights: Name of the released file, if there is one.
+        crop, fixed: How images are prepared, and whether the image size is fixed.
+        grid: Side of the last map.
+    """
+
+    backbone: Callable[..., nn.Module]
+    first_conv: str
+    maps: int | tuple[int, ...]
+    pool: str = "map"
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    crop: float = 0.95
+    fixed: bool = False
+    grid: int = 14
+
+    def cfg(self) -> dict[str, Any]:
+        """timm's description."""
+        averages = self.options.get("mean_token", self.pool == "map")
+        classifier = ("head.classifier.fc", "head.average_classifier.fc") if averages else "head.classifier.fc"
+        return cfg(
+            url=f"{RELEASE}{self.weights}.pth.tar" if self.weights else "",
+            crop_pct=self.crop,
+            first_conv=f"backbone.{self.first_conv}",
+            pool_size=(self.grid, self.grid),
+            classifier=classifier,
+            **(dict(fixed_input_size=True) if self.fixed else {}),
+        )
+
+
+def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
+    model = MODELS[name]
 
     def construct(
         num_classes: int = 1000,
@@ -111,25 +141,16 @@ def _entry(
         pool_options: dict[str, Any] | None = None,
         **given: Any,
     ) -> PooledModel:
-        of_pool = {key: given.pop(key) for key in POOL_ARGUMENTS if key in given}
-        chosen = {**(options or {}), **(pool_options or {})}
-        if drop_rate:
-            chosen["fc_drop"] = drop_rate
-        inner = backbone(in_chans, **given)
-        model = swap_pool(
-            inner,
-            pool,
-            num_classes=num_classes,
-            img_size=given.get("img_size"),
-            pool_options=chosen,
-            **{**settings, **of_pool},
-        )
-        model.pooled = global_pool != ""
-        return model
+        settings = {**model.settings, **{key: given.pop(key) for key in POOL_ARGUMENTS if key in given}}
+        options = {**model.options, **(pool_options or {}), **({"fc_drop": drop_rate} if drop_rate else {})}
+        sized: dict[str, Any] = dict(num_classes=num_classes, img_size=given.get("img_size"), pool_options=options)
+        pooled = swap_pool(model.backbone(in_chans, **given), model.pool, **sized, **settings)
+        pooled.pooled = global_pool != ""
+        return pooled
 
     defaults = {
-        "feature_cfg": dict(out_indices=maps, feature_cls="getter"),
-        "pretrained_filter_fn": lambda state, model: _adapt(name, state, model),
+        "feature_cfg": dict(out_indices=model.maps, feature_cls="getter"),
+        "pretrained_filter_fn": lambda state, made: _adapt(name, state, made),
     }
     # The published files hold the authors' command line beside the weights; timm would refuse to read that.
     with torch.serialization.safe_globals(PLAIN_TYPES):
@@ -147,147 +168,56 @@ def _adapt(name: str, state: dict[str, Any], model: PooledModel) -> dict[str, Te
     return model_from_release(name, published, state)
 
 
-def _cfg(file: str = "", crop: float = 0.95, first_conv: str = "backbone.conv1", grid: int = 14, **other: Any):
-    classifiers = other.pop("classifier", ("head.classifier.fc", "head.average_classifier.fc"))
-    return cfg(
-        url=f"{RELEASE}{file}.pth.tar" if file else "",
-        crop_pct=crop,
-        first_conv=first_conv,
-        pool_size=(grid, grid),
-        classifier=classifiers,
-        **other,
-    )
-
-
-_ONE_CLASSIFIER: dict[str, Any] = dict(classifier="head.classifier.fc")
-_FIXED: dict[str, Any] = dict(fixed_input_size=True)
-
-default_cfgs = generate_default_cfgs(
-    {
-        "map_resnet50.release_in1k": _cfg("map_resnet50", first_conv="backbone.conv1.0"),
-        "map_resnet50d": _cfg(first_conv="backbone.conv1.0"),
-        "map_resnet75d": _cfg(first_conv="backbone.conv1.0"),
-        "map_resnet101d": _cfg(first_conv="backbone.conv1.0"),
-        "map_convnext_tiny.release_in1k": _cfg("map_convnext_tiny", 0.875, "backbone.stem.0"),
-        "map_convnext_small.release_in1k": _cfg("map_convnext_small", 0.875, "backbone.stem.0"),
-        "map_maxvit_tiny.release_in1k": _cfg("map_maxvit_tiny_tf_224", 0.95, "backbone.stem.conv1", **_FIXED),
-        "map_maxvit_small": _cfg("", 0.95, "backbone.stem.conv1", **_FIXED),
-        "map_pit_s.release_in1k": _cfg("map_pit_s", 0.95, "backbone.patch_embed.conv", **_FIXED),
-        "map_deit_small": _cfg("", 0.95, "backbone.patch_embed.proj"),
-        "map_resmlp_24": _cfg("", 0.95, "backbone.stem.proj", **_FIXED),
-        "map_mobilenetv1.release_in1k": _cfg("map_mobilenet_v1", 0.95, "backbone.conv_stem", grid=7, **_ONE_CLASSIFIER),
-        "cap_resnet50": _cfg(grid=7, **_ONE_CLASSIFIER),
-        "cap_pit_s": _cfg(first_conv="backbone.patch_embed.conv", grid=7, **_FIXED, **_ONE_CLASSIFIER),
-        "cap_deit_small": _cfg(first_conv="backbone.patch_embed.proj", **_ONE_CLASSIFIER),
-        "cap_resmlp_24": _cfg(first_conv="backbone.stem.proj", **_FIXED, **_ONE_CLASSIFIER),
-    }
-)
-
 _FIVE, _FOUR, _THREE = (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2)
-_WIDE: dict[str, Any] = dict(attn_dim=384)
-_MIXED = dict(head_mixing=True)
+_GROUPS: dict[str, Any] = dict(groups=4, attn_dim=384)
+_PAIRS: dict[str, Any] = dict(settings=dict(tokens=2, **_GROUPS), options=dict(gram_groups=24))
+_TRIPLES: dict[str, Any] = dict(settings=dict(tokens=3, **_GROUPS), options=dict(gram_groups=16))
+_NARROW = dict(groups=1, dim=192, attn_dim=192, heads=6, mlp_dim=192, level=-1)
+_LINEAR = dict(mean_token=False, mlp_groups=1, classifier="linear", head_mixing=True)
+_RESNET_D: dict[str, Any] = dict(first_conv="conv1.0", maps=_FIVE, settings=_GROUPS)
+_CONVNEXT: dict[str, Any] = dict(first_conv="stem.0", maps=_FOUR, crop=0.875)
+_MAXVIT: dict[str, Any] = dict(first_conv="stem.conv1", maps=_FIVE, fixed=True)
+_ERF = dict(conv_act_layer="gelu", transformer_act_layer="gelu")  # as the release computes MaxViT's GELU
+_DEIT_SMALL = _timm("deit_small_patch16_224", class_token=False, global_pool="avg")
 
-
-def _four_groups(tokens: int, gram_groups: int) -> dict[str, Any]:
-    """The pool of the released hierarchical models."""
-    return dict(groups=4, tokens=tokens, options=dict(gram_groups=gram_groups), **_WIDE)
-
-
-@register_model
-def map_resnet50(pretrained: bool = False, **kwargs) -> PooledModel:
-    """The released model. The paper's rows have another: swap_pool("resnet50", "map")."""
-    return _entry(
-        "map_resnet50", pretrained, kwargs, _release_resnet, "map", maps=_FIVE, groups=4, options=_MIXED, **_WIDE
-    )
-
-
-@register_model
-def map_resnet50d(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _resnet_d((3, 4, 6, 3), (64, 128, 256, 512))
-    return _entry("map_resnet50d", pretrained, kwargs, backbone, "map", maps=_FIVE, groups=4, **_WIDE)
-
-
-@register_model
-def map_resnet75d(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _resnet_d((4, 5, 13, 3), (64, 128, 320, 640))
-    return _entry("map_resnet75d", pretrained, kwargs, backbone, "map", maps=_FIVE, groups=4, **_WIDE)
-
-
-@register_model
-def map_resnet101d(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _resnet_d((4, 5, 21, 3), (84, 168, 336, 672))
-    return _entry("map_resnet101d", pretrained, kwargs, backbone, "map", maps=_FIVE, groups=4, **_WIDE)
-
-
-@register_model
-def map_convnext_tiny(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _from_timm("convnext_tiny")
-    return _entry("map_convnext_tiny", pretrained, kwargs, backbone, "map", maps=_FOUR, **_four_groups(2, 24))
-
-
-@register_model
-def map_convnext_small(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _from_timm("convnext_small")
-    return _entry("map_convnext_small", pretrained, kwargs, backbone, "map", maps=_FOUR, **_four_groups(3, 16))
-
-
-# The release computes MaxViT's GELU by the error function.
-_ERF: dict[str, Any] = dict(conv_act_layer="gelu", transformer_act_layer="gelu")
-
-
-@register_model
-def map_maxvit_tiny(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _from_timm("maxvit_tiny_tf_224", **_ERF)
-    return _entry("map_maxvit_tiny", pretrained, kwargs, backbone, "map", maps=_FIVE, **_four_groups(2, 24))
-
-
-@register_model
-def map_maxvit_small(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _from_timm("maxvit_small_tf_224", **_ERF)
-    return _entry("map_maxvit_small", pretrained, kwargs, backbone, "map", maps=_FIVE, **_four_groups(3, 16))
-
-
-@register_model
-def map_pit_s(pretrained: bool = False, **kwargs) -> PooledModel:
-    # The lowest map is the patch embedding with positions.
-    return _entry("map_pit_s", pretrained, kwargs, _pit_without_class_token, "map", maps=_THREE, stem="pos_drop")
-
-
-@register_model
-def map_deit_small(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _from_timm("deit_small_patch16_224", class_token=False, global_pool="avg")
-    return _entry("map_deit_small", pretrained, kwargs, backbone, "map", maps=3)
-
-
-@register_model
-def map_resmlp_24(pretrained: bool = False, **kwargs) -> PooledModel:
-    return _entry("map_resmlp_24", pretrained, kwargs, _from_timm("resmlp_24_224"), "map", maps=3)
-
-
-@register_model
-def map_mobilenetv1(pretrained: bool = False, **kwargs) -> PooledModel:
-    options = dict(mean_token=False, mlp_groups=1, classifier="linear", head_mixing=True)
-    narrow: dict[str, Any] = dict(groups=1, dim=192, attn_dim=192, heads=6, mlp_dim=192, level=-1)
-    backbone = _from_timm("mobilenetv1_100", act_layer=nn.ReLU)
-    return _entry("map_mobilenetv1", pretrained, kwargs, backbone, "map", maps=_FIVE, options=options, **narrow)
-
-
-@register_model
-def cap_resnet50(pretrained: bool = False, **kwargs) -> PooledModel:
-    return _entry("cap_resnet50", pretrained, kwargs, _from_timm("resnet50"), "cap", maps=_FIVE)
-
-
-@register_model
-def cap_pit_s(pretrained: bool = False, **kwargs) -> PooledModel:
-    return _entry("cap_pit_s", pretrained, kwargs, _from_timm("pit_s_224"), "cap", maps=_THREE)
-
-
-@register_model
-def cap_deit_small(pretrained: bool = False, **kwargs) -> PooledModel:
-    backbone = _from_timm("deit_small_patch16_224", class_token=False, global_pool="avg")
-    return _entry("cap_deit_small", pretrained, kwargs, backbone, "cap", maps=3)
-
-
-@register_model
-def cap_resmlp_24(pretrained: bool = False, **kwargs) -> PooledModel:
-    return _entry("cap_resmlp_24", pretrained, kwargs, _from_timm("resmlp_24_224"), "cap", maps=3)
+# The released ResNet50; the paper's rows have another: swap_pool("resnet50", "map"). The lowest map of PiT is the patch
+# embedding with positions.
+MODELS: dict[str, Published] = {
+    "map_resnet50": Published(_release_resnet, **_RESNET_D, options=dict(head_mixing=True), weights="map_resnet50"),
+    "map_resnet50d": Published(_resnet_d((3, 4, 6, 3), (64, 128, 256, 512)), **_RESNET_D),
+    "map_resnet75d": Published(_resnet_d((4, 5, 13, 3), (64, 128, 320, 640)), **_RESNET_D),
+    "map_resnet101d": Published(_resnet_d((4, 5, 21, 3), (84, 168, 336, 672)), **_RESNET_D),
+    "map_convnext_tiny": Published(_timm("convnext_tiny"), **_CONVNEXT, **_PAIRS, weights="map_convnext_tiny"),
+    "map_convnext_small": Published(_timm("convnext_small"), **_CONVNEXT, **_TRIPLES, weights="map_convnext_small"),
+    "map_maxvit_tiny": Published(
+        _timm("maxvit_tiny_tf_224", **_ERF), **_MAXVIT, **_PAIRS, weights="map_maxvit_tiny_tf_224"
+    ),
+    "map_maxvit_small": Published(_timm("maxvit_small_tf_224", **_ERF), **_MAXVIT, **_TRIPLES),
+    "map_pit_s": Published(
+        _pit_without_class_token,
+        "patch_embed.conv",
+        _THREE,
+        settings=dict(stem="pos_drop"),
+        weights="map_pit_s",
+        fixed=True,
+    ),
+    "map_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3),
+    "map_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, fixed=True),
+    "map_mobilenetv1": Published(
+        _timm("mobilenetv1_100", act_layer=nn.ReLU),
+        "conv_stem",
+        _FIVE,
+        settings=_NARROW,
+        options=_LINEAR,
+        weights="map_mobilenet_v1",
+        grid=7,
+    ),
+    "cap_resnet50": Published(_timm("resnet50"), "conv1", _FIVE, "cap", grid=7),
+    "cap_pit_s": Published(_timm("pit_s_224"), "patch_embed.conv", _THREE, "cap", fixed=True, grid=7),
+    "cap_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3, "cap"),
+    "cap_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, "cap", fixed=True),
+}
+default_cfgs = generate_default_cfgs(
+    {f"{name}.release_in1k" if model.weights else name: model.cfg() for name, model in MODELS.items()}
+)
+__getattr__ = register(__name__, MODELS, _create)

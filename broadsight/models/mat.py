@@ -3,24 +3,16 @@
 The text under-specifies the model; how this reading was found and where it departs: docs/models.md.
 """
 
+from functools import partial
+
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from ..errors import check_choice
 from ..layers import AbstractTokenAttention, BilinearPatchEmbed, ChannelMlp, DepthwiseConv
-from ..layers.folding import fold_norm_after
-from ._backbone import (
-    ConvNorm,
-    ProjectedHead,
-    Sizes,
-    Stage,
-    StagedBackbone,
-    build,
-    cfg,
-    choose,
-    drop_path_rates,
-    same_length,
-)
+from ..layers.folding import fold_norm
+from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, cfg, make_stages, register_sizes, same_length
 
 __all__ = ["MAT"]
 
@@ -62,8 +54,8 @@ class MAT(StagedBackbone):
         in_chans: int = 3,
         **common,
     ):
-        choose("mixer", mixer, ("mat", "window", "none"))
-        choose("embed", embed, ("bilinear", "conv", "merge"))
+        check_choice("mixer", mixer, ("mat", "window", "none"))
+        check_choice("embed", embed, ("bilinear", "conv", "merge"))
         if len(heads) == 2:
             heads = (max(1, heads[0] // 4), max(1, heads[0] // 2), *heads)
         same_length(depths=depths, heads=heads)
@@ -73,27 +65,23 @@ class MAT(StagedBackbone):
             raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
         mlp_conv = mixer != "none" if mlp_conv is None else mlp_conv
         dims = [dim * 2**i for i in range(4)]
-        stages = []
-        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
+        switches = dict(mixing=mixer == "mat", token_is_key=token_is_key, token_projected=token_projected)
 
-            def attention(i: int = i) -> nn.Module | None:
-                if mixer == "none" or i + 1 not in mixer_stages:
-                    return None
-                switches = dict(token_is_key=token_is_key, token_projected=token_projected)
-                return AbstractTokenAttention(dims[i], heads[i], window, mixing=mixer == "mat", **switches)
+        def block(i: int, drop_path: float) -> Block:
+            mixes = mixer != "none" and i + 1 in mixer_stages
+            attention = AbstractTokenAttention(dims[i], heads[i], window, **switches) if mixes else None
+            return Block(dims[i], attention, int(dims[i] * mlp_ratio), mlp_conv, drop_path)
 
-            blocks = [Block(dims[i], attention(), int(dims[i] * mlp_ratio), mlp_conv, rate) for rate in rates]
+        stages = make_stages(
+            depths,
+            drop_path_rate,
+            block=block,
+            downsample=lambda i: _embedding(embed, dims[i - 1], dims[i]),
             # Patch merging normalises what it merges, so the stage before it does not.
-            norm = None if embed == "merge" and i < 3 else nn.LayerNorm(dims[i], eps=1e-6)
-            stages.append(Stage(_embedding(embed, dims[i - 1], dims[i]) if i else nn.Identity(), blocks, norm))
-        super().__init__(
-            Stem(in_chans, dim),
-            stages,
-            dims,
-            head=lambda **kw: ProjectedHead(dims[-1], hidden=hidden, **kw),
-            in_chans=in_chans,
-            **common,
+            norm=lambda i: None if embed == "merge" and i < 3 else nn.LayerNorm(dims[i], eps=1e-6),
         )
+        head = partial(ProjectedHead, dims[-1], hidden=hidden)
+        super().__init__(Stem(in_chans, dim), stages, dims, head=head, in_chans=in_chans, **common)
 
     def init_module(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -160,7 +148,7 @@ class Stem(nn.Module):
 
     def reparameterize(self) -> None:
         for i in (1, 2, 3):
-            fold_norm_after(self, f"conv{i}", f"norm{i}")
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
 class PatchMerging(nn.Module):
@@ -187,29 +175,12 @@ def _embedding(kind: str, dim: int, out_dim: int) -> nn.Module:
     return ConvNorm(dim, out_dim, nn.BatchNorm2d(out_dim))
 
 
-default_cfgs = generate_default_cfgs({f"mat_{i}": cfg() for i in range(1, 6)})
-
-
-@register_model
-def mat_1(pretrained: bool = False, **kwargs) -> MAT:
-    return build(MAT, "mat_1", pretrained, dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)), kwargs)
-
-
-@register_model
-def mat_2(pretrained: bool = False, **kwargs) -> MAT:
-    return build(MAT, "mat_2", pretrained, dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)), kwargs)
-
-
-@register_model
-def mat_3(pretrained: bool = False, **kwargs) -> MAT:
-    return build(MAT, "mat_3", pretrained, dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)), kwargs)
-
-
-@register_model
-def mat_4(pretrained: bool = False, **kwargs) -> MAT:
-    return build(MAT, "mat_4", pretrained, dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)), kwargs)
-
-
-@register_model
-def mat_5(pretrained: bool = False, **kwargs) -> MAT:
-    return build(MAT, "mat_5", pretrained, dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)), kwargs)
+SIZES = {
+    "mat_1": dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)),
+    "mat_2": dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)),
+    "mat_3": dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)),
+    "mat_4": dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)),
+    "mat_5": dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(SIZES, cfg()))
+__getattr__ = register_sizes(MAT, SIZES)

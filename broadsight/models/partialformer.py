@@ -6,26 +6,18 @@ constructor switches. How, and where this departs: docs/models.md.
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, register_notrace_function
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
-from ..layers.folding import fold_norm_after
-from ._backbone import (
-    ConvNorm,
-    ProjectedHead,
-    Sizes,
-    Stage,
-    StagedBackbone,
-    build,
-    cfg,
-    choose,
-    drop_path_rates,
-    same_length,
-)
+from ..layers.folding import fold_norm
+from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, cfg, make_stages, register_sizes, same_length
 
 __all__ = ["PartialFormer"]
 
@@ -83,7 +75,7 @@ class PartialFormer(StagedBackbone):
         in_chans: int = 3,
         **common,
     ):
-        choose("stem", stem, ("conv3", "conv2", "patch7"))
+        check_choice("stem", stem, ("conv3", "conv2", "patch7"))
         same_length(depths=depths, heads=heads, foreground=foreground)
         if dim % 2:
             raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
@@ -94,37 +86,29 @@ class PartialFormer(StagedBackbone):
         )
         same_length(channel_hidden=channel_hiddens)
         dims = [dim * 2**i for i in range(4)]
-        stages = []
-        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
-            blocks = [
-                Block(
-                    PartialAttention(
-                        dims[i],
-                        heads[i],
-                        _share(foreground[i], 0 if foreground_fixed else GRID_224[i]),
-                        head_expansion=head_expansion,
-                        channel_hidden=channel_hiddens[i],
-                        background_identity=background_identity,
-                        background_required=background_required,
-                        foreground_limit=foreground_limit,
-                        project_all=project_all,
-                    ),
-                    ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="before" if mlp_conv else "none"),
-                    dims[i],
-                    peg_kernel,
-                    rate,
-                )
-                for rate in rates
-            ]
-            norm = LayerNorm2d(dims[i], eps=1e-6)
-            stages.append(Stage(ConvNorm(dims[i - 1], dims[i], norm) if i else nn.Identity(), blocks))
+        switches: dict[str, Any] = dict(head_expansion=head_expansion, project_all=project_all)
+        switches |= dict(background_identity=background_identity, background_required=background_required)
+
+        def block(i: int, drop_path: float) -> Block:
+            share = _share(foreground[i], 0 if foreground_fixed else GRID_224[i])
+            limits: dict[str, Any] = dict(channel_hidden=channel_hiddens[i], foreground_limit=foreground_limit)
+            attn = PartialAttention(dims[i], heads[i], share, **limits, **switches)
+            mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="before" if mlp_conv else "none")
+            return Block(attn, mlp, dims[i], peg_kernel, drop_path)
+
+        stages = make_stages(
+            depths,
+            drop_path_rate,
+            block=block,
+            downsample=lambda i: ConvNorm(dims[i - 1], dims[i], LayerNorm2d(dims[i], eps=1e-6)),
+        )
         super().__init__(
             PatchStem(in_chans, dim) if stem == "patch7" else ConvStem(in_chans, dim, int(stem[-1])),
             stages,
             dims,
             norm=LayerNorm2d(dims[-1], eps=1e-6),
-            head=lambda **kw: ProjectedHead(dims[-1], hidden=hidden, bias=False, pool_first=pool_first, **kw),
-            feature_norms=[LayerNorm2d(d, eps=1e-6) for d in dims] if feature_norms else None,
+            head=partial(ProjectedHead, dims[-1], hidden=hidden, bias=False, pool_first=pool_first),
+            feature_norms=[LayerNorm2d(width, eps=1e-6) for width in dims] if feature_norms else None,
             in_chans=in_chans,
             **common,
         )
@@ -198,7 +182,7 @@ class ConvStem(nn.Module):
 
     def reparameterize(self) -> None:
         for i in (1, 2):  # the last norm is a LayerNorm, which stays
-            fold_norm_after(self, f"conv{i}", f"norm{i}")
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
 class PatchStem(nn.Module):
@@ -223,35 +207,12 @@ def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
     return share.numerator, share.denominator
 
 
-def _build(name: str, pretrained: bool, arch: dict, kwargs: dict) -> PartialFormer:
-    if kwargs.get("features_only"):
-        kwargs.setdefault("feature_norms", True)
-    return build(PartialFormer, name, pretrained, arch, kwargs)
-
-
-default_cfgs = generate_default_cfgs({f"partialformer_b{i}": cfg() for i in range(5)})
-
-
-@register_model
-def partialformer_b0(pretrained: bool = False, **kwargs) -> PartialFormer:
-    return _build("partialformer_b0", pretrained, dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)), kwargs)
-
-
-@register_model
-def partialformer_b1(pretrained: bool = False, **kwargs) -> PartialFormer:
-    return _build("partialformer_b1", pretrained, dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)), kwargs)
-
-
-@register_model
-def partialformer_b2(pretrained: bool = False, **kwargs) -> PartialFormer:
-    return _build("partialformer_b2", pretrained, dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24)), kwargs)
-
-
-@register_model
-def partialformer_b3(pretrained: bool = False, **kwargs) -> PartialFormer:
-    return _build("partialformer_b3", pretrained, dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32)), kwargs)
-
-
-@register_model
-def partialformer_b4(pretrained: bool = False, **kwargs) -> PartialFormer:
-    return _build("partialformer_b4", pretrained, dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48)), kwargs)
+SIZES = {
+    "partialformer_b0": dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
+    "partialformer_b1": dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
+    "partialformer_b2": dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24)),
+    "partialformer_b3": dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32)),
+    "partialformer_b4": dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48)),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(SIZES, cfg()))
+__getattr__ = register_sizes(PartialFormer, SIZES)

@@ -8,23 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import DropPath, LayerNorm2d, LayerScale
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
-from ..layers.folding import fold_norm_before, fold_scale_after
-from ._backbone import (
-    ConvNorm,
-    ProjectedHead,
-    Sizes,
-    Stage,
-    StagedBackbone,
-    build,
-    cfg,
-    choose,
-    drop_path_rates,
-    same_length,
-)
+from ..layers.folding import fold_norm, fold_scale_after
+from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, cfg, make_stages, register_sizes, same_length
 
 __all__ = ["STViT"]
 
@@ -68,38 +58,26 @@ class STViT(StagedBackbone):
         in_chans: int = 3,
         **common,
     ):
-        choose("stem", stem, ("conv", "patch"))
-        choose("position", position, ("conv", "relative", "none"))
-        choose("ffn", ffn, ("conv", "plain"))
+        check_choice("stem", stem, ("conv", "patch"))
+        check_choice("position", position, ("conv", "relative", "none"))
+        check_choice("ffn", ffn, ("conv", "plain"))
         same_length(dims=dims, depths=depths, heads=heads, cells=cells, iterations=iterations, layer_scale=layer_scale)
-        stages = []
-        for i, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
-            downsample = ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i])) if i else nn.Identity()
-            blocks = [
-                Block(
-                    dims[i],
-                    cells[i],
-                    heads[i],
-                    iterations=iterations[i],
-                    mlp_ratio=mlp_ratio,
-                    qkv_bias=qkv_bias,
-                    layer_scale=layer_scale[i],
-                    drop_path=rate,
-                    cpe=position == "conv",
-                    relative_grid=_grid_at_224(i, cells[i]) if position == "relative" else None,
-                    conv_ffn=ffn == "conv",
-                )
-                for rate in rates
-            ]
-            stages.append(Stage(downsample, blocks))
-        super().__init__(
-            ConvStem(in_chans, dims[0]) if stem == "conv" else PatchStem(in_chans, dims[0]),
-            stages,
-            dims,
-            head=(lambda **kw: ProjectedHead(dims[-1], hidden=projection, act=nn.SiLU, **kw)) if projection else None,
-            in_chans=in_chans,
-            **common,
+
+        def block(i: int, drop_path: float) -> Block:
+            grid = _grid_at_224(i, cells[i]) if position == "relative" else None
+            attn = SuperTokenAttention(dims[i], cells[i], heads[i], iterations[i], qkv_bias, grid)
+            mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="after" if ffn == "conv" else "none")
+            return Block(dims[i], attn, mlp, layer_scale[i], drop_path, cpe=position == "conv")
+
+        stages = make_stages(
+            depths,
+            drop_path_rate,
+            block=block,
+            downsample=lambda i: ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i])),
         )
+        first = (ConvStem if stem == "conv" else PatchStem)(in_chans, dims[0])
+        head = (lambda **kw: ProjectedHead(dims[-1], hidden=projection, act=nn.SiLU, **kw)) if projection else None
+        super().__init__(first, stages, dims, head=head, in_chans=in_chans, **common)
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Checkpoints under the authors' key names load through timm too; `broadsight.load_release` is stricter."""
@@ -142,24 +120,18 @@ class Block(nn.Module):
     def __init__(
         self,
         dim: int,
-        cell: Cell,
-        heads: int,
-        *,
-        iterations: int = 1,
-        mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        layer_scale: float | None = None,
-        drop_path: float = 0.0,
-        cpe: bool = True,
-        relative_grid: tuple[int, int] | None = None,
-        conv_ffn: bool = True,
+        attn: SuperTokenAttention,
+        mlp: ChannelMlp,
+        layer_scale: float | None,
+        drop_path: float,
+        cpe: bool,
     ):
         super().__init__()
         self.cpe = DepthwiseConv(dim, residual=True) if cpe else nn.Identity()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = SuperTokenAttention(dim, cell, heads, iterations, qkv_bias, relative_grid)
+        self.attn = attn
         self.norm2 = nn.BatchNorm2d(dim)
-        self.mlp = ChannelMlp(dim, int(dim * mlp_ratio), depthwise="after" if conv_ffn else "none")
+        self.mlp = mlp
         scaled = layer_scale is not None
         self.apart, self.dropped = scaled, drop_path > 0
         self.ls1 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
@@ -182,7 +154,7 @@ class Block(nn.Module):
 
         The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         """
-        fold_norm_before(self, "norm2", "mlp.fc1")
+        fold_norm(self, "norm2", "mlp.fc1")
         folded = [fold_scale_after(self, "attn", "proj", "ls1"), fold_scale_after(self, "mlp", "fc2", "ls2")]
         self.apart = self.apart and not all(folded)
 
@@ -232,26 +204,11 @@ def _grid_at_224(stage: int, cell: Cell) -> tuple[int, int]:
     return -(-side // h), -(-side // w)
 
 
-default_cfgs = generate_default_cfgs({name: cfg() for name in ("stvit_small", "stvit_base", "stvit_large")})
-
-
-@register_model
-def stvit_small(pretrained: bool = False, **kwargs) -> STViT:
-    arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
-    return build(STViT, "stvit_small", pretrained, arch, kwargs)
-
-
-@register_model
-def stvit_base(pretrained: bool = False, **kwargs) -> STViT:
-    arch = dict(
-        dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), layer_scale=(None, None, 1e-6, 1e-6)
-    )
-    return build(STViT, "stvit_base", pretrained, arch, kwargs)
-
-
-@register_model
-def stvit_large(pretrained: bool = False, **kwargs) -> STViT:
-    arch = dict(
-        dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), layer_scale=(None, None, 1e-6, 1e-6)
-    )
-    return build(STViT, "stvit_large", pretrained, arch, kwargs)
+_SCALED = dict(layer_scale=(None, None, 1e-6, 1e-6))
+SIZES: dict[str, dict[str, Any]] = {
+    "stvit_small": dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8)),
+    "stvit_base": dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED),
+    "stvit_large": dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(SIZES, cfg()))
+__getattr__ = register_sizes(STViT, SIZES)

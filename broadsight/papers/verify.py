@@ -40,7 +40,7 @@ SOURCES = {
 
 # What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
 TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
-SUBJECTS = (*FAMILIES, "dense")  # what can be verified
+SUBJECTS = (*SOURCES, "dense")  # what can be verified
 
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = {
@@ -149,7 +149,7 @@ def catalogue(
             figures = {key: _number(paper.get(figure)) for key, figure in PRINTED.items()}
             params, macs = sum(p.numel() for p in model.parameters()), executed_macs(model, SIZE)
             row = {"model": name, "family": family, "params": params, "macs": macs, **figures}
-            rows.append(row | {"source": SOURCES[family]})
+            rows.append(row | {"source": SOURCES.get(family, "")})
     return rows
 
 
@@ -253,7 +253,7 @@ def _prints(ours: float, paper: str, rounding: str) -> bool:
 
 def _printed_of_models(family: str) -> dict[str, dict[str, str]]:
     """What the tables print for registered models, by name."""
-    tables = published()[family]
+    tables = published().get(family, {"models": []})
     return TABLES[family].printed(tables) if family in TABLES else {entry["model"]: entry for entry in tables["models"]}
 
 

@@ -1,20 +1,20 @@
 """Puts context broadcasting into the blocks of any vision model."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..errors import unknown
+from ..errors import check_choice
 from ..inspection.branch_structure import LOOKED_FOR
 from ..inspection.branches import PLACES as POSITIONS
 from ..inspection.branches import Branch, Tokens, find_branches
 from ..layers import ContextBroadcast
 from ..layers.buffers import restore_on_load
-from ..layers.context_broadcast import KINDS
+from ..layers.context_broadcast import KINDS, broadcast_input, broadcast_output
+from ..layers.kernels.dispatch import per_image
 from .description import as_edited, describe_edited
+from .passing import Passed
 
 BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
 
@@ -46,23 +46,18 @@ def add_context_broadcast(
     Raises:
         ValueError: There is no such place in the model, or context is broadcast already.
     """
-    for argument, value, allowed in (
-        ("kind", kind, KINDS),
-        ("branch", branch, tuple(BRANCHES)),
-        ("position", position, POSITIONS),
-    ):
-        if value not in allowed:
-            raise unknown(argument, value, allowed)
+    check_choice("kind", kind, KINDS)
+    check_choice("branch", branch, BRANCHES)
+    check_choice("position", position, POSITIONS)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}; expected a model, as timm.create_model gives")
     present = next((name for name, module in model.named_modules() if isinstance(module, ContextBroadcast)), None)
     if present is not None:
         raise ValueError(f"{type(model).__name__} broadcasts context already ({present}); start from a fresh model")
     found = find_branches(model, image_size=image_size)
-    chosen = [one for one in found if one.kind in BRANCHES[branch]]
     _refuse_missing(model, found, BRANCHES[branch])
     # Everything is made before anything is changed, so that a refusal leaves the model as it was.
-    places = [(one, _tokens(one, position)) for one in chosen]
+    places = [(one, _tokens(one, position)) for one in found if one.kind in BRANCHES[branch]]
     made = [_made(kind, tokens, class_token, [tokens.module, one.module, model]) for one, tokens in places]
     described = as_edited(model)
     for (one, tokens), broadcast in zip(places, made, strict=True):
@@ -74,29 +69,6 @@ def add_context_broadcast(
         describe_edited(model, described | {"broadcast": kind, "broadcast_args": how} | after_pool)
     restore_on_load(model)
     return model
-
-
-def broadcast_input(self: Any, input: tuple[Tensor]) -> tuple[Tensor]:
-    """A forward pre-hook: what the module takes, with context."""
-    return (self.context_broadcast(input[0]),)
-
-
-def broadcast_first_input(module: Any, inputs: tuple) -> tuple:
-    """The same for a module that takes more than the tokens, or the tokens more than once."""
-    tokens = module.context_broadcast(inputs[0])
-    return tuple(tokens if x is inputs[0] else x for x in inputs)
-
-
-def broadcast_output(self: Any, input: tuple[Tensor], output: Tensor) -> Tensor:
-    """A forward hook: what the module gives, with context."""
-    return self.context_broadcast(output)
-
-
-def broadcast_first_output(module: Any, inputs: tuple, output: Any) -> Any:
-    """The same for a module that takes or gives more than the tokens."""
-    if isinstance(output, tuple):
-        return (module.context_broadcast(output[0]), *output[1:])
-    return module.context_broadcast(output)
 
 
 class WindowedBroadcast(ContextBroadcast):
@@ -111,82 +83,55 @@ class WindowedBroadcast(ContextBroadcast):
         self.images = images
 
     def forward(self, x: Tensor) -> Tensor:
-        images = self.images.take()
+        images = self.images.count.get()
         windows = x.unflatten(0, (images, x.shape[0] // images))  # B windows ...
-        axis = self.channel_axis(x)
-        return self.broadcast(windows, axis + 1, False).flatten(0, 1)
+        return self.broadcast(windows, self.channel_axis(x) + 1, False).flatten(0, 1)
 
 
+@per_image
 class ImageCount:
-    """A forward pre-hook that notes how many images a block gets, for a layer inside that sees windows of these.
-
-    Each thread has its own count, so that several may run one model.
-    """
+    """A forward pre-hook that notes how many images a block gets, for a layer inside that sees windows of these."""
 
     def __init__(self, argument: int = 0):
-        self.argument = argument
-        self._traced = 0
-        self._local = threading.local()
+        self.argument, self.count = argument, Passed()
 
     def __call__(self, module: nn.Module, inputs: tuple) -> None:
-        count = inputs[self.argument].shape[0]
-        if torch.compiler.is_compiling():  # a compiler follows a plain attribute more easily
-            self._traced = count
-        else:
-            self._local.count = count
-
-    def take(self) -> int:
-        return self._traced if torch.compiler.is_compiling() else self._local.count
-
-    def __reduce__(self) -> tuple:  # copies and pickles start empty
-        return ImageCount, (self.argument,)
+        self.count.put(inputs[self.argument].shape[0])
 
 
-def _refuse_missing(model: nn.Module, found: list[Branch], kinds: Sequence[str]) -> None:
+def _refuse_missing(model: nn.Module, found: Sequence[Branch], kinds: Sequence[str]) -> None:
+    present = sorted({branch.kind for branch in found})
     for kind in kinds:
-        if any(branch.kind == kind for branch in found):
-            continue
-        has = sorted({type(branch.module).__name__ for branch in found})
-        instead = f"; it has {_branch_names(found)} ({', '.join(has)})" if has else ""
-        raise ValueError(
-            f"{type(model).__name__} has no {kind} blocks; looked for {LOOKED_FOR[kind]}, over more than one token"
-            f"{instead}"
-        )
-
-
-def _branch_names(found: Sequence[Branch]) -> str:
-    return " and ".join(sorted({branch.kind for branch in found})) + " blocks"
+        if kind not in present:
+            classes = ", ".join(sorted({type(branch.module).__name__ for branch in found}))
+            instead = f"; it has {' and '.join(present)} blocks ({classes})" if found else ""
+            raise ValueError(
+                f"{type(model).__name__} has no {kind} blocks; looked for {LOOKED_FOR[kind]}, over more than one token"
+                f"{instead}"
+            )
 
 
 def _tokens(branch: Branch, position: str) -> Tokens:
     tokens = getattr(branch, position)
     if tokens is None:
-        possible = [place for place in POSITIONS if getattr(branch, place) is not None]
+        possible = ", ".join(repr(place) for place in POSITIONS if getattr(branch, place) is not None)
         raise ValueError(
             f"there is no {position!r} in {branch.name} ({type(branch.module).__name__}) where all tokens of the image "
-            f"pass; there is {', '.join(map(repr, possible))}"
+            f"pass; there is {possible}"
         )
     return tokens
 
 
 def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn.Module]) -> ContextBroadcast:
-    """The layer for a place.
-
-    Args:
-        near: Modules whose parameters it takes after, the nearest first.
-    """
+    """The layer for a place, with the device and dtype of the first of the modules that has parameters."""
     if class_token and (tokens.windowed or tokens.channel_axis != 2):
         raise ValueError("class_token=True, but there are maps or windows in the model; expected tokens (B, N, C)")
-    channels_last = tokens.channel_axis != 1
+    layout: dict[str, Any] = dict(channels_last=tokens.channel_axis != 1)
     if tokens.windowed:
-        made: ContextBroadcast = WindowedBroadcast(
-            kind, tokens.channels, ImageCount(tokens.argument), channels_last=channels_last
-        )
+        made: ContextBroadcast = WindowedBroadcast(kind, tokens.channels, ImageCount(tokens.argument), **layout)
     else:
         with_class = tokens.class_token if class_token is None else class_token
-        made = ContextBroadcast(
-            kind, tokens.channels, channels_last=channels_last, class_token=with_class, inplace=tokens.fresh
-        )
+        made = ContextBroadcast(kind, tokens.channels, class_token=with_class, inplace=tokens.fresh, **layout)
     like = next((p for module in near for p in module.parameters() if p.is_floating_point()), None)
     made.train(tokens.module.training)
     return made if like is None else made.to(like.device, like.dtype)
@@ -196,9 +141,9 @@ def _insert(model: nn.Module, branch: Branch, tokens: Tokens, broadcast: Context
     module = tokens.module
     module.context_broadcast = broadcast
     if tokens.side == "input":
-        module.register_forward_pre_hook(broadcast_input if tokens.alone else broadcast_first_input)
+        module.register_forward_pre_hook(broadcast_input)
     else:
-        module.register_forward_hook(broadcast_output if tokens.alone else broadcast_first_output)
+        module.register_forward_hook(broadcast_output)
         parent: Any = model.get_submodule(branch.name.rpartition(".")[0])
         if module is branch.module and hasattr(parent, "keep_branches_apart"):
             parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself

@@ -14,6 +14,8 @@ import timm
 import torch
 from torch import nn
 
+from ..errors import first_line
+
 EDITED = "edited"
 LONGEST_REASON = 500  # characters
 # In a stored description these would fetch or read something else than the folder, or are the loader's to decide.
@@ -102,19 +104,16 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def difference(model: nn.Module, other: nn.Module) -> str:
     """The first difference between the modules and tensors of two models, in words; empty if there is none."""
-    ours, theirs = _modules(model), _modules(other)
-    for name in [*ours, *theirs]:
-        if ours.get(name) != theirs.get(name):
-            return f"{name or 'it'} is {ours.get(name, 'missing')}, expected {theirs.get(name, 'nothing there')}"
-    own, expected = ({k: tuple(v.shape) for k, v in m.state_dict().items()} for m in (model, other))
-    for name in [*own, *expected]:
-        if own.get(name) != expected.get(name):
-            return f"{name} is {own.get(name, 'missing')}, expected {expected.get(name, 'nothing there')}"
+
+    def parts(model: nn.Module) -> tuple[dict[str, Any], ...]:
+        modules = {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in model.named_modules()}
+        return modules, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+    for ours, theirs in zip(parts(model), parts(other), strict=True):
+        for name in [*ours, *theirs]:
+            if ours.get(name) != theirs.get(name):
+                return f"{name or 'it'} is {ours.get(name, 'missing')}, expected {theirs.get(name, 'nothing there')}"
     return ""
-
-
-def _modules(model: nn.Module) -> dict[str, str]:
-    return {name: f"{type(module).__name__}({module.extra_repr()})" for name, module in model.named_modules()}
 
 
 def _difference_to(model: nn.Module, name: str, arguments: Mapping[str, Any]) -> str:
@@ -123,7 +122,7 @@ def _difference_to(model: nn.Module, name: str, arguments: Mapping[str, Any]) ->
         with torch.device("meta"):
             made = timm.create_model(name, **arguments)
     except Exception as error:
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return difference(model, made)
 
 

@@ -9,22 +9,13 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from ..errors import check_arguments, did_you_mean, nearest, refuse_idle, unknown
-from ..layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
+from ..errors import check_arguments, check_choice, did_you_mean, nearest, refuse_idle
+from ..layers import GroupLogits, MultiTokenPool
 from ..layers.buffers import restore_on_load
-from ..layers.check_images import check_images
+from ..layers.checks import check_images
+from ..layers.pooling import POOLS as POOLS
 from .description import EDITED, as_edited, describe_edited, undescribe
 from .pyramid import Pyramid, as_backbone, find_pyramid
-
-POOLS: dict[str, type[nn.Module]] = {
-    "gap": AveragePool,
-    "cap": MultiTokenPool,
-    "ga": MultiTokenPool,
-    "map": MultiTokenPool,
-    "map-light": MultiTokenPool,
-    "vgg": FlattenPool,
-    "dft": FourierPool,
-}
 
 # What lets a timm model take images of any size, by the names that its families know; the first that fits is used.
 ANY_SIZE: tuple[dict[str, Any], ...] = (
@@ -43,8 +34,7 @@ class PooledModel(nn.Module):
     the logits. `forward_intermediates` and `feature_info` are the backbone's.
 
     Args:
-        backbone: The model without its classifier, as `as_backbone` gives it, and
-        pyramid: how its maps are obtained, as `find_pyramid` says.
+        backbone, pyramid: The model as `as_backbone` gives it, and how its maps are obtained, from `find_pyramid`.
         head: A pool over these maps.
     """
 
@@ -120,7 +110,7 @@ class PooledModel(nn.Module):
                 x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
             )
             for tap in self.pyramid.taps:
-                tap.clear()
+                tap.kept.clear()
             return features
         wanted = _positions(indices, len(self.feature_info))
         maps, taken = self.pyramid.with_features(model, x, wanted)
@@ -204,12 +194,6 @@ class PooledModel(nn.Module):
         return {key: _below("backbone", pattern) for key, pattern in matcher.items()}
 
 
-GROUPED = ("map", "map-light", "ga")
-# Arguments of `swap_pool` that only some poolings have.
-ARGUMENTS_OF: dict[str, tuple[str, ...]] = dict.fromkeys(("groups", "dim", "mlp_dim", "level", "attn_dim"), GROUPED)
-ARGUMENTS_OF |= {"heads": (*GROUPED, "cap"), "tokens": ("map", "map-light")}
-
-
 def check_pool_arguments(pool: str | None, given: Iterable[str], what: str = "the pooling's") -> None:
     """Refuse arguments that `swap_pool` does not have, and those that this pooling would ignore.
 
@@ -218,7 +202,7 @@ def check_pool_arguments(pool: str | None, given: Iterable[str], what: str = "th
     """
     given = list(given)
     check_arguments(swap_pool, given, what, ("model_or_name", "pool", "num_classes", "img_size", "light"))
-    pools = {name: [f"the pool {one}" for one in ARGUMENTS_OF.get(name, ())] for name in given}
+    pools = {name: [f"the pool {one}" for one in POOLS if name in POOLS[one].takes] for name in given}
     facts = {f"the pool {one}": None if one == pool else f"this is {pool}" for one in POOLS}
     refuse_idle({name: f"{what} {name}" for name in given}, pools, facts)
 
@@ -246,9 +230,9 @@ def swap_pool(
 
     Args:
         model_or_name: A timm name, or a model object, which is changed and becomes the backbone.
-        pool: "gap" (average), "cap" (one learned class token), "ga" (groups of one token each), "map" (groups of
-            several tokens), "map-light" (the same with the averaged tokens' classifiers alone, for inference), "vgg"
-            (flatten, fully connected) or "dft" (Fourier magnitudes).
+        pool: One of POOLS: "gap" (average), "cap" (one learned class token), "ga" (groups of one token each), "map"
+            (groups of several tokens), "map-light" (the same with the averaged tokens' classifiers alone, for
+            inference), "vgg" (flatten, fully connected), "dft" (Fourier magnitudes), or one that was registered.
         groups, tokens: Token groups, and class tokens in each.
         dim: Width of the merged map and of the tokens.
         heads: Attention heads; 12, or for "cap" one for every 64 channels.
@@ -264,37 +248,19 @@ def swap_pool(
         create_kwargs: For timm.create_model when a name is given: pretrained, in_chans, img_size, ... Models that can
             are created to take images of any size.
     """
-    if pool not in POOLS:
-        raise unknown("pool", pool, POOLS)
-    pool_args = _changed(locals())
-    build, options = POOLS[pool], dict(pool_options or {})
-    _refuse_unknown(options, build)
-    if light and pool not in ("map", "map-light"):
-        raise ValueError(f"light=True with pool={pool!r}; only 'map' has a light form")
-    grouped = pool in GROUPED
-    arguments: dict[str, Any] = {}
-    if grouped:
-        arguments = dict(
-            dim=dim,
-            groups=groups,
-            tokens=tokens,
-            heads=heads or 12,
-            attn_dim=attn_dim or dim // 2,
-            mlp_ratio=mlp_dim / dim,
-            light=light or pool == "map-light",
-        )
-        if pool == "ga":
-            arguments |= dict(tokens=1, mean_token=False)
-        with torch.device("meta"):  # whatever is wrong with these is said before the model is touched
-            MultiTokenPool((dim,), 1, level=-1, **(arguments | options))
-
+    check_choice("pool", pool, POOLS)
+    pool_args, kind, options = _changed(locals()), POOLS[pool], dict(pool_options or {})
+    _refuse_unknown(options, kind.layer)
+    if light and "light" not in kind.takes:
+        known = " and ".join(name for name, one in POOLS.items() if "light" in one.takes)
+        raise ValueError(f"light=True with pool={pool!r}; only {known} have a light form")
     if isinstance(model_or_name, str):
         sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
         model = create_backbone(model_or_name, **sized, **create_kwargs)
     elif create_kwargs:
-        known = list(inspect.signature(swap_pool).parameters)[2:-1]
-        hint = did_you_mean(next(iter(create_kwargs)), known) or "they are for creating one by name"
-        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint.strip()}")
+        near = did_you_mean(next(iter(create_kwargs)), [p.name for p in _own_parameters()])
+        hint = near.strip() or "they are for creating one by name"
+        raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint}")
     elif isinstance(model_or_name, PooledModel):
         raise ValueError("the model's pooling has been swapped already; swap it in a fresh backbone")
     else:
@@ -302,51 +268,25 @@ def swap_pool(
     described = as_edited(model)
     if num_classes is None:
         num_classes = int(getattr(model, "num_classes", 0) or 1000)
-    given, normed = set(model.modules()), ends_with_layer_norm(model)
+    last_only = "level" not in kind.takes or (level is not None and level <= 0)
+    in_chans = create_kwargs.get("in_chans")
     pyramid = find_pyramid(
-        model,
-        indices=indices,
-        stem=stem,
-        last_only=not grouped or (level is not None and level <= 0),
-        in_chans=create_kwargs.get("in_chans"),
-        image_size=img_size,
+        model, indices=indices, stem=stem, last_only=last_only, in_chans=in_chans, image_size=img_size
     )
-    backbone = as_backbone(model, pyramid)
-    if grouped:
-        arguments["level"] = pyramid.level if level is None else level
-    elif pool == "cap":
-        arguments = class_attention_pool(pyramid.channels[-1], heads)
-    elif pool == "gap":
-        arguments = dict(norm=normed)
-    elif pool == "vgg":
-        arguments = dict(grid=pyramid.sizes[-1])
-    like = next(backbone.parameters())
-    make: Any = build  # a class of several whose arguments differ
-    with torch.device(like.device):
-        head = make(pyramid.channels, num_classes, **(arguments | options)).to(like.dtype)
-    pooled = PooledModel(backbone, pyramid, head)
+    offered: dict[str, Any] = dict(groups=groups, tokens=tokens, dim=dim, heads=heads, mlp_dim=mlp_dim)
+    offered |= dict(attn_dim=attn_dim, level=pyramid.level if level is None else level)
+    offered |= dict(grid=pyramid.sizes[-1], width=pyramid.channels[-1], norm=ends_with_layer_norm(model))
+    offered |= {"light": True} if light else {}
+    like = next(model.parameters())
+    with torch.device(like.device):  # before the model is touched: what is wrong with the arguments is said here
+        head = kind.make(pyramid.channels, num_classes, offered, options).to(like.dtype)
+    given = set(model.modules())
+    pooled = PooledModel(as_backbone(model, pyramid), pyramid, head)
     # The mode of what is new; modules of a given backbone keep theirs, of which some may be frozen.
     for module in set(pooled.modules()) - given:
         module.training = model.training
     describe_edited(pooled, described | {"pool": pool, "pool_args": pool_args})
     return pooled
-
-
-def class_attention_pool(channels: int, heads: int | None = None) -> dict[str, Any]:
-    """What makes a MultiTokenPool the plain class attention pooling (CAP) of the last map; 64 channels a head."""
-    most = max(1, channels // 64)
-    return dict(
-        level=-1,
-        dim=channels,
-        groups=1,
-        tokens=1,
-        mean_token=False,
-        gram=False,
-        heads=heads or max(n for n in range(1, most + 1) if channels % n == 0),
-        mlp_ratio=2,
-        mlp_groups=1,
-        classifier="linear",
-    )
 
 
 def check_name(name: str) -> None:
@@ -392,10 +332,15 @@ def ends_with_layer_norm(model: Any) -> bool:
     return any(isinstance(place, LAYER_NORMS) for place in places)
 
 
+def _own_parameters() -> list[inspect.Parameter]:
+    """Those of swap_pool that are neither the model, the pool's name nor arguments of timm."""
+    return list(inspect.signature(swap_pool).parameters.values())[2:-1]
+
+
 def _changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Those of swap_pool's arguments for the pool that are not its defaults."""
-    of_pool = list(inspect.signature(swap_pool).parameters.values())[2:-1]
-    return {p.name: arguments[p.name] for p in of_pool if arguments[p.name] != p.default and p.name != "num_classes"}
+    values = {p.name: arguments[p.name] for p in _own_parameters() if arguments[p.name] != p.default}
+    return {name: value for name, value in values.items() if name != "num_classes"}
 
 
 def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:

@@ -1,6 +1,5 @@
 """Feature maps of every level from any timm model: what it already offers, and its stem where it keeps that back."""
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from ..errors import first_line
 from ..inspection.layout import Layout, layouts_of
 from ..inspection.meta_pass import as_pair, copied, image_channels
 from ..inspection.meta_pass import image_size as built_for
+from .passing import Passed
 
 # Names that timm's models give to what comes before their first stage.
 STEMS = ("stem", "patch_embed")
@@ -21,18 +21,13 @@ STEMS = ("stem", "patch_embed")
 class Tap:
     """A forward hook that keeps what a module gives or takes, until the pass that ran the module takes it.
 
-    Each thread has its own, so that several may run one model. A compiler follows a plain attribute more easily, and
-    what it makes of that holds no state.
-
     Args:
         module: Path of the module.
         kind: "forward" keeps the output, "forward_pre" the input.
     """
 
     def __init__(self, module: str, kind: str = "forward") -> None:
-        self.module, self.kind = module, kind
-        self._traced: Any = None
-        self._local = threading.local()
+        self.module, self.kind, self.kept = module, kind, Passed()
 
     def attach(self, model: nn.Module) -> None:
         module = model.get_submodule(self.module)
@@ -46,28 +41,11 @@ class Tap:
                 del hooks[key]
 
     def __call__(self, module: nn.Module, inputs: tuple, output: Any = None) -> None:
-        kept = inputs[0] if self.kind == "forward_pre" else output
-        if torch.compiler.is_compiling():
-            self._traced = kept
-        else:
-            self._local.kept = kept
+        self.kept.put(inputs[0] if self.kind == "forward_pre" else output)
 
     def take(self) -> Any:
         """What the latest call kept; once."""
-        if torch.compiler.is_compiling():
-            kept, self._traced = self._traced, None
-        else:
-            kept = self._local.kept
-            del self._local.kept
-        return kept
-
-    def clear(self) -> None:
-        """Forget what a pass kept that asks for nothing."""
-        self._traced = None
-        self._local.__dict__.clear()
-
-    def __reduce__(self) -> tuple:  # copies and pickles start empty
-        return Tap, (self.module, self.kind)
+        return self.kept.take()
 
 
 @dataclass(frozen=True)
@@ -100,26 +78,23 @@ class Pyramid:
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the model's final norm."""
         tapped, maps = self.run(backbone, images)
-        lower = [self.as_map(kept, i, images) for i, kept in enumerate(tapped)]
-        return [*lower, *maps]
+        return [*(self.as_map(kept, i, images) for i, kept in enumerate(tapped)), *maps]
 
     def with_features(self, backbone: nn.Module, images: Tensor, wanted: Sequence[int]) -> tuple[list, list[Tensor]]:
         """In one pass the maps, and any of the model's intermediate features by their positions."""
         assert self.indices is not None
         every = sorted({*self.indices, *wanted})
-        both = replace(self, indices=tuple(every))
-        tapped, features = both.run(backbone, images)
-        lower = [self.as_map(kept, i, images) for i, kept in enumerate(tapped)]
-        found = dict(zip(every, features, strict=True))
+        maps = replace(self, indices=tuple(every))(backbone, images)
+        lower, found = maps[: len(self.taps)], dict(zip(every, maps[len(self.taps) :], strict=True))
         return [*lower, *(found[i] for i in self.indices)], [found[i] for i in wanted]
 
     def run(self, backbone: Any, images: Tensor) -> tuple[list[Any], list[Tensor]]:
         """What the taps kept, in whatever form, and the maps that the model gives by itself."""
-        if self.indices is not None:
-            maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
-        else:
+        if self.indices is None:
             last = backbone.forward_features(images)
             maps = [] if self.taps else [last]
+        else:
+            maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
         return [tap.take() for tap in self.taps], maps
 
     def as_map(self, kept: Any, position: int, images: Tensor) -> Tensor:
@@ -138,10 +113,7 @@ class Pyramid:
 
     @property
     def level(self) -> int:
-        """The map that is merged at by default: of the second-smallest size, at stride 16 in most models.
-
-        Negative if there is but one map, and nothing to merge.
-        """
+        """The map that is merged at by default: of the second-smallest size, at stride 16 in most models; -1 of one."""
         if len(self.sizes) == 1:
             return -1
         heights = sorted({height for height, _ in self.sizes})
@@ -173,31 +145,30 @@ def find_pyramid(
     Raises:
         ValueError: The model offers no feature maps.
     """
-    inner: Any = model
-    info = _feature_info(inner)
-    pyramid = Pyramid(as_pair(image_size) if image_size else built_for(inner), 0)
-    if callable(getattr(inner, "forward_intermediates", None)) and info:
+    info = _feature_info(model)
+    pyramid = Pyramid(as_pair(image_size) if image_size else built_for(model), 0)
+    if callable(getattr(model, "forward_intermediates", None)) and info:
         one_size = len(info) > 1 and len({entry.get("reduction") for entry in info}) == 1
         if indices is None:
             indices = _evenly_spaced(len(info)) if one_size else range(len(info))
         indices = list(indices)[-1:] if last_only else list(indices)
         if stem is None or last_only:
-            stem = "" if one_size or last_only else _unlisted_stem(inner, info)
+            stem = "" if one_size or last_only else _unlisted_stem(model, info)
         pyramid = replace(pyramid, indices=tuple(indices), taps=(Tap(stem),) if stem else ())
-    elif callable(getattr(inner, "forward_features", None)):
+    elif callable(getattr(model, "forward_features", None)):
         listed = [(str(entry["module"]), entry.get("hook_type", "forward")) for entry in info if entry.get("reduction")]
-        modules = dict(inner.named_modules())
+        modules = dict(model.named_modules())
         if not last_only and listed and all(name in modules for name, _ in listed):
             pyramid = replace(pyramid, taps=tuple(Tap(*one) for one in listed))
     else:
         raise ValueError(_no_features(model, "it has neither forward_intermediates nor forward_features"))
-    channels = [in_chans] if in_chans else image_channels(inner)
+    channels = [in_chans] if in_chans else image_channels(model)
     try:
-        return _measured(pyramid, inner, channels)
+        return _measured(pyramid, model, channels)
     except ValueError:
         if pyramid.indices is not None or not pyramid.taps:
             raise
-    return _measured(replace(pyramid, taps=()), inner, channels)  # what it lists are no maps; its last one may be
+    return _measured(replace(pyramid, taps=()), model, channels)  # what it lists are no maps; its last one may be
 
 
 def as_backbone(model: nn.Module, pyramid: Pyramid) -> nn.Module:
@@ -316,11 +287,8 @@ def _idle(backbone: nn.Module, tapped: list[Any], maps: list[Tensor]) -> tuple[s
 def _dropped(backbone: nn.Module, pyramid: Pyramid, idle: Sequence[str], images: Tensor) -> tuple[str, ...]:
     """Names of the children without which the maps are the same, such as a last wide convolution."""
     useless = {backbone.get_parameter(name) for name in idle}
-    names = [
-        name
-        for name, child in backbone.named_children()
-        if any(True for _ in child.parameters()) and useless.issuperset(child.parameters())
-    ]
+    children = {name: set(child.parameters()) for name, child in backbone.named_children()}
+    names = [name for name, parameters in children.items() if parameters and parameters <= useless]
     for name in names:
         setattr(backbone, name, nn.Identity())
     backbone.train().eval()  # what the first pass left in caches is of no use to a second
@@ -356,17 +324,14 @@ def _unlisted_stem(model: nn.Module, info: Sequence[dict[str, Any]]) -> str:
 def _prune(model: Any, indices: list[int], info: Sequence[dict[str, Any]]) -> None:
     """Without what the maps do not need."""
     makes_maps = any(str(entry.get("module", "")).startswith("head.") for entry in info)  # in spite of its name
+    has_head = isinstance(getattr(model, "head", None), nn.Module)
     if hasattr(model, "prune_intermediate_layers"):
         # Some heads cannot be reset to nothing; that of the model goes below anyway.
-        model.prune_intermediate_layers(indices, prune_norm=True, prune_head=not isinstance(_head(model), nn.Module))
+        model.prune_intermediate_layers(indices, prune_norm=True, prune_head=not has_head)
     elif hasattr(model, "reset_classifier"):
         model.reset_classifier(0)
-    if isinstance(_head(model), nn.Module) and not makes_maps:  # a norm or a hidden layer may be left in it
+    if has_head and not makes_maps:  # a norm or a hidden layer may be left in it
         model.head = nn.Identity()
-
-
-def _head(model: nn.Module) -> Any:
-    return getattr(model, "head", None)
 
 
 def _no_features(model: nn.Module, reason: str) -> str:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from broadsight.layers import ChannelMlp
 from broadsight.layers.kernels import sliced_mlp
-from tests.compare import assert_close, outputs_and_gradients
+from tests.compare import assert_close, assert_equal_to, saved_bytes
+from tests.refusals import refused
 
 DEPTHWISE = ("none", "before", "after")
 
@@ -42,24 +43,15 @@ def slices(request, monkeypatch):
 def test_forward__equals_its_sub_modules_in_value_and_gradient(depthwise, bias, residual, slices):
     mlp = ChannelMlp(6, 10, depthwise=depthwise, bias=bias).double()
     inputs = torch.randn(1 + residual, 3, 5, 7, 6, dtype=torch.float64).unbind()
-    got, got_gradients = outputs_and_gradients(mlp, lambda module, *inputs: module(*inputs), inputs)
-    expected, expected_gradients = outputs_and_gradients(mlp, plain, inputs)
-    assert_close(got[0], expected[0], "output", 1e-12)
-    assert len(got_gradients) == 1 + residual + (2 + (depthwise != "none")) * (1 + bias)
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], name, 1e-12)
+    assert len(list(mlp.parameters())) == (2 + (depthwise != "none")) * (1 + bias)
+    assert_equal_to(plain, mlp, *inputs, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (2, 3)])
 @pytest.mark.parametrize("depthwise", DEPTHWISE)
 def test_forward__maps_smaller_than_the_kernel(depthwise, size):
     mlp = ChannelMlp(4, 8, depthwise=depthwise).double()
-    inputs = [torch.randn(2, *size, 4, dtype=torch.float64)]
-    got, got_gradients = outputs_and_gradients(mlp, lambda module, x: module(x), inputs)
-    expected, expected_gradients = outputs_and_gradients(mlp, plain, inputs)
-    assert_close(got[0], expected[0], "output", 1e-12)
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], name, 1e-12)
+    assert_equal_to(plain, mlp, torch.randn(2, *size, 4, dtype=torch.float64), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("depthwise", DEPTHWISE)
@@ -77,10 +69,9 @@ def test_forward__leaves_its_inputs_alone_and_is_the_same_without_gradient(depth
     before = x.clone(), residual.clone()
     expected = mlp(x, residual)
     assert expected.requires_grad
-    with torch.no_grad():
-        torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
-    with torch.inference_mode():
-        torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
 
 
@@ -90,12 +81,7 @@ def test_backward__frozen_parameters(depthwise, frozen):
     mlp = ChannelMlp(6, 10, depthwise=depthwise).double()
     for name, parameter in mlp.named_parameters():
         parameter.requires_grad_(frozen not in name)  # the empty name is in all: only the input is differentiated
-    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
-    _, got = outputs_and_gradients(mlp, lambda module, x: module(x), [x])
-    _, expected = outputs_and_gradients(mlp, plain, [x])
-    assert [name for name in got if frozen in name and name != "input 0"] == []
-    for name, gradient in got.items():
-        assert_close(gradient, expected[name], name, 1e-12)
+    assert_equal_to(plain, mlp, torch.randn(2, 3, 5, 6, dtype=torch.float64), tolerance=1e-12)
 
 
 def test_backward__input_without_gradient():
@@ -152,12 +138,33 @@ class Doubled(nn.Module):
         return 2 * self.layer(x)
 
 
-@pytest.mark.parametrize("part", ["fc1", "fc2"])
-def test_replaced_sub_module__is_called__wrapper(part):
+def wrapped(mlp: ChannelMlp) -> None:
+    mlp.fc1 = Doubled(mlp.fc1)
+
+
+def with_a_forward_of_its_own(mlp: ChannelMlp) -> None:
+    original = mlp.fc1.forward
+    mlp.fc1.forward = lambda x: 2 * original(x)
+
+
+def parametrized(mlp: ChannelMlp) -> None:
+    nn.utils.parametrize.register_parametrization(mlp.fc1, "weight", Doubled(nn.Identity()))
+
+
+@pytest.mark.parametrize("replace", [wrapped, with_a_forward_of_its_own, parametrized])
+def test_replaced_sub_module__is_called(replace):
     mlp = ChannelMlp(6, 10)
+    nn.init.zeros_(mlp.fc1.bias)
     x = torch.randn(2, 3, 5, 6)
-    expected = mlp.fc2(mlp.act(2 * mlp.fc1(x))) if part == "fc1" else 2 * mlp(x)
-    setattr(mlp, part, Doubled(getattr(mlp, part)))
+    expected = mlp.fc2(mlp.act(2 * mlp.fc1(x)))
+    replace(mlp)
+    torch.testing.assert_close(mlp(x), expected)
+
+
+def test_replaced_sub_module__is_called__at_the_end():
+    mlp, x = ChannelMlp(6, 10), torch.randn(2, 3, 5, 6)
+    expected = 2 * mlp(x)
+    mlp.fc2 = Doubled(mlp.fc2)
     torch.testing.assert_close(mlp(x), expected)
 
 
@@ -167,23 +174,6 @@ def test_replaced_sub_module__is_called__activation(act):
     mlp.act = act
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     torch.testing.assert_close(mlp(x), mlp.fc2(act(mlp.fc1(x))), rtol=0, atol=1e-12)
-
-
-def test_replaced_sub_module__is_called__forward_of_the_instance():
-    mlp = ChannelMlp(6, 10)
-    x = torch.randn(2, 3, 5, 6)
-    original = mlp.fc1.forward
-    mlp.fc1.forward = lambda x: 2 * original(x)
-    torch.testing.assert_close(mlp(x), mlp.fc2(mlp.act(2 * original(x))))
-
-
-def test_replaced_sub_module__is_called__parametrized_weight():
-    mlp = ChannelMlp(6, 10)
-    x = torch.randn(2, 3, 5, 6)
-    weight, bias = mlp.fc1.weight.detach().clone(), mlp.fc1.bias
-    nn.utils.parametrize.register_parametrization(mlp.fc1, "weight", Doubled(nn.Identity()))
-    expected = mlp.fc2(mlp.act(nn.functional.linear(x, 2 * weight, bias)))
-    torch.testing.assert_close(mlp(x), expected)
 
 
 def test_functional_transforms__gradients_of_single_images():
@@ -216,23 +206,10 @@ def test_saved_for_backward__is_the_input_and_one_hidden_map(depthwise):
     mlp = ChannelMlp(8, 32, depthwise=depthwise)
     x = torch.randn(2, 16, 16, 8, requires_grad=True)
     hidden, weights = 2 * 16 * 16 * 32, sum(p.numel() for p in mlp.parameters())
-    ours, theirs = saved_bytes(mlp, x), saved_bytes(lambda x: plain(mlp, x), x)
+    ours, theirs = saved_bytes(lambda: mlp(x)), saved_bytes(lambda: plain(mlp, x))
     assert ours <= 4 * (x.numel() + hidden + weights)
     assert theirs - ours >= 4 * hidden * (1 if depthwise == "none" else 2) - 4 * weights
 
 
-def saved_bytes(function, x: Tensor) -> int:
-    saved = {}
-
-    def pack(tensor):
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        kept = function(x)  # noqa: F841  storages stay alive, so that no address is used twice
-    return sum(saved.values())
-
-
 def test_wrong_depthwise__is_refused():
-    with pytest.raises(ValueError, match="depthwise='inside' is not known; choose 'none', 'before' or 'after'"):
-        ChannelMlp(4, 8, depthwise="inside")
+    refused("unknown depthwise 'inside'; expected one of none, before, after", ChannelMlp, 4, 8, depthwise="inside")

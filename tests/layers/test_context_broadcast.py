@@ -1,7 +1,6 @@
 """The four kinds of context broadcasting against a loop over tokens, in every layout, and all that a layer promises."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch.export import Dim
 from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import KINDS, context_broadcast
 from tests.compare import assert_close
+from tests.refusals import refused
 
 LAYOUTS = {"tokens": (2, 5, 6), "NCHW": (2, 6, 3, 4), "NHWC": (2, 3, 4, 6)}
 DIM = 6
@@ -24,22 +24,17 @@ each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 def reference(tokens: Tensor, kind: str, scale: Tensor | None = None, class_token: bool = False) -> Tensor:
     """The equations, token by token. (B, N, C) -> (B, N, C)."""
+    equations = {
+        "cb": lambda token, mean, first: (token + mean) / 2,
+        "scaled": lambda token, mean, first: token + scale * mean,
+        "gate": lambda token, mean, first: token * (first + 1),
+        "hybrid": lambda token, mean, first: token * first + (token + mean) / 2,
+    }
     images = []
     for image in tokens:
         mean = sum(image[1:], start=image[0]) / len(image)
         first = image[0] if class_token else mean
-        answers = []
-        for token in image:
-            halfway = (token + mean) / 2
-            answers.append(
-                {
-                    "cb": lambda token=token, halfway=halfway: halfway,
-                    "scaled": lambda token=token, mean=mean: token + scale * mean,
-                    "gate": lambda token=token, first=first: token * (first + 1),
-                    "hybrid": lambda token=token, first=first, halfway=halfway: token * first + halfway,
-                }[kind]()
-            )
-        images.append(torch.stack(answers))
+        images.append(torch.stack([equations[kind](token, mean, first) for token in image]))
     return torch.stack(images)
 
 
@@ -53,6 +48,13 @@ def layer(kind: str, layout: str = "tokens", **options) -> ContextBroadcast:
     if kind == "scaled":
         nn.init.normal_(made.scale)
     return made
+
+
+def assert_equations(module: ContextBroadcast, x: Tensor, layout: str = "tokens") -> None:
+    """The layer without a class token, against the loop."""
+    scale = [] if module.scale is None else [module.scale]
+    expected = reference(as_tokens(x, layout), module.kind, *scale)
+    assert_close(as_tokens(module(x), layout), expected, tolerance=1e-13)
 
 
 def gradients(function, *leaves: Tensor) -> tuple[Tensor, ...]:
@@ -124,9 +126,7 @@ def test_values__class_token_is_the_first_of_the_tokens(kind):
 @pytest.mark.parametrize("kind", ["gate", "hybrid"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_values__maps_have_no_class_token_by_default(kind, layout):
-    x = torch.randn(LAYOUTS[layout], dtype=torch.float64)
-    got = layer(kind, class_token=None)(x)
-    assert_close(as_tokens(got, layout), reference(as_tokens(x, layout), kind), tolerance=1e-13)
+    assert_equations(layer(kind, class_token=None), torch.randn(LAYOUTS[layout], dtype=torch.float64), layout)
 
 
 @pytest.mark.parametrize("kind", ["gate", "hybrid"])
@@ -141,9 +141,7 @@ def test_refused__class_token_of_a_map(kind, layout):
 def test_layout__said_where_the_channels_could_be_either_axis(kind, channels_last):
     x = torch.randn(2, DIM, 4, DIM, dtype=torch.float64)
     module = layer(kind, channels_last=channels_last)
-    layout = "NHWC" if channels_last else "NCHW"
-    scale = [] if module.scale is None else [module.scale]
-    assert_close(as_tokens(module(x), layout), reference(as_tokens(x, layout), kind, *scale), tolerance=1e-13)
+    assert_equations(module, x, "NHWC" if channels_last else "NCHW")
     other = layer(kind)  # the second axis, unless told
     if other.scale is not None:
         other.scale.data = module.scale.data
@@ -161,9 +159,7 @@ def test_layout__tokens_with_the_channels_first(kind):
 @pytest.mark.parametrize("dim", [None, DIM])
 def test_layout__maps_are_channels_first_unless_dim_says_otherwise(dim):
     x = torch.randn(2, 3, 4, DIM, dtype=torch.float64)
-    layout = "NCHW" if dim is None else "NHWC"
-    got = ContextBroadcast("cb", dim)(x)
-    assert_close(as_tokens(got, layout), reference(as_tokens(x, layout), "cb"), tolerance=1e-13)
+    assert_equations(ContextBroadcast("cb", dim), x, "NCHW" if dim is None else "NHWC")
 
 
 @each_kind
@@ -204,21 +200,12 @@ def test_gradients__of_scaled_twice_are_refused_or_right_under_func():
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
-    def loss(function, x: Tensor, scale: Tensor) -> Tensor:
-        return function(x, scale).pow(3).sum()
+    def hessian(function, argument: int) -> Tensor:
+        loss = torch.func.hessian(lambda x, scale: function(x, "scaled", scale).pow(3).sum(), argument)
+        return loss(x.detach()[:, :, :2], module.scale.detach()[:2])
 
-    def ours(x: Tensor, scale: Tensor) -> Tensor:
-        return context_broadcast(x, "scaled", scale)
-
-    def slow(x: Tensor, scale: Tensor) -> Tensor:
-        return reference(x, "scaled", scale)
-
-    x, scale = x.detach()[:, :, :2], module.scale.detach()[:2]
     for argument in (0, 1):
-        got, expected = (
-            torch.func.hessian(lambda *a, f=function: loss(f, *a), argument)(x, scale) for function in (ours, slow)
-        )
-        assert_close(got, expected, tolerance=1e-11)
+        assert_close(hessian(context_broadcast, argument), hessian(reference, argument), tolerance=1e-11)
 
 
 @pytest.mark.parametrize("frozen", ["x", "scale"])
@@ -243,9 +230,7 @@ def test_gradients__of_what_learns_alone(frozen, inplace):
 def test_edges__one_token_and_one_image(kind, shape):
     x = torch.randn(shape, dtype=torch.float64)
     module = layer(kind)
-    layout = "tokens" if x.ndim == 3 else "NCHW" if shape[1] == DIM else "NHWC"
-    scale = [] if module.scale is None else [module.scale]
-    assert_close(as_tokens(module(x), layout), reference(as_tokens(x, layout), kind, *scale), tolerance=1e-13)
+    assert_equations(module, x, "tokens" if x.ndim == 3 else "NCHW" if shape[1] == DIM else "NHWC")
     if kind == "cb" and x.numel() == len(x) * DIM:
         assert torch.equal(module(x), x)  # a token alone is its own mean
 
@@ -426,18 +411,6 @@ def test_fx__traced_by_a_model():
     assert torch.equal(graph(x), model(x))
 
 
-@each_kind
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "file"])
-def test_copies__are_equal(kind, copied):
-    module = layer(kind, channels_last=True, class_token=False, inplace=True)
-    other = copied(module)
-    x = torch.randn(2, DIM, 3, DIM, dtype=torch.float64)
-    assert torch.equal(other(x.clone()), module(x.clone()))
-    assert repr(other) == repr(module)
-    if kind == "scaled":
-        assert other.scale is not module.scale
-
-
 def test_repr__names_kind_and_channels():
     assert repr(ContextBroadcast()) == "ContextBroadcast('cb')"
     assert repr(ContextBroadcast("scaled", 8)) == "ContextBroadcast('scaled', dim=8)"
@@ -449,14 +422,13 @@ def test_repr__names_kind_and_channels():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("bc",), r"^kind='bc' is not known; choose one of 'cb', 'scaled', 'gate', 'hybrid'$"),
+        (("bc",), "^unknown kind 'bc'; .*expected one of cb, scaled, gate, hybrid$"),
         (("scaled",), r"^kind='scaled' learns a scale for each channel; pass dim"),
         (("cb", 0), r"^dim=0; expected the number of channels$"),
     ],
 )
 def test_refused__arguments(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        ContextBroadcast(*arguments)
+    refused(words, ContextBroadcast, *arguments)
 
 
 @each_kind

@@ -8,22 +8,14 @@ from broadsight.layers import CMHSA, GMHSA, MultiScaleInteraction
 from broadsight.layers.coarse_attention import AttentionPath
 from broadsight.layers.ems import VARIANTS, StaticBranch, Whiten
 from broadsight.layers.patches import ChannelConv, Propagate, average_pool
-from tests.compare import assert_close, assert_same_function, outputs_and_gradients, randomize
+from tests.compare import assert_close, assert_equal_to, assert_same_function, outputs_and_gradients, randomize
 from tests.reference import emsnet as reference
+from tests.refusals import refused
 
 
 def on_channels_first(module: nn.Module, x: Tensor) -> Tensor:
     """Runs a channels-first module on (B, H, W, C)."""
     return module(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def assert_equal_to(slow, module: nn.Module, *inputs: Tensor) -> None:
-    """The module against a function of the module and its inputs, in value and in every gradient."""
-    got, got_gradients = outputs_and_gradients(module, lambda module, *inputs: module(*inputs), inputs)
-    expected, expected_gradients = outputs_and_gradients(module, slow, inputs)
-    assert_close(got[0], expected[0], "output", 1e-11)
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], name, 1e-11)
 
 
 def loop_over_windows(layer: CMHSA, x: Tensor) -> Tensor:
@@ -228,14 +220,13 @@ def test_multi_scale_interaction__parameters(dim, expected):
     ("arguments", "words"),
     [
         (dict(dim=12), "dim=12 does not split into the slices of an EMS block; choose a multiple of 8"),
-        (dict(dim=16, variant="fuller"), "variant='fuller' is not known; choose one of full, baseline"),
+        (dict(dim=16, variant="fuller"), "unknown variant 'fuller'; .*expected one of full, baseline"),
         (dict(dim=16, ratios=(1, 1, 1)), r"ratios=\(1, 1, 1\) are not three quarters-of-the-channels that add up to 4"),
         (dict(dim=16, ratios=(2, 2)), r"ratios=\(2, 2\) are not three"),
         (dict(dim=16, ratios=(5, 0, -1)), r"ratios=\(5, 0, -1\) are not three"),
-        (dict(dim=16, whiten="pixel"), "whiten='pixel' is not known; choose 'channel' or 'spatial'"),
+        (dict(dim=16, whiten="pixel"), "unknown whiten 'pixel'; .*expected one of channel, spatial"),
         (dict(dim=200), "an attention of width 100 does not split into 3 heads; choose a multiple of 32"),
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        MultiScaleInteraction(**arguments)
+    refused(words, MultiScaleInteraction, **arguments)

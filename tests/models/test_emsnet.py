@@ -144,10 +144,7 @@ def test_sizes__of_stem_transitions_and_mlps():
         (dict(dims=(8, 16, 24)), r"dims=\(8, 16, 24\) has 3 entries; expected 4, one for each stage"),
         (dict(depths=(1, 1, 1, 1, 1)), r"depths=\(1, 1, 1, 1, 1\) has 5 entries"),
         (dict(mlp_ratios=(4,)), r"mlp_ratios=\(4,\) has 1 entries"),
-        (dict(dims=(8, 16, 20, 32)), "dim=20 does not split into the slices of an EMS block; choose a multiple of 8"),
-        (dict(mixer="fuller"), "'fuller' is not known; choose one of full, baseline"),
-        (dict(ratios=(1, 1, 1)), r"ratios=\(1, 1, 1\) are not three quarters-of-the-channels that add up to 4"),
-        (dict(whiten="pixel"), "whiten='pixel' is not known; choose 'channel' or 'spatial'"),
+        (dict(mixer="fuller"), "unknown variant 'fuller'; .*expected one of full, baseline"),
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):

@@ -181,7 +181,7 @@ def test_no_weight_decay__is_the_abstract_tokens():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(stem="conv4"), "stem='conv4' is not known; choose one of 'conv3', 'conv2', 'patch7'"),
+        (dict(stem="conv4"), "unknown stem 'conv4'; .*expected one of conv3, conv2, patch7"),
         (dict(depths=(1, 1, 1)), r"depths=\(1, 1, 1\) has 3 entries; expected 4, one for each stage"),
         (dict(heads=(1, 2)), r"heads=\(1, 2\) has 2 entries"),
         (dict(foreground=(39,)), r"foreground=\(39,\) has 1 entries"),

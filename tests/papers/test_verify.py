@@ -10,11 +10,10 @@ import pytest
 import timm
 from rich.console import Console
 
-from broadsight.models import FAMILIES
 from broadsight.papers import map as map_tables
 from broadsight.papers import verify as verification
 from broadsight.papers.tables import contradictions
-from broadsight.papers.verify import SUBJECTS, Check, catalogue, published, verify
+from broadsight.papers.verify import SOURCES, SUBJECTS, Check, catalogue, published, verify
 
 SHARED = Path(__file__).parents[3] / "shared" / "paper_tables.yaml"
 FIGURES = ("params", "macs", "mmacs", "macs_224", "macs_320")
@@ -33,7 +32,7 @@ EXPLAINED = {  # of EMSNet, the only one of the first four families, and of cont
 WITH_MODELS_OF_OTHERS = ("map", "context_broadcast")  # families in whose tables the published figures leave these out
 
 
-OTHERS = tuple(family for family in FAMILIES if family != "map")
+OTHERS = tuple(family for family in SOURCES if family != "map")
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +178,8 @@ def test_verify__reports_every_row_before_it_is_computed(checks, steps):
 def test_verify__without_names_everything_is_checked(monkeypatch):
     monkeypatch.setattr(verification, "_check", lambda family, *_: [family])
     everything = Counter(verify())
-    assert tuple(everything) == SUBJECTS == (*FAMILIES, "dense")
-    assert everything["dense"] == len(verify(["dense"])) >= sum(len(published()[p].get("dense", [])) for p in FAMILIES)
+    assert tuple(everything) == SUBJECTS == (*SOURCES, "dense")
+    assert everything["dense"] == len(verify(["dense"])) >= sum(len(published()[p].get("dense", [])) for p in SOURCES)
 
 
 def test_verify__unknown_family_is_refused():

@@ -20,12 +20,14 @@ from broadsight import add_context_broadcast, fuse, swap_pool
 from broadsight.inspection.branches import find_branches
 from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import KINDS
+from broadsight.layers.kernels import slices
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.compare import assert_close, randomize
 from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel
 from tests.inspection.test_branches import COUNTS
 from tests.inspection.timm_models import SHRUNK, created
 from tests.inspection.timm_models import images as timm_images
+from tests.refusals import refused
 
 POSITIONS = ("front", "mid", "end")
 OWN = {
@@ -185,6 +187,11 @@ def test_models__every_parameter_receives_a_gradient(name, places):
 def test_learning__with_the_other_kinds(name, kind):
     """What is overwritten is not what autograd has kept."""
     assert_learns(name, kind, "both")
+
+
+def assert_same_gradients(one: nn.Module, other: nn.Module, tolerance: float) -> None:
+    for (key, p), (_, q) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        assert_close(p.grad, q.grad, key, tolerance)
 
 
 def assert_learns(name: str, kind: str, branch: str) -> None:
@@ -395,16 +402,14 @@ def randomized(name: str) -> nn.Module:
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
 def test_others__convolutions_with_the_residual_inside(kind, position):
-    x = images("local_vit").double()
     by_hand = randomized("local_vit")
-    places = [(block.conv.conv, None, 1) for block in by_hand.blocks]
-    if position == "mid":
-        places = [(None, block.conv.conv[6], 1) for block in by_hand.blocks]
-        for _, projection, _ in places:
-            projection.register_forward_pre_hook(lambda _, inputs: (equation(inputs[0], kind, 2, 1, False),))
-    else:
-        apply_by_hand(by_hand, kind, position, places, class_token=False)
+    for block in by_hand.blocks:
+        if position == "mid":  # a map here, too
+            block.conv.conv[6].register_forward_pre_hook(lambda _, inputs: (equation(inputs[0], kind, 2, 1, False),))
+        else:
+            apply_by_hand(by_hand, kind, position, [(block.conv.conv, None, 1)], class_token=False)
     model = fill_scales(add_context_broadcast(randomized("local_vit"), kind, "mlp", position))
+    x = images("local_vit").double()
     assert_close(model(x), by_hand(x), tolerance=1e-10)
 
 
@@ -412,11 +417,11 @@ def test_others__convolutions_with_the_residual_inside(kind, position):
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
 def test_others__torchvisions_mlp(kind, position):
-    x = images("torchvision_vit").double()
     by_hand = randomized("torchvision_vit")
     places = [(block.mlp, block.mlp[3], -1) for block in by_hand.encoder.layers]
     apply_by_hand(by_hand, kind, position, places, class_token=False)
     model = add_context_broadcast(randomized("torchvision_vit"), kind, "mlp", position, image_size=SIDE)
+    x = images("torchvision_vit").double()
     assert_close(fill_scales(model)(x), by_hand(x), tolerance=1e-10)
 
 
@@ -588,18 +593,13 @@ def test_export__gives_the_same_numbers(name, dynamic):
     assert_close(copy.deepcopy(model)(x), model(x), tolerance=1e-6)  # the model is none the worse
 
 
-@pytest.mark.parametrize(("name", "kind"), [pytest.param("vit", "gate", marks=pytest.mark.slow), ("swin", "cb")])
-@torch.no_grad()
-def test_compile__is_one_graph(name, kind):
-    model, x = broadcast(name, kind, "both", where(name)).double(), images(name).double()
-    torch._dynamo.reset()
-    assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), tolerance=1e-9)
+COMPILED = [(name, kind) for name in ("vit", "swin", "stvit") for kind in KINDS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_compile__gives_the_same_gradients(name, kind):
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param(*one, marks=[pytest.mark.slow] * (one != ("swin", "cb"))) for one in COMPILED]
+)
+def test_compile__is_one_graph_with_the_same_gradients(name, kind):
     model, x = fill_scales(broadcast(name, kind, "both", where(name)).double()), images(name).double()
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
@@ -607,8 +607,7 @@ def test_compile__gives_the_same_gradients(name, kind):
     assert_close(got, expected, tolerance=1e-9)
     got.square().sum().backward()
     expected.square().sum().backward()
-    for (key, p), (_, q) in zip(compiled.named_parameters(), model.named_parameters(), strict=True):
-        assert_close(p.grad, q.grad, key, 1e-8)
+    assert_same_gradients(compiled, model, 1e-8)
 
 
 @pytest.mark.slow
@@ -641,8 +640,7 @@ def test_checkpointing__changes_no_gradient(name, kind):
     other.set_grad_checkpointing()
     for one in (model, other):
         one(x).square().sum().backward()
-    for (key, p), (_, q) in zip(model.named_parameters(), other.named_parameters(), strict=True):
-        assert_close(q.grad, p.grad, key, 1e-9)
+    assert_same_gradients(other, model, 1e-9)
 
 
 @pytest.fixture
@@ -751,8 +749,7 @@ def test_fuse__folds_nothing_that_has_context_inside(name, branch, position):
 def test_fuse__refuses_to_lose_context():
     """timm replaces LeViT's layers by folded ones."""
     words = r"^folding LevitDistilled would lose its context broadcasting, which lies inside"
-    with pytest.raises(ValueError, match=words):
-        fuse(broadcast("levit_128s", "cb", "mlp", "mid"))
+    refused(words, fuse, broadcast("levit_128s", "cb", "mlp", "mid"))
 
 
 @pytest.mark.parametrize(("branch", "apart"), [("mlp", False), ("attn", True)])
@@ -767,8 +764,22 @@ def test_batch__equals_single_images(name):
     x = torch.randn(5, 3, 64, 48, dtype=torch.float64)
     with torch.no_grad():
         expected = torch.cat([model(image[None]) for image in x])
-    with torch.no_grad():
         assert_close(model(x), expected, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("position", ["front", "end"])
+@torch.no_grad()
+def test_slices__are_taken_with_context_but_not_with_other_hooks(name, position, monkeypatch):
+    model, x = broadcast(name, "scaled", "mlp", position), torch.randn(3, 3, 32, 32)
+    expected, seen = fill_scales(model)(x), []
+    monkeypatch.setattr(slices, "STAGE_BYTES", 1)
+    forward = model.stages[0].forward
+    model.stages[0].forward = lambda x: seen.append(len(x)) or forward(x)
+    assert_close(model(x), expected, tolerance=1e-5)
+    with model.stages[0].blocks[0].register_forward_hook(lambda *_: None):
+        assert_close(model(x), expected, tolerance=1e-5)
+    assert seen == [1, 1, 1, 3]
 
 
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224"])
@@ -848,8 +859,7 @@ def test_refused__and_left_as_it_was(name, arguments, words):
 
 @pytest.mark.parametrize("model", ["test_vit", None, nn.Linear])
 def test_refused__no_model(model):
-    with pytest.raises(ValueError, match=r"^model is a (str|NoneType|type); expected a model, as timm\.create_model"):
-        add_context_broadcast(model)
+    refused(r"^model is a (str|NoneType|type); expected a model, as timm\.create_model", add_context_broadcast, model)
 
 
 def test_returns__the_model_itself():

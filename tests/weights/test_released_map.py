@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import broadsight
 from broadsight.layers import MultiTokenPool
-from broadsight.surgery.pooling import class_attention_pool
+from broadsight.layers.pooling.multi_token_pool import class_attention_pool
 from broadsight.weights.released_map import (
     MODELS,
     model_from_release,

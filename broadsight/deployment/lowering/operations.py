@@ -10,16 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...layers.heads import split_heads as split_heads
+
 
 def free(*sizes: int) -> bool:
     """Whether one of the sizes is left open: a symbol, and no number."""
     return not all(isinstance(size, int) for size in sizes)
-
-
-def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys, ... side by side in the last axis, each by head. (B, N, parts*C) -> parts of (B, heads, N, d)."""
-    B, N, C = x.shape
-    return x.view(B, N, parts * heads, C // (parts * heads)).transpose(1, 2).chunk(parts, 1)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ A fast form gives what a layer's own forward gives, by other steps. It may run w
 1. Operations run as they are called: nobody compiles, exports or transforms the function.
 2. Every module that it bypasses, or shows only a part of the batch, is as it was built: of the very class that the
    layer gave it (not wrapped, adapted, quantised or parametrized), without a forward of its own, and without a hook.
+   Hooks that are declared to treat each image by itself (`per_image`) may see a part of the batch.
 
 Everywhere else the layer's own forward runs, which calls each submodule once with the whole batch. So hooks, LoRA and
 quantisers work on every submodule; what they cost is the speed of the fast form.
@@ -12,11 +13,15 @@ quantisers work on every submodule; what they cost is the speed of the fast form
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+
+PER_IMAGE: list[Any] = []
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callable[[Any], Any]:
@@ -25,7 +30,7 @@ def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callabl
     Args:
         fast: Called with the decorated function and its arguments; gives the same.
         suits: Called with the arguments: whether the fast form is meant for them, and the modules that it bypasses are
-            `untouched`. Operations run as they are called then.
+            `untouched`.
     """
 
     def decorate(plain: Any) -> Any:
@@ -40,6 +45,12 @@ def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callabl
     return decorate
 
 
+def per_image(hook: Hook) -> Hook:
+    """Declare a hook function, or a class of hooks, that does the same to an image whatever else is in the batch."""
+    PER_IMAGE.append(hook)
+    return hook
+
+
 def runs_eagerly() -> bool:
     """Whether operations run as they are called: nobody compiles, exports or transforms the function."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
@@ -52,13 +63,23 @@ def untouched(module: nn.Module, kind: type) -> bool:
 
 def hooked(module: nn.Module) -> bool:
     """Whether a hook waits for this very module, or for all modules, to be called."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
+    return any(_hooks(module))
+
+
+def sees_whole_batches(module: nn.Module) -> bool:
+    """Whether one of the hooks expects the whole batch."""
+    found = chain(*(hooks.values() for hooks in _hooks(module)))
+    return not all(any(hook is known or type(hook) is known for known in PER_IMAGE) for hook in found)
+
+
+def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
     )

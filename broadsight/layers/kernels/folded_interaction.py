@@ -13,12 +13,9 @@ from ..patches import average_pool
 class FoldedInteraction(nn.Module):
     """The inference form of the full mixer: chains of linear layers multiplied out. (B, H, W, C) -> (B, H, W, C).
 
-    Whitening and gate read the input directly. Averages of valid pixels commute with affine maps, so the dynamic half
-    of the input projection never runs at full size: the input is pooled, and one product gives all that an attention
-    needs.
-
-    Args:
-        mixer: A full MultiScaleInteraction, whose parts are taken over.
+    Takes over the parts of a full MultiScaleInteraction. Whitening and gate read the input directly. Averages of valid
+    pixels commute with affine maps, so the dynamic half of the input projection never runs at full size: the input is
+    pooled, and one product gives all that an attention needs.
     """
 
     def __init__(self, mixer: Any):

@@ -13,7 +13,6 @@ def learns(x: Tensor, scale: Tensor | None, *_: Any) -> bool:
 def uniform_both_ways(
     _: Any, x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool
 ) -> Tensor:
-    """(x + m) / 2, or x + scale * m, with m the mean over some axes."""
     return Uniform.apply(x, scale, channel_axis, axes, inplace)
 
 
@@ -28,8 +27,7 @@ def add_context(x: Tensor, mean: Tensor, scale: Tensor | None, channel_axis: int
 
 
 class Uniform(torch.autograd.Function):
-    """Uniform attention is its own transpose, so that the gradient takes the same way; autograd would go four times
-    over the tokens where two passes will do."""
+    """Uniform attention is its own transpose: its gradient takes two passes over the tokens, and autograd four."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool) -> Tensor:

@@ -22,10 +22,8 @@ class GroupClassAttention(nn.Module):
     the soft-max.
 
     Args:
-        dim: Channels D of tokens and image.
-        groups: Groups G.
-        heads: Attention heads.
-        attn_dim: Width of all heads together.
+        dim, groups: Channels D of tokens and image; groups G.
+        heads, attn_dim: Attention heads, and the width of all of them together.
         mlp_ratio, mlp_groups: Hidden width of the MLP over D, and its channel groups.
         head_mixing: Mix the heads linearly before and after the soft-max, each time beside an identity.
         drop: Dropout of attention weights, projection and the MLP's hidden layer.

@@ -1,13 +1,16 @@
 """Tokens made from an image's Gram matrix: which channels fire together, wherever they do."""
 
+from math import gcd
+
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from ..folding import Shift, inference_form
+from ..folding import fold_product, inference_form
 from ..kernels.products import gram_triangle, group_product
 
 HALF = (torch.float16, torch.bfloat16)
+MOST_GROUPS = 10_000  # of which one is proposed
 
 
 @register_notrace_module
@@ -20,8 +23,7 @@ class GramTokens(nn.Module):
 
     Args:
         dim: Channels of the image and of the tokens.
-        groups: Groups of tokens.
-        tokens: Tokens in each group.
+        groups, tokens: Groups, and tokens in each.
         gram_dim: Channels that the Gram matrix is taken of.
         gram_groups: Channel groups of the map from the triangle to the tokens.
     """
@@ -95,8 +97,26 @@ class GramTokens(nn.Module):
             return self.statistics(r.float(), G)
 
     def reparameterize(self) -> None:
-        """Fold both norms into the products before them, for inference."""
-        folded = inference_form(self.reduce, self.reduce_norm)
-        if folded is not None:
-            self.reduce = nn.Parameter(folded[0].detach(), requires_grad=False)
-            self.reduce_norm = Shift(folded[1])
+        """Fold the norm of the reduction into it, for inference."""
+        fold_product(self, "reduce", "reduce_norm")
+
+
+def choose_gram_groups(dim: int, tokens: int, gram_dim: int, gram_groups: int | None = None) -> int:
+    """The channel groups of GramTokens, by default the largest possible up to 32; refuses what does not divide."""
+    triangle = gram_dim * (gram_dim + 1) // 2
+    if triangle % tokens:
+        raise ValueError(
+            f"the {triangle} entries of a Gram matrix of gram_dim={gram_dim} do not split over {tokens} tokens; "
+            f"choose another number of tokens or another gram_dim"
+        )
+    common = gcd(triangle, dim * tokens)
+    possible = [n for n in range(1, min(common, MOST_GROUPS) + 1) if common % n == 0]
+    if gram_groups is None:
+        return max(n for n in possible if n <= 32)
+    if gram_groups < 1 or common % gram_groups:
+        near = min(possible, key=lambda n: abs(n - gram_groups))
+        raise ValueError(
+            f"gram_groups={gram_groups} does not divide both {triangle} Gram entries and dim * tokens = "
+            f"{dim * tokens}; the nearest that does is {near}"
+        )
+    return gram_groups

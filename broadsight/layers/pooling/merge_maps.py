@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from ..folding import Shift, inference_form
+from ...errors import check_choice
+from ..folding import fold_product, inference_form
 from ..kernels.products import map_product, shrink_bilinearly
 
 RESIZES = ("release", "ga")
@@ -31,8 +32,7 @@ class MergeMaps(nn.Module):
 
     def __init__(self, channels: Sequence[int], dim: int, level: int, resize: str = "release"):
         super().__init__()
-        if resize not in RESIZES:
-            raise ValueError(f"resize={resize!r} is not known; choose one of {', '.join(map(repr, RESIZES))}")
+        check_choice("resize", resize, RESIZES)
         if level >= len(channels):
             raise ValueError(f"level={level} of {len(channels)} feature maps; choose at most {len(channels) - 1}")
         self.channels, self.level, self.resize = tuple(channels), level, resize
@@ -62,15 +62,11 @@ class MergeMaps(nn.Module):
         merged = merged.unflatten(1, grid)  # B h w dim
         for x in growing:
             merged = self.add_grown(merged, x)
-        if folded is None:
-            merged = self.run_norm(merged)
-        return self.act(merged).permute(0, 3, 1, 2)
-
-    def run_norm(self, x: Tensor) -> Tensor:
-        """(B, h, w, dim) -> (B, h, w, dim)."""
         if isinstance(self.norm, nn.GroupNorm):  # which norms each image by itself
-            return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return self.norm(x.flatten(0, 2)).view(x.shape)
+            merged = self.norm(merged.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        elif folded is None:
+            merged = self.norm(merged.flatten(0, 2)).view(merged.shape)
+        return self.act(merged).permute(0, 3, 1, 2)
 
     def grows(self, x: Tensor, grid: Sequence[int]) -> bool:
         """Whether a map (B, C, H, W) is smaller than the grid."""
@@ -95,10 +91,7 @@ class MergeMaps(nn.Module):
 
     def reparameterize(self) -> None:
         """Fold the norm into the projection, for inference."""
-        folded = inference_form(self.weight, self.norm)
-        if folded is not None:
-            self.weight = nn.Parameter(folded[0].detach(), requires_grad=False)
-            self.norm = Shift(folded[1])
+        fold_product(self, "weight", "norm")
 
 
 def grows(size: Sequence[int], grid: Sequence[int]) -> bool:
@@ -117,3 +110,8 @@ def check_features(features: Sequence[Tensor], channels: Sequence[int]) -> None:
     if came != tuple(channels):
         shapes = ", ".join(str(tuple(x.shape)) for x in features)
         raise ValueError(f"feature maps of shapes {shapes}; expected (B, C, H, W) with C = {tuple(channels)}")
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """(B, D, h, w) -> (B, h*w, D), contiguous; a view of what MergeMaps gives."""
+    return x.flatten(2).mT.contiguous()

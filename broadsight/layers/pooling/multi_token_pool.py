@@ -1,20 +1,20 @@
 """Multi-token attention pooling: groups of class tokens, each group a small classifier that sees the whole image."""
 
-from collections.abc import Sequence
-from math import gcd
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from ...errors import check_choice
+from ..checks import check_divides
+from . import register_pool
 from .class_attention import GroupClassAttention
-from .gram_tokens import GramTokens
+from .gram_tokens import GramTokens, choose_gram_groups
 from .group_linear import GroupLayerNorm, GroupLinear
-from .merge_maps import MergeMaps, check_features
-
-CLASSIFIERS = ("norm", "linear")
-MOST_GROUPS = 10_000  # of which one is proposed
+from .merge_maps import MergeMaps, check_features, rows_of
 
 
 class GroupLogits(NamedTuple):
@@ -33,6 +33,49 @@ class GroupLogits(NamedTuple):
     distill: Tensor | None = None
 
 
+def settings_of_map(
+    groups: int,
+    dim: int,
+    heads: int | None,
+    mlp_dim: int,
+    level: int,
+    attn_dim: int | None,
+    tokens: int,
+    light: bool = False,
+) -> dict[str, Any]:
+    """Groups of several tokens, as `swap_pool` describes them."""
+    sizes = dict(level=level, dim=dim, groups=groups, tokens=tokens, light=light)
+    return sizes | dict(heads=heads or 12, attn_dim=attn_dim or dim // 2, mlp_ratio=mlp_dim / dim)
+
+
+def settings_of_ga(
+    groups: int, dim: int, heads: int | None, mlp_dim: int, level: int, attn_dim: int | None
+) -> dict[str, Any]:
+    """Groups of one token each."""
+    return settings_of_map(groups, dim, heads, mlp_dim, level, attn_dim, tokens=1) | dict(mean_token=False)
+
+
+def class_attention_pool(width: int, heads: int | None = None) -> dict[str, Any]:
+    """The plain class attention pooling (CAP) of the last map: one learned token, 64 channels a head."""
+    most = max(1, width // 64)
+    return dict(
+        level=-1,
+        dim=width,
+        groups=1,
+        tokens=1,
+        mean_token=False,
+        gram=False,
+        heads=heads or max(n for n in range(1, most + 1) if width % n == 0),
+        mlp_ratio=2,
+        mlp_groups=1,
+        classifier="linear",
+    )
+
+
+@register_pool("cap", class_attention_pool)
+@register_pool("ga", settings_of_ga)
+@register_pool("map-light", partial(settings_of_map, light=True))
+@register_pool("map", settings_of_map)
 @register_notrace_module
 class MultiTokenPool(nn.Module):
     """Pools feature maps into logits through groups of class tokens (MAP, WACV 2025). [(B, C_i, H_i, W_i)] -> (B, C).
@@ -41,29 +84,23 @@ class MultiTokenPool(nn.Module):
     adds their average as one more token, lets all of them attend to the map, and classifies the concatenated tokens.
     The average of the groups' logits is the result. `forward_groups` gives the parts that `MultiTokenLoss` trains.
 
-    All groups run as one batched computation; keys and values are never formed.
-
     Args:
         channels: Channels of each map, lowest level first.
         num_classes: Classes; 0 makes `forward` return the normed tokens (B, num_features).
         level: Position of the map whose grid all maps are brought to. 0 or less: only the last map is pooled.
         dim: Width of the merged map and the tokens.
-        groups: Groups of tokens.
-        tokens: Class tokens in each group.
+        groups, tokens: Groups, and class tokens in each.
         mean_token: Add the average of a group's tokens as one more token, with its own classifier.
         gram: Tokens from the Gram matrix; otherwise learned ones that start at zero.
         gram_dim: Channels that the Gram matrix is taken of; as `dim` if None.
         gram_groups: Channel groups of the map from Gram matrix to tokens; if None the largest possible up to 32.
-        attn_dim: Width of the attention; as `dim` if None.
-        heads: Attention heads.
-        mlp_ratio: Hidden width of the MLP over `dim`.
-        mlp_groups: Channel groups of the MLP.
+        heads, attn_dim: Attention heads, and the width of all of them together; as `dim` if None.
+        mlp_ratio, mlp_groups: Hidden width of the MLP over `dim`, and its channel groups.
         head_mixing: Mix the attention heads before and after the soft-max.
         classifier: "norm" for a LayerNorm before the linear classifier of the tokens, or "linear".
-        drop: Dropout of attention, projection and MLP.
-        fc_drop: Dropout before the classifiers.
-        light: Classify with the averaged token alone; the token classifiers do not exist then. For inference: what is
-            trained is the full pool, which `lighten` cuts down.
+        drop, fc_drop: Dropout of attention, projection and MLP, and before the classifiers.
+        light: Classify with the averaged token alone, without token classifiers; for inference: what is trained is the
+            full pool, which `lighten` cuts down.
         resize: How maps are resized: "release", or "ga" for the sound opposite; see MergeMaps.
         layers: Attention blocks.
         distill_tokens: Further tokens in each group that learn from a teacher (see MultiTokenDistillationLoss).
@@ -102,38 +139,23 @@ class MultiTokenPool(nn.Module):
             if value < 1:
                 raise ValueError(f"{argument}={value}; expected 1 or more")
         if gram:
-            gram_groups = check_gram(dim, made, gram_dim, gram_groups)
+            gram_groups = choose_gram_groups(dim, made, gram_dim, gram_groups)
         check_divides("attn_dim", attn_dim, "heads", heads)
         check_divides("dim", dim, "mlp_groups", mlp_groups)
         check_divides("the MLP's hidden width", round(mlp_ratio * dim), "mlp_groups", mlp_groups)
-        if classifier not in CLASSIFIERS:
-            raise ValueError(f"classifier={classifier!r} is not known; choose {' or '.join(map(repr, CLASSIFIERS))}")
+        check_choice("classifier", classifier, ("norm", "linear"))
         if light and not mean_token:
             raise ValueError("light=True classifies with the averaged token, but mean_token=False; drop one of the two")
         self.channels, self.level, self.dim, self.groups, self.tokens = tuple(channels), level, dim, groups, tokens
         self.distill_tokens, self.mean_token, self.light = distill_tokens, mean_token, light
         self.num_classes, self.classifier_kind, self.fc_drop_rate = num_classes, classifier, fc_drop
-        self.merge: MergeMaps | None = None
-        if level > 0 or self.channels[-1] != dim:
-            self.merge = MergeMaps(channels, dim, level, resize)
-        if gram:
-            self.gram: GramTokens | None = GramTokens(dim, groups, made, gram_dim, cast(int, gram_groups))
-        else:
-            self.gram = None
+        merges = level > 0 or self.channels[-1] != dim
+        self.merge = MergeMaps(channels, dim, level, resize) if merges else None
+        self.gram = GramTokens(dim, groups, made, gram_dim, gram_groups) if gram and gram_groups else None
+        if self.gram is None:
             self.learned = nn.Parameter(torch.zeros(groups, made, dim))
-        self.blocks = nn.ModuleList(
-            GroupClassAttention(
-                dim,
-                groups,
-                heads,
-                attn_dim,
-                mlp_ratio=mlp_ratio,
-                mlp_groups=mlp_groups,
-                head_mixing=head_mixing,
-                drop=drop,
-            )
-            for _ in range(layers)
-        )
+        sizes: dict[str, Any] = dict(mlp_ratio=mlp_ratio, mlp_groups=mlp_groups, head_mixing=head_mixing, drop=drop)
+        self.blocks = nn.ModuleList(GroupClassAttention(dim, groups, heads, attn_dim, **sizes) for _ in range(layers))
         self.reset_classifier(num_classes)
         self.register_load_state_dict_pre_hook(drop_unused_classifiers)
 
@@ -154,7 +176,7 @@ class MultiTokenPool(nn.Module):
 
         self.classifier = None if self.light else new(self.tokens, normed)
         self.distill_classifier = new(self.distill_tokens, normed) if self.distill_tokens and not self.light else None
-        self.average_classifier = new(1, True) if self.mean_token else None
+        self.average_classifier: Any = new(1, True) if self.mean_token else None
 
     def lighten(self) -> "MultiTokenPool":
         """Drop the token classifiers for good and classify with the averaged tokens, in place."""
@@ -182,20 +204,15 @@ class MultiTokenPool(nn.Module):
         """From the merged map to logits (B, num_classes), or to the normed tokens (B, num_features)."""
         x = rows_of(merged)
         if self.light:
-            average = cast(GroupClassifier, self.average_classifier)
-            return self._aggregate([average], [self._attend(x, slice(-1, None))], pre_logits)
+            return self._aggregate([(self.average_classifier, self._attend(x, slice(-1, None)))], pre_logits)
         # In training the averaged token asks as well, for the sake of its classifier: see below.
         trains = self.training and self.mean_token and not pre_logits and bool(self.num_classes)
-        asking = slice(None) if trains else slice(self.tokens + self.distill_tokens)
-        attended = self._attend(x, asking)
-        parts = [attended[:, :, : self.tokens], attended[:, :, self.tokens : self.tokens + self.distill_tokens]]
-        classifiers = [c for c in (self.classifier, self.distill_classifier) if c is not None]
-        logits = self._aggregate(classifiers, parts[: len(classifiers)], pre_logits)
+        attended = self._attend(x, slice(None) if trains else slice(self.tokens + self.distill_tokens))
+        logits = self._aggregate(self._parts(attended), pre_logits)
         if trains:
             # Nothing here depends on the averaged token, which learns through `forward_groups`. A gradient of zero for
             # its classifier is what distributed training needs in a loop that never asks for the groups.
-            average = cast(GroupClassifier, self.average_classifier)
-            logits = logits + 0.0 * average(attended[:, :, -1:]).sum()
+            logits = logits + 0.0 * self.average_classifier(attended[:, :, -1:]).sum()
         return logits
 
     def classify_groups(self, merged: Tensor, per_token: bool = False) -> GroupLogits:
@@ -203,21 +220,11 @@ class MultiTokenPool(nn.Module):
         if not self.num_classes:
             raise ValueError("a pool without classes has no logits; call reset_classifier(num_classes) first")
         attended = self._attend(rows_of(merged), slice(-1, None) if self.light else slice(None))
-        own = attended[:, :, : self.tokens]
-        distill = attended[:, :, self.tokens : self.tokens + self.distill_tokens]
-
-        def logits(classifier: GroupClassifier | None, tokens: Tensor) -> Tensor | None:
-            return None if classifier is None else classifier(tokens).transpose(0, 1)
-
-        shares = None
-        if per_token and self.classifier is not None:
-            shares = self.classifier.shares(own).permute(1, 0, 2, 3)
-        return GroupLogits(
-            logits(self.classifier, own),
-            logits(self.average_classifier, attended[:, :, -1:]),
-            shares,
-            logits(self.distill_classifier, distill),
-        )
+        (classifier, own), distill = self._parts(attended)
+        kinds = (classifier, own), (self.average_classifier, attended[:, :, -1:]), distill
+        tokens, average, distilled = (None if c is None else c(part).transpose(0, 1) for c, part in kinds)
+        shares = classifier.shares(own).permute(1, 0, 2, 3) if per_token and classifier is not None else None
+        return GroupLogits(tokens, average, shares, distilled)
 
     def forward_groups(self, features: Sequence[Tensor], per_token: bool = False) -> GroupLogits:
         """Every group's logits; each token's share of them too if asked for."""
@@ -226,13 +233,18 @@ class MultiTokenPool(nn.Module):
     def forward(self, features: Sequence[Tensor], pre_logits: bool = False) -> Tensor:
         return self.classify(self.merge_maps(features), pre_logits)
 
-    def _aggregate(
-        self, classifiers: Sequence["GroupClassifier"], tokens: Sequence[Tensor], pre_logits: bool
-    ) -> Tensor:
+    def _parts(self, attended: Tensor) -> "list[tuple[GroupClassifier | None, Tensor]]":
+        """Class tokens and distillation tokens, each with their classifier."""
+        T = self.tokens
+        distill = attended[:, :, T : T + self.distill_tokens]
+        return [(self.classifier, attended[:, :, :T]), (self.distill_classifier, distill)]
+
+    def _aggregate(self, parts: "Iterable[tuple[GroupClassifier | None, Tensor]]", pre_logits: bool) -> Tensor:
+        """The average of the groups' logits (B, C), or their normed tokens (B, G*T*dim)."""
+        known = [(classifier, tokens) for classifier, tokens in parts if classifier is not None]
         if pre_logits or not self.num_classes:
-            normed = [classifier.normed(part) for classifier, part in zip(classifiers, tokens, strict=True)]
-            return torch.cat(normed, -1).transpose(0, 1).flatten(1)  # B G*T*dim
-        logits = [classifier(part) for classifier, part in zip(classifiers, tokens, strict=True)]  # G B C
+            return torch.cat([classifier.normed(tokens) for classifier, tokens in known], -1).transpose(0, 1).flatten(1)
+        logits = [classifier(tokens) for classifier, tokens in known]  # G B C
         return (logits[0] if len(logits) == 1 else torch.cat(logits)).mean(0)
 
     def _make_tokens(self, x: Tensor) -> Tensor:
@@ -281,37 +293,6 @@ class GroupClassifier(nn.Module):
         if isinstance(self.norm, GroupLayerNorm) and self.fc is not None:
             self.fc.take_in(*self.norm.scale_and_shift())
             self.norm = nn.LayerNorm(self.norm.dim, eps=self.norm.eps, elementwise_affine=False)
-
-
-def rows_of(x: Tensor) -> Tensor:
-    """(B, D, h, w) -> (B, h*w, D), contiguous; a view of what MergeMaps gives."""
-    return x.flatten(2).mT.contiguous()
-
-
-def check_gram(dim: int, tokens: int, gram_dim: int, gram_groups: int | None) -> int:
-    """The channel groups of the Gram embedding, chosen if None; refuses what does not divide."""
-    triangle = gram_dim * (gram_dim + 1) // 2
-    if triangle % tokens:
-        raise ValueError(
-            f"the {triangle} entries of a Gram matrix of gram_dim={gram_dim} do not split over {tokens} tokens; "
-            f"choose another number of tokens or another gram_dim"
-        )
-    common = gcd(triangle, dim * tokens)
-    if gram_groups is None:
-        return max(n for n in range(1, 33) if common % n == 0)
-    if gram_groups < 1 or common % gram_groups:
-        possible = (n for n in range(1, min(common, MOST_GROUPS) + 1) if common % n == 0)
-        near = min(possible, key=lambda n: abs(n - gram_groups))
-        raise ValueError(
-            f"gram_groups={gram_groups} does not divide both {triangle} Gram entries and dim * tokens = "
-            f"{dim * tokens}; the nearest that does is {near}"
-        )
-    return gram_groups
-
-
-def check_divides(what: str, number: int, argument: str, parts: int) -> None:
-    if parts < 1 or number % parts:
-        raise ValueError(f"{what}={number} does not split into {argument}={parts}; choose a divisor of {number}")
 
 
 def drop_unused_classifiers(pool: MultiTokenPool, state_dict: dict[str, Tensor], prefix: str, *_) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import check_choice
+from ..checks import check_divides
 from .class_attention import GroupClassAttention
-from .gram_tokens import GramTokens
-from .merge_maps import MergeMaps
-from .multi_token_pool import check_divides, check_gram, rows_of
+from .gram_tokens import GramTokens, choose_gram_groups
+from .merge_maps import MergeMaps, rows_of
 
 NORMS = ("batch", "frozen", "group")
 
@@ -25,11 +26,9 @@ class MultiTokenNeck(nn.Module):
     Args:
         channels: Channels of each stage, lowest level first.
         dim: Width of the merged map and the tokens.
-        tokens: Class tokens in each group; groups * tokens must split over the stages.
-        groups: Groups of tokens.
+        tokens, groups: Class tokens in each group, and groups; groups * tokens must split over the stages.
         level: Position of the stage whose grid all are brought to; by default the last but one, at stride 16.
-        heads: Attention heads; one for every 32 channels by default.
-        attn_dim: Width of the attention; as `dim` if None.
+        heads, attn_dim: Attention heads, one for every 32 channels by default, and their width, as `dim` if None.
         mlp_ratio, mlp_groups: Hidden width of the MLP over `dim`, and its channel groups.
         gram: Tokens from the Gram matrix instead of learned ones; its batch statistics want larger batches than
             detectors have.
@@ -63,22 +62,18 @@ class MultiTokenNeck(nn.Module):
                 f"groups={groups} of tokens={tokens} are {groups * tokens} tokens, which do not split over {stages} "
                 f"stages; choose a multiple of {stages}"
             )
-        if norm not in NORMS:
-            raise ValueError(f"norm={norm!r} is not known; choose one of {', '.join(map(repr, NORMS))}")
+        check_choice("norm", norm, NORMS)
         check_divides("attn_dim", attn_dim, "heads", heads)
         check_divides("dim", dim, "mlp_groups", mlp_groups)
         self.channels, self.groups, self.frozen = tuple(channels), groups, norm == "frozen"
         self.merge = MergeMaps(channels, dim, stages - 2 if level is None else level, resize)
         if norm == "group":
             self.merge.norm = nn.GroupNorm(32 if dim % 32 == 0 else 1, dim)
-        if gram:
-            self.gram: GramTokens | None = GramTokens(dim, groups, tokens, dim, check_gram(dim, tokens, dim, None))
-        else:
-            self.gram = None
+        self.gram = GramTokens(dim, groups, tokens, dim, choose_gram_groups(dim, tokens, dim)) if gram else None
+        if self.gram is None:
             self.learned = nn.Parameter(torch.empty(groups, tokens, dim))
-        self.block = GroupClassAttention(
-            dim, groups, heads, attn_dim, mlp_ratio=mlp_ratio, mlp_groups=mlp_groups, drop=drop
-        )
+        sizes: dict[str, Any] = dict(mlp_ratio=mlp_ratio, mlp_groups=mlp_groups, drop=drop)
+        self.block = GroupClassAttention(dim, groups, heads, attn_dim, **sizes)
         self.norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for _ in channels)
         self.to_stages = nn.ModuleList(nn.Linear(dim, width) for width in channels)
         self.reset_parameters()
@@ -101,8 +96,8 @@ class MultiTokenNeck(nn.Module):
     def forward(self, features: Any) -> Any:
         """Maps of all stages, as a list or as a dict, to maps of the same shapes in a container of the same kind."""
         if isinstance(features, Mapping):
-            told = self.forward(list(features.values()))
-            return type(features)(zip(features, told, strict=True))
+            changed = self.forward(list(features.values()))
+            return type(features)(zip(features, changed, strict=True))
         vectors = self.stage_vectors(features)
         return [x + vector[:, :, None, None] for x, vector in zip(features, vectors, strict=True)]
 

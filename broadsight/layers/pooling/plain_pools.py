@@ -7,11 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import register_pool
 from .merge_maps import check_features
 
 
 class PlainPool(nn.Module):
-    """Pools the last of some feature maps into a vector and classifies it. [(B, C_i, H_i, W_i)] -> (B, num_classes).
+    """Pools the last feature map into a vector and classifies it. [(B, C_i, H_i, W_i)] -> (B, num_classes).
+
+    Subclasses give `pool`.
 
     Args:
         channels: Channels of each map, lowest level first.
@@ -57,6 +60,7 @@ class PlainPool(nn.Module):
         return self.classify(self.merge_maps(features), pre_logits)
 
 
+@register_pool("gap")
 class AveragePool(PlainPool):
     """The mean over all positions (GAP), normed if asked for, and a linear classifier."""
 
@@ -68,22 +72,17 @@ class AveragePool(PlainPool):
         return self.norm(x.mean((2, 3)))
 
 
+@register_pool("vgg")
 class FlattenPool(PlainPool):
     """All positions side by side into two fully connected layers, as VGG ends.
 
     Args:
         grid: Height and width of the map that the layers are made for; any other is averaged to it first.
-        hidden: Width of both layers; as the map's channels if None.
+        hidden: Width of both layers; 0 for the map's channels.
     """
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        num_classes: int,
-        *,
-        grid: tuple[int, int],
-        hidden: int | None = None,
-        drop: float = 0.0,
+        self, channels: Sequence[int], num_classes: int, *, grid: tuple[int, int], hidden: int = 0, drop: float = 0.0
     ):
         hidden = hidden or channels[-1]
         super().__init__(channels, num_classes, hidden, drop)
@@ -100,22 +99,17 @@ class FlattenPool(PlainPool):
         return F.adaptive_avg_pool2d(x, self.grid)
 
 
+@register_pool("dft")
 class FourierPool(PlainPool):
     """Magnitudes of the lowest frequencies of every channel, which shifting the image does not change (DFT pooling).
 
     Args:
-        frequencies: So many along each axis, the constant one included.
-        hidden: Width of the layer after them; as the map's channels if None.
+        frequencies: How many along each axis, the constant one included.
+        hidden: Width of the layer after them; 0 for the map's channels.
     """
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        num_classes: int,
-        *,
-        frequencies: int = 4,
-        hidden: int | None = None,
-        drop: float = 0.0,
+        self, channels: Sequence[int], num_classes: int, *, frequencies: int = 4, hidden: int = 0, drop: float = 0.0
     ):
         hidden = hidden or channels[-1]
         super().__init__(channels, num_classes, hidden, drop)
@@ -127,7 +121,7 @@ class FourierPool(PlainPool):
 
     def magnitudes(self, x: Tensor) -> Tensor:
         """|DFT| / (H*W) at the lowest frequencies. (B, C, H, W) -> (B, C, frequencies, frequencies)."""
-        # Two small products instead of a whole transform: few frequencies are wanted, and every exporter knows them.
+        # Two small products instead of a whole transform: few frequencies are wanted, and exporters know products.
         cos_h, sin_h = self.waves(x.shape[2], x)
         cos_w, sin_w = self.waves(x.shape[3], x)
         cosine, sine = x @ cos_w.mT, x @ sin_w.mT  # B C H f

@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import math
-import pickle
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import broadsight
 from broadsight.deployment import prepare
 from broadsight.layers import MultiTokenPool
-from broadsight.surgery.pooling import class_attention_pool
+from broadsight.layers.pooling.multi_token_pool import class_attention_pool
 from broadsight.weights.released_stvit import released_tensors
 from tests.compare import assert_close, randomize
+from tests.refusals import refused
 
 _path = Path(__file__).parents[3] / "benchmarks" / "per_group_map.py"
 _spec = importlib.util.spec_from_file_location("per_group_map", _path)
@@ -591,34 +591,23 @@ def test_parameter_count(channels, arguments):
     ],
 )
 def test_wrong_arguments_are_refused(changes, numbers):
-    with pytest.raises(ValueError) as refusal:
-        MultiTokenPool(CHANNELS, 10, **(USUAL | changes))
-    assert_says(refusal, *numbers)
+    assert_says(numbers, MultiTokenPool, CHANNELS, 10, **(USUAL | changes))
 
 
 def test_lighten_needs_the_averaged_token():
-    pool = usual_pool(mean_token=False)
-    with pytest.raises(ValueError) as refusal:
-        pool.lighten()
-    assert_says(refusal, "mean_token")
+    refused("mean_token", usual_pool(mean_token=False).lighten)
 
 
 @pytest.mark.parametrize("level", [3, -1])
 def test_wrong_feature_maps_are_refused(level):
     pool, features = usual_pool(level=level), pyramid()
-    with pytest.raises(ValueError) as refusal:
-        pool(features[1:])
-    assert_says(refusal, 4, 5)
-    with pytest.raises(ValueError) as refusal:
-        pool([*features[:4], torch.randn(4, 21, 2, 2)])
-    assert_says(refusal, 20, 21)
+    assert_says((4, 5), pool, features[1:])
+    assert_says((20, 21), pool, [*features[:4], torch.randn(4, 21, 2, 2)])
 
 
-def assert_says(refusal: pytest.ExceptionInfo, *words: object) -> None:
-    message = str(refusal.value)
-    assert "\n" not in message
-    for word in words:
-        assert str(word) in message, message
+def assert_says(words: tuple, call, *arguments, **options) -> None:
+    message = refused("", call, *arguments, **options)
+    assert all(str(word) in message for word in words), message
 
 
 # ---- tools
@@ -649,15 +638,3 @@ def test_exports__any_size():
     larger = pyramid(3, sizes=[(2 * height, 2 * width) for height, width in SIZES], dtype=torch.float64)
     for x in (features, larger):
         assert_close(exported(x), pool(x))
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pool: pickle.loads(pickle.dumps(pool))])
-def test_copies_are_the_same_function(duplicate):
-    pool, features = usual_pool(), pyramid()
-    expected = pool(features)
-    other = duplicate(pool)
-    assert torch.equal(other(features), expected)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    assert torch.equal(pool(features), expected)

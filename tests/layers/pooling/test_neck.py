@@ -146,7 +146,7 @@ def test_norm__group_sees_one_image():
     ("options", "words"),
     [
         (dict(tokens=6), ("tokens=6", "4 stages", "multiple of 4")),
-        (dict(norm="layer"), ("norm='layer'", "'group'")),
+        (dict(norm="layer"), ("unknown norm 'layer'", "group")),
         (dict(heads=5), ("attn_dim=32", "heads=5")),
         (dict(level=4), ("level=4", "4 feature maps")),
     ],

@@ -1,4 +1,4 @@
-"""Refuses what is no batch of images, before a layer complains about something else."""
+"""Refusals that several layers share, each before torch complains about something else."""
 
 from timm.layers import register_notrace_function
 from torch import Tensor
@@ -13,3 +13,9 @@ def check_images(x: Tensor, in_chans: int) -> None:
         raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
     if x.shape[0] == 0:
         raise ValueError("the batch holds no image; expected at least one")
+
+
+def check_divides(what: str, number: int, argument: str, parts: int) -> None:
+    """Expects a number that splits into equal parts."""
+    if parts < 1 or number % parts:
+        raise ValueError(f"{what}={number} does not split into {argument}={parts}; choose a divisor of {number}")
