@@ -343,11 +343,6 @@ def register(
     return find
 
 
-def register_sizes(make: type[nn.Module], sizes: Mapping[str, dict[str, Any]]) -> Callable[[str], Any]:
-    """Register the sizes of a family: names, and what they pass to the constructor. Returns as `register` does."""
-    return register(make.__module__, sizes, lambda name, *given: build(make, name, given[0], sizes[name], given[1]))
-
-
 def cfg(**overrides: Any) -> dict[str, Any]:
     """timm's description of an ImageNet model of ours; weights are loaded from a file the user names."""
     return {

@@ -3,13 +3,15 @@
 The text and the tables do not pin every layer; how this reading was found and where it departs: docs/models.md.
 """
 
+from typing import Any
+
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
 from ..layers.folding import as_built, fold_norm
-from ._backbone import ConvNorm, Sizes, StagedBackbone, cfg, make_stages, register_sizes, same_length
+from ._backbone import ConvNorm, Sizes, StagedBackbone, build, cfg, make_stages, same_length
 
 __all__ = ["EMSNet"]
 
@@ -104,10 +106,22 @@ class Stem(nn.Module):
             fold_norm(self, f"conv{i}", f"norm{i}")
 
 
-SIZES = {
-    "emsnet_xxtiny": dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4)),
-    "emsnet_xtiny": dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4)),
-    "emsnet_tiny": dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4)),
-}
-default_cfgs = generate_default_cfgs(dict.fromkeys(SIZES, cfg()))
-__getattr__ = register_sizes(EMSNet, SIZES)
+default_cfgs = generate_default_cfgs(dict.fromkeys(("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny"), cfg()))
+
+
+@register_model
+def emsnet_xxtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
+    arch = dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_xxtiny", pretrained, arch, kwargs)
+
+
+@register_model
+def emsnet_xtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
+    arch = dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_xtiny", pretrained, arch, kwargs)
+
+
+@register_model
+def emsnet_tiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
+    arch = dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_tiny", pretrained, arch, kwargs)
