@@ -37,11 +37,11 @@ def aggregate(group_logits: GroupLogits) -> Tensor:
     token's in a light model.
     """
     tokens, average, distill = _fields(group_logits)
-    if tokens is None and average is None:
+    if tokens is not None:
+        return (tokens if distill is None else (tokens + distill) / 2).mean(1)
+    if average is None:
         raise ValueError("group_logits holds neither tokens nor average; pass what model(x, groups=True) returns")
-    if tokens is None:
-        return average.mean(1)
-    return (tokens if distill is None else (tokens + distill) / 2).mean(1)
+    return average.mean(1)
 
 
 class MultiTokenLoss(nn.Module):
