@@ -62,14 +62,7 @@ def two_epochs(images, tmp_path_factory):
 
 def test_files(two_epochs):
     names = sorted(path.name for path in two_epochs.iterdir() if not path.name.startswith("."))
-    assert names == [
-        "config.json",
-        "events",
-        "last",
-        "metrics.jsonl",
-        "model.safetensors",
-        "previous",
-    ]
+    assert names == ["config.json", "events", "last", "metrics.jsonl", "model.safetensors", "previous"]
     assert [path.name for path in (two_epochs / "last").iterdir()] == ["update-000000006-evaluated"]
     assert [path.name for path in (two_epochs / "previous").iterdir()] == ["update-000000006"]
     assert is_run(two_epochs) and not is_run(two_epochs / "last")

@@ -37,24 +37,18 @@ class Failed(RuntimeError):
 class Work:
     """What is learned: batches in their order, what a pass over one computes, and how good the model is.
 
-    Attributes:
-        goal: The metric by which the best weights are chosen; an epoch may have no value of it.
-        comparable: Whether the goal tells epochs apart; otherwise the last weights are kept.
-        counts_correct: Whether steps count correct answers.
-        stays_in_eval: Whether the model learns in eval mode.
-        unreadable: What is raised for a batch that could not be prepared.
-        updates, batch, accumulate: Updates of an epoch, images of an update, and its passes.
-        evaluations: Images of an evaluation.
+    `updates` are those of an epoch, `batch` the images of one, `evaluations` the images of an evaluation.
 
     Args:
         train, order: Training batches, and what decides their order.
         val: Batches of evaluation.
     """
 
-    goal: str
-    comparable = True
-    counts_correct = stays_in_eval = False
-    unreadable: type[Exception] = Failed
+    goal: str  # metric by which the best weights are chosen; an epoch may have no value of it
+    comparable = True  # whether the goal tells epochs apart; otherwise the last weights are kept
+    counts_correct = False  # whether steps count correct answers
+    stays_in_eval = False  # whether the model learns in eval mode
+    unreadable: type[Exception] = Failed  # is raised for a batch that could not be prepared
 
     def __init__(self, accelerator: Accelerator, train: DataLoader, order: TrainOrder, val: DataLoader):
         self.accelerator, self.device = accelerator, accelerator.device
@@ -137,36 +131,23 @@ class Work:
 
 @dataclass
 class Progress:
-    """Where a run is, as its checkpoints keep it.
+    """Where a run is, as its checkpoints keep it."""
 
-    Args:
-        epoch, update, updates: Epochs finished, updates of the present one, updates in all.
-        evaluated: Nothing was learned since the last evaluation.
-        interval: Sum of losses and number of images since the last line of the metrics.
-        total: Sum of losses, right answers and number of images of the present epoch.
-        best, best_epoch, stale: Best value of the goal, its epoch, and epochs since then; None, 0 and 0 while no epoch
-            has a value, and then the last weights are kept.
-        best_weights: Digest of the file of weights that are kept.
-        skipped: Images that could not be read, and why.
-        metrics_size: Bytes of the metrics written by then.
-        run: Which run it is; see `identity`.
-    """
-
-    epoch: int = 0
-    update: int = 0
-    updates: int = 0
-    evaluated: bool = False
-    interval: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    total: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    best: float | None = None
+    epoch: int = 0  # epochs that are finished
+    update: int = 0  # updates of the present epoch
+    updates: int = 0  # in all
+    evaluated: bool = False  # since the last update
+    interval: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses, images since the last metrics
+    total: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # sum of losses, correct, images of the epoch
+    best: float | None = None  # of the goal; while no epoch has a value, the last weights are kept
     best_epoch: int = 0
-    stale: int = 0
-    best_weights: str | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
-    metrics_size: int = 0
+    stale: int = 0  # epochs since then
+    best_weights: str | None = None  # digest of the file of weights that are kept
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
+    metrics_size: int = 0  # bytes
     finished: bool = False
     scheduler: dict[str, Any] = field(default_factory=dict)
-    run: str | None = None
+    run: str | None = None  # which one; see `identity`
 
     @property
     def keeps_present(self) -> bool:
