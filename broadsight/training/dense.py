@@ -66,16 +66,9 @@ def dense_parts(
         learned = DenseDataset(learned_from, built[0], seed=settings["seed"], training=True, strict=request.strict)
         judged = DenseDataset(shown, built[1], strict=request.strict)
         train, val = parts.loaders(learned, judged, order, request, accelerator)
-        scorer = make_scorer(
-            task,
-            splits.val,
-            splits.classes,
-            top_down=top_down,
-            flip_pairs=splits.flip_pairs,
-            keypoint_offset=splits.keypoint_offset,
-            views=views_of(task, recipe),
-            device=accelerator.device,
-        )
+        points: dict[str, Any] = dict(flip_pairs=splits.flip_pairs, keypoint_offset=splits.keypoint_offset)
+        seen: dict[str, Any] = dict(top_down=top_down, views=views_of(task, recipe), device=accelerator.device)
+        scorer = make_scorer(task, splits.val, splits.classes, **points, **seen)
         return DenseWork(accelerator, wrapped, train, order, val, scorer, stacked=stacked)
 
     description = describe(settings, recipe, splits, model, arguments, begun.how)
@@ -95,17 +88,10 @@ def dense_parts(
 
 def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> DenseSplits:
     """The images of a run."""
+    options: dict[str, Any] = {name: settings[name] for name in ("val", "split", "seed")}
+    options |= dict(channels=channels, scenes_size=recipe.image_size or SCENES, method=settings.get("hold_out", 1))
     with outside_allowed(settings.get("allow_outside", False)):
-        return resolve_dense(
-            settings["data"],
-            settings["task"],
-            val=settings["val"],
-            split=settings["split"],
-            seed=settings["seed"],
-            channels=channels,
-            scenes_size=recipe.image_size or SCENES,
-            method=settings.get("hold_out", 1),
-        )
+        return resolve_dense(settings["data"], settings["task"], **options)
 
 
 def look_at_some(splits: DenseSplits) -> None:
@@ -139,16 +125,9 @@ def crop_size(recipe: Recipe) -> tuple[int, int]:
 
 
 def transforms_of(recipe: Recipe, settings: Mapping[str, Any]) -> DenseTransforms:
-    return DenseTransforms(
-        settings["task"],
-        recipe.image_size or LARGEST,
-        long_side=recipe.long_side,
-        resize=recipe.resize,
-        crop=recipe.crop,
-        hflip=recipe.hflip,
-        color_jitter=recipe.color_jitter,
-        fixed=settings["head"] in FIXED,
-    )
+    options = {name: getattr(recipe, name) for name in ("long_side", "resize", "crop", "hflip", "color_jitter")}
+    size = recipe.image_size or LARGEST
+    return DenseTransforms(settings["task"], size, fixed=settings["head"] in FIXED, **options)
 
 
 def make_model(
@@ -167,12 +146,14 @@ def make_model(
         broadcast=settings["broadcast"],
         broadcast_args=settings["broadcast_args"] or None,
     )
-    what = f"{head} on {settings['model']}"
-    model: Any = parts.created(
-        lambda: make_dense_model(**arguments, pretrained_backbone=pretrained), what, settings, pretrained
-    )
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+
+    def make() -> Any:
+        return make_dense_model(**arguments, pretrained_backbone=pretrained)
+
+    model = parts.created(make, f"{head} on {settings['model']}", settings, pretrained)
     model.stages.frozen_stats = recipe.frozen_stats
-    return model, {name: value for name, value in arguments.items() if value is not None}
+    return model, arguments
 
 
 def sizes_of(head: str, task: str, recipe: Recipe, splits: DenseSplits) -> dict[str, Any]:
@@ -207,19 +188,15 @@ def describe(
     """config.json: what timm reads to load the run; below "broadsight" its history and what its labels mean."""
     stages, side = model.stages, recipe.eval_size or recipe.image_size or LARGEST
     given = {name: value for name, value in arguments.items() if name != "num_classes"}
-    check_arguments("dense_model", given, "--model-args")  # else nobody could open the run again
+    check_arguments("dense_model", given, "--model-args")  # or the run could not be opened again
+    seen = {"mean": stages.mean, "std": stages.std}
     return {
         "architecture": "dense_model",
         "num_classes": len(splits.classes),
         "num_features": stages.channels[-1],
         "label_names": list(splits.classes),
         "model_args": given,
-        "pretrained_cfg": {
-            "input_size": [stages.in_chans, side, side],
-            "mean": stages.mean,
-            "std": stages.std,
-            "num_classes": len(splits.classes),
-        },
+        "pretrained_cfg": {"input_size": [stages.in_chans, side, side], **seen, "num_classes": len(splits.classes)},
         "broadsight": {
             **history(settings, recipe, splits.description, model, how),
             "goal": GOALS[settings["task"]],

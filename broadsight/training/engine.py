@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,48 +32,35 @@ from .records import DamagedRun, put_back
 from .run_folder import RunFolder
 
 
+@dataclass(eq=False)
 class Engine:
-    """Trains a model.
+    """Trains a model."""
 
-    Args:
-        accelerator: Has prepared `model` and `optimizer`.
-        model, plain: The model as it is trained, and the same without what wraps it.
-        average: Moving average of the weights; with it, that is what is evaluated and kept.
-        log_every: Updates between lines of the metrics. Several processes agree as often on stopping and saving.
-        checkpoint_minutes: Time between checkpoints within an epoch; one follows every epoch anyhow.
-    """
+    accelerator: Accelerator  # has prepared `model` and `optimizer`
+    work: Work
+    model: nn.Module  # as it is trained
+    plain: nn.Module  # without what wraps it
+    optimizer: Any
+    scheduler: Scheduler
+    average: ModelEmaV3 | None  # moving average of the weights, which is then evaluated and kept
+    recipe: Recipe
+    folder: RunFolder
+    display: Display
+    _: KW_ONLY
+    seed: int = 0
+    log_every: int = 10  # updates between lines of the metrics; several processes agree as often on stopping and saving
+    checkpoint_minutes: float = 10.0  # between checkpoints within an epoch; one follows every epoch anyhow
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        work: Work,
-        model: nn.Module,
-        plain: nn.Module,
-        optimizer: Any,
-        scheduler: Scheduler,
-        average: ModelEmaV3 | None,
-        recipe: Recipe,
-        folder: RunFolder,
-        display: Display,
-        *,
-        seed: int = 0,
-        log_every: int = 10,
-        checkpoint_minutes: float = 10.0,
-    ):
-        self.accelerator, self.work, self.recipe = accelerator, work, recipe
-        self.model, self.plain, self.average = model, plain, average
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.folder, self.display = folder, display
-        self.seed, self.log_every, self.checkpoint_minutes = seed, log_every, checkpoint_minutes
+    def __post_init__(self) -> None:
         self.progress = Progress()
         self.repairs: list[str] = []  # damage that was mended, a line each
-        self.epochs = recipe.epochs + recipe.cooldown_epochs
-        self.device = accelerator.device
-        self._alone = accelerator.num_processes == 1
+        self.epochs = self.recipe.epochs + self.recipe.cooldown_epochs
+        self.device = self.accelerator.device
+        self._alone = self.accelerator.num_processes == 1
         self._asked_to_stop = 0
         self._saved_at = time.monotonic()
         self._since_check: list[tuple[Tensor, Any]] = []
-        self._trainable = [parameter for parameter in plain.parameters() if parameter.requires_grad]
+        self._trainable = [parameter for parameter in self.plain.parameters() if parameter.requires_grad]
         self._clear_sums()
 
     @property

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from safetensors.torch import load_file
 from broadsight.cli.main import main
 from broadsight.training import checkpoints as state
 
-from .runs import again, kill, small
+from .runs import again, kill, lines_of, small, wait_for
 from .runs import train as train_in_process
 
 ROOT = Path(__file__).parents[2]
@@ -106,15 +105,14 @@ def finish(*command: str, cwd: Path, code: int = 0, **env: str) -> str:
     return log.read_text()
 
 
-def wait_for(what: Callable[[], Any], process: subprocess.Popen, log: Path, seconds: float = 180) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        assert process.poll() is None, f"ended with {process.returncode} too early:\n{log.read_text()[-3000:]}"
-        time.sleep(0.05)
-    raise AssertionError(f"nothing after {seconds} s:\n{log.read_text()[-3000:]}")
+def await_in(process: subprocess.Popen, log: Path, what: Callable[[], Any]) -> Any:
+    """Wait for something that a process brings about."""
+
+    def ended() -> str | None:
+        said = log.read_text()[-3000:]
+        return None if process.poll() is None else f"ended with {process.returncode} too early:\n{said}"
+
+    return wait_for(what, 180, ended)
 
 
 def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
@@ -128,12 +126,6 @@ def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
         if rank is not None:
             found[int(rank)] = child
     return found
-
-
-def lines_of(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    file = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return [line for line in lines if kind in (None, line["kind"])]
 
 
 def assert_same_curve(found: Path, expected: Path) -> None:
@@ -247,12 +239,12 @@ def killed(data, tmp_path_factory) -> dict[str, Any]:
         def checkpoint() -> Path | None:
             return state.newest(run() / "last") if run() else None
 
-        wait_for(checkpoint, process, log)
+        await_in(process, log, checkpoint)
         facts["first"] = workers_of(process)
         facts["first"][1].kill()
-        wait_for(lambda: "continuing after" in log.read_text(), process, log)
+        await_in(process, log, lambda: "continuing after" in log.read_text())
         at = len(lines_of(run(), "epoch"))
-        wait_for(lambda: len(lines_of(run(), "epoch")) > at, process, log)
+        await_in(process, log, lambda: len(lines_of(run(), "epoch")) > at)
         facts["second"] = workers_of(process)
         process.send_signal(signal.SIGTERM)
         facts["code"] = process.wait(60)
@@ -317,10 +309,10 @@ def test_killed_processes_reach_the_end_of_those_that_were_not(rank, data, alone
     with started(*command, cwd=tmp_path, log=log) as process:
         for _ in range(2):
             at = len(lines_of(run, "epoch"))
-            wait_for(lambda at=at: len(lines_of(run, "epoch")) > at and rank in workers_of(process), process, log)
+            await_in(process, log, lambda at=at: len(lines_of(run, "epoch")) > at and rank in workers_of(process))
             before = log.read_text().count("continuing after")
             workers_of(process)[rank].kill()
-            wait_for(lambda n=before: log.read_text().count("continuing after") > n, process, log)
+            await_in(process, log, lambda n=before: log.read_text().count("continuing after") > n)
         assert process.wait(180) == 0
     assert [line["epoch"] for line in lines_of(run, "epoch")] == list(range(1, 15))
     assert_same_curve(run, alone / "long")
@@ -338,7 +330,7 @@ def test_a_process_killed_on_one_of_two_nodes_makes_both_continue(rank, data, al
     command = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "--max-restarts", "1")
     command += ("-m", "broadsight", *options(data, run, *LONG))
     with started(*command, cwd=tmp_path, log=logs[0]) as a, started(*command, cwd=tmp_path, log=logs[1]) as b:
-        wait_for(lambda: run.is_dir() and state.newest(run / "last"), a, logs[0])
+        await_in(a, logs[0], lambda: run.is_dir() and state.newest(run / "last"))
         (workers_of(a) | workers_of(b))[rank].kill()
         assert (a.wait(240), b.wait(240)) == (0, 0), logs[0].read_text() + logs[1].read_text()
     assert_same_curve(run, alone / "long")
