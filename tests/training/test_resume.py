@@ -20,6 +20,7 @@ from broadsight.cli.main import main
 from broadsight.data.seeds import SCHEME
 from broadsight.training import checkpoints as state
 from broadsight.training.engine import Engine, Failed, Interrupted
+from broadsight.training.lock import LOCK
 from broadsight.training.objectives.classification import Classification
 from broadsight.training.run import Request, train
 from broadsight.training.run_folder import RunFolder
@@ -269,6 +270,7 @@ def test_other_seeds__refused_and_untouched(old, whole, tmp_path, capsys):
         assert config["broadsight"]["settings"].pop("seeds") == SCHEME
         del config["broadsight"]["digest"]
         (folder / "config.json").write_text(json.dumps(config))
+    (folder / LOCK).touch()
     refuses_untouched(folder, capsys, f"the run in {folder} was begun by a version that drew other random numbers")
 
 

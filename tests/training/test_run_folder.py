@@ -144,14 +144,9 @@ def test_timm_loads__begin_another_run(runs, images, tmp_path):
 
 def test_metrics(two_epochs):
     lines = [json.loads(line) for line in (two_epochs / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["kind"], line["updates"], line["epoch"]) for line in lines] == [
-        ("updates", 2, 1),
-        ("updates", 3, 1),
-        ("epoch", 3, 1),
-        ("updates", 4, 2),
-        ("updates", 6, 2),
-        ("epoch", 6, 2),
-    ]
+    steps, ends = (("updates", 2, 1), ("updates", 3, 1)), (("updates", 4, 2), ("updates", 6, 2))
+    places = [(line["kind"], line["updates"], line["epoch"]) for line in lines]
+    assert places == [*steps, ("epoch", 3, 1), *ends, ("epoch", 6, 2)]
     assert all(line.keys() == {"kind", "updates", "epoch", "loss", "lr"} for line in lines if line["kind"] == "updates")
     figures = {"train_loss", "train_top1", "val_loss", "val_top1", "best", "best_epoch", "skipped"}
     assert all(line.keys() == {"kind", "updates", "epoch"} | figures for line in lines if line["kind"] == "epoch")
