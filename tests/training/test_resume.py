@@ -271,6 +271,7 @@ def test_other_seeds__refused_and_untouched(old, whole, tmp_path, capsys):
         del config["broadsight"]["digest"]
         (folder / "config.json").write_text(json.dumps(config))
     (folder / LOCK).touch()
+    capsys.readouterr()  # what the whole run has printed
     refuses_untouched(folder, capsys, f"the run in {folder} was begun by a version that drew other random numbers")
 
 
