@@ -1,8 +1,9 @@
-"""Losses of multi-token pooling: labels, distillation within and between token groups, and a teacher's word."""
+"""Losses of multi-token pooling: labels, distillation within and between token groups, and a teacher."""
 
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,33 +22,35 @@ __all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 
 CRITERIA, KINDS = ("ce", "bce"), ("hard", "soft")
-LABEL_LOSSES = ("groups", "total", "sum")
-INTRA_DIRECTIONS, REDUCTIONS = ("tokens_to_mean", "mean_to_tokens"), ("mean", "batchmean")
-INTER_TARGETS = ("logit_mean", "probability_mean", "logit_sum")
+CHOICES = {
+    "label_loss": ("groups", "total", "sum"),
+    "intra_direction": ("tokens_to_mean", "mean_to_tokens"),
+    "inter_target": ("logit_mean", "probability_mean", "logit_sum"),
+    "reduction": ("mean", "batchmean"),
+}
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:
-    """What the model answers: the mean over the groups, (B, C).
+    """The model's logits (B, C): the mean over its groups.
 
-    A group's answer is its tokens' logits, the mean of these and its distillation tokens' where it has some, or the
-    averaged token's in a light model.
+    A group's logits are its tokens', the mean of these and its distillation tokens' where it has some, or the averaged
+    token's in a light model.
     """
     tokens, average, distill = _fields(group_logits)
-    if tokens is None:
-        if average is None:
-            raise ValueError("group_logits holds neither tokens nor average; pass what model(x, groups=True) returns")
-        return average.mean(1)
-    return (tokens if distill is None else (tokens + distill) / 2).mean(1)
+    if tokens is not None:
+        return (tokens if distill is None else (tokens + distill) / 2).mean(1)
+    if average is None:
+        raise ValueError("group_logits holds neither tokens nor average; pass what model(x, groups=True) returns")
+    return average.mean(1)
 
 
 class MultiTokenLoss(nn.Module):
     """Labels, distillation within the groups, and diversity between them (multi-token attention pooling, WACV 2025).
 
-    With y the tokens' and a the averaged token's logits of a group, and sg that no gradient passes:
+    With y the tokens' and a the averaged token's logits of a group, and sg stopping the gradient:
     the sum over the groups of criterion(y, target) + intra * KL(sg y || a) + inter * KL(sg all groups || y).
-    A negative `inter` drives the groups apart. Without averaged tokens the intra term is zero, with one group the inter
-    term is. `intra=0` is the loss of the predecessor, Gramian attention (GA). Computed in float32 whatever the
-    precision of the logits.
+    A negative `inter` drives the groups apart. The intra term is zero without averaged tokens, the inter term with one
+    group. `intra=0` is the loss of the predecessor, Gramian attention (GA). Computed in float32 at least.
 
     The defaults are what the released weights were trained with. The paper's equations and its algorithm differ:
     `inter_target="probability_mean"` is Eq. 4; `inter=-1, label_loss="sum", inter_target="logit_sum"` follows
@@ -85,20 +88,17 @@ class MultiTokenLoss(nn.Module):
         _check_criterion(criterion, smoothing)
         check_number("intra", intra)
         check_number("inter", inter)
-        check_choice("label_loss", label_loss, LABEL_LOSSES)
-        check_choice("intra_direction", intra_direction, INTRA_DIRECTIONS)
-        check_choice("inter_target", inter_target, INTER_TARGETS)
-        check_choice("reduction", reduction, REDUCTIONS)
+        chosen = (label_loss, intra_direction, inter_target, reduction)
+        for (name, known), choice in zip(CHOICES.items(), chosen, strict=True):
+            check_choice(name, choice, known)
         if reduction == "batchmean" and inter < 0:
             warnings.warn(
                 f"reduction='batchmean' with inter={inter}: a negative divergence has no lower bound and may outrun "
                 "the label loss; watch the inter part, or use reduction='mean'",
                 stacklevel=2,
             )
-        self.criterion, self.smoothing = criterion, smoothing
-        self.intra, self.inter = intra, inter
-        self.label_loss, self.intra_direction = label_loss, intra_direction
-        self.inter_target, self.reduction = inter_target, reduction
+        self.criterion, self.smoothing, self.intra, self.inter = criterion, smoothing, intra, inter
+        self.label_loss, self.intra_direction, self.inter_target, self.reduction = chosen
 
     def forward(self, group_logits: GroupLogits, target: Tensor) -> Tensor:
         """The scalar to minimise. The target holds class indices (B,) or soft targets (B, C)."""
@@ -112,12 +112,9 @@ class MultiTokenLoss(nn.Module):
         y, a, _ = _training_logits(group_logits)
         target = _checked_target(target, y, self.criterion)
         with torch.autocast(y.device.type, enabled=False):  # for products in a foreign criterion
-            base = _over_groups(self.label_losses, y, a, self.label_loss, target)
+            label = partial(_label_losses, self.criterion, self.smoothing)
+            base = _over_groups(label, y, a, self.label_loss, target)
             return _parts(self.intra, self.inter, base, self.intra_losses(y, a), self.inter_losses(y, a))
-
-    def label_losses(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Loss of each of K sets of logits (B, K, C) against the target: (K,)."""
-        return _label_losses(self.criterion, self.smoothing, logits, target)
 
     def intra_losses(self, y: Tensor, a: Tensor | None) -> Tensor:
         """Divergence of tokens (B, G, C) and averaged token (B, G, C) of each group: (G,)."""
@@ -144,27 +141,24 @@ class MultiTokenLoss(nn.Module):
 class MultiTokenDistillationLoss(nn.Module):
     """Multi-token loss of a student with distillation tokens, which learn from a teacher.
 
-    With d the distillation tokens' logits of a group, beside what MultiTokenLoss has: the label loss becomes
+    With d the distillation tokens' logits of a group, the label loss of MultiTokenLoss becomes
     (1 - alpha) * criterion(y, target) + alpha * teacher loss(d), and KL(sg d || a) joins the intra term. The teacher
-    loss is the cross-entropy against the class that the teacher names ("hard"), or temperature² * KL(teacher || d) of
-    logits divided by the temperature, averaged over images ("soft").
+    loss is the cross-entropy against the teacher's class ("hard"), or temperature² * KL(teacher || d) of logits divided
+    by the temperature, averaged over images ("soft").
 
-    The teacher is frozen and put into eval mode in place. It moves along with the loss but is none of its parameters
-    and not in its state dict.
+    The teacher is frozen and put into eval mode in place. It moves with the loss, but is not among its parameters or in
+    its state dict.
 
     Args:
         criterion: As for MultiTokenLoss. "bce" and its modules make the hard loss a binary one too.
-        teacher: A model, a timm name, or a run folder (config.json and model.safetensors). None where every call brings
+        teacher: A model, a timm name, or a run folder (config.json and model.safetensors). None if every call brings
             `teacher_logits`.
         alpha: Share of the teacher in the label loss.
-        kind: "hard" or "soft".
-        temperature: Softens the logits of the soft kind.
-        intra, inter: As for MultiTokenLoss.
-        teacher_criterion: "ce" or "bce" for the hard loss, where the criterion does not tell.
+        teacher_criterion: "ce" or "bce" for the hard loss; None follows the criterion.
         pretrained: Load the weights of a teacher given by name or folder.
-        normalization: Mean and standard deviation that the images were normalised with; given, the teacher sees them
-            normalised as its own `pretrained_cfg` says. Without, it sees them as they are.
-        options: Keywords of MultiTokenLoss.
+        normalization: Mean and standard deviation that the images were normalised with. The teacher then sees them
+            normalised as its own `pretrained_cfg` says, otherwise as they are.
+        intra, inter, options: As for MultiTokenLoss.
     """
 
     scale: Tensor | None
@@ -208,9 +202,8 @@ class MultiTokenDistillationLoss(nn.Module):
 
     def init_non_persistent_buffers(self) -> None:
         """Compute scale and shift again; see `layers.buffers`."""
-        for buffer, value in zip(
-            (self.scale, self.shift), renormalization(self.normalization, self.teacher), strict=True
-        ):
+        values = renormalization(self.normalization, self.teacher)
+        for buffer, value in zip((self.scale, self.shift), values, strict=True):
             if buffer is not None and value is not None:
                 buffer.copy_(value)
 
@@ -229,17 +222,17 @@ class MultiTokenDistillationLoss(nn.Module):
         """The scalar to minimise.
 
         Args:
-            images: The student's own batch (B, ...), mixed as the student saw it; unused with `teacher_logits`.
-            group_logits: The student's answer to it, with `distill`.
+            images: The batch (B, ...) as the student saw it, mixed if it was; unused with `teacher_logits`.
+            group_logits: The student's logits for it, with `distill`.
             target: Class indices (B,) or soft targets (B, C).
-            teacher_logits: The teacher's answer (B, C), where it is known already.
+            teacher_logits: The teacher's logits (B, C), if known already.
         """
         return self.parts(images, group_logits, target, teacher_logits)["total"]
 
     def parts(
         self, images: Tensor | None, group_logits: GroupLogits, target: Tensor, teacher_logits: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """As MultiTokenLoss.parts, and what base is mixed from: label and teacher, unweighted, also `_per_group`."""
+        """As MultiTokenLoss.parts, with the shares of base: label and teacher, unweighted, also `_per_group`."""
         _, a, d = _training_logits(group_logits)
         if d is None:
             raise ValueError(
@@ -247,13 +240,10 @@ class MultiTokenDistillationLoss(nn.Module):
             )
         if teacher_logits is None:
             teacher_logits = self.ask_teacher(images)
-        teacher_logits = _checked_teacher_logits(teacher_logits, d)
-        student = self.multi_token
+        student, teacher_logits = self.multi_token, _checked_teacher_logits(teacher_logits, d)
         plain = student.parts(group_logits, target)
-        label, intra = plain["base_per_group"], plain["intra_per_group"]
+        label, intra = plain["base_per_group"], plain["intra_per_group"] + student.intra_losses(d, a)
         teacher = _over_groups(self.teacher_losses, d, None, student.label_loss, teacher_logits)
-        if a is not None:
-            intra = intra + student.intra_losses(d, a)
         base = (1 - self.alpha) * label + self.alpha * teacher
         parts = _parts(student.intra, student.inter, base, intra, plain["inter_per_group"])
         shares = dict(label=label.sum(), teacher=teacher.sum(), label_per_group=label, teacher_per_group=teacher)
@@ -265,7 +255,7 @@ class MultiTokenDistillationLoss(nn.Module):
         if self.teacher is None or images is None:
             missing = "teacher" if self.teacher is None else "images"
             raise ValueError(f"{missing} is None and no teacher_logits came with the call; give one of the two")
-        if self.teacher.training:  # whoever else holds it may have called train()
+        if self.teacher.training:  # its owner may have called train()
             self.teacher.eval()
         if self.scale is not None and self.shift is not None:
             images = (images * self.scale + self.shift).to(images.dtype)
@@ -334,16 +324,12 @@ def _divergences(log_teacher: Tensor, student: Tensor, reduction: str) -> Tensor
 
 def _fields(group_logits: GroupLogits) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if not hasattr(group_logits, "tokens"):
-        came = (
-            f"a tensor {tuple(group_logits.shape)}"
-            if isinstance(group_logits, Tensor)
-            else f"a {type(group_logits).__name__}"
-        )
+        tensor = isinstance(group_logits, Tensor)
+        came = f"a tensor {tuple(group_logits.shape)}" if tensor else f"a {type(group_logits).__name__}"
         raise ValueError(
             f"group_logits is {came}; expected GroupLogits: call model(x, groups=True) or model.forward_groups(x)"
         )
-    average, distill = (getattr(group_logits, name, None) for name in ("average", "distill"))
-    return group_logits.tokens, average, distill
+    return group_logits.tokens, getattr(group_logits, "average", None), getattr(group_logits, "distill", None)
 
 
 def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -361,47 +347,36 @@ def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, 
     for name, logits in (("average", average), ("distill", distill)):
         if logits is not None and tuple(logits.shape) != shape:
             raise ValueError(f"group_logits.{name} has shape {tuple(logits.shape)}; expected that of tokens, {shape}")
-    return (
-        _precise(tokens),
-        None if average is None else _precise(average),
-        None if distill is None else _precise(distill),
-    )
+    return _precise(tokens), _precise(average), _precise(distill)  # ty: ignore[invalid-return-type]
 
 
-def _precise(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _precise(logits: Tensor | None) -> Tensor | None:
+    return logits if logits is None or logits.dtype == torch.float64 else logits.float()
 
 
 def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Tensor:
     """The target in the dtype that the losses want, for logits (B, G, C)."""
     B, _, C = logits.shape
-    if not isinstance(target, Tensor):
-        raise ValueError(
-            f"target is a {type(target).__name__}; expected a tensor: class indices ({B},) or soft targets ({B}, {C})"
-        )
-    if target.shape not in ((B,), (B, C)):
-        raise ValueError(
-            f"target has shape {tuple(target.shape)}; expected class indices ({B},) or soft targets ({B}, {C})"
-        )
+    if not isinstance(target, Tensor) or target.shape not in ((B,), (B, C)):
+        tensor = isinstance(target, Tensor)
+        came = f"has shape {tuple(target.shape)}" if tensor else f"is a {type(target).__name__}"
+        raise ValueError(f"target {came}; expected a tensor of class indices ({B},) or soft targets ({B}, {C})")
+    holds, numbers = str(target.dtype).removeprefix("torch."), target.is_floating_point()
+    if target.ndim == 2 and not numbers:
+        raise ValueError(f"target of shape ({B}, {C}) holds {holds}; soft targets are floats: pass target.float()")
     if target.ndim == 2:
-        if not target.is_floating_point():
-            raise ValueError(
-                f"target of shape ({B}, {C}) holds {_dtype(target)}; soft targets are floats: pass target.float()"
-            )
         return target.to(logits.dtype)
-    if target.is_floating_point() or target.dtype == torch.bool:
+    if numbers or target.dtype == torch.bool:
         raise ValueError(
-            f"target of shape ({B},) holds {_dtype(target)}; expected class indices: pass target.long(), "
+            f"target of shape ({B},) holds {holds}; expected class indices: pass target.long(), "
             f"or soft targets of shape ({B}, {C})"
         )
     target = target.long()
-    # Only where the answer costs nothing: an accelerator would have to be waited for, and asserts on its own.
-    if target.device.type == "cpu" and runs_eagerly():
-        outside = target >= C
+    if target.device.type == "cpu" and runs_eagerly():  # an accelerator would have to be waited for, and asserts itself
         if isinstance(criterion, str):
-            outside |= target < 0
-        else:  # a negative index may be one that the criterion leaves out
-            outside &= target != getattr(criterion, "ignore_index", -1)
+            outside = (target < 0) | (target >= C)
+        else:  # a negative index may be one that the criterion ignores
+            outside = (target >= C) & (target != getattr(criterion, "ignore_index", -1))
         if outside.any():
             raise ValueError(
                 f"target holds class {target[outside][0].item()}; the model has {C} classes, expected 0 to {C - 1}: "
@@ -412,39 +387,27 @@ def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Ten
 
 def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
     B, _, C = logits.shape
+    kind, shape = type(teacher_logits).__name__, tuple(getattr(teacher_logits, "shape", ()))
     if not isinstance(teacher_logits, Tensor):
-        raise ValueError(
-            f"the teacher returned a {type(teacher_logits).__name__}; expected logits ({B}, {C}): wrap it accordingly"
-        )
-    if teacher_logits.ndim == 2 and teacher_logits.shape[1] != C:
-        raise ValueError(
-            f"the teacher knows {teacher_logits.shape[1]} classes, the student {C}; choose one of the same classes"
-        )
-    if teacher_logits.shape != (B, C):
-        raise ValueError(
-            f"the teacher's logits have shape {tuple(teacher_logits.shape)}; expected ({B}, {C}): "
-            "pass the images that the student saw"
-        )
+        raise ValueError(f"the teacher returned a {kind}; expected logits ({B}, {C}): wrap it accordingly")
+    if len(shape) == 2 and shape[1] != C:
+        raise ValueError(f"the teacher knows {shape[1]} classes, the student {C}; choose one of the same classes")
+    if shape != (B, C):
+        advice = "pass the images that the student saw"
+        raise ValueError(f"the teacher's logits have shape {shape}; expected ({B}, {C}): {advice}")
     return teacher_logits.detach().to(logits.dtype)
 
 
 def _check_criterion(criterion: Criterion, smoothing: float) -> None:
+    name = criterion.__name__ if isinstance(criterion, type) else type(criterion).__name__
     if isinstance(criterion, type):
-        raise ValueError(
-            f"criterion is the class {criterion.__name__}; expected an object: pass {criterion.__name__}()"
-        )
-    if not isinstance(criterion, str) and not callable(criterion):
-        raise ValueError(
-            f"criterion is a {type(criterion).__name__}; expected 'ce', 'bce' or a loss of (logits, target)"
-        )
+        raise ValueError(f"criterion is the class {name}; expected an object: pass {name}()")
     if isinstance(criterion, str):
         check_choice("criterion", criterion, CRITERIA)
+    elif not callable(criterion):
+        raise ValueError(f"criterion is a {name}; expected 'ce', 'bce' or a loss of (logits, target)")
     check_number("smoothing", smoothing)
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
     if smoothing and not isinstance(criterion, str):
         raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion that you pass")
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -78,28 +78,41 @@ def reference(
     intra_direction="tokens_to_mean",
     inter_target="logit_mean",
     reduction="mean",
-) -> Tensor:
+) -> dict[str, Tensor]:
+    """The loss's parts."""
     y, a = logits.tokens, logits.average
     groups = y.shape[1]
     everything = sum(y[:, g] + (0 if a is None else a[:, g]) for g in range(groups))
+    parts = {"intra": torch.zeros((), dtype=torch.float64), "inter": 0}
     if label_loss == "groups":
-        total = sum(criterion(y[:, g], target) for g in range(groups))
+        parts["base"] = sum(criterion(y[:, g], target) for g in range(groups))
     elif label_loss == "total":
-        total = criterion(sum(y[:, g] for g in range(groups)) / groups, target)
+        parts["base"] = criterion(sum(y[:, g] for g in range(groups)) / groups, target)
     else:
-        total = criterion(everything, target)
+        parts["base"] = criterion(everything, target)
     for g in range(groups):
         if a is not None:
             pair = (y[:, g].detach(), a[:, g]) if intra_direction == "tokens_to_mean" else (a[:, g].detach(), y[:, g])
-            total = total + intra * kl(rows(pair[0]), rows(pair[1]), reduction)
+            parts["intra"] = parts["intra"] + kl(rows(pair[0]), rows(pair[1]), reduction)
         if inter_target == "probability_mean":
             together = (sum(rows(y[:, i].detach()).exp() for i in range(groups)) / groups).log()
         elif inter_target == "logit_mean":
             together = rows(sum(y[:, i].detach() for i in range(groups)) / groups)
         else:
             together = rows(everything.detach())
-        total = total + inter * kl(together, rows(y[:, g]), reduction)
-    return total
+        parts["inter"] = parts["inter"] + kl(together, rows(y[:, g]), reduction)
+    return parts | {"total": parts["base"] + intra * parts["intra"] + inter * parts["inter"]}
+
+
+def assert_same_parts(got: dict[str, Tensor], expected: dict[str, Tensor], logits: GroupLogits) -> None:
+    """Also that the parts of the groups add up, and are equal shares where the loss is not of the groups."""
+    for name, value in expected.items():
+        assert got[name].shape == ()
+        assert_close(got[name].detach(), value.detach(), name, 1e-12)
+        if name != "total":
+            assert got[f"{name}_per_group"].shape == (logits.tokens.shape[1],)
+            assert_close(got[f"{name}_per_group"].sum().detach(), value.detach(), name, 1e-12)
+    assert_same_loss(got["total"], expected["total"], logits)
 
 
 def assert_same_loss(got: Tensor, expected: Tensor, logits: GroupLogits, tolerance: float = 1e-12) -> None:
@@ -164,23 +177,11 @@ def test_golden__parts_totals_and_gradients(golden, head, criterion):
 def test_options__equal_the_slow_loop(criterion, average, options):
     logits, target = draw(average=average), soft_target()
     loss = MultiTokenLoss(criterion.__name__, **options)
-    assert_same_loss(loss(logits, target), reference(logits, target, criterion, **options), logits)
-
-
-def test_parts__add_up():
-    logits, target = draw(), soft_target()
-    parts = MultiTokenLoss("ce", 0.7, -0.3).parts(logits, target)
-    assert all(parts[name].shape == () for name in ("base", "intra", "inter", "total"))
-    for name in ("base", "intra", "inter"):
-        assert parts[f"{name}_per_group"].shape == (3,)
-        assert_close(parts[name], parts[f"{name}_per_group"].sum(), name, 1e-12)
-    assert_close(parts["total"], parts["base"] + 0.7 * parts["intra"] - 0.3 * parts["inter"], "total", 1e-12)
-
-
-@pytest.mark.parametrize("label_loss", ["total", "sum"])
-def test_parts__share_out_a_loss_that_is_not_of_the_groups(label_loss):
-    parts = MultiTokenLoss("ce", label_loss=label_loss).parts(draw(), soft_target())
-    assert_close(parts["base_per_group"], (parts["base"] / 3).expand(3), "shares", 1e-12)
+    parts = loss.parts(logits, target)
+    assert_same_parts(parts, reference(logits, target, criterion, **options), logits)
+    assert torch.equal(loss(logits, target), parts["total"])
+    if options.get("label_loss") in ("total", "sum"):
+        assert_close(parts["base_per_group"], (parts["base"] / 3).expand(3), "shares", 1e-12)
 
 
 def test_hand_computed__two_groups_two_classes():
@@ -199,9 +200,8 @@ def test_hand_computed__two_groups_two_classes():
     # A mean token that says the same as the aggregate: swapping teacher and student swaps the two numbers.
     swapped = MultiTokenLoss("ce", intra_direction="mean_to_tokens").parts(GroupLogits(y, a), torch.tensor([1]))
     assert swapped["intra"].item() == pytest.approx(from_mean)
-    assert MultiTokenLoss("ce", label_loss="total").parts(GroupLogits(y, a), torch.tensor([1]))[
-        "base"
-    ].item() == pytest.approx(math.log(2))
+    total = MultiTokenLoss("ce", label_loss="total").parts(GroupLogits(y, a), torch.tensor([1]))
+    assert total["base"].item() == pytest.approx(math.log(2))
     with pytest.warns(UserWarning, match="no lower bound"):
         larger = MultiTokenLoss("ce", reduction="batchmean").parts(GroupLogits(y, a), torch.tensor([1]))
     assert larger["intra"].item() == pytest.approx(2 * from_tokens)
@@ -443,38 +443,24 @@ def images() -> Tensor:
 @pytest.mark.parametrize("average", [True, False], ids=["average", "no average"])
 def test_distillation__equals_the_formulas(images, criterion, kind, label_loss, average):
     logits, target, teacher = draw(average=average, distill=True), soft_target(), Teacher()
-    loss = MultiTokenDistillationLoss(
-        criterion.__name__, teacher, 0.3, kind, 2.5, intra=0.7, inter=-0.4, label_loss=label_loss
-    )
-    parts = loss.parts(images, logits, target)
-    y, a, _, d = logits
-    says = teacher(images).detach()
+    options = dict(intra=0.7, inter=-0.4, label_loss=label_loss)
+    loss = MultiTokenDistillationLoss(criterion.__name__, teacher, 0.3, kind, 2.5, **options)
+    says, d = teacher(images).detach(), logits.distill
 
     def learn(student: Tensor) -> Tensor:
         if kind == "hard":
-            named = torch.zeros_like(says)
-            named[torch.arange(4), says.argmax(-1)] = 1
-            return criterion(student, named)
+            return criterion(student, torch.eye(5, dtype=torch.float64)[says.argmax(-1)])
         return 2.5**2 * kl(rows(says / 2.5), rows(student / 2.5), "batchmean")
 
-    if label_loss == "groups":
-        label, taught = sum(criterion(y[:, g], target) for g in range(3)), sum(learn(d[:, g]) for g in range(3))
-    elif label_loss == "total":
-        label, taught = criterion(y.mean(1), target), learn(d.mean(1))
-    else:
-        label, taught = criterion((y + a if average else y).sum(1), target), learn(d.sum(1))
-    intra = torch.zeros((), dtype=torch.float64)
+    expected = reference(logits, target, criterion, **options)
+    together = d.mean(1) if label_loss == "total" else d.sum(1)
+    taught = sum(learn(d[:, g]) for g in range(3)) if label_loss == "groups" else learn(together)
+    expected |= dict(label=expected["base"], teacher=taught, base=0.7 * expected["base"] + 0.3 * taught)
     if average:
-        intra = sum(kl(rows(x[:, g].detach()), rows(a[:, g])) for x in (y, d) for g in range(3))
-    together = rows(y.detach().mean(1))
-    inter = sum(kl(together, rows(y[:, g])) for g in range(3))
-    expected = dict(label=label, teacher=taught, base=0.7 * label + 0.3 * taught, intra=intra, inter=inter)
-    for name, value in expected.items():
-        assert_close(parts[name], value, name, 1e-12)
-        assert_close(parts[f"{name}_per_group"].sum(), value, name, 1e-12)
-        assert parts[f"{name}_per_group"].shape == (3,)
-    total = expected["base"] + 0.7 * intra - 0.4 * inter
-    assert_same_loss(parts["total"], total, logits)
+        expected["intra"] = expected["intra"] + reference(GroupLogits(d, logits.average), target)["intra"]
+    expected["total"] = expected["base"] + 0.7 * expected["intra"] - 0.4 * expected["inter"]
+    parts = loss.parts(images, logits, target)
+    assert_same_parts(parts, expected, logits)
     assert torch.equal(loss(images, logits, target), parts["total"])
 
 

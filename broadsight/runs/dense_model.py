@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.dense.resolve import DenseSplits
+from ..dense.heads import HEADS
 from ..dense.registry import make_dense_model
 from ..dense.scoring import Views
 from ..errors import first_line
@@ -70,7 +71,7 @@ class DenseModel(Verbs):
     @property
     def top_down(self) -> bool:
         """Whether it looks at crops of single objects."""
-        return self.head == "simple_baseline"
+        return HEADS[self.head].top_down
 
     @property
     def keypoint_threshold(self) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..dense.heads import HEADS
 from ..errors import UsageError
 from ..options import CLASSIFIERS, DENSE_RUNS, SCORED, SEGMENTERS, TIMM_NAMES, WHOLE_IMAGES, ModelOptions
 from ..training.run_folder import RunFolder, is_run
@@ -34,7 +35,8 @@ def facts_of(run: Run, others: Iterable[Run] = ()) -> dict[str, str | None]:
     task, dense = task_of(run), is_dense(run)
     here = f"this run is of --task {task}" if dense else "this is a classifier"
     head = _head(run) if dense else None
-    whole, crops = head != "simple_baseline", f"{head} looks at crops of single objects"
+    whole = not (head in HEADS and HEADS[head].top_down)
+    crops = f"{head} looks at crops of single objects"
     named = not all(isinstance(one, OPENED) or Path(one).is_dir() for one in (run, *others))
     own = f"{name_of(run)} is a run with weights and arguments of its own"
     return {

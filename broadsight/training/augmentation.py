@@ -1,4 +1,4 @@
-"""What happens to training images: how a recipe has each of them transformed, and what is done to a batch."""
+"""Augmentation by a recipe: transforms of an image, erasing and mixing of a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,56 +13,36 @@ from ..data.normalising import per_channel
 from .recipes import Recipe
 
 LARGEST = 224  # pixels that are chosen for images of unknown size
-SMALL = 96  # pixels of images that are whole objects already; to cut their rim off would lose some
+SMALL = 96  # pixels up to which evaluation sees whole images: these show one object and no rim
 
 
 def transforms_of(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Transforms:
-    """How images reach a model, by its own description (`pretrained_cfg`) where the recipe is silent."""
+    """How images reach a model; its own description (`pretrained_cfg`) decides what the recipe does not."""
     mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
     interpolation = recipe.interpolation or config.get("interpolation") or "bicubic"
-    augmentation = dict(
-        scale=recipe.scale,
-        ratio=recipe.ratio,
-        hflip=recipe.hflip,
-        color_jitter=recipe.color_jitter,
-        auto_augment=recipe.auto_augment,
-    )
-    crop = recipe.crop_pct or config.get("crop_pct") or 0.875
-    crop = crop if recipe.crop_pct or (recipe.image_size or LARGEST) > SMALL else 1.0
-    return Transforms(recipe.image_size or LARGEST, channels, mean, std, interpolation, crop, augmentation)
+    augmentation = {name: getattr(recipe, name) for name in ("scale", "ratio", "hflip", "color_jitter", "auto_augment")}
+    size = recipe.image_size or LARGEST
+    crop = recipe.crop_pct or (config.get("crop_pct") or 0.875 if size > SMALL else 1.0)
+    return Transforms(size, channels, mean, std, interpolation, crop, augmentation)
 
 
 class BatchAugmentation:
-    """Erasing and mixing, on the device, of images that are normalised already.
+    """Erasing and mixing, on the device, of normalised images.
 
     Args:
-        classes: How many.
-        images: Of a pass; mixing pairs them.
+        images: Number of a pass; mixing pairs them.
     """
 
     def __init__(self, recipe: Recipe, classes: int, images: int, device: torch.device):
         self.erase = RandomErasing(recipe.erasing, mode="pixel", device=device) if recipe.erasing else None
-        self.mix = self._mixing(recipe, classes, images) if recipe.mixup or recipe.cutmix else None
-        self.off_epoch = recipe.mixup_off_epoch
-
-    @staticmethod
-    def _mixing(recipe: Recipe, classes: int, images: int) -> Mixup:
-        if images % 2:
+        self.mixes, self.off_epoch = bool(recipe.mixup or recipe.cutmix), recipe.mixup_off_epoch
+        if self.mixes and images % 2:
             raise ValueError(
                 f"mixup and cutmix pair the images of a pass, of which there are {images}; take an even number"
             )
-        return Mixup(
-            mixup_alpha=recipe.mixup,
-            cutmix_alpha=recipe.cutmix,
-            prob=recipe.mixup_prob,
-            switch_prob=recipe.mixup_switch,
-            label_smoothing=recipe.smoothing,
-            num_classes=classes,
-        )
-
-    @property
-    def mixes(self) -> bool:
-        return self.mix is not None
+        rates: dict[str, Any] = dict(prob=recipe.mixup_prob, switch_prob=recipe.mixup_switch)
+        rates |= dict(label_smoothing=recipe.smoothing, num_classes=classes)
+        self.mix = Mixup(recipe.mixup, recipe.cutmix, **rates) if self.mixes else None
 
     def begin_epoch(self, epoch: int) -> None:
         if self.mix is not None and self.off_epoch:

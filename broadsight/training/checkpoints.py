@@ -20,6 +20,9 @@ from ..weights.writing import tensors_of
 PROGRESS, AVERAGE, MANIFEST = "progress.json", "ema.safetensors", "manifest.json"
 
 
+ADVICE = "remove the folders `last` and `previous` to train from the beginning"
+
+
 class DamagedCheckpoint(RuntimeError):
     """A checkpoint that is not what was written."""
 
@@ -33,14 +36,14 @@ def save(
     beside: Mapping[str, Path] | None = None,
     previous: Path | None = None,
 ) -> Path:
-    """Write model, optimiser, scaler and every process's generators beside `progress` and averaged weights.
+    """Write model, optimiser, scaler, every process's generators, `progress` and averaged weights.
 
-    All processes call it. The checkpoint is written under another name, flushed to the disk and renamed; the one before
-    goes last, so at every moment one is whole.
+    All processes call it. The checkpoint is written under another name, flushed to the disk and renamed; only then the
+    one before is moved or removed, so there is a whole one at every moment.
 
     Args:
-        beside: Files to copy into it, by the names they have there.
-        previous: The folder that keeps the one before; without it that is removed.
+        beside: Files to copy into the checkpoint, by their names there.
+        previous: The folder that keeps the checkpoint before; without it, that is removed.
     """
     target = folder / f"update-{progress['updates']:09d}{'-evaluated' if progress['evaluated'] else ''}"
     if target.is_dir():  # this moment of the run has been saved already
@@ -79,7 +82,7 @@ def _retire(others: Sequence[Path], previous: Path | None) -> None:
     """Keep the newest of the checkpoints that were in place, and remove all else that is left of any."""
     whole = max((other for other in others if other.name.startswith("update-")), default=None)
     if previous is not None and whole is not None:
-        with suppress(OSError):  # the new one is in place, which is what counts
+        with suppress(OSError):  # the new one is in place already
             previous.mkdir(exist_ok=True)
             kept = previous / whole.name
             shutil.rmtree(kept, ignore_errors=True)
@@ -92,7 +95,7 @@ def _retire(others: Sequence[Path], previous: Path | None) -> None:
 
 
 def newest(*folders: Path) -> Path | None:
-    """The last complete checkpoint of some folders."""
+    """The newest complete checkpoint."""
     return next(iter(checkpoints(*folders)), None)
 
 
@@ -103,29 +106,25 @@ def checkpoints(*folders: Path) -> list[Path]:
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of the run, after a check that every file is as it was written."""
+    """A checkpoint's progress, after a check that every file is as it was written."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        manifest = _read_json(checkpoint / MANIFEST)
         for name, expected in manifest.items():
             if _checksum(checkpoint / name) != expected:
-                raise DamagedCheckpoint(
-                    f"{checkpoint / name} is damaged: its content is not what was written; {_advice}"
-                )
+                what = f"{checkpoint / name} is damaged: its content is not what was written"
+                raise DamagedCheckpoint(f"{what}; {ADVICE}")
         if PROGRESS not in manifest:
             raise ValueError(f"its manifest does not name {PROGRESS}")
-        return json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
+        return _read_json(checkpoint / PROGRESS)
     except (OSError, ValueError, AttributeError) as error:
-        raise DamagedCheckpoint(f"checkpoint {checkpoint} is damaged ({first_line(error)}); {_advice}") from None
+        raise DamagedCheckpoint(f"checkpoint {checkpoint} is damaged ({first_line(error)}); {ADVICE}") from None
 
 
 def vouched(checkpoint: Path, name: str) -> bytes | None:
     """One file of a checkpoint, if it is there as it was written."""
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        if _checksum(checkpoint / name) == manifest[name]:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if _checksum(checkpoint / name) == _read_json(checkpoint / MANIFEST)[name]:
             return (checkpoint / name).read_bytes()
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
     return None
 
 
@@ -136,9 +135,12 @@ def restore(checkpoint: Path, accelerator: Accelerator, average: nn.Module | Non
         if average is not None:
             average.load_state_dict(load_file(checkpoint / AVERAGE))
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        raise DamagedCheckpoint(
-            f"checkpoint {checkpoint} does not fit this run: {first_line(error)}; {_advice}"
-        ) from None
+        what = f"checkpoint {checkpoint} does not fit this run: {first_line(error)}"
+        raise DamagedCheckpoint(f"{what}; {ADVICE}") from None
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _checksum(path: Path) -> list[int]:
@@ -147,6 +149,3 @@ def _checksum(path: Path) -> list[int]:
         while chunk := file.read(1 << 22):
             value, size = zlib.crc32(chunk, value), size + len(chunk)
     return [size, value]
-
-
-_advice = "remove the folders `last` and `previous` to train from the beginning"

@@ -1,9 +1,9 @@
-"""Arguments that nobody gives by hand, since the data or other options decide them."""
+"""Arguments that users cannot give, since the data or other options decide them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Each with what decides it; wherever arguments are given.
+# What decides each of them; these in all places where arguments are given
 EVERYWHERE = {
     "num_classes": "the classes of DATA decide it",
     "pretrained": "--pretrained begins from timm's weights",
@@ -24,16 +24,15 @@ DECIDED: dict[str, dict[str, str]] = {
     "head_args": EVERYWHERE | CHANNELS | SIZES | PARTS | {"num_keypoints": "the keypoints of DATA decide it"},
     "neck_args": EVERYWHERE | CHANNELS | SIZES,
 }
-# Fields of a recipe, and the argument of a model that is the same.
+# Fields of a recipe, and the argument of a model that means the same
 TWICE = {"drop_path": "drop_path_rate", "drop_rate": "drop_rate"}
 
 
 def refuse_decided(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse arguments that are not the user's to give.
+    """Refuse arguments ("model_args" and others of the settings) that are decided elsewhere.
 
     Args:
-        settings: Arguments by where they are given: "model_args" and others.
-        changes: Fields of the recipe that the user has asked for.
+        changes: Fields of the recipe that the user has set.
     """
     for place, table in DECIDED.items():
         flag, given = f"--{place.replace('_', '-')}", settings[place] or {}

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live line where somebody watches, plain lines elsewhere."""
+"""Progress of a run: a live line in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -10,11 +10,10 @@ PLAIN_EVERY = 30.0  # seconds between plain lines within an epoch
 
 
 class Display:
-    """Progress of a run.
+    """Progress of a run. Only the first process shows a live line, the others print one line an epoch.
 
     Args:
-        rank: Of this process; only the first shows a live line, the others print one line an epoch.
-        total: Images that the whole run looks at, as `advance` counts them.
+        total: Images of the whole run, as `advance` counts them.
         plain: Plain lines even in a terminal.
         quiet: Show nothing.
     """
@@ -25,24 +24,15 @@ class Display:
         self.rank, self.total, self.quiet = rank, max(total, 1.0), quiet
         self.console = Console(stderr=True)
         self.live = rank == 0 and self.console.is_terminal and not plain and not quiet
-        self.done = self.begun_at = 0.0
-        self.started = self.spoke = time.monotonic()
         self._bar: Any = None
-        self._task: Any = None
+        self.begin(0.0)
 
     def __enter__(self) -> "Display":
         if self.live:
             from rich import progress as parts
 
-            self._bar = parts.Progress(
-                "{task.fields[epoch]}",
-                parts.BarColumn(),
-                "{task.percentage:>3.0f}%",
-                "{task.fields[state]}",
-                console=self.console,
-                transient=True,
-                refresh_per_second=2,
-            )
+            columns = ("{task.fields[epoch]}", parts.BarColumn(), "{task.percentage:>3.0f}%", "{task.fields[state]}")
+            self._bar = parts.Progress(*columns, console=self.console, transient=True, refresh_per_second=2)
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total, epoch="", state="")
         return self
@@ -53,16 +43,16 @@ class Display:
             self._bar = None
 
     def begin(self, done: float) -> None:
-        """Start the clock with so much done already, by an earlier part of the run."""
+        """Start the clock; an earlier part of the run has `done` images already."""
         self.done = self.begun_at = done
         self.started = self.spoke = time.monotonic()
 
     def speed(self) -> float:
-        """Images a second since `begin`, as `advance` counts them."""
+        """Images a second since `begin`."""
         return (self.done - self.begun_at) / max(time.monotonic() - self.started, 1e-9)
 
     def advance(self, images: float, epoch: str, state: str) -> None:
-        """So many more images done; `state` says how it goes."""
+        """Count images that are done; `state` says how it goes, such as the loss."""
         self.done += images
         now = time.monotonic()
         if self._bar is not None:
@@ -71,7 +61,7 @@ class Display:
             self.line(f"{epoch}  {state}  {self.left()}")
 
     def left(self) -> str:
-        """How much longer it will take, in words."""
+        """The time that is left, in words."""
         if self.done <= self.begun_at:
             return ""
         return "ETA " + duration((self.total - self.done) / max(self.speed(), 1e-9))
@@ -87,7 +77,7 @@ class Display:
 
 
 def figure(value: float | None, digits: int) -> str:
-    """With so many decimals; a dash for what has no value."""
+    """A number with some decimals; a dash for None."""
     return "\u2013" if value is None else f"{value:.{digits}f}"
 
 

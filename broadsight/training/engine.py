@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..data.seeds import seed_everything
 from ..data.sources.sample_table import some
-from ..files import write_text
+from ..files import write_json
 from . import checkpoints as state
 from .display import Display, figure
 from .objectives.objective import Failed, Interrupted, Progress, Work
@@ -32,62 +32,49 @@ from .records import DamagedRun, put_back
 from .run_folder import RunFolder
 
 
+@dataclass(eq=False)
 class Engine:
-    """Trains a model.
+    """Trains a model."""
 
-    Args:
-        accelerator: Has prepared `model` and `optimizer`.
-        work: What is learned.
-        model, plain: The model as it is trained, and the same without what wraps it.
-        average: Moving average of its weights, which is then what is evaluated and kept.
-        folder: Where it is written.
-        seed: Of everything random.
-        log_every: Updates between lines of the metrics; where there are several processes, also how often they agree
-            on stopping and saving.
-        checkpoint_minutes: Time between checkpoints within an epoch; one follows every epoch anyhow.
-    """
+    accelerator: Accelerator  # has prepared `model` and `optimizer`
+    work: Work
+    model: nn.Module  # as it is trained
+    plain: nn.Module  # without what wraps it
+    optimizer: Any
+    scheduler: Scheduler
+    average: ModelEmaV3 | None  # moving average of the weights, which is then evaluated and kept
+    recipe: Recipe
+    folder: RunFolder
+    display: Display
+    _: KW_ONLY
+    seed: int = 0
+    log_every: int = 10  # updates between lines of the metrics; several processes agree as often on stopping and saving
+    checkpoint_minutes: float = 10.0  # between checkpoints within an epoch; one follows every epoch anyhow
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        work: Work,
-        model: nn.Module,
-        plain: nn.Module,
-        optimizer: Any,
-        scheduler: Scheduler,
-        average: ModelEmaV3 | None,
-        recipe: Recipe,
-        folder: RunFolder,
-        display: Display,
-        *,
-        seed: int = 0,
-        log_every: int = 10,
-        checkpoint_minutes: float = 10.0,
-    ):
-        self.accelerator, self.work, self.recipe = accelerator, work, recipe
-        self.model, self.plain, self.average = model, plain, average
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.folder, self.display = folder, display
-        self.seed, self.log_every, self.checkpoint_minutes = seed, log_every, checkpoint_minutes
+    def __post_init__(self) -> None:
         self.progress = Progress()
-        self.repairs: list[str] = []  # what was damaged and is not any more, a line each
-        self.epochs = recipe.epochs + recipe.cooldown_epochs
-        self.device = accelerator.device
-        self._alone = accelerator.num_processes == 1
+        self.repairs: list[str] = []  # damage that was mended, a line each
+        self.epochs = self.recipe.epochs + self.recipe.cooldown_epochs
+        self.device = self.accelerator.device
+        self._alone = self.accelerator.num_processes == 1
         self._asked_to_stop = 0
         self._saved_at = time.monotonic()
         self._since_check: list[tuple[Tensor, Any]] = []
-        self._trainable = [parameter for parameter in plain.parameters() if parameter.requires_grad]
+        self._trainable = [parameter for parameter in self.plain.parameters() if parameter.requires_grad]
         self._clear_sums()
+
+    @property
+    def _averaged(self) -> nn.Module | None:
+        return None if self.average is None else self.average.module
 
     @property
     def evaluated_model(self) -> nn.Module:
         return self.plain if self.average is None else self.average.module
 
     def resume(self) -> bool:
-        """Continue from the last checkpoint, or the one before if that is damaged; False if there is none.
+        """Continue from the last checkpoint, or the one before if it is damaged; False if there is none.
 
-        What the run has written since is undone, and what is damaged of its files made again.
+        What the run has written since then is undone, and damaged files are written again.
         """
         found, damages = state.checkpoints(self.folder.last, self.folder.previous), {}
         for checkpoint in found:
@@ -95,7 +82,7 @@ class Engine:
                 self.progress = Progress(**state.read_progress(checkpoint))
                 if not self.folder.owns(self.progress.run):
                     raise state.DamagedCheckpoint(f"checkpoint {checkpoint} is not of the run in config.json")
-                state.restore(checkpoint, self.accelerator, self.average and self.average.module)
+                state.restore(checkpoint, self.accelerator, self._averaged)
                 break
             except state.DamagedCheckpoint as error:
                 damages[checkpoint] = error
@@ -129,7 +116,7 @@ class Engine:
             raise failure or Failed(said)
 
     def fit(self) -> Progress:
-        """Train to the end, or until somebody asks to stop."""
+        """Train to the end, or until asked to stop."""
         progress = self.progress
         if progress.finished:
             self.folder.draw()  # a kill may have come before that
@@ -143,7 +130,8 @@ class Engine:
                     self._train_epoch()
                     self.save()  # an evaluation that fails loses nothing
                     self._evaluate_epoch()
-                    progress.finished = progress.epoch >= self.epochs or self._gave_up()
+                    gave_up = bool(self.recipe.patience) and progress.stale >= self.recipe.patience
+                    progress.finished = gave_up or progress.epoch >= self.epochs
                     self.save()
                 with self._writing():
                     self.folder.draw()
@@ -157,24 +145,21 @@ class Engine:
         """Write a checkpoint."""
         progress = self.progress
         self._check_weights()
-        for others in gather_objects(progress.skipped):
-            progress.skipped.update(others)
+        self._share_skipped()
         sums = sum_over_processes(torch.cat([self._interval, self._total])).tolist()
         progress.interval, progress.total = sums[:2], sums[2:]
-        with self._writing():
-            progress.metrics_size = self.folder.metrics_size()
         progress.scheduler = {k: v for k, v in self.scheduler.state_dict().items() if k != "metric"}
         progress.run = self.folder.identity
         with self._writing():
-            state.save(
-                self.folder.last,
-                self.accelerator,
-                asdict(progress),
-                self.average and self.average.module,
-                beside=self.folder.copies(best_is_another=progress.epoch > 0 and not progress.keeps_present),
-                previous=self.folder.previous,
-            )
+            progress.metrics_size = self.folder.metrics_size()
+            beside = self.folder.copies(best_is_another=progress.epoch > 0 and not progress.keeps_present)
+            places: dict[str, Any] = dict(beside=beside, previous=self.folder.previous)
+            state.save(self.folder.last, self.accelerator, asdict(progress), self._averaged, **places)
         self._saved_at = time.monotonic()
+
+    def _share_skipped(self) -> None:
+        for others in gather_objects(self.progress.skipped):
+            self.progress.skipped.update(others)
 
     def _train_epoch(self) -> None:
         progress, work = self.progress, self.work
@@ -193,16 +178,16 @@ class Engine:
             for batch in batches:
                 progress.skipped.update(work.skipped(batch))
             last = progress.update == work.updates
-            if progress.updates % self.log_every == 0 or last:
+            logged = last or progress.updates % self.log_every == 0
+            if logged:
                 self._log(rate)
-                self._stop_or_save(last)
-            elif self._alone:
+            if logged or self._alone:
                 self._stop_or_save(last)
 
     def _update(self, batches: Sequence[Any]) -> None:
         """One step of the optimiser, from as many passes as there are batches."""
         progress = self.progress
-        # Whatever is drawn from here on depends on this update alone, so a resumed run draws the same.
+        # All that is drawn from here on depends on this update alone, so a resumed run draws the same
         seed_everything(self.seed, progress.updates, self.accelerator.process_index)
         for number, batch in enumerate(batches, 1):
             waiting = number < len(batches)
@@ -211,11 +196,10 @@ class Engine:
                     step = self.work.step(batch)
                 self.accelerator.backward(step.loss / len(batches) if len(batches) > 1 else step.loss)
             loss = step.loss.detach()
-            self._since_check.append((loss, self.work.keys(batch)))  # not the images: they are many
-            self._interval[0] += loss * step.count
-            self._interval[1] += step.count
-            self._total[0] += loss * step.count
-            self._total[2] += step.count
+            self._since_check.append((loss, self.work.keys(batch)))  # not the images: they would fill the memory
+            for sums in (self._interval, self._total):
+                sums[0] += loss * step.count
+                sums[-1] += step.count
             if step.correct is not None:
                 self._total[1] += step.correct
         if self.recipe.clip_norm is not None:
@@ -240,37 +224,30 @@ class Engine:
             self.folder.scalars({"images_per_second": self.display.speed()}, progress.updates)
 
     def _check_losses(self) -> None:
-        """Refuse to go on from a loss that is no number, and say which images it came from."""
-        losses = torch.stack([loss for loss, _ in self._since_check])
-        bad = (~torch.isfinite(losses)).nonzero()
+        """Refuse to go on from a loss that is not finite, and name the images that it came from."""
+        if not self._since_check:
+            return
+        bad = (~torch.isfinite(torch.stack([loss for loss, _ in self._since_check]))).nonzero()
         if len(bad):
             loss, keys = self._since_check[int(bad[0])]
-            names = self.work.names(keys)
-            whole = " (all of them: bad_batch.json)" if self._note_batch(names) else ""
-            raise Failed(
-                f"the loss is {float(loss)} in epoch {self.progress.epoch + 1}, about update {self.progress.updates}, "
-                f"for the batch {some(names, 4)}{whole}; {self._last_checkpoint()}; "
-                "try a lower lr, clip_norm=1 or precision=fp32"
-            )
+            names, whole = self.work.names(keys), ""
+            with suppress(OSError):
+                write_json(names, self.folder.path / "bad_batch.json")
+                whole = " (all of them: bad_batch.json)"
+            raise self._diverged(f"the loss is {float(loss)}", f", for the batch {some(names, 4)}{whole}")
         self._since_check.clear()
 
     def _check_weights(self) -> None:
-        """Refuse to keep weights that are no numbers: a gradient can overflow where the loss does not."""
+        """Refuse to keep weights that are not finite: a gradient can overflow where the loss does not."""
         values = [value for value in self.plain.state_dict().values() if value.is_floating_point()]
         if not torch.stack([norm.float() for norm in torch._foreach_norm(values)]).isfinite().all():
-            raise Failed(
-                f"the weights are no numbers any more in epoch {self.progress.epoch + 1}, about update "
-                f"{self.progress.updates}; {self._last_checkpoint()}; try a lower lr, clip_norm=1 or precision=fp32"
-            )
+            raise self._diverged("the weights are no numbers any more")
 
-    def _note_batch(self, names: list[str]) -> bool:
-        import json
-
-        try:
-            write_text(json.dumps(names, indent=1), self.folder.path / "bad_batch.json")
-        except OSError:
-            return False
-        return True
+    def _diverged(self, what: str, where: str = "") -> Failed:
+        return Failed(
+            f"{what} in epoch {self.progress.epoch + 1}, about update {self.progress.updates}{where}; "
+            f"{self._last_checkpoint()}; try a lower lr, clip_norm=1 or precision=fp32"
+        )
 
     def _evaluate_epoch(self) -> None:
         progress = self.progress
@@ -281,15 +258,14 @@ class Engine:
         with self._within_memory():
             values, skipped = self.work.evaluate(self.evaluated_model, self._seen)
         progress.skipped.update(skipped)
-        for others in gather_objects(progress.skipped):
-            progress.skipped.update(others)
+        self._share_skipped()
         loss, correct, count = sum_over_processes(self._total).tolist()
         trained = {"train_loss": loss / count}
         if self.work.counts_correct:
             trained["train_top1"] = 100 * correct / count
         self._total.zero_()
         values = {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
-        goal = values[self.work.goal] if getattr(self.work, "comparable", True) else None
+        goal = values[self.work.goal] if self.work.comparable else None
         improved = goal is not None and (progress.best is None or goal > progress.best)
         if improved:
             progress.best, progress.best_epoch, progress.stale = goal, progress.epoch + 1, 0
@@ -321,20 +297,15 @@ class Engine:
         if self._asked_to_stop:
             self._stop()
         if due:
-            if self._since_check:
-                self._check_losses()
+            self._check_losses()
             self.save()
 
     def _stop(self) -> None:
-        if self._since_check:
-            self._check_losses()
+        self._check_losses()
         self.save()
         where = f"epoch {self.progress.epoch + 1}, update {self.progress.updates}"
-        raise Interrupted(
-            f"stopped in {where} and saved; continue with: "
-            f"broadsight train --resume --out {shlex.quote(str(self.folder.path))}",
-            self._asked_to_stop,
-        )
+        command = f"broadsight train --resume --out {shlex.quote(str(self.folder.path))}"
+        raise Interrupted(f"stopped in {where} and saved; continue with: {command}", self._asked_to_stop)
 
     @contextmanager
     def _listening(self) -> Generator[None, None, None]:
@@ -362,8 +333,8 @@ class Engine:
         try:
             yield
         except (OSError, SafetensorError, RuntimeError) as error:
-            known = ("writ", "unexpected pos", "iostream")  # torch's words for a file that ended too early
-            if isinstance(error, RuntimeError) and not any(text in str(error).lower() for text in known):
+            # torch's words for a file that ended too early
+            if isinstance(error, RuntimeError) and not _says(error, "writ", "unexpected pos", "iostream"):
                 raise
             reason = getattr(error, "strerror", None) or f"{str(error).splitlines()[0]} (a full disk?)"
             raise Failed(f"cannot write to {self.folder.path}: {reason}; {self._last_checkpoint()}") from error
@@ -373,14 +344,13 @@ class Engine:
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            known = ("out of memory", "can't allocate memory", "DefaultCPUAllocator")
-            if isinstance(error, RuntimeError) and not any(text in str(error) for text in known):
+            known = ("out of memory", "can't allocate memory", "defaultcpuallocator")
+            if isinstance(error, RuntimeError) and not _says(error, *known):
                 raise
-            passes = 2 * self.recipe.accumulate
             raise Failed(
                 f"a batch of {self.work.batch // self.work.accumulate} images does not fit into the memory of "
-                f"{self.device}; try --set accumulate={passes} for the same result, or a smaller batch_size; "
-                f"{self._last_checkpoint()}"
+                f"{self.device}; try --set accumulate={2 * self.recipe.accumulate} for the same result, or a smaller "
+                f"batch_size; {self._last_checkpoint()}"
             ) from error
 
     def _last_checkpoint(self) -> str:
@@ -395,12 +365,8 @@ class Engine:
         self._total = torch.zeros(3, dtype=precise, device=self.device)
         self._shown_loss = math.nan
 
-    def _gave_up(self) -> bool:
-        return bool(self.recipe.patience) and self.progress.stale >= self.recipe.patience
-
     def _work_done(self) -> float:
-        whole = self.work.updates * self.work.batch + self.work.evaluations / 3
-        return self.progress.epoch * whole + self.progress.update * self.work.batch
+        return total_images(self.work, self.progress.epoch) + self.progress.update * self.work.batch
 
     def _epoch_name(self) -> str:
         return f"epoch {self.progress.epoch + 1}/{self.epochs}"
@@ -420,5 +386,9 @@ class Engine:
 
 
 def total_images(work: Work, epochs: int) -> float:
-    """Images of a whole run as the display counts them: one of an evaluation costs a third."""
+    """Images of some epochs as the display counts them: one of an evaluation costs a third."""
     return epochs * (work.updates * work.batch + work.evaluations / 3)
+
+
+def _says(error: Exception, *texts: str) -> bool:
+    return any(text in str(error).lower() for text in texts)

@@ -1,16 +1,19 @@
-"""One writer a folder: a lock that the kernel lifts when the process that holds it ends, however it ends."""
+"""One writer a folder: a lock that the kernel lifts when the process that holds it ends, however it ends.
+
+Our own, not filelock's: the file names its holder, and forked workers do not keep the lock of a killed process.
+"""
 
 import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".lock"
 PATIENCE = 0.5  # seconds that a process which was killed may take to end
-FAR = 1 << 30  # where Windows locks a byte: what it locks, others cannot read
+FAR = 1 << 30  # where Windows locks a byte, since others cannot read the locked ones
 
 _held: set[int] = set()
 
@@ -23,7 +26,7 @@ class Busy(ValueError):
 def locked(folder: Path) -> Generator[None, None, None]:
     """Hold a folder, which must exist; `Busy`, naming the process, if another one does.
 
-    A folder that nobody can write to, or that lies where there are no locks, is not locked.
+    A folder that cannot be written to, or on a file system without locks, is not locked.
     """
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -34,8 +37,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
         return
     _held.add(handle)
     try:
-        if not _patiently(lambda: _take(handle)):
-            raise Busy(f"{folder} is being written by {_holder(handle)}; wait for it or stop it, nothing was changed")
+        _take(handle, folder, "wait for it or stop it")
         _name(handle, f"{os.getpid()} {socket.gethostname()}\n")
         try:
             yield
@@ -54,14 +56,22 @@ def refuse_if_held(folder: Path) -> None:
     except OSError:
         return
     try:
-        if not _patiently(lambda: _take(handle)):
-            raise Busy(f"{folder} is being written by {_holder(handle)}; choose another --out, nothing was changed")
+        _take(handle, folder, "choose another --out")
     finally:
         os.close(handle)
 
 
-def _take(handle: int) -> bool:
-    """Whether the lock could be had; where there are none, it always can."""
+def _take(handle: int, folder: Path, advice: str) -> None:
+    """Take the lock, waiting a moment for it."""
+    end = time.monotonic() + PATIENCE
+    while not _free(handle):
+        if time.monotonic() >= end:
+            raise Busy(f"{folder} is being written by {_holder(handle)}; {advice}, nothing was changed")
+        time.sleep(0.05)
+
+
+def _free(handle: int) -> bool:
+    """Whether the lock could be had; where there are no locks, it always can."""
     try:
         try:
             import fcntl
@@ -77,15 +87,8 @@ def _take(handle: int) -> bool:
     return True
 
 
-def _patiently(take: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE
-    while not (taken := take()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return taken
-
-
 def _name(handle: int, text: str) -> None:
-    """Say who holds the lock, if the disk has room for that."""
+    """Name the holder in the file, if the disk has room for that."""
     with suppress(OSError):
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
@@ -95,13 +98,12 @@ def _name(handle: int, text: str) -> None:
 def _holder(handle: int) -> str:
     os.lseek(handle, 0, os.SEEK_SET)
     number, _, host = os.read(handle, 300).decode("utf-8", "replace").strip().partition(" ")
-    if not number.isdecimal():
-        return "another process"
-    return f"process {number}" + (f" on {host}" if host != socket.gethostname() else "")
+    elsewhere = f" on {host}" if host != socket.gethostname() else ""
+    return f"process {number}{elsewhere}" if number.isdecimal() else "another process"
 
 
 def _let_go() -> None:
-    """In a process that was forked: a lock belongs to all who have the file open, and workers may outlive us."""
+    """In a forked process: a lock belongs to all who have the file open, and workers may outlive us."""
     for handle in _held:
         with suppress(OSError):
             os.close(handle)

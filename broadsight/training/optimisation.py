@@ -1,4 +1,4 @@
-"""What a recipe says of the optimiser, its schedule and averaged weights, given to timm's factories."""
+"""The optimiser, schedule and averaged weights of a recipe, made by timm's factories."""
 
 from typing import Any
 
@@ -19,29 +19,22 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     if recipe.optimizer.lower() not in known:
         hint = did_you_mean(recipe.optimizer, known, alike=0)
         raise ValueError(f"unknown optimizer {recipe.optimizer!r}; {hint}timm.optim.list_optimizers() lists all")
-    own = {name: getattr(recipe, name) for name in ("momentum", "betas", "eps") if getattr(recipe, name) is not None}
+    own: dict[str, Any] = {name: getattr(recipe, name) for name in ("momentum", "betas", "eps")}
+    own = {name: value for name, value in own.items() if value is not None}
     info = get_optimizer_info(recipe.optimizer.lower())
     for name in own:  # timm would leave them out without a word
         if not getattr(info, f"has_{name}"):
             raise ValueError(f"optimizer {recipe.optimizer}: it has no {name}; leave {name} out, or choose another")
-    momentum = {"momentum": own.pop("momentum")} if "momentum" in own else {}
+    own |= dict(lr=recipe.lr, weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
     try:
-        return create_optimizer_v2(
-            model,
-            opt=recipe.optimizer,
-            lr=recipe.lr,
-            weight_decay=recipe.weight_decay,
-            layer_decay=recipe.layer_decay,
-            **momentum,
-            **own,
-        )
+        return create_optimizer_v2(model, opt=recipe.optimizer, **own)
     except TypeError as error:
         raise ValueError(f"optimizer {recipe.optimizer}: {str(error).splitlines()[0]}") from None
 
 
 def make_scheduler(optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> Scheduler:
-    """Warm-up, then as the recipe says; set by the number of updates made, so it has no memory of its own."""
-    # timm looks one update ahead; a half in between leaves no doubt about which update is meant
+    """Warm-up, then the recipe's schedule; the number of updates alone decides the rate."""
+    # timm looks one update ahead; half an update makes clear which one is meant
     updates = [round(part * recipe.epochs * updates_per_epoch) + 0.5 for part in recipe.milestones]
     milestones = [update / updates_per_epoch for update in updates]
     options: dict[str, Any] = {
@@ -50,18 +43,9 @@ def make_scheduler(optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int)
         "step": dict(sched="multistep", decay_milestones=milestones, decay_rate=0.1),
         "poly": dict(sched="poly", decay_rate=recipe.power),
     }[recipe.schedule]
-    options["warmup_epochs"] = recipe.warmup_epochs
-    scheduler, _ = create_scheduler_v2(
-        optimizer,
-        num_epochs=recipe.epochs,
-        cooldown_epochs=recipe.cooldown_epochs,
-        min_lr=recipe.min_lr,
-        warmup_lr=recipe.warmup_lr,
-        step_on_epochs=False,
-        updates_per_epoch=updates_per_epoch,
-        **options,
-    )
-    return scheduler
+    options |= {name: getattr(recipe, name) for name in ("warmup_epochs", "cooldown_epochs", "min_lr", "warmup_lr")}
+    options |= dict(num_epochs=recipe.epochs, step_on_epochs=False, updates_per_epoch=updates_per_epoch)
+    return create_scheduler_v2(optimizer, **options)[0]
 
 
 def make_average(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:

@@ -1,4 +1,4 @@
-"""The processes of a run: one, or as many as `torchrun` or `accelerate launch` started."""
+"""The processes of a run: one, or those that `torchrun` or `accelerate launch` started."""
 
 import os
 import re
@@ -13,31 +13,31 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-MEETING = timedelta(minutes=10)  # that processes wait for each other in the beginning
+MEETING = timedelta(minutes=10)  # that processes wait for each other at the start
 
 _restarted = False
 
 
 def connect(device: str = "auto", precision: str = "fp32", expected: int | None = None) -> Accelerator:
-    """The accelerator of this process, after a check that all are there that were asked for.
+    """The accelerator of this process, after all processes have met.
 
     Args:
         device: "auto", "cpu" or "cuda".
         precision: "fp32", "bf16" or "fp16".
-        expected: How many processes the user asked for; None for as many as there are.
+        expected: Processes that the user asked for; None for any number.
     """
     meet(device, expected)
     on_cpu = not has_gpu(device)
     if precision == "fp16" and on_cpu:
         raise ValueError("precision=fp16 needs a GPU; use precision=bf16 or fp32")
-    # Accelerate keeps its state for the whole interpreter; a second run in it may want another.
+    # Accelerate keeps its state for the whole interpreter; a second run in it may need another
     AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
     GradientState._reset_state()
     return Accelerator(cpu=on_cpu, mixed_precision=PRECISIONS[precision])
 
 
 def meet(device: str = "auto", expected: int | None = None) -> None:
-    """Join the other processes, after a check that all are there that were asked for."""
+    """Join the other processes, after a check that as many run as were asked for."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     wanted = expected or _launched()
@@ -52,26 +52,26 @@ def meet(device: str = "auto", expected: int | None = None) -> None:
     if device == "cuda" and not gpus:
         raise ValueError("device cuda asked for, but torch sees no GPU here; use --device cpu or auto")
     if device != "cpu" and gpus and local > gpus:
-        raise ValueError(
-            f"{local} processes on this machine, but {gpus} GPUs; start {gpus} processes, or use --device cpu"
-        )
+        advice = f"start {gpus} processes, or use --device cpu"
+        raise ValueError(f"{local} processes on this machine, but {gpus} GPUs; {advice}")
     if world > 1 and not dist.is_initialized():
         _join("nccl" if has_gpu(device) else "gloo")
 
 
 def has_gpu(device: str | None = "auto") -> bool:
-    """Whether training would not run on the CPU."""
-    return device != "cpu" and (torch.cuda.is_available() or _other_accelerator())
+    """Whether training would run on a GPU or another accelerator."""
+    other = torch.backends.mps.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available())
+    return device != "cpu" and (torch.cuda.is_available() or other)
 
 
 def leave() -> None:
-    """End what `connect` began."""
+    """Leave the process group that `connect` joined."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def restarted() -> bool:
-    """Whether torchrun started the processes anew after one had failed; known once they have met."""
+    """Whether torchrun restarted the processes after one had failed; known once they have met."""
     return _restarted or _restarts() > 0
 
 
@@ -109,10 +109,10 @@ def share_buffers(module: torch.nn.Module) -> None:
 
 
 def _join(backend: str) -> None:
-    """Join the process group under a name that none before has had.
+    """Join the process group under a new name.
 
-    After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes
-    in it, and gloo would wait half an hour for them. A second group of the same processes would find the first one's.
+    After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes,
+    and gloo would wait half an hour for them. A second group of the same processes would find those of the first.
     """
     global _restarted
     store, rank, world = next(iter(dist.rendezvous("env://", timeout=MEETING)))
@@ -121,10 +121,10 @@ def _join(backend: str) -> None:
 
 
 def _meet(store: dist.Store, rank: int, world: int) -> tuple[int, bool]:
-    """A number that no earlier group has had, and whether any of these processes was started anew.
+    """A number that no earlier group has had, and whether any of these processes was restarted.
 
-    All agree on both, whatever dead processes have left in the store. Where one has failed on one of several nodes,
-    torchrun counts that there alone.
+    All agree on both, whatever dead processes have left in the store. torchrun counts restarts only on the node where
+    a process has failed.
     """
     if rank:
         me = uuid4().hex
@@ -136,7 +136,7 @@ def _meet(store: dist.Store, rank: int, world: int) -> tuple[int, bool]:
     store.add(f"joined/{number}", 1)
     if rank == 0:
         while store.add(f"joined/{number}", 0) < world:
-            for other in range(1, world):  # a dead one may be answered too; nobody reads that
+            for other in range(1, world):  # answers to dead ones are never read
                 store.set(f"group/{store.get(f'here/{other}').decode()}", str(number))
             time.sleep(0.05)
         store.set(f"complete/{number}", "")
@@ -149,7 +149,7 @@ def _restarts() -> int:
 
 
 def _launched() -> int | None:
-    """How many processes `accelerate launch` was told to start; on CPUs it may start one and say nothing."""
+    """The processes that `accelerate launch` was told to start; on CPUs it may silently start only one."""
     if "WORLD_SIZE" in os.environ:
         return None
     try:
@@ -157,13 +157,7 @@ def _launched() -> int | None:
 
         parent = psutil.Process().parent()
         command = " ".join(parent.cmdline()) if parent else ""
-    except Exception:  # whatever keeps us from looking, it is a courtesy only
+    except Exception:  # the check is only a courtesy
         return None
-    if "accelerate" not in command:
-        return None
-    asked = re.search(r"--num[_-]processes[= ](\d+)", command)
+    asked = re.search(r"accelerate.*--num[_-]processes[= ](\d+)", command)
     return int(asked[1]) if asked else None
-
-
-def _other_accelerator() -> bool:
-    return torch.backends.mps.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available())

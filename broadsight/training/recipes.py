@@ -1,6 +1,6 @@
 """How a model is trained, as data: the settings and the published recipes in `recipes.yaml`."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -12,15 +12,29 @@ from jsonargparse import ArgumentParser
 from ..errors import did_you_mean, refuse_idle, unknown
 from ..visual.metrics import GOALS, label
 
-# Published figures that stand for a row, in words.
-
-
-FIXED = ("ssdlite", "rtdetr")  # heads that take squares of one size
 CLASSIFY = "--task classify"
 MIXING, BOTH_MIXINGS = "mixup or cutmix above 0", "mixup and cutmix together"
 # What only a model says, once it is there.
 GROUPS, DROPOUT = "models with groups of tokens, such as those under --pool map", "classifiers with dropout"
 DEPTH = "models with stochastic depth"
+
+
+# What values fields may have, in words and as a check. A field whose type allows None may always have that.
+RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("1 or more", lambda value: value >= 1, "epochs batch_size accumulate repeated_aug"),
+    ("more than 0", lambda value: value > 0, "lr temperature power eps clip_norm image_size eval_size long_side"),
+    ("more than 0", lambda value: value > 0, "epoch_updates"),
+    ("0 or more", lambda value: value >= 0, "warmup_epochs cooldown_epochs weight_decay mixup cutmix patience min_lr"),
+    ("0 or more", lambda value: value >= 0, "warmup_lr color_jitter mixup_off_epoch rotation"),
+    ("between 0 and 1", lambda value: 0 <= value <= 1, "hflip erasing mixup_prob mixup_switch smoothing alpha ema"),
+    ("between 0 and 1", lambda value: 0 <= value <= 1, "drop_path drop_rate"),
+    ("between 0 and 1", lambda value: 0 < value <= 1, "layer_decay crop_pct"),
+    ("less than 1", lambda value: value < 1, "smoothing"),
+    ("two areas, the smaller first", lambda value: 0 < value[0] <= value[1], "scale"),
+    ("two aspects, the smaller first", lambda value: 0 < value[0] <= value[1], "ratio"),
+    ("two factors, the smaller first", lambda value: 0 < value[0] <= value[1], "resize"),
+    ("two parts of the epochs, the earlier first", lambda value: 0 < value[0] <= value[1] <= 1, "milestones"),
+)
 
 
 def _of(default: Any, *of: str) -> Any:
@@ -137,41 +151,12 @@ class Recipe:
     patience: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "repeated_aug"):
-            _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        for name in ("lr", "temperature", "power"):
-            _check(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
-        for name in (
-            "warmup_epochs",
-            "cooldown_epochs",
-            "weight_decay",
-            "mixup",
-            "cutmix",
-            "patience",
-            "min_lr",
-            "warmup_lr",
-            "color_jitter",
-            "mixup_off_epoch",
-            "rotation",
-        ):
-            _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
-        for name in ("hflip", "erasing", "mixup_prob", "mixup_switch", "smoothing", "alpha", "ema"):
-            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        _check("smoothing", self.smoothing, self.smoothing < 1, "less than 1")
-        _check("eps", self.eps, self.eps is None or self.eps > 0, "more than 0")
-        limited = ("drop_path", "drop_rate", "layer_decay", "crop_pct")
-        for name in (*limited, "clip_norm", "image_size", "eval_size", "long_side", "epoch_updates"):
-            value = getattr(self, name)
-            at_most = 1 if name in limited else float("inf")
-            if value is not None:
-                fine = 0 <= value <= at_most and (value > 0 or "drop" in name)
-                _check(name, value, fine, "between 0 and 1" if at_most == 1 else "more than 0")
-        _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1], "two areas, the smaller first")
-        _check("ratio", self.ratio, 0 < self.ratio[0] <= self.ratio[1], "two aspects, the smaller first")
-        _check("resize", self.resize, 0 < self.resize[0] <= self.resize[1], "two factors, the smaller first")
-        ordered = 0 < self.milestones[0] <= self.milestones[1] <= 1
-        _check("milestones", self.milestones, ordered, "two parts of the epochs, the earlier first")
-        _check("warmup_epochs", self.warmup_epochs, self.warmup_epochs <= self.epochs, f"at most epochs={self.epochs}")
+        warm_up = (f"at most epochs={self.epochs}", lambda value: value <= self.epochs, "warmup_epochs")
+        for expected, fits, which in (*RANGES, warm_up):
+            for name in which.split():
+                value = getattr(self, name)
+                if value is not None and not fits(value):
+                    raise ValueError(f"{name}={value}; expected {expected}")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate} equal passes; "
@@ -198,15 +183,18 @@ class Recipe:
 
 
 def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]) -> dict[str, str | None]:
-    """What holds of a run, by what fields are for: None, or why it does not. `facts_of_model` has more.
+    """Which conditions of fields hold for a run: None, or why one does not. `check_fields` adds those of the model.
 
     Args:
         given: Fields that the user has set.
     """
-    here, classify, pose = f"this is --task {task}", task == "classify", head == "simple_baseline"
+    from ..dense.heads import HEADS  # here, since torch is not needed to list recipes
+
+    kind = HEADS.get(str(head))
+    here, classify, pose = f"this is --task {task}", task == "classify", kind is not None and kind.top_down
     by_head = f"the head is {head}" if head else here
     policy = recipe.auto_augment if classify and "3a" not in (recipe.auto_augment or "") else None
-    fits, size = recipe.fit_batch, recipe.batch_size
+    asked_for = recipe.fit_batch and "batch_size" in given
     alone = here if not classify else "nothing is mixed so"
     untaught = here if not classify else f"this has distill={recipe.distill}"
     rows: list[tuple[str, Any, str]] = [
@@ -220,18 +208,16 @@ def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]
         ("distill=soft", classify and recipe.distill == "soft", untaught),
         ("dense tasks", not classify, here),
         ("heads that find objects", task not in ("classify", "segment") and not pose, by_head),
-        ("heads that take any shape", not classify and not pose and head not in FIXED, by_head),
+        ("heads that take any shape", not classify and not pose and not (kind and kind.square), by_head),
         ("the head simple_baseline", pose, by_head),
         ("models of whole images", not pose, f"{head} takes crops of image_size alone"),
         ("images whose colours nothing else decides", not pose and not policy, f"auto_augment={policy}, {by_head}"),
         ("warmup_epochs above 0", recipe.warmup_epochs, "there are none"),
         ("ema above 0", recipe.ema, "no weights are averaged"),
-        ("batches that nobody has asked for", not fits or "batch_size" not in given, f"batch_size={size} is set"),
+        ("batches that nobody has asked for", not asked_for, f"batch_size={recipe.batch_size} is set"),
     ]
-    rows += [
-        (f"schedule={kind}", kind == recipe.schedule, f"this has schedule={recipe.schedule}")
-        for kind in ("cosine", "step", "poly")
-    ]
+    for kind in ("cosine", "step", "poly"):
+        rows.append((f"schedule={kind}", kind == recipe.schedule, f"this has schedule={recipe.schedule}"))
     return {fact: None if holds else why for fact, holds, why in rows}
 
 
@@ -243,17 +229,11 @@ def refuse_ignored(given: Mapping[str, Any], facts: Mapping[str, str | None]) ->
 
 @dataclass(frozen=True)
 class Entry:
-    """A named recipe, and what its paper says of it.
+    """A named recipe, and what its paper says of it; `recipes.yaml` explains the fields.
 
     Args:
-        about, source: One line for users; where the settings come from and what they leave open.
-        task, head, head_args, neck, neck_args: What is learned, and by what on top of the model: see
-            `broadsight.dense.build`.
-        model, model_args, pool, pool_args: Which model the recipe is for, and the pooling to put under it, each with
-            the arguments that it needs; None for any.
-        data, cost: What the paper trained on, and what all of that takes to compute.
-        published: What the paper reports, by metric.
-        recipe: The settings.
+        recipe: The settings, inherited ones included.
+        task, head, head_args, neck, neck_args: See `broadsight.dense.build`.
     """
 
     name: str
@@ -275,9 +255,9 @@ class Entry:
 
     def reported(self) -> str | None:
         """The paper's figure in words, such as "83.6 % top-1"; of instances both boxes and masks."""
-        goals = {name: value for name, value in self.published.items() if name.removesuffix("_320") in GOALS.values()}
-        found = {label(name.removesuffix("_320")): value for name, value in goals.items()}
-        return ", ".join(f"{value} % {words}" for words, value in found.items()) or None
+        figures = {name.removesuffix("_320"): value for name, value in self.published.items()}
+        goals = [name for name in figures if name in GOALS.values()]
+        return ", ".join(f"{figures[name]} % {label(name)}" for name in goals) or None
 
 
 @cache
@@ -292,11 +272,10 @@ def names() -> list[str]:
 
 @cache
 def find(name: str) -> Entry:
-    """A recipe by name, with what it inherits; a ValueError that names the nearest if there is none."""
+    """A recipe by name, with the settings that it inherits; a ValueError names the nearest if there is none."""
     if name not in _entries():
-        raise ValueError(
-            f"unknown recipe {name!r}; {did_you_mean(name, names(), alike=0)}docs/recipes.md lists all of them"
-        )
+        hint = did_you_mean(name, names(), alike=0)
+        raise ValueError(f"unknown recipe {name!r}; {hint}docs/recipes.md lists all of them")
     entry = dict(_entries()[name])
     base, settings = entry.pop("base", None), entry.pop("settings", {})
     recipe = find(base).recipe if base else Recipe()
@@ -316,23 +295,17 @@ def assignments(texts: Iterable[str], what: str = "--set") -> dict[str, str]:
     return values
 
 
-@cache
-def _types() -> dict[str, Any]:
-    return {setting.name: setting.type for setting in fields(Recipe)}
-
-
 def _typed(name: str, value: Any) -> Any:
     """A value as its field has it; text and YAML's values alike."""
-    kind: Any = _types()[name]
+    kind: Any = next(setting.type for setting in fields(Recipe) if setting.name == name)
     nothing = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
     if nothing and type(None) in get_args(kind):
         return None
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=kind)
+    pair = "tuple" in str(kind) and isinstance(value, str) and "[" not in value
     try:
-        # A pair may be typed as 0.5,1 as well as [0.5, 1]
-        text = f"[{value}]" if isinstance(value, str) and "tuple" in str(kind) and "[" not in value else value
-        parsed = parser.parse_object({"value": text}).value
+        parsed = parser.parse_object({"value": f"[{value}]" if pair else value}).value  # 0.5,1 as well as [0.5, 1]
     except Exception:
         raise ValueError(f"{name}={value}; expected {_words(kind)}") from None
     return tuple(parsed) if isinstance(parsed, list) else parsed
@@ -349,8 +322,3 @@ def _words(kind: Any) -> str:
     if "tuple" in str(kind):
         return "two numbers, such as 0.08,1"
     return " or ".join(plain.get(part, str(part)) for part in get_args(kind))
-
-
-def _check(name: str, value: Any, fine: bool, expected: str) -> None:
-    if not fine:
-        raise ValueError(f"{name}={value}; expected {expected}")

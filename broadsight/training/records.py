@@ -1,4 +1,4 @@
-"""A run's files against its checkpoint: what is damaged is named, and put back where the checkpoint has it."""
+"""A run's files compared with its checkpoint: damaged ones are named, and restored from its copies."""
 
 import json
 from pathlib import Path
@@ -20,23 +20,18 @@ def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
     """Make a run's files those of the moment that a checkpoint was written.
 
     Args:
-        progress: What the checkpoint says.
+        progress: The checkpoint's progress.
         model: The model that is evaluated, with the checkpoint's weights.
 
     Returns:
-        What was damaged, a line each. Files of a part that a kill has ended, and that is run again, are none.
+        What was damaged, a line each. What a killed part of the run wrote after the checkpoint is no damage.
     """
-    notes = [_metrics(folder, checkpoint, progress), _weights(folder, checkpoint, progress, model)]
-    notes.append(_skipped(folder, progress))
-    return [note for note in notes if note]
+    metrics, weights = _metrics(folder, checkpoint, progress), _weights(folder, checkpoint, progress, model)
+    return [note for note in (metrics, weights, _skipped(folder, progress)) if note]
 
 
 def check_records(folder: RunFolder) -> None:
-    """Refuse metrics and names of skipped images that are not those of the run's checkpoint, if it has one.
-
-    Raises:
-        ValueError: Names the file.
-    """
+    """Refuse metrics and skipped images other than those of the run's checkpoint; a ValueError names the file."""
     advice = f"broadsight train --resume --out {folder.path} makes it again"
     for checkpoint in state.checkpoints(folder.last, folder.previous):
         copy, progress = state.vouched(checkpoint, METRICS), state.vouched(checkpoint, state.PROGRESS)
@@ -45,16 +40,14 @@ def check_records(folder: RunFolder) -> None:
         if not _begins(folder.path / METRICS, copy):
             raise ValueError(f"{folder.path / METRICS} is damaged: it is not what the run wrote; {advice}")
         about = json.loads(progress)
-        expected = skipped_text(about["skipped"])
-        if about["finished"] and about["skipped"] and _text(folder.path / SKIPPED) != expected:
+        skipped = about["finished"] and about["skipped"]
+        if skipped and _text(folder.path / SKIPPED) != skipped_text(skipped):
             raise ValueError(f"{folder.path / SKIPPED} is damaged: it is not what the run wrote; {advice}")
         return
 
 
 def _metrics(folder: RunFolder, checkpoint: Path, progress: Any) -> str | None:
-    path, copy = folder.path / METRICS, state.vouched(checkpoint, METRICS)
-    if copy is None:  # of an older version
-        return _old_metrics(path, progress)
+    path, copy = folder.path / METRICS, state.vouched(checkpoint, METRICS) or b""
     longer = progress.finished and path.is_file() and path.stat().st_size > len(copy)
     if _begins(path, copy) and not longer:
         return None
@@ -62,33 +55,18 @@ def _metrics(folder: RunFolder, checkpoint: Path, progress: Any) -> str | None:
     return f"{METRICS} was damaged: written again from {checkpoint.name}"
 
 
-def _old_metrics(path: Path, progress: Any) -> None:
-    try:
-        lines = path.read_bytes()[: progress.metrics_size] if progress.metrics_size else b""
-        for line in lines.splitlines():
-            json.loads(line)
-    except (OSError, ValueError):
-        lines = b""
-    if len(lines) < progress.metrics_size:
-        raise DamagedRun(
-            f"{path} is damaged, and the checkpoint, of an older version, has no copy of it; restore it, or {_again}"
-        )
-
-
 def _weights(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Module) -> str | None:
     path = folder.path / WEIGHTS
-    if progress.epoch == 0 or (progress.best_weights and _digest(path) == progress.best_weights):
+    if progress.epoch == 0 or (path.is_file() and file_digest(path) == progress.best_weights):
         return None
     fault = _fault(path)
-    if not progress.best_weights and fault is None:  # of an older version
-        return None
     if progress.keeps_present:
         folder.keep_best(model)
     elif (best := state.vouched(checkpoint, BEST)) is not None:
         _replace(path, best)
     elif fault or progress.finished:
-        raise DamagedRun(f"{path} is damaged, and the checkpoint has no copy of the best weights; {_again}")
-    if not fault and not progress.finished:  # better ones of a part that is run again
+        raise DamagedRun(f"{path} is damaged, and the checkpoint has no copy of the best weights; {state.ADVICE}")
+    if not fault and not progress.finished:  # they were better ones, of a part that is run again
         return None
     return f"{WEIGHTS} was damaged ({fault or 'other weights'}): written again from {checkpoint.name}"
 
@@ -103,7 +81,7 @@ def _skipped(folder: RunFolder, progress: Any) -> str | None:
 
 
 def _fault(path: Path) -> str | None:
-    """What is wrong with a file of weights, as far as it knows itself."""
+    """What is wrong with a file of weights, as far as it can be seen from the file."""
     if not path.is_file():
         return "missing"
     try:
@@ -113,15 +91,8 @@ def _fault(path: Path) -> str | None:
     return None
 
 
-def _digest(path: Path) -> str | None:
-    return file_digest(path) if path.is_file() else None
-
-
 def _begins(path: Path, content: bytes) -> bool:
-    if not path.is_file():
-        return not content
-    with path.open("rb") as file:
-        return file.read(len(content)) == content
+    return path.read_bytes()[: len(content)] == content if path.is_file() else not content
 
 
 def _text(path: Path) -> str | None:
@@ -138,6 +109,3 @@ def _clear(path: Path) -> None:
     """Refuse to put a file where a folder is."""
     if path.is_dir():
         raise DamagedRun(f"{path} is a folder where the run had a file; move it away")
-
-
-_again = "remove the folders `last` and `previous` to train from the beginning"

@@ -1,11 +1,11 @@
-"""A run's folder: what it is, how it went, the best weights, and the state to continue from."""
+"""A run's folder: its description, metrics, best weights, and the state to continue from."""
 
 import hashlib
 import json
 import math
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,34 +23,21 @@ from ..weights.writing import write_weights
 from .history import check_dense_history, check_history
 from .seal import RUN, check_owner, check_seal, identity, is_sealed, sealed
 
-CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS, CURVES, SKIPPED, REPORT = (
-    "config.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "last",
-    "previous",
-    "curves.png",
-    "skipped.json",
-    "report.html",
-)
+CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS = "config.json", "metrics.jsonl", "model.safetensors", "last", "previous"
+CURVES, SKIPPED, REPORT = "curves.png", "skipped.json", "report.html"
 
 BEST = "best.safetensors"  # in a checkpoint: the best weights, where they are not the checkpoint's own
 
-CLASSES_JUDGED = "val_classes"  # of how many classes the means of an epoch are
+CLASSES_JUDGED = "val_classes"  # metric: how many classes the means of an epoch are over
 
 
 def over_classes(occurring: int | None, classes: int) -> str:
-    """Over how many classes a mean is, for a line: nothing if it is over all of them or nobody knows."""
+    """How many classes a mean is over, in words; empty if that is all of them or unknown."""
     return "" if occurring is None or occurring == classes else f" over {occurring} of {classes} classes"
 
 
 class RunFolder:
-    """The files of one run. Only the first process writes; the others may hold one that is not `writing`.
-
-    Args:
-        path: The folder, made by `create`.
-        writing: Whether this process may write.
-    """
+    """The files of one run, in a folder made by `create`. Only the first process is `writing`."""
 
     def __init__(self, path: str | Path, writing: bool = True):
         self.path, self.writing = Path(path), writing
@@ -68,27 +55,27 @@ class RunFolder:
         return self.path / PREVIOUS
 
     def create(self, config: Mapping[str, Any]) -> None:
-        """Make the folder and describe the run; an OSError if that cannot be."""
+        """Make the folder and describe the run; raises OSError."""
         if self.writing:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(json.dumps(sealed(config), indent=2, allow_nan=False) + "\n", self.path / CONFIG, durable=True)
             self.last.mkdir(exist_ok=True)
 
     def config(self) -> dict[str, Any]:
-        """The description of the run that is there."""
+        """The run's description; a ValueError if it is damaged."""
         config = read_config(self.path, "it cannot be continued")
         check_seal(config, self.path / CONFIG)
         check_history(config, self.path / CONFIG)
         return config
 
     def dense_config(self) -> dict[str, Any]:
-        """The description of a dense run, with all that its model is made and asked with."""
+        """The description of a dense run, with all that its model is built from."""
         config = self.config()
         check_dense_history(config, self.path / CONFIG)
         return config
 
     def open_logs(self, size: int, updates: int) -> None:
-        """Continue the metrics after their first `size` bytes: what follows was written by a part that is run again."""
+        """Continue the metrics after their first `size` bytes; the part of the run that wrote the rest is repeated."""
         if not self.writing:
             return
         remove_unfinished(self.path)
@@ -100,7 +87,7 @@ class RunFolder:
         except ImportError:  # an extra
             return
         self._logs.enter_context(quiet_tensorboard())
-        # From the next update on, since what was recorded at this one stays
+        # What was recorded at this update stays
         self._events = SummaryWriter(str(self.path / "events"), purge_step=updates + 1)
 
     def record(self, values: Mapping[str, Any]) -> None:
@@ -112,14 +99,14 @@ class RunFolder:
         self.scalars({k: v for k, v in values.items() if k not in ("kind", "updates", "epoch")}, values["updates"])
 
     def scalars(self, values: Mapping[str, Any], updates: int) -> None:
-        """Numbers for TensorBoard alone, such as times, which no two runs share."""
+        """Add numbers to TensorBoard alone, such as times, which differ between equal runs."""
         if self._events is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)) and math.isfinite(value):
                     self._events.add_scalar(name.replace("_", "/", 1), value, updates)
 
     def metrics_size(self) -> int:
-        """Bytes of the metrics so far, all of which are on the disk then."""
+        """Bytes of the metrics so far, after they are flushed to the disk."""
         metrics = self.path / METRICS
         if not metrics.is_file():
             return 0
@@ -129,16 +116,19 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of the metrics."""
-        metrics = self.path / METRICS
+        return self._parsed(METRICS, lambda text: [json.loads(line) for line in text.splitlines()]) or []
+
+    def _parsed(self, name: str, parse: Callable[[str], Any]) -> Any:
+        """What a text file holds; None if it is missing."""
+        path = self.path / name
         try:
-            lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-            return [json.loads(line) for line in lines]
+            return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
         except ValueError as error:
             advice = f"broadsight train --resume --out {self.path} makes it again"
-            raise ValueError(f"{metrics} is damaged ({error}); {advice}") from None
+            raise ValueError(f"{path} is damaged ({error}); {advice}") from None
 
     def keep_best(self, model: nn.Module) -> str | None:
-        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; the file's digest."""
+        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; returns their digest."""
         return write_weights(model, self.path / WEIGHTS, {RUN: self.identity}) if self.writing else None
 
     @cached_property
@@ -147,14 +137,14 @@ class RunFolder:
         return identity(self.config())
 
     def owns(self, run: str | None) -> bool:
-        """Whether a checkpoint that says which run it is of is of this one; False only if that is certain."""
+        """Whether a checkpoint's run is this one; False only if that is certain."""
         return run in (None, self.identity) or not is_sealed(self.config())
 
     def copies(self, best_is_another: bool) -> dict[str, Path]:
-        """What a checkpoint keeps beside its own files, so that damaged ones can be made again.
+        """Files that a checkpoint copies, so that damaged ones can be written again.
 
         Args:
-            best_is_another: The best weights are not those of the checkpoint.
+            best_is_another: The best weights are not the checkpoint's own.
         """
         kept = {METRICS: self.path / METRICS} | ({BEST: self.path / WEIGHTS} if best_is_another else {})
         return {name: file for name, file in kept.items() if file.is_file()}
@@ -166,23 +156,18 @@ class RunFolder:
 
     def skipped(self) -> dict[str, str]:
         """The images that could not be read, and why."""
-        path = self.path / SKIPPED
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except ValueError as error:
-            advice = f"broadsight train --resume --out {self.path} makes it again"
-            raise ValueError(f"{path} is damaged ({error}); {advice}") from None
+        return self._parsed(SKIPPED, json.loads) or {}
 
     def check_weights(self, config: Mapping[str, Any]) -> None:
-        """Refuse weights of another run than the description that lies beside them."""
+        """Refuse weights of another run than the description beside them."""
         try:
             about = metadata_of(self.path / WEIGHTS)
-        except (OSError, SafetensorError):  # whoever loads them says what is wrong
+        except (OSError, SafetensorError):  # loading them will say what is wrong
             return
         check_owner(config, about, self.path / WEIGHTS)
 
     def draw(self, at_most_every: float = 0.0) -> None:
-        """Draw the curves, unless that was done within so many seconds or matplotlib is not there."""
+        """Draw the curves, unless that was done less than `at_most_every` seconds ago or matplotlib is missing."""
         if not self.writing or time.monotonic() - self._drawn < at_most_every:
             return
         try:
@@ -199,13 +184,13 @@ class RunFolder:
 
 
 def skipped_text(skipped: Mapping[str, str]) -> str:
-    """What skipped.json holds."""
+    """The content of skipped.json."""
     return json.dumps(dict(sorted(skipped.items())), indent=1) + "\n"
 
 
 @contextmanager
 def quiet_tensorboard() -> Generator[None, None, None]:
-    """Print no traceback of TensorBoard's thread: it raises its errors once more in whoever writes next."""
+    """Print no traceback of TensorBoard's thread: the next call of its writer raises the same error."""
     hook = threading.excepthook
 
     def quiet(arguments: Any) -> None:
@@ -220,7 +205,7 @@ def quiet_tensorboard() -> Generator[None, None, None]:
 
 
 def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
-    """Loss and what the run is after over the epochs, and the learning rate, as an image."""
+    """Draw loss, goal and learning rate over the epochs."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -234,25 +219,25 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     _plot(loss, epochs, {"train_loss": (PALETTE[0], "training"), "val_loss": (PALETTE[1], "validation")})
     loss.set(xlabel="epoch", ylabel="loss")
     goals = [f"val_{name}" for name in GOALS.values() if any(f"val_{name}" in line for line in epochs)] or ["val_top1"]
+    words = ", ".join(label(name) for name in goals)
+    curves = {name: (PALETTE[1 + place], label(name)) for place, name in enumerate(goals)}
+    halves = [(name.replace("_ap", "_ap50"), f"{label(name)}50") for name in goals if name.endswith("_ap")]
+    curves |= {name: (colour, said) for (name, said), colour in zip(halves, PALETTE[3:], strict=False)}
     if goals == ["val_top1"]:
-        _plot(quality, epochs, {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")})
-    else:
-        halves = {name.replace("_ap", "_ap50"): f"{label(name)}50" for name in goals if name.endswith("_ap")}
-        _plot(quality, epochs, {name: (PALETTE[1 + place], label(name)) for place, name in enumerate(goals)})
-        colours = zip(halves.items(), PALETTE[3:], strict=False)
-        _plot(quality, epochs, {name: (colour, words) for (name, words), colour in colours})
-    words = "top-1 accuracy" if goals == ["val_top1"] else ", ".join(label(name) for name in goals)
+        words = "top-1 accuracy"
+        curves = {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")}
+    _plot(quality, epochs, curves)
     quality.set(xlabel="epoch", ylabel=f"{words}, %", ylim=(0, 100))
     rate.plot([line["updates"] / per_epoch for line in steps], [line["lr"] for line in steps], color=PALETTE[2])
     rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
-    for axes in (loss, quality, rate):
+    for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     with whole_file(path, durable=True) as unfinished:
         figure.savefig(unfinished, format="png", dpi=110)
 
 
 def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[str, str]]) -> None:
-    """Figures of the epochs that have them, each by its colour and its name."""
+    """Plot metrics, by name with colour and label, over the epochs that have them."""
     for name, (colour, words) in curves.items():
         known = [(line["epoch"], line[name]) for line in epochs if line.get(name) is not None]
         if known:
@@ -261,12 +246,12 @@ def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[st
 
 
 def write_page(text: str, path: Path) -> None:
-    """A run's report, which ends with its own digest."""
+    """Write a run's report, with its digest at the end."""
     write_text(f"{text}{_mark(text)}", path, durable=True)
 
 
 def whole_page(path: Path) -> bool:
-    """Whether a report is what was written."""
+    """Whether a report is there as it was written."""
     if not path.is_file():
         return False
     content = path.read_bytes().decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""What a run says of itself, with a digest: damage is noticed, whoever reads it. It does not keep out an attacker."""
+"""Digests of a run's description: they show damage and files of another run, but do not keep out an attacker."""
 
 import hashlib
 import json
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 DIGEST = "digest"  # below "broadsight" in config.json
-RUN = "run"  # in what a run's weights say of themselves
+RUN = "run"  # in the metadata of a run's weights
 
-# What of a run its weights depend on; neither the hour nor the folder.
+# The parts of a description that its weights depend on; neither the hour nor the folder
 MEANING = ("architecture", "num_classes", "num_features", "label_names", "model_args", "pretrained_cfg")
 HISTORY = ("task", "recipe", "seed", "labels", "goal")
 
@@ -21,11 +21,7 @@ def sealed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(config: Any, path: Path) -> None:
-    """Refuse a description that is not what was written; those of older runs have no digest and are taken as they are.
-
-    Args:
-        path: Where it was read.
-    """
+    """Refuse a description, read from a path, that is not what was written; those of older runs have no digest."""
     about = config.get("broadsight") if isinstance(config, dict) else None
     if not isinstance(about, dict) or DIGEST not in about:
         return
@@ -38,12 +34,12 @@ def check_seal(config: Any, path: Path) -> None:
 
 
 def is_sealed(config: Mapping[str, Any]) -> bool:
-    """Whether a description has its digest; one without was changed on purpose, or is older."""
+    """Whether a description has a digest; without one it was changed on purpose, or is older."""
     return DIGEST in config.get("broadsight", {})
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """A digest of what makes a run: two with the same give the same weights, wherever and whenever they are trained."""
+    """A digest of what decides a run's weights: runs of one identity give the same, wherever they are trained."""
     about = config.get("broadsight", {})
     kept = [config.get(key) for key in MEANING] + [about.get(key) for key in HISTORY]
     data = about.get("data", {})
@@ -51,11 +47,10 @@ def identity(config: Mapping[str, Any]) -> str:
 
 
 def check_owner(config: Mapping[str, Any], weights: Mapping[str, str], path: Path) -> None:
-    """Refuse weights that say that they are of another run.
+    """Refuse weights of another run than a description with a digest.
 
     Args:
-        config: The run's description; of one that is not sealed nothing is known.
-        weights: What their file says of itself.
+        weights: The metadata of their file.
         path: That file.
     """
     if is_sealed(config) and weights.get(RUN) != identity(config):

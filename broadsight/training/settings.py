@@ -13,6 +13,7 @@ from torch import nn
 
 from ..data.contents import same_contents
 from ..data.loading import Transforms
+from ..data.seeds import SCHEME
 from ..data.sources import Splits
 from ..data.stratify import METHOD
 from ..dense.build import USUAL, models_for
@@ -48,6 +49,11 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     if stored is not None:
         settings, recipe = BEFORE_DENSE | stored["settings"], Recipe().change(stored["recipe"])
         check_own_data(settings, request.data)
+        if settings.get("seeds", 1) != SCHEME:
+            raise ValueError(
+                f"the run in {request.out} was begun by a version that drew other random numbers, so it cannot be "
+                "resumed exactly; resume it with that version, or train anew in another --out"
+            )
         if recipe.teacher and recipe.teacher != request.changes.get("teacher") and ":" in recipe.teacher:
             raise ValueError(
                 f"{request.out} holds a run with teacher={_short(recipe.teacher)}, which would be fetched; "
@@ -90,7 +96,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     settings["seed"] = 0 if request.seed is None else request.seed
     settings["log_every"] = request.log_every or 10
     settings["task"] = entry.task
-    settings["hold_out"] = METHOD
+    settings["hold_out"], settings["seeds"] = METHOD, SCHEME
     settings["model"] = request.model or entry.model or DEFAULT_MODEL
     _refuse_ignored(request, settings)
     _settle_head(settings, entry)

@@ -1,4 +1,8 @@
-"""BatchNorm over the batches of all processes. Torch's own runs on GPUs alone; this one on CPUs as well."""
+"""BatchNorm over the batches of all processes, on CPUs as well.
+
+Torch's SyncBatchNorm refuses CPUs. Ours stays for `sync_bn` there, and because only with it can the tests show that two
+processes train a model with BatchNorm exactly as one does: those tests run on CPUs.
+"""
 
 from typing import Any
 
@@ -15,14 +19,12 @@ class SharedBatchNorm(_BatchNorm):
     No kind of torch's SyncBatchNorm, which DistributedDataParallel refuses on CPUs.
 
     Args:
-        norm: What it takes the place of; parameters and buffers are shared with it.
+        norm: The norm that it replaces; parameters and buffers are shared with it.
     """
 
     def __init__(self, norm: Any):
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        self.weight, self.bias = norm.weight, norm.bias
-        self.running_mean, self.running_var = norm.running_mean, norm.running_var
-        self.num_batches_tracked = norm.num_batches_tracked
+        self._parameters, self._buffers = dict(norm._parameters), dict(norm._buffers)
         self.drop, self.act = getattr(norm, "drop", nn.Identity()), getattr(norm, "act", nn.Identity())
         self.train(norm.training)
 
@@ -31,32 +33,31 @@ class SharedBatchNorm(_BatchNorm):
         return self.act(self.drop(output))
 
     def _over_all(self, input: Tensor) -> Tensor:
-        over = [0, *range(2, input.ndim)]
-        shape = (1, -1, *(1,) * (input.ndim - 2))
+        over, shape = [0, *range(2, input.ndim)], (1, -1, *(1,) * (input.ndim - 2))
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input  # sums need the precision
-        # Sums are exchanged, not means: processes may have batches of different size.
+        # Sums are exchanged, not means: processes may have batches of different size
         count = x.new_full((1,), input.numel() // input.shape[1])
-        sums = _sum_over_processes(torch.cat([x.sum(over), count]))
-        mean = sums[:-1] / sums[-1]
-        centred = x - mean.view(shape)
-        variance = _sum_over_processes((centred * centred).sum(over)) / sums[-1].detach()
+        sums = _SumOverProcesses.apply(torch.cat([x.sum(over), count]))
+        total = sums[-1].detach()
+        centred = x - (sums[:-1] / total).view(shape)
+        variance = _SumOverProcesses.apply((centred * centred).sum(over)) / total
         if self.track_running_stats:
-            self._remember(mean.detach(), variance.detach(), float(sums[-1].detach()))
+            self._remember(sums[:-1].detach() / total, variance.detach() * total / (total - 1).clamp(min=1))
         output = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(input.dtype)
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"expected at least (B, C), got {input.ndim} dimensions")
-
-    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
         self.num_batches_tracked.add_(1)
         weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean, weight)
-        self.running_var.lerp_(variance * (count / max(count - 1, 1)), weight)
+        self.running_var.lerp_(variance, weight)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"expected at least (B, C), got {input.ndim} dimensions")
 
 
 def synchronise(model: nn.Module, device: torch.device | None = None) -> nn.Module:
@@ -74,7 +75,7 @@ def synchronise(model: nn.Module, device: torch.device | None = None) -> nn.Modu
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """Sum over the processes; since all of them use it, so do the gradients come from all."""
+    """Sum over the processes; every process uses it, so its gradient is the sum of theirs."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -84,10 +85,4 @@ class _SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gradient = gradients[0].clone()
-        dist.all_reduce(gradient)
-        return gradient
-
-
-def _sum_over_processes(values: Tensor) -> Tensor:
-    return _SumOverProcesses.apply(values)
+        return _SumOverProcesses.forward(ctx, gradients[0])

@@ -2,9 +2,11 @@
 
 import hashlib
 import multiprocessing
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -22,6 +24,7 @@ from broadsight.training.checkpoints import newest
 from broadsight.training.lock import LOCK
 from broadsight.training.request import Request
 from broadsight.training.run import train
+from broadsight.training.run_folder import RunFolder
 
 # Three updates an epoch, so that a line of the metrics covers two or one of them.
 QUICK = dict(epochs=2, batch_size=8, fit_batch=False, image_size=32, warmup_epochs=1)
@@ -65,6 +68,31 @@ def fitting(request: Request) -> Request:
 def again(folder: Path, **fields: Any) -> Request:
     """What is asked for to continue the run in a folder: nothing but that."""
     return Request(**(dict(out=str(folder), workers=0, threads=1, device="cpu", report=False) | fields))
+
+
+def command(data: Path, out: Path, more: str = "") -> list[str]:
+    """What `small` asks for as a user types it, but for the batch."""
+    common = "--model test_vit --size 32 --workers 0 --threads 1 --device cpu"
+    return ["train", str(data), "--out", str(out), *shlex.split(f"{common} {more}")]
+
+
+def resuming(folder: Path) -> list[str]:
+    return shlex.split(f"train --resume --out '{folder}' --workers 0 --threads 1 --device cpu")
+
+
+def wait_for(moment: Callable[[], Any], seconds: float = 60.0, ended: Callable[[], Any] = lambda: None) -> Any:
+    """Wait until something is true, which it never will be once a process has `ended`, as its text says."""
+    until = time.monotonic() + seconds
+    while not (found := moment()):
+        assert not (said := ended()), said
+        assert time.monotonic() < until, f"nothing after {seconds} s"
+        time.sleep(0.01)
+    return found
+
+
+def lines_of(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The metrics of a run, of one kind or all."""
+    return [line for line in RunFolder(folder).metrics() if kind in (None, line["kind"])]
 
 
 def kill(request: Request, left: Path, owner: Any, name: str, call: int = 1, *, after: bool = False, resume=False):

@@ -8,14 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from broadsight.cli.main import main
 from broadsight.runs.classifier import open_classifier
-from broadsight.training import checkpoints as state
 from broadsight.training.objectives.classification import Classification
-from broadsight.training.records import DamagedRun
 from broadsight.training.run import train
 from broadsight.training.run_folder import RunFolder, whole_page, write_page
 
@@ -168,32 +164,6 @@ def test_best_of_an_earlier_epoch__from_the_copy(images, tmp_path, monkeypatch):
     notes = train(replace(again(tmp_path / "run"), resume=True)).notes
     assert "model.safetensors was damaged (missing): written again from update-000000006-evaluated" in notes
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
-
-
-def test_older_version__goes_on_and_says_what_it_cannot_mend(runs, images, tmp_path):
-    """Its checkpoints have no copies, and nothing of it a digest."""
-    for which in ("finished", "killed"):
-        folder = shutil.copytree(runs[which], tmp_path / which)
-        config = RunFolder(folder).config()
-        del config["broadsight"]["digest"]
-        (folder / "config.json").write_text(json.dumps(config))
-        shutil.rmtree(folder / "previous")
-        (checkpoint,) = (folder / "last").iterdir()
-        progress = json.loads((checkpoint / "progress.json").read_text())
-        del progress["run"], progress["best_weights"]
-        (checkpoint / "progress.json").write_text(json.dumps(progress))
-        (checkpoint / "metrics.jsonl").unlink()
-        names = [file.name for file in checkpoint.iterdir() if file.name != "manifest.json"]
-        manifest = {name: state._checksum(checkpoint / name) for name in names}
-        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-        broken = shutil.copytree(folder, tmp_path / f"{which}-broken")
-        train(replace(again(folder), resume=True))
-        tensors = [load_file(one / "model.safetensors") for one in (folder, runs["finished"])]
-        assert all(torch.equal(tensors[0][name], value) for name, value in tensors[1].items())
-        assert (folder / "metrics.jsonl").read_bytes() == (runs["finished"] / "metrics.jsonl").read_bytes()
-        os.truncate(broken / "metrics.jsonl", 50)
-        with pytest.raises(DamagedRun, match=r"metrics.jsonl is damaged, and the checkpoint, of an older version"):
-            train(replace(again(broken), resume=True))
 
 
 def test_page__knows_whether_it_is_whole(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from broadsight.cli.main import main
-from broadsight.training.classification import check_passes, opening
+from broadsight.training.parts import check_passes, opening
 from broadsight.training.recipes import find
 from broadsight.training.run import train
 

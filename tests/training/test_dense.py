@@ -19,6 +19,7 @@ from broadsight.training.request import Request
 from broadsight.training.run import train
 
 from .dense_runs import SMALL_HEADS, TASKS, ask_dense, write_coco
+from .runs import lines_of
 
 GOALS = {"retinanet": "box_ap", "mask_rcnn": "mask_ap", "semantic_fpn": "miou", "simple_baseline": "keypoint_ap"}
 
@@ -28,11 +29,6 @@ def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dense") / request.param
     outcome = train(ask_dense(request.param, folder))
     return request.param, folder, outcome
-
-
-def lines_of(folder, kind):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def test_run__is_a_folder_with_everything(run):
@@ -100,15 +96,13 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
     torch.manual_seed(1)
     classifier = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, num_classes=3)
     torch.save(classifier.state_dict(), tmp_path / "classifier.pth")
-    request = ask_dense(
-        "retinanet", tmp_path / "run", init=str(tmp_path / "classifier.pth"), changes=dict(lr=1e-12, min_lr=0.0)
-    )
-    train(request)
+    still = dict(lr=1e-12, min_lr=0.0)
+    train(ask_dense("retinanet", tmp_path / "run", init=str(tmp_path / "classifier.pth"), changes=still))
     opened = open_dense(tmp_path / "run")
     kept = classifier.backbone.state_dict()
     for name, value in opened.model.stages.network.named_parameters():
         torch.testing.assert_close(value, kept[name], atol=1e-6, rtol=0)
-    again = ask_dense("retinanet", tmp_path / "again", init=str(folder), changes=dict(lr=1e-12, min_lr=0.0))
+    again = ask_dense("retinanet", tmp_path / "again", init=str(folder), changes=still)
     note = [note for note in train(again).notes if "begins from" in note]
     assert note and "begin anew" not in note[0]
     torch.save({"stem.weight": torch.zeros(1)}, tmp_path / "other.pth")

@@ -5,6 +5,7 @@ import os
 import pty
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -22,13 +23,7 @@ from .runs import small
 def clock(monkeypatch):
     """The time, which passes when it is set."""
 
-    class Clock:
-        now = 100.0
-
-        def monotonic(self):
-            return self.now
-
-    clock = Clock()
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(display, "time", clock)
     return clock
 
@@ -123,9 +118,7 @@ def test_terminal__a_whole_run(images, tmp_path, monkeypatch, capfd):
 
 def test_terminal__plain_if_asked_or_not_first(monkeypatch):
     monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
-    assert Display(0, 1).live
-    assert not Display(0, 1, plain=True).live
-    assert not Display(1, 1).live
+    assert [Display(0, 1).live, Display(0, 1, plain=True).live, Display(1, 1).live] == [True, False, False]
 
 
 def test_terminal__a_real_one(monkeypatch):

@@ -6,11 +6,11 @@ A start takes ten seconds or more, nearly all of them imports. So the tests look
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from broadsight.cli.main import main
 from broadsight.training import checkpoints as state
 
-from .runs import again, kill, small
+from .runs import again, kill, lines_of, small, wait_for
 from .runs import train as train_in_process
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +49,8 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 AUGMENTED = ("--set", "auto_augment=rand-m5-mstd0.5-inc1")
-MAP = ("--pool", "map", "--pool-args", "dim=48", "heads=4", "groups=2", "tokens=2", "mlp_dim=96")
-MAP += ("pool_options={drop: 0}",)  # each process draws its own dropout
+# Without dropout, of which each process draws its own
+MAP = (*shlex.split("--pool map --pool-args dim=48 heads=4 groups=2 tokens=2 mlp_dim=96"), "pool_options={drop: 0}")
 
 # Branches that begin at zero have gradients of the size of rounding, and Adam would make these as large as all others.
 RESNET = ("--model", "test_resnet", "--set", "optimizer=sgd", "momentum=0.9")
@@ -67,22 +67,9 @@ LONG = ("--model", "test_vit", "--epochs", "14")
 
 
 def options(data: Path, out: Path | None, *more: str) -> list[str]:
-    common = [
-        "train",
-        str(data),
-        "--size",
-        "32",
-        "--lr",
-        "3e-3",
-        "--log-every",
-        "1",
-        "--workers",
-        "0",
-        "--threads",
-        "1",
-    ]
-    epochs = [] if "--epochs" in more else ["--epochs", "2"]
-    return [*common, "--batch", "8", *epochs, *(["--out", str(out)] if out else []), "--device", "cpu", *more]
+    common = shlex.split("--size 32 --lr 3e-3 --log-every 1 --workers 0 --threads 1 --batch 8 --device cpu")
+    common += [] if "--epochs" in more else ["--epochs", "2"]
+    return ["train", str(data), *common, *(["--out", str(out)] if out else []), *more]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -110,21 +97,23 @@ def started(*command: str, cwd: Path, log: Path, **env: str) -> Iterator[subproc
         process.wait(30)
 
 
-def finished(*command: str, cwd: Path, log: Path, timeout: float = 240, **env: str) -> tuple[int, str]:
+def finish(*command: str, cwd: Path, code: int = 0, **env: str) -> str:
+    """Run a command to its end, which must be `code` (or anything but 0 for -1); what it printed."""
+    log = cwd / "log.txt"
     with started(*command, cwd=cwd, log=log, **env) as process:
-        code = process.wait(timeout)
-    return code, log.read_text()
+        ended = process.wait(240)
+    assert ended == code or (code < 0 and ended), log.read_text()[-3000:]
+    return log.read_text()
 
 
-def wait_for(what: Callable[[], Any], process: subprocess.Popen, log: Path, seconds: float = 180) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        assert process.poll() is None, f"ended with {process.returncode} too early:\n{log.read_text()[-3000:]}"
-        time.sleep(0.05)
-    raise AssertionError(f"nothing after {seconds} s:\n{log.read_text()[-3000:]}")
+def await_in(process: subprocess.Popen, log: Path, what: Callable[[], Any]) -> Any:
+    """Wait for something that a process brings about."""
+
+    def ended() -> str | None:
+        said = log.read_text()[-3000:]
+        return None if process.poll() is None else f"ended with {process.returncode} too early:\n{said}"
+
+    return wait_for(what, 180, ended)
 
 
 def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
@@ -140,12 +129,6 @@ def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
     return found
 
 
-def lines_of(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    file = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return [line for line in lines if kind in (None, line["kind"])]
-
-
 def assert_same_curve(found: Path, expected: Path) -> None:
     pairs = list(zip(lines_of(found), lines_of(expected), strict=True))
     assert pairs
@@ -158,11 +141,6 @@ def assert_same_curve(found: Path, expected: Path) -> None:
                 assert a[key] == pytest.approx(value, rel=TOLERANCE["rtol"], abs=TOLERANCE["atol"]), (key, a, b)
             else:  # learning rates, counts, and shares of right answers
                 assert a[key] == pytest.approx(value, rel=1e-6), (key, a, b)
-
-
-def train_alone(data: Path, out: Path, *more: str) -> Path:
-    assert main(options(data, out, *more)) == 0
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -186,9 +164,8 @@ def data(tmp_path_factory) -> Path:
 def alone(data, tmp_path_factory) -> Path:
     """Each run in one process; and one that dies after its third checkpoint."""
     folder = tmp_path_factory.mktemp("alone")
-    for name, (both, _) in CURVES.items():
-        train_alone(data, folder / name, *both)
-    train_alone(data, folder / "long", *LONG)
+    for name, asked in {"long": LONG, **{name: both for name, (both, _) in CURVES.items()}}.items():
+        assert main(options(data, folder / name, *asked)) == 0
     changes = dict(epochs=5, lr=3e-3)
     request = small(data, folder / "dying", changes=changes, log_every=1)
     kill(request, folder / "dead", state, "save", 3, after=True)
@@ -204,9 +181,7 @@ def two(data, alone, tmp_path_factory) -> Path:
     runs = [options(data, folder / name, *both, *several) for name, (both, several) in CURVES.items()]
     runs += [options(data, folder / "not shared", *CURVES["BatchNorm"][0])]
     runs += [["train", "--resume", "--out", str(alone / "dead"), "--workers", "0", "--device", "cpu"]]
-    command = (*TORCHRUN, *TWO, str(folder / "several.py"), json.dumps(runs))
-    code, log = finished(*command, cwd=folder, log=folder / "log.txt")
-    assert code == 0, log[-3000:]
+    finish(*TORCHRUN, *TWO, str(folder / "several.py"), json.dumps(runs), cwd=folder)
     return folder
 
 
@@ -238,9 +213,7 @@ def test_weights_are_those_of_one_process(two, alone):
         found, expected = (load_file(folder / name / "model.safetensors") for folder in (two, alone))
         assert list(found) == list(expected)
         for key, value in expected.items():
-            torch.testing.assert_close(
-                found[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key} {text}"
-            )
+            assert torch.allclose(found[key], value, rtol=1e-2, atol=1e-3), (name, key)
 
 
 def test_one_process_s_checkpoint_is_continued_by_two(two, alone):
@@ -267,12 +240,12 @@ def killed(data, tmp_path_factory) -> dict[str, Any]:
         def checkpoint() -> Path | None:
             return state.newest(run() / "last") if run() else None
 
-        wait_for(checkpoint, process, log)
+        await_in(process, log, checkpoint)
         facts["first"] = workers_of(process)
         facts["first"][1].kill()
-        wait_for(lambda: "continuing after" in log.read_text(), process, log)
+        await_in(process, log, lambda: "continuing after" in log.read_text())
         at = len(lines_of(run(), "epoch"))
-        wait_for(lambda: len(lines_of(run(), "epoch")) > at, process, log)
+        await_in(process, log, lambda: len(lines_of(run(), "epoch")) > at)
         facts["second"] = workers_of(process)
         process.send_signal(signal.SIGTERM)
         facts["code"] = process.wait(60)
@@ -295,9 +268,8 @@ def test_all_processes_chose_one_folder__also_after_a_restart(killed):
 
 def test_sigterm_to_torchrun_ends_all_and_saves(killed):
     assert killed["code"] != 0 and not killed["left"]
-    assert (
-        "stopped in epoch" in killed["log"] and "continue with: broadsight train --resume --out runs/" in killed["log"]
-    )
+    assert "stopped in epoch" in killed["log"]
+    assert "continue with: broadsight train --resume --out runs/" in killed["log"]
     assert not killed["progress"]["finished"]
     assert killed["progress"]["metrics_size"] == (killed["run"] / "metrics.jsonl").stat().st_size
 
@@ -310,26 +282,14 @@ def test_what_two_processes_left_is_finished_by_one(killed, alone):
     assert_same_curve(killed["run"], alone / "long")
 
 
-def accelerate(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *arguments)
+def accelerate(kind: str) -> tuple[str, ...]:
+    asked = "--num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no -m broadsight"
+    return (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", kind, *asked.split())
 
 
 @pytest.mark.slow
 def test_accelerate_launch_on_cpus_is_refused_with_the_command_that_works(data, tmp_path):
-    asked = (
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-    )
-    command = accelerate(*asked, "-m", "broadsight", *options(data, tmp_path / "run"))
-    code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt")
-    assert code != 0
+    log = finish(*accelerate("--cpu"), *options(data, tmp_path / "run"), cwd=tmp_path, code=-1)
     assert "broadsight: 2 processes asked for, 1 running" in log
     assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in log
     assert not (tmp_path / "run").exists()
@@ -337,11 +297,8 @@ def test_accelerate_launch_on_cpus_is_refused_with_the_command_that_works(data, 
 
 @pytest.mark.slow
 def test_accelerate_launch_that_starts_two_works(data, alone, tmp_path):
-    asked = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no")
-    command = accelerate(*asked, "--dynamo_backend", "no", "-m", "broadsight", *options(data, tmp_path / "run"))
-    command += CURVES["no BatchNorm"][0]
-    code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt", ACCELERATE_USE_CPU="true")
-    assert code == 0, log[-3000:]
+    asked = options(data, tmp_path / "run", *CURVES["no BatchNorm"][0])
+    finish(*accelerate("--multi_gpu"), *asked, cwd=tmp_path, ACCELERATE_USE_CPU="true")
     assert_same_curve(tmp_path / "run", alone / "no BatchNorm")
 
 
@@ -353,10 +310,10 @@ def test_killed_processes_reach_the_end_of_those_that_were_not(rank, data, alone
     with started(*command, cwd=tmp_path, log=log) as process:
         for _ in range(2):
             at = len(lines_of(run, "epoch"))
-            wait_for(lambda at=at: len(lines_of(run, "epoch")) > at and rank in workers_of(process), process, log)
+            await_in(process, log, lambda at=at: len(lines_of(run, "epoch")) > at and rank in workers_of(process))
             before = log.read_text().count("continuing after")
             workers_of(process)[rank].kill()
-            wait_for(lambda n=before: log.read_text().count("continuing after") > n, process, log)
+            await_in(process, log, lambda n=before: log.read_text().count("continuing after") > n)
         assert process.wait(180) == 0
     assert [line["epoch"] for line in lines_of(run, "epoch")] == list(range(1, 15))
     assert_same_curve(run, alone / "long")
@@ -374,7 +331,7 @@ def test_a_process_killed_on_one_of_two_nodes_makes_both_continue(rank, data, al
     command = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "--max-restarts", "1")
     command += ("-m", "broadsight", *options(data, run, *LONG))
     with started(*command, cwd=tmp_path, log=logs[0]) as a, started(*command, cwd=tmp_path, log=logs[1]) as b:
-        wait_for(lambda: run.is_dir() and state.newest(run / "last"), a, logs[0])
+        await_in(a, logs[0], lambda: run.is_dir() and state.newest(run / "last"))
         (workers_of(a) | workers_of(b))[rank].kill()
         assert (a.wait(240), b.wait(240)) == (0, 0), logs[0].read_text() + logs[1].read_text()
     assert_same_curve(run, alone / "long")
@@ -382,17 +339,8 @@ def test_a_process_killed_on_one_of_two_nodes_makes_both_continue(rank, data, al
 
 @pytest.mark.slow
 def test_a_twin_is_trained_by_two_processes_as_well(data, tmp_path):
-    command = (
-        *TORCHRUN,
-        *TWO,
-        "-m",
-        "broadsight",
-        *options(data, tmp_path / "run", "--model", "test_vit"),
-        "--twin",
-        "gap",
-    )
-    code, log = finished(*command, cwd=tmp_path, log=tmp_path / "log.txt")
-    assert code == 0, log[-3000:]
+    asked = options(data, tmp_path / "run", "--model", "test_vit", "--twin", "gap")
+    finish(*TORCHRUN, *TWO, "-m", "broadsight", *asked, cwd=tmp_path)
     assert len(lines_of(tmp_path / "run" / "twin-gap", "epoch")) == 2
 
 
@@ -407,20 +355,12 @@ DENSE = {
 @pytest.mark.parametrize("task", DENSE)
 def test_dense__two_processes_have_the_curve_and_the_figures_of_one(task, tmp_path):
     """Of images that are all of one size: where they differ, each process pads its own."""
-    asked = ("scenes:8", "--task", task, *DENSE[task], "--model", "test_vit", "--size", "64", "--batch", "4")
-    asked += ("--epochs", "2", "--workers", "0", "--log-every", "1", "--no-report", "--no-strict", "--device", "cpu")
-    asked += ("--set", "resize=1,1", "warmup_epochs=0", "sync_bn=true")
-    code, log = finished(
-        *TORCHRUN, *TWO, "-m", "broadsight", "train", *asked, "--out", "two", cwd=tmp_path, log=tmp_path / "log.txt"
-    )
-    assert code == 0, log[-3000:]
-    assert main(["train", *asked, "--out", str(tmp_path / "one"), "--threads", "1"]) == 0
-    lines = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text("utf-8").splitlines()]
-        for name in ("one", "two")
-    ]
-    assert len(lines[0]) == len(lines[1])
-    for one, two in zip(*lines, strict=True):
+    asked = [*f"train scenes:8 --task {task} --model test_vit --size 64 --batch 4 --epochs 2".split(), *DENSE[task]]
+    asked += shlex.split("--workers 0 --log-every 1 --no-report --no-strict --device cpu")
+    asked += shlex.split("--set resize=1,1 warmup_epochs=0 sync_bn=true")
+    finish(*TORCHRUN, *TWO, "-m", "broadsight", *asked, "--out", "two", cwd=tmp_path)
+    assert main([*asked, "--out", str(tmp_path / "one"), "--threads", "1"]) == 0
+    for one, two in zip(lines_of(tmp_path / "one"), lines_of(tmp_path / "two"), strict=True):
         assert one.pop("kind") == two.pop("kind")
         missing = [{name for name in line if line[name] is None} for line in (one, two)]  # figures of nothing
         assert missing[0] == missing[1]

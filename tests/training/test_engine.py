@@ -21,25 +21,23 @@ from broadsight.training import processes, run_folder
 from broadsight.training.display import Display
 from broadsight.training.engine import Engine, Failed, total_images
 from broadsight.training.objectives.classification import Classification
-from broadsight.training.objectives.objective import Step
+from broadsight.training.objectives.objective import Step, Work
 from broadsight.training.optimisation import make_average, make_optimizer, make_scheduler
 from broadsight.training.recipes import Recipe
 from broadsight.training.run import train
 from broadsight.training.run_folder import RunFolder
 
-from .runs import again, kill, left_by, small
+from .runs import again, command, kill, left_by, lines_of, small
 
 PLAIN = Recipe(
     optimizer="momentum", momentum=0.0, lr=0.1, schedule="constant", warmup_epochs=0, weight_decay=0.0, epochs=2
 )
 
 
-class Fitting:
-    """Fits a line with a norm to points; the loss is the mean squared error, the goal is told in advance."""
+class Fitting(Work):
+    """Fits a line with a norm to points; the loss is the mean squared error, the goals are given in advance."""
 
-    goal = "val_top1"
-    counts_correct = True
-    stays_in_eval = False
+    goal, counts_correct = "val_top1", True
 
     def __init__(self, model, accumulate=1, goals=(10.0, 20.0, 30.0, 40.0, 50.0, 60.0)):
         self.model, self.accumulate, self.goals = model, accumulate, iter(goals)
@@ -99,7 +97,7 @@ def engine_for(folder, recipe=PLAIN, **options):
 
 
 def lines(engine, kind):
-    return [line for line in engine.folder.metrics() if line["kind"] == kind]
+    return lines_of(engine.folder.path, kind)
 
 
 def best_weights(engine):
@@ -117,12 +115,8 @@ def test_metrics__means_of_the_losses(tmp_path):
     assert len(losses) == 6
     expected = [sum(losses[:2]) / 2, losses[2], losses[3], sum(losses[4:]) / 2]
     assert [line["loss"] for line in lines(engine, "updates")] == pytest.approx(expected, rel=1e-6)
-    assert [(line["updates"], line["epoch"], line["lr"]) for line in lines(engine, "updates")] == [
-        (2, 1, 0.1),
-        (3, 1, 0.1),
-        (4, 2, 0.1),
-        (6, 2, 0.1),
-    ]
+    places = [(line["updates"], line["epoch"], line["lr"]) for line in lines(engine, "updates")]
+    assert places == [(2, 1, 0.1), (3, 1, 0.1), (4, 2, 0.1), (6, 2, 0.1)]
     first, second = lines(engine, "epoch")
     assert first["train_loss"] == pytest.approx(sum(losses[:3]) / 3, rel=1e-6)
     assert second["train_loss"] == pytest.approx(sum(losses[3:]) / 3, rel=1e-6)
@@ -142,12 +136,14 @@ def test_metrics__means_of_the_losses(tmp_path):
         ((math.nan, 0.0, None), (0.0, 2), 1),  # nan never wins, and never locks; 0 is a value
         ((math.inf, 5.0, 5.0), (5.0, 2), 1),  # of equals the first
         ((5.0, math.nan, 7.0), (7.0, 3), 2),
+        ((10.0, 30.0, 30.0, 20.0), (30.0, 2), 1),
     ],
 )
 def test_best__figures_that_are_missing_are_never_chosen(tmp_path, goals, best, kept):
-    engine = engine_for(tmp_path, replace(PLAIN, epochs=3), goals=goals)
+    engine = engine_for(tmp_path, replace(PLAIN, epochs=len(goals)), goals=goals)
     progress = engine.fit()
     assert (progress.best, progress.best_epoch) == best
+    assert progress.stale == (len(goals) - best[1] if best[1] else 0)
     assert equal(best_weights(engine), engine.work.evaluated[kept])
     written = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in written and "Infinity" not in written
@@ -169,12 +165,11 @@ def test_patience__does_not_count_epochs_without_a_figure(tmp_path):
 
 
 def test_resume__without_a_best(tmp_path):
-    recipe = replace(PLAIN, epochs=2)
-    engine_for(tmp_path, replace(recipe, epochs=1), goals=[None]).fit()
-    again_ = engine_for(tmp_path, recipe, goals=[3.0])
-    assert again_.resume()
-    again_.progress.finished = False
-    assert again_.fit().best == 3.0
+    engine_for(tmp_path, replace(PLAIN, epochs=1), goals=[None]).fit()
+    engine = engine_for(tmp_path, goals=[3.0])
+    assert engine.resume()
+    engine.progress.finished = False
+    assert engine.fit().best == 3.0
 
 
 def test_update__plain_gradient_descent(tmp_path):
@@ -201,9 +196,8 @@ def test_accumulate__the_mean_of_the_passes(tmp_path):
     assert len(two.work.losses) == 2 * len(one.work.losses) == 6
     for first, second in zip(one.plain.parameters(), two.plain.parameters(), strict=True):
         torch.testing.assert_close(first, second)
-    assert [line["loss"] for line in lines(two, "updates")] == pytest.approx(
-        [line["loss"] for line in lines(one, "updates")], rel=1e-5
-    )
+    losses = [[line["loss"] for line in lines(engine, "updates")] for engine in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_clip_norm__bounds_an_update(tmp_path):
@@ -234,12 +228,12 @@ def test_average__is_evaluated_and_kept(tmp_path):
 
     engine.optimizer.step = follow
     engine.fit()
-    # By hand: the first update is taken whole, later ones by half.
+    # By hand: the first update is taken whole, later ones by half; counters are copied
     average = trained[0]
     for weights in trained[1:]:
         average = {
-            name: weights[name] if not value.is_floating_point() else 0.5 * value + 0.5 * weights[name]
-            for name, value in average.items()
+            name: (average[name] + value) / 2 if value.dtype.is_floating_point else value
+            for name, value in weights.items()
         }
     assert not equal(best_weights(engine), engine.plain.state_dict())
     assert equal(best_weights(engine), engine.work.evaluated[-1])
@@ -248,15 +242,6 @@ def test_average__is_evaluated_and_kept(tmp_path):
     assert equal(load_file(checkpoint / "model.safetensors"), dict(engine.plain.state_dict()))
     for name, value in best_weights(engine).items():
         torch.testing.assert_close(value, average[name])
-
-
-def test_best_weights__of_the_best_epoch(tmp_path):
-    engine = engine_for(tmp_path, replace(PLAIN, epochs=4), goals=(10.0, 30.0, 30.0, 20.0))
-    progress = engine.fit()
-    assert (progress.best, progress.best_epoch, progress.stale) == (30.0, 2, 2)
-    assert equal(best_weights(engine), engine.work.evaluated[1])
-    assert not equal(best_weights(engine), engine.work.evaluated[3])
-    assert [line["best_epoch"] for line in lines(engine, "epoch")] == [1, 2, 2, 2]
 
 
 def test_patience__ends_early(tmp_path):
@@ -342,9 +327,8 @@ def test_loss_is_no_number__batch_named(tmp_path):
         return step(batch)
 
     engine.work.step = second_epoch
-    with pytest.raises(
-        Failed, match="the loss is nan in epoch 2, about update 4, for the batch point 0, point 1"
-    ) as end:
+    said = "the loss is nan in epoch 2, about update 4, for the batch point 0, point 1"
+    with pytest.raises(Failed, match=said) as end:
         engine.fit()
     assert "last/update-000000003-evaluated, is whole: --resume continues from it" in str(end.value)
     assert json.loads((tmp_path / "bad_batch.json").read_text()) == [f"point {index}" for index in range(4)]
@@ -391,8 +375,7 @@ def test_loss_is_no_number__command(images, tmp_path, monkeypatch, capsys):
         return result._replace(loss=result.loss * math.nan) if len(calls) == 5 else result
 
     monkeypatch.setattr(Classification, "step", bad)
-    options = ["--size", "32", "--batch", "8", "--epochs", "2", "--workers", "0", "--threads", "1", "--log-every", "2"]
-    argv = ["train", str(images), "--model", "test_vit", "--out", str(tmp_path / "run"), *options]
+    argv = command(images, tmp_path / "run", "--batch 8 --epochs 2 --log-every 2")
     assert main(argv) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("broadsight: the loss is nan in epoch 2, about update 6, for the batch ")
@@ -437,11 +420,8 @@ def test_full_disk__one_line(writer, tmp_path, monkeypatch):
         engine.fit()
     monkeypatch.undo()
     expected = f"cannot write to {tmp_path / 'run'}: No space left on device; the last checkpoint, "
-    learned = writer not in (
-        "weights of a checkpoint",
-        "renaming",
-        "metrics",
-    )  # the second epoch, before it was evaluated
+    # Whether the second epoch was saved before it was evaluated
+    learned = writer not in ("weights of a checkpoint", "renaming", "metrics")
     name = "update-000000006" if learned else "update-000000003-evaluated"
     assert str(end.value).startswith(f"{expected}last/{name}, is whole")
     checkpoint, before = state.checkpoints(tmp_path / "run" / "last", tmp_path / "run" / "previous")
@@ -500,8 +480,7 @@ def test_folder_cannot_be_made(images, tmp_path, monkeypatch, capsys):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run"))
 
     monkeypatch.setattr(state.Path, "mkdir", refuse)
-    options = ["--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1"]
-    assert main(["train", str(images), "--out", str(tmp_path / "run"), *options]) == 2
+    assert main(command(images, tmp_path / "run")) == 2
     said = capsys.readouterr().err
     assert said == f"broadsight: cannot write to {tmp_path / 'run'}: Permission denied; choose another --out\n"
 

@@ -16,7 +16,7 @@ from broadsight.training.request import Request
 from broadsight.training.run import train
 
 from .dense_runs import ask_dense
-from .runs import new_processes
+from .runs import new_processes, wait_for
 
 KILLS = int(os.environ.get("BROADSIGHT_KILLS", "6"))  # of each task
 
@@ -41,13 +41,6 @@ def run(head: str, out: Path, said: Path, patience: float) -> None:
         said.write_text(f"{type(error).__name__}: {error}")
 
 
-def wait_for(seen, seconds=300):
-    end = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def holds(process, folder):
     file = folder / lock.LOCK
     return file.exists() and file.read_text().startswith(f"{process.pid} ")
@@ -61,7 +54,7 @@ def test_killed_with_two_writers__same_result(head, tmp_path):
     def start(out, name, patience=5.0):
         process = context.Process(target=run, args=(head, tmp_path / out, tmp_path / name, patience))
         process.start()
-        wait_for((tmp_path / name).exists)
+        wait_for((tmp_path / name).exists, 300)
         return process
 
     def finish(out):
@@ -73,7 +66,7 @@ def test_killed_with_two_writers__same_result(head, tmp_path):
     took, refused = finish("whole"), 0
     for number in range(KILLS):
         first = start("run", f"first-{number}")
-        wait_for(lambda one=first: holds(one, tmp_path / "run") or not one.is_alive())
+        wait_for(lambda one=first: holds(one, tmp_path / "run") or not one.is_alive(), 300)
         second = start("run", f"second-{number}", patience=0.0)
         time.sleep(draw.uniform(0, took / 3))
         alive = first.is_alive()

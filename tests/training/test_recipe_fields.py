@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broadsight.training import run as training
-from broadsight.training.classification import check_fields
+from broadsight.training.parts import check_fields
 from broadsight.training.recipes import Recipe, names
 from broadsight.training.request import Request
 from broadsight.training.settings import settings_of

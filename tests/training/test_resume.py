@@ -10,21 +10,24 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from broadsight.cli.main import main
+from broadsight.data.seeds import SCHEME
 from broadsight.training import checkpoints as state
 from broadsight.training.engine import Engine, Failed, Interrupted
+from broadsight.training.lock import LOCK
 from broadsight.training.objectives.classification import Classification
 from broadsight.training.request import Request
 from broadsight.training.run import train
 from broadsight.training.run_folder import RunFolder
 from broadsight.weights import writing
 
-from .runs import Moments, again, everything_in, fitting, kill, left_by, small
+from .runs import Moments, again, command, everything_in, fitting, kill, left_by, resuming, small, wait_for
 
 MAP = dict(model="test_resnet", pool="map", pool_args=dict(groups=2, dim=16, pool_options=dict(heads=2)))
 KINDS = {
@@ -161,11 +164,6 @@ def test_other_workers__same_result(kind, images, whole, tmp_path):
     assert left_by(tmp_path / "left") == left_by(whole(kind))
 
 
-def test_checkpoints_within_epochs_change_nothing(images, whole, tmp_path):
-    train(small(images, tmp_path / "run", checkpoint_minutes=0))
-    assert left_by(tmp_path / "run") == left_by(whole("plain"))
-
-
 def test_resume_keeps_the_batch_that_was_asked_for(images, tmp_path):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
     kill(fitting(small(images, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
@@ -208,14 +206,14 @@ def test_same_command_again__continues(images, tmp_path):
 
 def test_finished__nothing_happens(images, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
-    command = ["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]
+    asked = resuming(folder)
     before = everything_in(folder)
-    assert main([*command, "--no-report"]) == 0
+    assert main([*asked, "--no-report"]) == 0
     assert everything_in(folder) == before
     assert "best top-1" in capsys.readouterr().out
-    assert main(command) == 0 and (folder / "report.html").is_file()  # which was missing
+    assert main(asked) == 0 and (folder / "report.html").is_file()  # which was missing
     before = everything_in(folder)
-    assert main(command) == 0
+    assert main(asked) == 0
     assert everything_in(folder) == before
     assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
 
@@ -259,6 +257,23 @@ def test_nothing_to_resume(tmp_path, capsys):
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
+
+
+OLD = Path(__file__).parents[1] / "runs" / "first_version"
+
+
+@pytest.mark.parametrize("old", ["classify", "segment", "mine"])
+def test_other_seeds__refused_and_untouched(old, whole, tmp_path, capsys):
+    """A run that was begun with seeds of another scheme would not continue as it began; the first version's had one."""
+    folder = shutil.copytree(whole("plain") if old == "mine" else OLD / old, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    if old == "mine":
+        assert config["broadsight"]["settings"].pop("seeds") == SCHEME
+        del config["broadsight"]["digest"]
+        (folder / "config.json").write_text(json.dumps(config))
+    (folder / LOCK).touch()
+    capsys.readouterr()  # what the whole run has printed
+    refuses_untouched(folder, capsys, f"the run in {folder} was begun by a version that drew other random numbers")
 
 
 OTHERS = {
@@ -355,14 +370,8 @@ def begun(images, tmp_path_factory):
     return folder / "left"
 
 
-FILES = (
-    "manifest.json",
-    "progress.json",
-    "model.safetensors",
-    "ema.safetensors",
-    "optimizer.bin",
-    "random_states_0.pkl",
-)
+FILES = ("manifest.json", "progress.json", "model.safetensors", "ema.safetensors", "optimizer.bin")
+FILES += ("random_states_0.pkl",)
 
 
 def cut(file):
@@ -401,15 +410,6 @@ def test_damaged_checkpoint__the_one_before_does(name, damage, begun, whole, tmp
     assert left_by(folder) == left_by(whole("average"))
 
 
-def test_damaged_checkpoint__json_of_something_else(begun, tmp_path, capsys):
-    (checkpoint,) = (begun / "last").iterdir()
-    for number, text in enumerate(("{}", '{"a": [1, 2')):
-        folder = shutil.copytree(begun, tmp_path / str(number))
-        shutil.rmtree(folder / "previous")
-        (folder / "last" / checkpoint.name / "manifest.json").write_text(text)
-        refuses_untouched(folder, capsys, "is damaged")
-
-
 @pytest.mark.parametrize("text", ["", '{"broadsight": ', "[]", "{}", "null", '{"broadsight": {"settings": {}}}'])
 def test_damaged_config__one_line_and_untouched(text, begun, tmp_path, capsys):
     folder = shutil.copytree(begun, tmp_path / "run")
@@ -419,7 +419,7 @@ def test_damaged_config__one_line_and_untouched(text, begun, tmp_path, capsys):
 
 def refuses_untouched(folder, capsys, *texts):
     before = everything_in(folder)
-    code = main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1", "--device", "cpu"])
+    code = main(resuming(folder))
     assert code in (1, 2)
     assert everything_in(folder) == before
     said = capsys.readouterr().err
@@ -432,15 +432,15 @@ def test_foreign_folder__refused_and_untouched(images, tmp_path, capsys):
     folder.mkdir()
     (folder / "chapter.txt").write_text("one")
     before = everything_in(folder)
-    common = ["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(folder), "--workers", "0"]
-    for options in ([], ["--resume"]):
-        assert main(common + options) == 2
+    asked = command(images, folder)
+    for more in ([], ["--resume"]):
+        assert main(asked + more) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"{folder} exists and holds no run; choose another --out" in said
         assert everything_in(folder) == before
     (folder / "config.json").write_text('{"architecture": "resnet50"}')  # a model, such as one from a hub
     before = everything_in(folder)
-    assert main([*common, "--resume"]) == 2
+    assert main([*asked, "--resume"]) == 2
     assert "no run of broadsight" in capsys.readouterr().err
     assert everything_in(folder) == before
 
@@ -448,9 +448,8 @@ def test_foreign_folder__refused_and_untouched(images, tmp_path, capsys):
 def test_out_is_a_file(images, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("mine")
-    common = ["train", str(images), "--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1"]
     for out in (file, file / "below"):
-        assert main([*common, "--out", str(out)]) == 2
+        assert main(command(images, out)) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and str(out) in said and "choose another --out" in said
     assert file.read_text() == "mine"
@@ -494,8 +493,7 @@ def test_stopped__names_a_command_that_can_be_typed(images, tmp_path, monkeypatc
     folder = tmp_path / "my run"
     own = Classification.step
     monkeypatch.setattr(Classification, "step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), own(*args))[1])
-    options = ["--model", "test_vit", "--size", "32", "--workers", "0", "--threads", "1", "--device", "cpu"]
-    assert main(["train", str(images), "--out", str(folder), *options]) == 143
+    assert main(command(images, folder)) == 143
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("broadsight: stopped in epoch 1, update 1 and saved; continue with: broadsight train ")
     typed = shlex.split(said.partition("continue with: ")[2])
@@ -550,18 +548,9 @@ def nursery():
         process.stdin.close()
 
 
-def wait_for(moment, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not moment():
-        assert time.monotonic() < until, "nothing happened"
-        time.sleep(0.005)
-
-
 def options(images, folder, workers):
-    settings = [f"{key}={value}" for key, value in (dict(epochs=4, batch_size=8, fit_batch=False, ema=0.9)).items()]
-    common = ["--model", "test_vit", "--size", "32", "--log-every", "2", "--checkpoint-minutes", "0", "--device", "cpu"]
-    common += ["--workers", str(workers), "--threads", "1", "--set", "warmup_epochs=1", *settings]
-    return ["train", str(images), "--out", str(folder), *common]
+    changes = "--set warmup_epochs=1 epochs=4 batch_size=8 fit_batch=False ema=0.9"
+    return command(images, folder, f"--log-every 2 --checkpoint-minutes 0 --workers {workers} {changes}")
 
 
 @pytest.fixture(scope="module")
@@ -594,19 +583,19 @@ def test_process_asked_to_stop__same_result(number, nursery, four_epochs, images
     said = (tmp_path / "said").read_text()
     assert "Traceback" not in said
     assert said.splitlines()[-1].endswith(f"and saved; continue with: broadsight train --resume --out {folder}")
-    assert main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]) == 0
+    assert main(resuming(folder)) == 0
     assert left_by(folder) == four_epochs
 
 
 @pytest.mark.slow
 def test_command_asked_to_stop__same_result(four_epochs, images, tmp_path):
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "broadsight", *options(images, folder, 2)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    asked = [sys.executable, "-m", "broadsight", *options(images, folder, 2)]
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         wait_for((folder / "metrics.jsonl").exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the workers get it too
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "Traceback" not in said and "continue with: broadsight train --resume" in said
-    assert main(["train", "--resume", "--out", str(folder), "--workers", "0", "--threads", "1"]) == 0
+    assert main(resuming(folder)) == 0
     assert left_by(folder) == four_epochs

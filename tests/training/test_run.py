@@ -13,10 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from broadsight.runs.classifier import open_classifier
-from broadsight.training import run as training
-from broadsight.training.request import Request
 from broadsight.training.run import train
-from broadsight.training.run_folder import RunFolder
 from broadsight.weights.loading import load_given
 
 from .small_runs import SMALL_POOL, ask, files_in, fill, leave_run, ready, refusal, updates, without_drawing
@@ -43,20 +40,6 @@ def config(run: Path) -> dict:
 
 
 # ---- a run
-
-
-def test_train__run_loads_as_a_timm_model(data, tmp_path):
-    outcome = train(ask(data, model="test_vit", out=str(tmp_path / "run")), command="broadsight train ...")
-    assert outcome.folder == tmp_path / "run" and outcome.progress.updates == 4
-    model = timm.create_model(f"local-dir:{outcome.folder}", pretrained=True)
-    assert model.num_classes == 2 and list(model.pretrained_cfg["input_size"]) == [3, 32, 32]
-    assert sum(p.numel() for p in model.parameters()) == outcome.parameters
-    stored = load_file(outcome.folder / "model.safetensors")
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
-    said = config(outcome.folder)
-    assert said["label_names"] == ["a", "b"] and said["broadsight"]["command"] == "broadsight train ..."
-    (line,) = [line for line in RunFolder(outcome.folder).metrics() if line["kind"] == "epoch"]
-    assert line["val_top1"] == outcome.progress.best and 0 <= line["val_top1"] <= 100
 
 
 @pytest.mark.parametrize(
@@ -202,16 +185,6 @@ def test_compile(data, tmp_path):
     assert names == timm.create_model("test_resnet").state_dict().keys()
 
 
-def test_frozen_stats(data):
-    prepared = ready(ask(data, changes=dict(frozen_stats=True)))
-    before = prepared.engine.plain.bn1.running_mean.clone()
-    updates(prepared, 2)
-    assert torch.equal(prepared.engine.plain.bn1.running_mean, before)
-    other = ready(ask(data))
-    updates(other, 2)
-    assert not torch.equal(other.engine.plain.bn1.running_mean, before)
-
-
 # ---- images and sizes
 
 
@@ -270,30 +243,10 @@ def test_fit_batch__is_even_where_images_are_mixed(colours):
     assert work.batch % 2 == 0
 
 
-def test_fit_batch__a_resumed_run_keeps_its_batch(data, tmp_path):
-    out = str(tmp_path / "run")
-    train(ask(data, out=out, changes=dict(batch_size=16)))
-    with pytest.MonkeyPatch.context() as patch:
-        seen = []
-        patch.setattr(training, "_run", lambda ready, *_: seen.append(ready) or ready.engine.progress)
-        train(replace(Request(out=out, workers=0, threads=1, device="cpu"), resume=True))
-    assert seen[0].engine.recipe.batch_size == 16
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(changes=dict(image_size=None)),
-        dict(changes=dict(eval_size=None)),
-        dict(pool="map", pool_args=SMALL_POOL, changes=dict(distill="hard", teacher="{teacher}")),
-    ],
-    ids=["size", "eval_size", "distill"],
-)
-def test_resume__with_the_same_request(data, tmp_path, options):
-    """Whoever recalls the command and adds --resume must not be told that it is another."""
-    teacher = str(leave_run(tmp_path / "teacher")[0])
-    changes = {key: teacher if value == "{teacher}" else value for key, value in options.pop("changes").items()}
-    request = ask(data, out=str(tmp_path / "run"), changes=changes, **options)
+@pytest.mark.parametrize("size", ["image_size", "eval_size"])
+def test_resume__with_the_same_request(data, tmp_path, size):
+    """The command with --resume added is the same run, also where it leaves a size to the data."""
+    request = ask(data, out=str(tmp_path / "run"), changes={size: None})
     train(request)
     assert train(replace(request, resume=True)).progress.finished
 

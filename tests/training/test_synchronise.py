@@ -87,10 +87,11 @@ def learn(model: nn.Module, batches: list[Tensor], weight: Tensor, part: Part = 
     return dict(outputs=outputs, inputs=gradients, parameters=left, state=model.state_dict(), evaluated=evaluated)
 
 
-def low_precision() -> dict[str, Any]:
+def low_precision(synchronised: bool = True) -> dict[str, Any]:
     """A pass in mixed precision, whose norms get bfloat16 and keep their statistics in float32."""
     torch.manual_seed(0)
-    model = synchronise(nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5)))
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5))
+    model = synchronise(model) if synchronised else model
     batch = torch.randn(4, 3, 40, 40) + 3
     with torch.autocast("cpu", torch.bfloat16):
         output = model(batch)
@@ -102,22 +103,18 @@ def shared_part(case: tuple[nn.Module, list[Tensor], Tensor, list[Part]], rank: 
     return learn(synchronise(model), batches, weight, parts[rank])
 
 
-def attempt(call: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return call(*args)
-    except Exception as error:  # of both processes alike, so that one case does not spoil the others
-        return error
-
-
 def rank_main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     results: dict[str, Any] = {}
-    cases = [(name, norm_case) for name in NORMS] + [(name, model_case) for name in MODELS]
-    for name, case in cases:
-        results[name] = attempt(shared_part, case(name), rank)
-    results["low precision"] = attempt(low_precision)
+    cases = {name: lambda name=name: shared_part(norm_case(name), rank) for name in NORMS}
+    cases |= {name: lambda name=name: shared_part(model_case(name), rank) for name in MODELS}
+    for name, case in {**cases, "low precision": low_precision}.items():
+        try:
+            results[name] = case()
+        except Exception as error:  # in both processes alike, so that one case does not spoil the others
+            results[name] = error
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -181,16 +178,10 @@ def test_processes_that_do_not_share_have_other_results(ranks):
 
 
 def test_statistics_stay_precise_in_mixed_precision(ranks):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5))
-    batch = torch.randn(4, 3, 40, 40) + 3
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = model(batch)
+    expected = low_precision(synchronised=False)
     for part in found_by(ranks, "low precision"):
-        assert part["output"].dtype == expected.dtype
-        torch.testing.assert_close(part["output"], expected.detach(), rtol=2e-2, atol=2e-2)
-        for name in ("1.running_mean", "1.running_var"):
-            torch.testing.assert_close(part["state"][name], model.state_dict()[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(part["output"], expected["output"], rtol=2e-2, atol=2e-2)  # the dtype too
+        torch.testing.assert_close(part["state"], expected["state"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -232,22 +223,15 @@ def test_what_norms_by_itself_is_left_alone():
     assert [type(module) for module in synchronise(model)] == kinds
 
 
-def test_the_shared_norm_is_none_that_ddp_refuses_on_cpus():
-    assert not isinstance(SharedBatchNorm(nn.BatchNorm2d(3)), nn.SyncBatchNorm)
-
-
-def test_mode_and_frozen_parameters_stay():
-    norm = nn.BatchNorm2d(3).eval().requires_grad_(False)
-    shared = SharedBatchNorm(norm)
+def test_mode_and_frozen_parameters_stay__and_ddp_takes_it_on_cpus():
+    shared = SharedBatchNorm(nn.BatchNorm2d(3).eval().requires_grad_(False))
     assert not shared.training and not any(parameter.requires_grad for parameter in shared.parameters())
+    assert not isinstance(shared, nn.SyncBatchNorm)
 
 
 def test_folded_products_know_the_shared_norm():
-    # Which GramTokens and MergeMaps compute with in evaluation instead of calling it.
-    norm = nn.BatchNorm1d(4).eval()
+    """GramTokens and MergeMaps compute with them in evaluation instead of calling the norm."""
+    norm, weight = nn.BatchNorm1d(4).eval(), torch.randn(4, 3)
     nn.init.uniform_(norm.running_mean)
-    weight = torch.randn(4, 3)
-    for found, expected in zip(
-        inference_form(weight, SharedBatchNorm(norm)), inference_form(weight, norm), strict=True
-    ):
-        torch.testing.assert_close(found, expected)
+    found, expected = (inference_form(weight, one) for one in (SharedBatchNorm(norm), norm))
+    torch.testing.assert_close(found, expected)

@@ -1,43 +1,25 @@
 """What an engine works on: what is learned, how far a run is, and how it may end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ...data.loading import Key, TrainOrder, close
+from ...inspection.meta_pass import in_eval_mode
+from ..processes import gather_objects
 
 
 class Step(NamedTuple):
-    """What a pass over a batch gives: the loss to minimise, over how many images, and how many it got right."""
+    """Result of a pass over a batch: the loss to minimise, the number of images, and how many were right."""
 
     loss: Tensor
     count: int
     correct: Tensor | None
-
-
-class Work(Protocol):
-    """What is learned: batches in their order, what a pass over one computes, and how good the model is.
-
-    `updates` are those of an epoch, `goal` the metric that the best weights have most of, None where it has no value;
-    `counts_correct` says whether steps count right answers, `stays_in_eval` whether the model learns in eval mode.
-    """
-
-    updates: int
-    accumulate: int
-    batch: int
-    evaluations: int
-    goal: str
-    counts_correct: bool
-    stays_in_eval: bool
-
-    def begin_epoch(self, epoch: int, first: int) -> None: ...
-    def next_batch(self) -> Any: ...
-    def step(self, batch: Any) -> Step: ...
-    def keys(self, batch: Any) -> Any: ...
-    def names(self, keys: Any) -> list[str]: ...
-    def skipped(self, batch: Any) -> Mapping[str, str]: ...
-    def close(self) -> None: ...
-    def evaluate(self, model: nn.Module, seen: Any) -> tuple[dict[str, float | None], Mapping[str, str]]: ...
 
 
 class Interrupted(Exception):
@@ -52,41 +34,122 @@ class Failed(RuntimeError):
     """The run cannot go on; its last checkpoint is whole."""
 
 
-@dataclass
-class Progress:
-    """Where a run is, as its checkpoints keep it.
+class Work:
+    """What is learned: batches in their order, what a pass over one computes, and how good the model is.
+
+    `updates` are those of an epoch, `batch` the images of one, `evaluations` the images of an evaluation.
 
     Args:
-        epoch, update, updates: Epochs finished, updates of the present one, updates in all.
-        evaluated: Nothing was learned since the last evaluation.
-        interval: Sum of losses and number of images since the last line of the metrics.
-        total: Sum of losses, right answers and number of images of the present epoch.
-        best, best_epoch, stale: The best of the goal, when it was reached, and for how many epochs it was not; None and
-            0 as long as no epoch has a value of it, of which the last one's weights are kept.
-        best_weights: The digest of the file of weights that are kept.
-        skipped: Images that could not be read, and why.
-        metrics_size: Bytes of the metrics that belong to this.
-        finished: There is nothing left to do.
-        run: Which run it is, as `identity` has it.
+        train, order: Training batches, and what decides their order.
+        val: Batches of evaluation.
     """
 
-    epoch: int = 0
-    update: int = 0
-    updates: int = 0
-    evaluated: bool = False
-    interval: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    total: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    best: float | None = None
+    goal: str  # metric by which the best weights are chosen; an epoch may have no value of it
+    comparable = True  # whether the goal tells epochs apart; otherwise the last weights are kept
+    counts_correct = False  # whether steps count correct answers
+    stays_in_eval = False  # whether the model learns in eval mode
+    unreadable: type[Exception] = Failed  # is raised for a batch that could not be prepared
+
+    def __init__(self, accelerator: Accelerator, train: DataLoader, order: TrainOrder, val: DataLoader):
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.train, self.order, self.val = train, order, val
+        self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate
+        self.evaluations = len(val.dataset)  # ty: ignore[invalid-argument-type]
+        self._batches: Iterator[Any] = iter(())
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Make ready for the batches of an epoch from its update `first` on."""
+        self.order.start(epoch, first)
+        self._batches = iter(self.train)
+
+    def close(self) -> None:
+        """End the processes that prepare batches."""
+        self._batches = iter(())
+        close(self.train)
+        close(self.val)
+
+    def next_batch(self) -> Any:
+        return self._readable(next(self._batches))
+
+    def _readable(self, batch: Any) -> Any:
+        if batch.failure:
+            raise self.unreadable(batch.failure)
+        return batch
+
+    def step(self, batch: Any) -> Step:
+        """Loss of a training batch."""
+        raise NotImplementedError
+
+    def keys(self, batch: Any) -> Sequence[Key]:
+        return batch.keys
+
+    def names(self, keys: Sequence[Key]) -> list[str]:
+        """Names of the images."""
+        return [self.order.source.name(index) for _, _, index in keys]
+
+    def skipped(self, batch: Any) -> Mapping[str, str]:
+        return dict(batch.skipped)
+
+    def evaluate(
+        self, model: nn.Module, seen: Callable[[int, str], None]
+    ) -> tuple[dict[str, float | None], Mapping[str, str]]:
+        """Metrics over all validation images of all processes, none counted twice.
+
+        Args:
+            seen: Called with the number of images after each batch, and what is being done.
+
+        Returns:
+            The metrics, None where one has no value, and which images could not be read.
+        """
+        skipped: dict[str, str] = {}
+        count = 0
+        self._begin_scores()
+        with in_eval_mode(model), torch.inference_mode():
+            for batch in self.val:
+                skipped.update(self._readable(batch).skipped)
+                if len(batch.images):
+                    count += self._score(model, batch)
+                    seen(len(batch.images) * self.order.processes, "evaluating")
+        if not sum(gather_objects(count)):
+            raise Failed(
+                f"none of the {self.evaluations} images to validate on can be read; see what is wrong with them"
+            )
+        return self._scores(), skipped
+
+    def _begin_scores(self) -> None:
+        """Forget earlier batches."""
+        raise NotImplementedError
+
+    def _score(self, model: nn.Module, batch: Any) -> int:
+        """Add a batch to the metrics; returns its number of images."""
+        raise NotImplementedError
+
+    def _scores(self) -> dict[str, float | None]:
+        """The metrics over all processes."""
+        raise NotImplementedError
+
+
+@dataclass
+class Progress:
+    """Where a run is, as its checkpoints keep it."""
+
+    epoch: int = 0  # epochs that are finished
+    update: int = 0  # updates of the present epoch
+    updates: int = 0  # in all
+    evaluated: bool = False  # since the last update
+    interval: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses, images since the last metrics
+    total: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # sum of losses, correct, images of the epoch
+    best: float | None = None  # of the goal; while no epoch has a value, the last weights are kept
     best_epoch: int = 0
-    stale: int = 0
-    best_weights: str | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
-    metrics_size: int = 0
+    stale: int = 0  # epochs since then
+    best_weights: str | None = None  # digest of the file of weights that are kept
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
+    metrics_size: int = 0  # bytes
     finished: bool = False
     scheduler: dict[str, Any] = field(default_factory=dict)
-    run: str | None = None
+    run: str | None = None  # which one; see `identity`
 
     @property
     def keeps_present(self) -> bool:
-        """Whether the weights that are kept are those of this moment."""
+        """Whether the weights kept are the present ones."""
         return self.evaluated and (self.best is None or self.best_epoch == self.epoch)

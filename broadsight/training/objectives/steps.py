@@ -5,7 +5,7 @@ to minimise, the logits (B, classes) as "output", and the loss's parts.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,34 +20,25 @@ from ..recipes import Recipe
 
 
 def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.device) -> TrainingTask:
-    """The task that a recipe means for a model.
+    """The task of a recipe.
 
     Args:
         model: The model as it is called in training, perhaps wrapped for several processes.
-        plain: The same model unwrapped, to look at.
+        plain: The same model unwrapped.
     """
-    groups = bool(getattr(plain, "has_groups", False))
-    criterion = LabelLoss(recipe.loss, recipe.smoothing)
+    groups, criterion = getattr(plain, "has_groups", False), LabelLoss(recipe.loss, recipe.smoothing)
+    common: dict[str, Any] = dict(criterion=criterion, device=device, verbose=False)
     if recipe.distill == "none":
-        return (
-            MultiTokenTask(model, recipe, device)
-            if groups
-            else ClassificationTask(model, criterion=criterion, device=device, verbose=False)
-        )
-    teacher = _teacher(recipe, plain).to(device)
-    config: Any = plain.pretrained_cfg
+        return MultiTokenTask(model, recipe, device) if groups else ClassificationTask(model, **common)
+    teacher, config = _teacher(recipe, plain).to(device), cast(Any, plain.pretrained_cfg)
     if groups:
         return MultiTokenTask(model, recipe, device, teacher, (config["mean"], config["std"]))
-    options: dict[str, Any] = dict(criterion=criterion, task_loss_weight=1 - recipe.alpha, device=device, verbose=False)
-    if hasattr(plain, "set_distilled_training"):
-        if recipe.frozen_stats:
-            raise ValueError(
-                "frozen_stats=true with a distillation token, which only answers in training; set it false"
-            )
-        kind: Any = dict(distill_type=recipe.distill, temperature=recipe.temperature)
-        return TokenDistillationTask(model, teacher, **kind, **options)
-    kind = LogitDistillationTask if recipe.distill == "soft" else HardDistillationTask
-    return kind(model, teacher, temperature=recipe.temperature, **options)
+    common |= dict(temperature=recipe.temperature, task_loss_weight=1 - recipe.alpha)
+    if not hasattr(plain, "set_distilled_training"):
+        return (LogitDistillationTask if recipe.distill == "soft" else HardDistillationTask)(model, teacher, **common)
+    if recipe.frozen_stats:
+        raise ValueError("frozen_stats=true with a distillation token, which only answers in training; set it false")
+    return TokenDistillationTask(model, teacher, distill_type=recipe.distill, **common)
 
 
 class LabelLoss(nn.Module):
@@ -63,7 +54,11 @@ class LabelLoss(nn.Module):
 
 
 class MultiTokenTask(TrainingTask):
-    """A model with groups of tokens and its loss; with a teacher, one that has distillation tokens."""
+    """A model with groups of tokens and its loss; with a teacher, one that has distillation tokens.
+
+    Args:
+        normalization: Mean and standard deviation of the images that the student takes.
+    """
 
     def __init__(
         self,
@@ -75,21 +70,17 @@ class MultiTokenTask(TrainingTask):
     ):
         super().__init__(device=device, verbose=False)
         self.trainable_module = model
-        weights: dict[str, Any] = dict(intra=recipe.intra, inter=recipe.inter, smoothing=recipe.smoothing)
-        if teacher is None:
-            self.criterion = MultiTokenLoss(recipe.loss, **weights)
-        else:
-            teaching: dict[str, Any] = dict(alpha=recipe.alpha, kind=recipe.distill, temperature=recipe.temperature)
-            self.criterion = MultiTokenDistillationLoss(
-                recipe.loss, teacher, normalization=normalization, **teaching, **weights
-            ).to(device)
+        options: dict[str, Any] = dict(intra=recipe.intra, inter=recipe.inter, smoothing=recipe.smoothing)
+        if teacher is not None:
+            options |= dict(alpha=recipe.alpha, kind=recipe.distill, temperature=recipe.temperature)
+            options |= dict(teacher=teacher, normalization=normalization)
+        kind = MultiTokenLoss if teacher is None else MultiTokenDistillationLoss
+        self.criterion = kind(recipe.loss, **options).to(device)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         groups = self.trainable_module(input, groups=True)
-        if isinstance(self.criterion, MultiTokenLoss):
-            parts = self.criterion.parts(groups, target)
-        else:
-            parts = self.criterion.parts(input, groups, target)
+        loss = self.criterion
+        parts = loss.parts(groups, target) if isinstance(loss, MultiTokenLoss) else loss.parts(input, groups, target)
         shares = {name: value for name, value in parts.items() if value.ndim == 0 and name != "total"}
         return {"loss": parts["total"], "output": aggregate(groups), **shares}
 
