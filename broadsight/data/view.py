@@ -1,15 +1,17 @@
 """Some images of a source, under other numbers of their classes."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from .decoding import decode
 
 if TYPE_CHECKING:
-    from .sources import Source
+    from .sources.registry import Source
 
 
 class View:
@@ -46,6 +48,24 @@ class View:
     def open(self, index: int) -> Image.Image:
         return self.source.open(int(self.rows[index]))
 
+    @cached_property
+    def labels(self) -> np.ndarray:
+        own = labels_of(self.source)[self.rows]
+        return own if self.places is None else self.places[own]
+
+    @property
+    def vouch(self) -> Callable[[int, bool], bytes]:
+        """What stands for an image; see `contents`. Missing where the source has none."""
+        inner: Any = self.source
+        own = inner.vouch  # an AttributeError, so that there is none here either
+        return lambda index, content: own(int(self.rows[index]), content)
+
+    @property
+    def shuffled(self) -> Callable[..., Tensor]:
+        """A better order of the rows than a random one, where the source knows it; see `ShardSource.shuffled`."""
+        inner: Any = self.source
+        return partial(inner.shuffled, rows=self.rows)
+
 
 class Grey(View):
     """A source of RGB images in grey."""
@@ -58,7 +78,7 @@ class Grey(View):
 
 
 def sample(source: "Source", count: int | None, seed: int = 0) -> "Source":
-    """So many of its images, drawn by chance and kept in order; all of them if there are no more."""
+    """Draw `count` images of a source, in their order; all if there are no more."""
     if count is None or count >= len(source):
         return source
     rows = np.random.default_rng(seed).choice(len(source), count, replace=False)
@@ -69,3 +89,11 @@ def labels_of(source: "Source") -> np.ndarray:
     """(N,) all labels of a source."""
     known = getattr(source, "labels", None)
     return np.asarray(known) if known is not None else np.array([source.label(row) for row in range(len(source))])
+
+
+def under(source: "Source", classes: Sequence[str]) -> "Source":
+    """The same images, labelled as another source numbers the classes; -1 where it has none of that name."""
+    if tuple(source.classes) == tuple(classes):
+        return source
+    place = {name: index for index, name in enumerate(classes)}
+    return View(source, None, classes, np.array([place.get(name, -1) for name in source.classes], np.int32))

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..scenes import Scenes
 from ..scenes.targets import SceneMasks, SceneObjects
-from ..sources import scenes_count
 from ..sources.sample_table import some
+from ..sources.scenes import scenes_count
 from ..stratify import METHOD
 from .layout import DenseTask, find_parts
 from .presence import labels_of_images

@@ -16,10 +16,11 @@ import numpy as np
 from ..scenes import Scenes
 from ..scenes.objects import KEYPOINT_PAIRS, KEYPOINTS
 from ..scenes.targets import SKELETON, SceneMasks, SceneObjects
-from ..sources import HOLD_OUT, SCENES, scenes_count
+from ..sources import HOLD_OUT
 from ..sources.coco import CocoDataset
 from ..sources.mask_folders import CLASS_FILES, MaskFolder
 from ..sources.sample_table import some
+from ..sources.scenes import SCENES, scenes_count
 from ..stratify import METHOD, missed, stratified, turn
 from .layout import TASKS, DenseTask, find_parts
 from .presence import labels_of_images, told_quickly, without_labels

@@ -134,7 +134,9 @@ SHAPES: dict[str, dict[str, list[Outline]]] = {
         "eyes": both_sides(ellipse(0.17, -0.12, 0.08, 0.1, points=8)),
     },
 }
-SALIENT = dict(zip(SHAPES, "claws tail shell wings hull sails wheels arms rotor ears".split(), strict=True))
+SALIENT = dict(
+    zip(SHAPES, ["claws", "tail", "shell", "wings", "hull", "sails", "wheels", "arms", "rotor", "ears"], strict=True)
+)
 # Where keypoints are: x, y and the part that they lie on; - where an object has none.
 PLACES = """
             centre              face            top                bottom           left               right

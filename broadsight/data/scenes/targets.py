@@ -21,10 +21,13 @@ class _Drawn(Dataset):
     notes = ()
 
     def __init__(self, scenes: Scenes, channels: int):
-        self.scenes, self.channels, self.name = scenes, channels, scenes.name
+        self.scenes, self.channels = scenes, channels
 
     def __len__(self) -> int:
         return len(self.scenes)
+
+    def name(self, i: int) -> str:
+        return self.scenes.name(i)
 
     def open(self, i: int) -> Image.Image:
         """The image in mode RGB or L."""

@@ -7,10 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
-
-from ..contents import of_file
-from ..decoding import decode
+from .registry import Options, register_source
 from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
 from .walking import Walk, entries, images_below, is_folder
 
@@ -23,23 +20,21 @@ class FolderSource(Listed):
     """Files under a root, by their paths relative to it."""
 
     def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str], channels: int):
-        super().__init__(names, labels, classes)
-        self.root, self.channels = os.path.abspath(root), channels
+        super().__init__(names, labels, classes, channels)
+        self.root = os.path.abspath(root)
 
-    def image(self, index: int) -> Image.Image:
-        return decode(os.path.join(self.root, self.names[index]), self.channels)
-
-    def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image's file; see `contents`."""
-        return of_file(os.path.join(self.root, self.names[index]), content)
+    def file(self, index: int) -> str:
+        return os.path.join(self.root, self.names[index])
 
 
-def open_folder(path: Path, channels: int = 3) -> Parts:
+@register_source("folder", claims=Path.is_dir)
+def open_folder(data: str, options: Options) -> Parts:
     """The class folders in a folder: those in its `train/` and `val/` (or synonyms), or its own."""
+    path = Path(data)
     folders = in_order(entry.name for entry in entries(path) if is_folder(entry))
     refuse_masks(path, folders)
     called = part_names(folders, lambda train: holds_folders_alone(path / train))
-    parts = {key: part_of(path / name if name else path, channels) for key, name in called.items()}
+    parts = {key: part_of(path / name if name else path, options.channels) for key, name in called.items()}
     if None not in called.values() and (others := [f"{name}/" for name in folders if name not in called.values()]):
         next(iter(parts.values())).notes.append(f"not used in {path}: {some(others)}")
     return parts

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..inside import refuse_outside
 from ..names import csv_text
 from .folder import FolderSource
+from .registry import LISTS, Options, register_source
 from .sample_table import TRAIN, VAL, Part, Parts, in_order, is_image, some
 from .walking import entries, is_there
 
@@ -49,7 +50,8 @@ class Columns:
     header: bool = False
 
 
-def open_list(path: Path, channels: int = 3) -> Parts:
+@register_source("list", *LISTS)
+def open_list(data: str, options: Options) -> Parts:
     """The images of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
 
     Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
@@ -60,6 +62,7 @@ def open_list(path: Path, channels: int = 3) -> Parts:
     Labels are the names of classes. If all are whole numbers they are ordered by value, and only those that occur are
     classes.
     """
+    path = Path(data)
     lines = list(_lines(path))
     columns = _columns(path, lines, labelled=True)
     assert columns.label is not None, "asked for"
@@ -90,7 +93,7 @@ def open_list(path: Path, channels: int = 3) -> Parts:
             classes = sorted(present, key=int) if numbers else in_order(present)
             index = {name: place for place, name in enumerate(classes)}
             given = [index[labels[row]] for row in rows]
-            source = FolderSource(path.parent, [names[row] for row in rows], given, classes, channels)
+            source = FolderSource(path.parent, [names[row] for row in rows], given, classes, options.channels)
             parts[key] = Part(source, str(path) if key == "all" else f"{path} ({used})")
     notes = next(iter(parts.values())).notes
     if unused:

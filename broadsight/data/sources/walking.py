@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .sample_table import is_hidden, is_image, some
+from .sample_table import is_hidden, is_image, part_names, some
 
 
 def entries(path: Path | str) -> list[os.DirEntry[str]]:
@@ -16,6 +16,12 @@ def entries(path: Path | str) -> list[os.DirEntry[str]]:
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder that is meant to be seen, or a link to one."""
     return not is_hidden(entry.name) and is_there(entry.is_dir)
+
+
+def parts_in(path: Path) -> dict[str, Path]:
+    """The folders in a folder that are parts of a data set: train/ and val/, by these or similar names."""
+    called = part_names([entry.name for entry in entries(path) if is_folder(entry)], lambda _: True)
+    return {key: path / name for key, name in called.items() if name}
 
 
 def is_there(kind: Callable[[], bool]) -> bool:

@@ -291,7 +291,8 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
     for data, near in (("scene", "scenes"), ("fashion_mnist", "fashion-mnist"), ("torch/cifar", "torch/cifar10")):
         refused(rf"no such data: {data}; did you mean {near}\?$", resolve, data, error=(FileNotFoundError, ValueError))
     with pytest.raises(
-        FileNotFoundError, match=r"; give a folder, a tar, a list, a COCO .json, or one of scenes, fashion"
+        FileNotFoundError,
+        match=r"; give a folder, a tar, a list, a COCO .json, or one of elpv, fashion-mnist, scenes, torch/cifar10, ",
     ):
         resolve("zzzzzz")
 

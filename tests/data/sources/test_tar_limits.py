@@ -107,7 +107,7 @@ def test_images__that_are_said_to_be_large_are_not_read(tmp_path):
     path.write_bytes(tar_of(GOOD, header("b/9.png", 2**32)))
     with path.open("r+b") as file:
         file.truncate(2**32 + 2**20)  # a hole: takes no room
-    source = open_tars([path], 3, tmp_path / "cache")[1]["all"].source
+    source = open_tars([path], 3, tmp_path / "cache")["all"].source
     refused(r"^x.tar:b/9.png: a file of 4.0 GB; up to 2 GB are read$", source.open, 6, error=UnreadableImage)
     with path.open("r+b") as file:
         file.truncate(int(source.offsets[5]) + 10)  # somebody has cut it since
