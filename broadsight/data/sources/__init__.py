@@ -14,7 +14,6 @@ from ..view import labels_of, under
 from .hold_out import hold_out
 from .registry import LISTS as LISTS
 from .registry import Options, Source, cache_folder, check_places, open_parts
-from .registry import known_sources as known_sources
 from .registry import register_source as register_source
 from .sample_table import Part, some
 from .sample_table import Parts as Parts

@@ -23,7 +23,7 @@ class CellSource(FolderSource):
         return f"{self.root}/{self.names[index].partition('/')[2]}"
 
 
-@register_source("elpv")
+@register_source("elpv", "elpv", known=["elpv"])
 def open_elpv(data: str, options: Options) -> Parts:
     """All cells, read from the package; nothing is set apart for validation."""
     table = package_folder() / "data" / "labels.csv"

@@ -17,7 +17,7 @@ PACKAGE = Path("/usr/share/datasets/fashion-mnist")
 FILES = tuple(f"{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte"))
 
 
-@register_source("fashion-mnist")
+@register_source("fashion-mnist", "fashion-mnist", known=["fashion-mnist"])
 def open_fashion_mnist(data: str, options: Options) -> Parts:
     """The images to train on, and those to test on, which validate."""
     unpack(options.cache / "FashionMNIST" / "raw")

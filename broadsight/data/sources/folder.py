@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .registry import Options, register_source
 from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
-from .walking import Walk, entries, images_below, is_folder
+from .walking import Walk, entries, is_folder
 
 # How folder pairs for segmentation are called.
 IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
@@ -27,14 +27,14 @@ class FolderSource(Listed):
         return os.path.join(self.root, self.names[index])
 
 
-@register_source("folder", claims=Path.is_dir)
+@register_source("folder")
 def open_folder(data: str, options: Options) -> Parts:
     """The class folders in a folder: those in its `train/` and `val/` (or synonyms), or its own."""
     path = Path(data)
     folders = in_order(entry.name for entry in entries(path) if is_folder(entry))
     refuse_masks(path, folders)
     called = part_names(folders, lambda train: holds_folders_alone(path / train))
-    parts = {key: part_of(path / name if name else path, options.channels) for key, name in called.items()}
+    parts = {key: part_of(path / (name or ""), options.channels) for key, name in called.items()}
     if None not in called.values() and (others := [f"{name}/" for name in folders if name not in called.values()]):
         next(iter(parts.values())).notes.append(f"not used in {path}: {some(others)}")
     return parts
@@ -43,13 +43,10 @@ def open_folder(data: str, options: Options) -> Parts:
 def part_of(path: Path, channels: int) -> Part:
     """The class folders of one part. Images count at any depth; classes without any are left out and noted.
 
-    Links are followed, and every image counts once: where it lies, and else where a link leads to it.
-
-    Raises:
-        ValueError: There are none, or links put the same images into two classes.
+    Links are followed, and every image counts once: where it lies, or else where a link leads to it. Raises ValueError
+    if there are no class folders with images, or if links put the same images into two classes.
     """
-    names, labels, classes, empty, ignored, loose = [], [], [], [], [], []
-    folders = []
+    folders, ignored, loose = [], [], []
     for entry in entries(path):
         if is_folder(entry):
             folders.append(entry.name)
@@ -57,25 +54,21 @@ def part_of(path: Path, channels: int) -> Part:
             (loose if is_image(entry.name) else ignored).append(entry.name)
     refuse_masks(path, folders)
     found = _of_classes(walk := Walk(ignored), path, in_order(folders))
-    for name, files in found.items():
-        if not files:
-            empty.append(name)
-            continue
-        labels += [len(classes)] * len(files)
-        names += files
-        classes.append(name)
+    classes = [name for name, files in found.items() if files]
+    names = [file for name in classes for file in found[name]]
     if not names and loose:
         what = f"{path} holds {len(loose):,} images but no class folders"
         raise ValueError(f"{what}; put the images of each class into a folder named after it")
     if not names:
         raise ValueError(f"no images in {path}; expected folders named after classes, with images in them")
+    labels = [label for label, name in enumerate(classes) for _ in found[name]]
     notes = walk.notes(path)
-    if empty:
-        notes.append(f"{path}: class folders without images are left out: {some(empty)}")
-    if loose:
-        notes.append(f"{path}: images outside class folders are ignored: {some(sorted(loose))}")
-    if ignored:
-        notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
+    for what, some_names in (
+        ("class folders without images are left out", [name for name, files in found.items() if not files]),
+        ("images outside class folders are ignored", sorted(loose)),
+        ("files that are no images are ignored", sorted(ignored)),
+    ):
+        notes += [f"{path}: {what}: {some(some_names)}"] * bool(some_names)
     return Part(FolderSource(path, names, labels, classes, channels), str(path), notes)
 
 
@@ -93,11 +86,6 @@ def _of_classes(walk: Walk, path: Path, names: Sequence[str]) -> dict[str, list[
 def holds_folders_alone(path: Path) -> bool:
     found = entries(path)
     return any(map(is_folder, found)) and not any(is_image(entry.name) for entry in found)
-
-
-def holds_images(path: Path) -> bool:
-    """Whether there is an image anywhere under a folder."""
-    return next(images_below(path, "", []), None) is not None
 
 
 def refuse_masks(path: Path, folders: Sequence[str]) -> None:

@@ -21,24 +21,22 @@ LISTS = (".csv", ".tsv", ".txt")
 
 
 class Source(Protocol):
-    """Labelled images by index. Only `open` decodes; all else is cheap."""
+    """Labelled images by index. Only `open` decodes.
+
+    `name` is for reports: a path relative to the root, tar:member, or dataset/split/index. `label` is an index into
+    `classes`. `open` gives the image as `decode` does, and raises UnreadableImage.
+    """
 
     @property
     def classes(self) -> Sequence[str]: ...
 
     def __len__(self) -> int: ...
 
-    def label(self, index: int, /) -> int:
-        """An index into classes."""
-        ...
+    def label(self, index: int, /) -> int: ...
 
-    def name(self, index: int, /) -> str:
-        """For reports: a path relative to the root, tar:member, or dataset/split/index."""
-        ...
+    def name(self, index: int, /) -> str: ...
 
-    def open(self, index: int, /) -> Image.Image:
-        """The image as `decode` gives it. Raises UnreadableImage."""
-        ...
+    def open(self, index: int, /) -> Image.Image: ...
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -53,8 +51,7 @@ class Options:
     Attributes:
         channels: 3 for RGB, 1 for grey images.
         cache: Folder for unpacked tars, indices and drawn scenes.
-        root: Where a data set of another library lies or is put.
-        download: Whether such a data set may be fetched.
+        root, download: Where a data set of another library lies or is put, and whether it may be fetched.
         seed, scenes_size, scenes_count: Of scenes: their seed, their side in pixels, how many train (None: 8000).
     """
 
@@ -72,11 +69,13 @@ Opener = Callable[[str, Options], Parts]
 
 @dataclass(frozen=True)
 class Registered:
+    """What `register_source` was given."""
+
     kind: str
     names: tuple[str, ...]
     open: Opener
-    known: tuple[str, ...]
-    claims: Callable[[Path], Any] | None
+    claims: Callable[[Path], Any]
+    known: Sequence[str]
     downloads: bool
 
     def is_named(self, data: str) -> bool:
@@ -89,40 +88,33 @@ _REGISTERED: dict[str, Registered] = {}
 def register_source(
     kind: str,
     *names: str,
-    claims: Callable[[Path], Any] | None = None,
-    known: Sequence[str] | None = None,
+    claims: Callable[[Path], Any] = lambda _: False,
+    known: Sequence[str] = (),
     downloads: bool = False,
 ) -> Callable[[Opener], Opener]:
-    """Register a function of (data, options) that gives the parts of a source: "train", "val", or "all".
+    """Register a function of (data, options) that gives the parts of a source: "train" and "val", or "all".
 
     Args:
         kind: What runs record as the kind of their data.
         names: What users write: a whole name; the beginning of one, with / or : at its end; or the ending of files,
-            with a dot in front. `kind` itself if there are neither names nor claims.
+            with a dot in front.
         claims: Whether the source takes a folder. A folder that no source claims holds class folders.
-        known: Names that error messages suggest; the whole names if None.
+        known: Names that error messages suggest.
         downloads: Whether the options `root` and `download` are for this source.
     """
-    names = names or (() if claims else (kind,))
-    suggested = tuple(name for name in names if name[0] != "." and name[-1] not in "/:") if known is None else known
 
     def register(opener: Opener) -> Opener:
-        _REGISTERED[kind] = Registered(kind, names, opener, tuple(suggested), claims, downloads)
+        _REGISTERED[kind] = Registered(kind, names, opener, claims, known, downloads)
         return opener
 
     return register
 
 
 def registered_sources() -> list[Registered]:
-    """All sources: those of the modules in this folder, and those of users."""
+    """All sources: those of users, then those of the modules in this folder."""
     for module in iter_modules([str(Path(__file__).parent)]):
         import_module(f"{__package__}.{module.name}")
-    return list(_REGISTERED.values())
-
-
-def known_sources() -> list[str]:
-    """The names of data that need no path."""
-    return [name for one in registered_sources() for name in one.known]
+    return sorted(_REGISTERED.values(), key=lambda one: (one.open.__module__.startswith(f"{__package__}."), one.kind))
 
 
 def named_source(data: str) -> Registered | None:
@@ -140,18 +132,14 @@ def check_places(names: Sequence[str], root: str | None, download: bool) -> None
 
 
 def open_parts(data: str, options: Options, what: str = "data") -> tuple[str, Parts]:
-    """The kind of what DATA names, and its parts.
-
-    Args:
-        what: What the user calls this argument.
-    """
+    """The kind of what DATA names, and its parts. `what` is what the user calls this argument."""
     try:
         source, place = _find(data, options.root, what)
         parts = source.open(place, options)
     except PermissionError as error:
         raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
-    first = next(iter(parts.values()))
-    if source.is_named(data) and Path(name := data.partition(":")[0]).is_dir():
+    first, name = next(iter(parts.values())), data.partition(":")[0]
+    if source.is_named(data) and Path(name).is_dir():
         first.notes.insert(0, f"{name} is the built-in data set; the folder of that name is ./{name}")
     return getattr(first.source, "kind", source.kind), parts
 
@@ -170,12 +158,12 @@ def _find(data: str, root: str | None, what: str) -> tuple[Registered, str]:
             return _REGISTERED["tar"], str(path)
         raise FileNotFoundError(_nowhere(data, path, what))
     refuse_odd(path)
-    if path.is_dir():
-        others = (one for one in _REGISTERED.values() if one.kind != "folder" and one.claims and one.claims(path))
-        return next(others, _REGISTERED["folder"]), str(path)
-    for one in _REGISTERED.values():
-        if path.name.lower().endswith(tuple(name for name in one.names if name[0] == ".")):
+    endings = {one.kind: tuple(name for name in one.names if name[0] == ".") for one in registered_sources()}
+    for one in registered_sources():
+        if one.claims(path) if path.is_dir() else path.name.lower().endswith(endings[one.kind]):
             return one, str(path)
+    if path.is_dir():
+        return _REGISTERED["folder"], str(path)
     raise ValueError(
         f"{path} is neither a folder, a tar ({', '.join(TARS)}), a list ({', '.join(LISTS)}) nor a COCO .json"
     )
@@ -183,17 +171,21 @@ def _find(data: str, root: str | None, what: str) -> tuple[Registered, str]:
 
 def _nowhere(data: str, path: Path, what: str) -> str:
     """The error for a path that does not exist, with the nearest name that does."""
+    kinds, near = "give the folder, tar or list to validate on, or leave val out for a hold-out", []
+    if what == "data":
+        known = sorted(name for one in registered_sources() for name in one.known)
+        kinds, near = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(known), nearest(data, known)
+    near += nearest_path(path)
+    return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
+
+
+def nearest_path(path: Path) -> list[str]:
+    """The existing path most like one that does not exist, if any is."""
     parent, missing = path.absolute().parent, path.name
     while not parent.is_dir():
         parent, missing = parent.parent, parent.name
     try:
         beside = [name for name in os.listdir(parent) if not name.startswith(".")]
     except OSError:
-        beside = []
-    near = [str(parent / name) for name in nearest(missing, beside)]
-    kinds = "give the folder, tar or list to validate on, or leave val out for a hold-out"
-    if what == "data":
-        known = known_sources()
-        near = nearest(data, known) + near
-        kinds = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(known)
-    return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
+        return []
+    return [str(parent / name) for name in nearest(missing, beside)]

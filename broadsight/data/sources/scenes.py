@@ -8,7 +8,7 @@ from .sample_table import Part, Parts
 SCENES = 8000
 
 
-@register_source("scenes", "scenes", "scenes:")
+@register_source("scenes", "scenes", "scenes:", known=["scenes"])
 def open_scenes(data: str, options: Options) -> Parts:
     """So many scenes to train on, and a quarter of them to validate and to test on."""
     count = scenes_count(data, SCENES if options.scenes_count is None else options.scenes_count)

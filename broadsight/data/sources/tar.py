@@ -20,11 +20,10 @@ from torch import Tensor
 
 from ..contents import of_bytes
 from ..decoding import MOST_BYTES, UnreadableImage, decode
-from .folder import holds_images
 from .registry import TARS, Options, register_source
 from .sample_table import TRAIN, VAL, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, part_names, some
 from .tar_index import Index, index_of, row_and_label
-from .walking import entries, is_folder, parts_in
+from .walking import entries, holds_images, is_folder, parts_in
 
 MOST_CLASSES = 1 << 20
 OPEN_FILES = 64

@@ -292,7 +292,7 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
         refused(rf"no such data: {data}; did you mean {near}\?$", resolve, data, error=(FileNotFoundError, ValueError))
     with pytest.raises(
         FileNotFoundError,
-        match=r"; give a folder, a tar, a list, a COCO .json, or one of elpv, fashion-mnist, scenes, torch/cifar10, ",
+        match=r"; give a folder, a tar, a list, a COCO .json, or one of elpv, fashion-mnist, scenes, torch",
     ):
         resolve("zzzzzz")
 

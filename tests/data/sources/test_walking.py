@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from broadsight.data.dense.samples import has_images
 from broadsight.data.sources import Options, resolve
-from broadsight.data.sources.folder import holds_images, open_folder
+from broadsight.data.sources.folder import open_folder
 from broadsight.data.sources.mask_folders import MaskFolder
 from broadsight.data.sources.unlabelled import find_images
-from broadsight.data.sources.walking import images_below
+from broadsight.data.sources.walking import holds_images, images_below
 from tests.refusals import refused
 
 from ..reading import put
@@ -58,7 +57,7 @@ def test_images_to_predict_in_folders_that_link_to_each_other(knot, monkeypatch)
         assert len(find_images([pattern])[0]) == count, pattern
     assert {"knot/a/0.png", "knot/b/0.png"} <= set(find_images(["knot/[ab]/**/*.png"])[0].names)
     assert len(find_images(["knot/a", "knot/b"])[0]) == 36 and len(find_images(["knot/a/*.png"])[0]) == 4
-    assert holds_images(knot) and has_images(knot)
+    assert holds_images(knot)
 
 
 def test_pattern__of_folders_in_order_and_without_hidden_ones(tmp_path, monkeypatch):
@@ -140,6 +139,6 @@ def test_pipes_are_no_images(tmp_path):
         os.mkfifo(tmp_path / name / "2.png")
         (tmp_path / name / "3.png").symlink_to("2.png")
     assert below(tmp_path / "images") == ["1.png"]
-    assert not has_images(tmp_path / "nothing")
+    assert not holds_images(tmp_path / "nothing")
     Image.new("L", (4, 3)).save(tmp_path / "masks/1.png")
     assert len(MaskFolder(tmp_path / "images", tmp_path / "masks", classes=["ground", "thing"])) == 1
