@@ -24,12 +24,7 @@ UNREADABLE = (OSError, ValueError, SyntaxError, MemoryError)
 
 
 class DatasetSource(Listed):
-    """A data set of another library. Labels come from its own list, so that only `open` decodes.
-
-    Args:
-        dataset: Gives (image, label) by index; the image is PIL's, or a file that `decode` reads.
-        title: What reports call it: a sample is title/index.
-    """
+    """A data set that gives (image, label) by index, the image being PIL's or a file; samples are called title/index."""
 
     def __init__(self, dataset: Any, title: str, labels: np.ndarray, classes: Sequence[str], channels: int):
         super().__init__(Names(()), labels, classes, channels)
@@ -98,7 +93,7 @@ def open_dataset(name: str, options: Options) -> Parts:
 
 
 def created(name: str, root: Path, split: str, download: bool) -> Any:
-    """What timm makes of a name, or None where there is no such part."""
+    """The data set that timm makes of a name, or None where there is no such part."""
     from timm.data import create_dataset
 
     if name.startswith("hfds/") and find_spec("datasets") is None:  # timm would print besides
@@ -114,14 +109,14 @@ def created(name: str, root: Path, split: str, download: bool) -> Any:
 
 
 def as_stored(path: str | Path) -> Image.Image:
-    """An image of one of the formats that are accepted; torchvision's data sets call this by a path."""
+    """Load an image of an accepted format, for torchvision's data sets."""
     with open_image(path) as image:
         image.load()
         return image
 
 
 def labels_of(dataset: Any) -> np.ndarray:
-    """The labels of all samples, without decoding one where the data set lists them."""
+    """All labels, without decoding where the data set lists them."""
     if hasattr(dataset, "label_key"):  # timm's reader of Hugging Face data sets
         return np.asarray(dataset.dataset[dataset.label_key][:], np.int32)
     targets = getattr(dataset, "targets", None)
