@@ -16,7 +16,7 @@ from ..dense.samples import find_images, homes, is_coco, open_labelled
 from ..inside import refuse_outside
 from .registry import Options, register_source
 from .sample_table import Listed, Names, Part, Parts, by_name, refuse_crowd, some
-from .walking import entries, parts_in
+from .walking import entries, missing_files, parts_in
 
 SMALLEST = 8  # pixels; less is noise
 
@@ -106,7 +106,8 @@ def part_of(path: Path, channels: int) -> Part:
 def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], channels: int) -> Part:
     images = {image["id"]: image for image in content["images"]}
     refuse_outside(path, (str(image["file_name"]) for image in images.values()), [root, *homes(path)])
-    there = {key for key, image in images.items() if os.path.isfile(root / image["file_name"])}
+    lost = set(missing_files(root, (str(image["file_name"]) for image in images.values())))
+    there = {key for key, image in images.items() if str(image["file_name"]) not in lost}
     number = {key: row for row, key in enumerate(images)}
     categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}
     out: Counter[str] = Counter()

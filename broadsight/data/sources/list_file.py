@@ -13,7 +13,7 @@ from ..names import csv_text
 from .folder import FolderSource
 from .registry import LISTS, Options, register_source
 from .sample_table import TRAIN, VAL, Part, Parts, in_order, is_image, some
-from .walking import entries, is_there
+from .walking import missing_files
 
 # Names of columns, by their letters alone; the first of them that is there counts.
 PATH = (
@@ -25,8 +25,6 @@ LABEL = (
     *("labels", "classes", "classid", "labelid", "categoryid", "classindex", "classidx", "labelidx", "y"),
 )
 SPLIT = ("split", "part", "partition", "subset", "set")
-
-FEW = 16  # files of a folder are looked up one by one; of more, the folder is listed
 
 Line = tuple[int, list[str]]  # its number in the file, and its fields
 
@@ -236,20 +234,9 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
 def _check_files(path: Path, names: Sequence[str]) -> None:
     """Refuse images outside of the list's folder, and in one line all that do not exist."""
     refuse_outside(path, names, [path.parent])
-    folders: dict[str, set[str]] = {}
-    for name in names:
-        folder, base = os.path.split(name)
-        folders.setdefault(folder, set()).add(base)
-    missing = set()
-    for folder, bases in folders.items():
-        place = _place(path, folder)
-        if len(bases) > FEW and os.path.isdir(place):
-            bases = bases - {entry.name for entry in entries(place) if is_there(entry.is_file)}
-        # one by one what the folder lists otherwise: a file system may take A for a
-        missing |= {(folder, base) for base in bases if not os.path.isfile(os.path.join(place, base))}
-    if not missing:
+    shown = missing_files(os.path.abspath(path.parent), names)
+    if not shown:
         return
-    shown = list(dict.fromkeys(name for name in names if os.path.split(name) in missing))
     what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
     if os.path.isabs(shown[0]):
         raise ValueError(f"{what}; correct the paths")

@@ -26,7 +26,7 @@ from .sample_table import EXTENSIONS, Names
 from .tar_limits import ShortReads, TooMuch, opener_of, unpack
 
 DAMAGES = (EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile)
-# What tarfile also raises for files that are no tars: a chain of a thousand headers, numbers beyond all, notes of no form.
+# What tarfile also raises for files that are no tars: endless chains of headers, huge numbers, malformed notes.
 DAMAGES += (RecursionError, OverflowError, MemoryError, LookupError, TypeError, AttributeError)
 
 FORMAT = 1  # of the cached index; another number makes the old ones stale

@@ -24,7 +24,7 @@ UNREADABLE = (OSError, ValueError, SyntaxError, MemoryError)
 
 
 class DatasetSource(Listed):
-    """A data set that gives (image, label) by index, the image being PIL's or a file; samples are called title/index."""
+    """A data set that gives (image, label) by index, the image being PIL's or a file; samples are named title/index."""
 
     def __init__(self, dataset: Any, title: str, labels: np.ndarray, classes: Sequence[str], channels: int):
         super().__init__(Names(()), labels, classes, channels)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from .sample_table import is_hidden, is_image, part_names, some
 
+FEW = 16  # files of a folder are looked up one by one; of more, the folder is listed
+
 
 def entries(path: Path | str) -> list[os.DirEntry[str]]:
     with os.scandir(path) as found:
@@ -29,6 +31,23 @@ def is_there(kind: Callable[[], bool]) -> bool:
         return kind()
     except OSError:
         return False
+
+
+def missing_files(root: Path | str, names: Iterable[str]) -> list[str]:
+    """The names that are no files below a folder, each once. Of many in a folder, the folder is listed."""
+    folders: dict[str, list[str]] = {}
+    given = dict.fromkeys(names)
+    for name in given:
+        folders.setdefault(os.path.dirname(name), []).append(name)
+    missing = set()
+    for folder, inner in folders.items():
+        place, there = os.path.join(root, folder), set[str]()
+        if len(inner) > FEW and os.path.isdir(place):
+            there = {entry.name for entry in entries(place) if is_there(entry.is_file)}
+        # one by one what the folder lists otherwise: a file system may take A for a
+        absent = (name for name in inner if os.path.basename(name) not in there)
+        missing |= {name for name in absent if not os.path.isfile(os.path.join(root, name))}
+    return [name for name in given if name in missing]
 
 
 class Walk:

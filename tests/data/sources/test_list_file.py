@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from broadsight.data.inside import outside_allowed
-from broadsight.data.sources import Options
-from broadsight.data.sources import list_file as list_source
+from broadsight.data.sources import Options, walking
 from broadsight.data.sources.list_file import open_list, read_paths
 from broadsight.data.sources.sample_table import Part
 from tests.refusals import refused
@@ -139,7 +138,7 @@ def test_list__wrong(folder, name, text, said):
 
 @pytest.mark.parametrize("few", [0, 16])  # by reading folders, or file by file
 def test_list__missing_images(folder, monkeypatch, few):
-    monkeypatch.setattr(list_source, "FEW", few)
+    monkeypatch.setattr(walking, "FEW", few)
     gone = ["cats/3.png", "cats//4.png", "none/1.png", "z.png", "cats"]
     path = put(folder, "l.csv", "".join(f"{name},a\n" for name in ["10.png", *gone, "cats/1.png", "z.png", "x.png"]))
     message = refused("", open_list, path, Options())
