@@ -17,7 +17,10 @@ DRAWN = 2000  # images of a COCO file that are drawn to see which classes have p
 
 
 class DenseData(Protocol):
-    """Images with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them."""
+    """Images with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them.
+
+    A target is a dict of objects as `CocoDataset.target` has it, or the class of each pixel (H, W).
+    """
 
     @property
     def classes(self) -> Sequence[str]: ...
@@ -28,28 +31,24 @@ class DenseData(Protocol):
 
     def open(self, i: int, /) -> Image.Image: ...
 
-    def target(self, i: int, /) -> Any:
-        """A dict of objects as `CocoDataset.target` has it, or the class of each pixel (H, W)."""
-        ...
+    def target(self, i: int, /) -> Any: ...
 
     def __getitem__(self, index: int, /) -> tuple[Image.Image, Any]: ...
 
 
 class DenseView(Dataset):
-    """Some of a data set's images, with their classes as another numbers them.
+    """Some images of a data set, with their classes as another numbers them.
 
     Args:
-        dataset: Which.
-        indices: Of its images, in this order; all if None.
+        indices: Of the images, in this order; all if None.
         classes: The classes by the other's numbers, among which all of the data set's own are; None for its own.
         others_ids: The other's `category_ids`, for the classes that the data set does not have.
         points: Added to x and y of labelled keypoints: 0.5 turns indices of pixels, as COCO has them, into
             coordinates like those of boxes, where the first pixel's centre is at 0.5.
 
     Attributes:
-        classes: Names.
-        category_ids: From a label to the id of its category, for data that has objects.
-        keypoint_names: For data that has keypoints.
+        category_ids: From a label to the id of its category; empty for classes of pixels.
+        keypoint_names: Empty for data without keypoints.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class DenseView(Dataset):
 
 
 def _filled(ids: dict[int, int], others: dict[int, int], count: int) -> dict[int, int]:
-    """An id for every label up to `count`; those that are missing take the other's where it is free."""
+    """An id for every label up to `count`; missing ones take the other's where it is free."""
     for label in range(1, count + 1):
         if label not in ids:
             taken = set(ids.values())
@@ -126,7 +125,7 @@ def _filled(ids: dict[int, int], others: dict[int, int], count: int) -> dict[int
 
 
 def labels_shown(dataset: Any, i: int) -> list[int]:
-    """Labels that an image of any data set shows, from its target where it has no quicker way to tell."""
+    """Labels that an image of any data set shows; from its target where the data set has no `shown`."""
     if hasattr(dataset, "shown"):
         return dataset.shown(i)
     target = dataset.target(i)
@@ -134,40 +133,25 @@ def labels_shown(dataset: Any, i: int) -> list[int]:
     return [label for label in labels.unique().tolist() if isinstance(target, dict) or label != IGNORE]
 
 
-class CocoPixels(Dataset):
-    """A COCO file for semantic segmentation: each pixel has the class of the object there.
+class CocoPixels(DenseView):
+    """A COCO file for semantic segmentation: each pixel has the class of the object there, else "background".
 
     Where objects overlap, the one that comes later in the file is seen. Crowds are ignored (255) where no object is
-    outlined in them. All else is background.
+    outlined in them.
 
     Args:
         coco: Opened with masks.
-
-    Attributes:
-        classes: "background", then the categories.
-        notes: Those of the COCO file, and what became of its masks.
     """
 
     ignore = IGNORE
 
     def __init__(self, coco: CocoDataset):
-        self.coco = coco
+        super().__init__(coco)
+        self.coco, self.category_ids, self.keypoint_names = coco, {}, ()
         self._shown: dict[int, list[int]] = {}
         self.classes = ("background", *coco.classes)
         made = "pixels have the class of the last object there; other pixels are background, crowds are ignored"
         self.notes: tuple[str, ...] = (*coco.notes, made)
-
-    def __len__(self) -> int:
-        return len(self.coco)
-
-    def name(self, i: int) -> str:
-        return self.coco.name(i)
-
-    def open(self, i: int) -> Image.Image:
-        return self.coco.open(i)
-
-    def vouch(self, index: int, content: bool) -> bytes:
-        return self.coco.vouch(index, content)
 
     def target(self, i: int) -> tv_tensors.Mask:
         """(H, W) int64: from 0 up to the number of classes, or 255."""
