@@ -1,7 +1,6 @@
-"""Random numbers that depend on where a run is, not on how it got there: what makes resuming exact.
+"""Seeds for each sample and each update by its place in the run, which makes resuming exact.
 
-Every sample and every update draws from generators seeded by its place in the run. So nothing depends on how many
-workers prepare the data, where a run was interrupted, or what else has drawn numbers before.
+Nothing depends on the number of workers, on where a run was interrupted, or on other random draws.
 """
 
 import random
@@ -24,7 +23,7 @@ def mixed(*places: int) -> int:
 
 
 def seed_transforms(*places: int) -> None:
-    """Seed what transforms on the CPU draw from: Python's, numpy's and torch's generator."""
+    """Seed Python's and numpy's generator and torch's on the CPU, from which transforms draw."""
     seed = mixed(*places)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -33,7 +32,5 @@ def seed_transforms(*places: int) -> None:
 
 def seed_everything(*places: int) -> None:
     """Seed Python's and numpy's generator and torch's on every device."""
-    seed = mixed(*places)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed)
+    seed_transforms(*places)
+    torch.manual_seed(mixed(*places))
