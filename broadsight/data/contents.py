@@ -57,8 +57,12 @@ def of_file(path: str | Path, content: bool) -> bytes:
         if not content:
             return of_bytes(os.stat(path).st_size, lambda start, length: b"", False)
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return of_bytes(size, lambda start, length: (file.seek(start), file.read(length))[1], True)
+
+            def read(start: int, length: int) -> bytes:
+                file.seek(start)
+                return file.read(length)
+
+            return of_bytes(os.fstat(file.fileno()).st_size, read, True)
     except OSError:
         return b"unreadable"
 

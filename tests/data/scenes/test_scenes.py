@@ -290,8 +290,7 @@ def test_scenes__memory_keeps_what_was_drawn(monkeypatch):
     before.putpixel((0, 0), (1, 2, 3))  # the caller's copy
     monkeypatch.setattr(scenes, "compose", None)
     assert (np.asarray(source.open(1))[0, 0] != (1, 2, 3)).any()
-    with pytest.raises(TypeError):
-        source.open(2)
+    refused("", source.open, 2, error=TypeError)
 
 
 def test_scenes__too_large_for_memory(monkeypatch):

@@ -18,16 +18,9 @@ from broadsight.data.sources import timm_string as timm_source
 from broadsight.data.sources.sample_table import Names, in_order, is_image
 from tests.refusals import refused
 
-from ..reading import everything, grey, put, rows, said
+from ..reading import everything, fill, grey, put, rows, said
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
-
-
-def fill(folder: Path, **counts: int) -> Path:
-    for place, (name, count) in enumerate(counts.items()):
-        for number in range(count):
-            put(folder / name / f"{number}.png", 10 * place + number)
-    return folder
 
 
 # --- class folders --------------------------------------------------------------------------------------------------

@@ -120,8 +120,7 @@ def test_images__that_are_said_to_be_large_are_not_read(tmp_path):
 def test_pipes__are_no_data(tmp_path, name):
     os.mkfifo(tmp_path / name)
     refused(rf"^{tmp_path / name} is a pipe, not a file or folder; give ", resolve, tmp_path / name)
-    with pytest.raises((ValueError, FileNotFoundError)):
-        open_tars([tmp_path / name], 3, tmp_path / "cache")
+    refused("", open_tars, [tmp_path / name], 3, tmp_path / "cache", error=(ValueError, FileNotFoundError))
 
 
 def test_expanded__of_too_many_shards():
