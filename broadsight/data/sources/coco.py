@@ -185,8 +185,7 @@ class CocoDataset(Dataset):
 
     def _read_annotations(self, annotations: Any, places: dict[Any, int]) -> None:
         """Check every annotation and keep its numbers in arrays; dicts of a million would be gigabytes."""
-        owners, labels, crowds = array("q"), array("i"), array("b")
-        boxes, labelled, areas, points = array("f"), array("f"), array("f"), array("f")
+        numbers, points = array("d"), array("f")
         self._pool, told, first = MaskPool(), Counter(), {}
         for number, item in enumerate(annotations, 1):
             if not isinstance(item, dict):
@@ -216,23 +215,21 @@ class CocoDataset(Dataset):
                 told[what] += 1
                 first.setdefault(what, name)
             if kept:
-                owners.append(owner)
-                boxes.extend(box)
-                labelled.extend(whole)
-                labels.append(label)
-                crowds.append(bool(item.get("iscrowd")))
-                areas.append(area)
+                numbers.extend((owner, label, bool(item.get("iscrowd")), area, *box, *whole))
                 points.extend(joints)
-        if told[NO_MASK] and not owners:
+        if told[NO_MASK] and not numbers:
             raise ValueError(f"{self.annotations} has no masks, only boxes; open it with masks=False")
         self.notes = tuple(f"{what}: {count} (first: annotation {first[what]})" for what, count in told.items())
-        self._boxes, self._labelled = (np.array(all_, np.float32).reshape(-1, 4) for all_ in (boxes, labelled))
-        self._labels, self._crowds, self._areas = np.array(labels), np.array(crowds), np.array(areas)
-        count = len(self.keypoint_names)
-        self._points = np.array(points, np.float32).reshape(len(owners), count, 3) if self.keypoints else None
-        owner_of = np.array(owners, np.int64)
-        self._order = np.argsort(owner_of, kind="stable")
-        self._ends = np.concatenate([[0], np.cumsum(np.bincount(owner_of, minlength=len(places)))])
+        table = np.array(numbers).reshape(-1, 12)
+        self._labels, self._crowds = table[:, 1].astype(np.int32), table[:, 2].astype(np.int8)
+        self._areas, self._boxes, self._labelled = (
+            table[:, at].astype(np.float32) for at in (3, np.s_[4:8], np.s_[8:])
+        )
+        shape = len(table), len(self.keypoint_names), 3
+        self._points = np.array(points, np.float32).reshape(shape) if self.keypoints else None
+        owners = table[:, 0].astype(np.int64)
+        self._order = np.argsort(owners, kind="stable")
+        self._ends = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(places)))])
 
     def _joints(self, item: dict) -> list[float]:
         """K times x, y, visibility; an object of a category without any has them unlabelled."""
