@@ -139,7 +139,7 @@ def _check(train: Part, valid: Part) -> list[str]:
 def _measured(sources: Mapping[str, Source]) -> dict[str, Any]:
     """Counts, and a fingerprint that depends on names and classes, not on their order or place."""
     lines = {
-        key: [f"{source.name(row)}\t{source.classes[source.label(row)]}" for row in range(len(source))]
+        key: [f"{source.name(row)}\t{source.classes[label]}" for row, label in enumerate(labels_of(source).tolist())]
         for key, source in sources.items()
     }
     counts = {key: len(source) for key, source in sources.items()}

@@ -71,7 +71,10 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
     twice: dict[str, str] = {}
     for name in names:
         path = os.path.abspath(name)
-        (twice if path in first else first)[path] = name
+        if path in first:
+            twice[path] = name
+        else:
+            first[path] = name
     if twice:
         again = some(list(twice.values()))
         notes.append(f"{_count(len(twice), 'image')} named more than once, and predicted once: {again}")

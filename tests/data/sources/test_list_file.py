@@ -107,9 +107,6 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
     assert rows(copy) == {"10.png": "a", "cats/1.png": "b"} and grey(copy, 0) == 5
 
 
-# --- wrong lists ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -155,9 +152,6 @@ def test_list__paths_from_the_working_directory(folder, monkeypatch):
     path = put(folder / "lists", "l.txt", "cats/1.png 0\ncats/2.png 1\n")
     monkeypatch.chdir(folder)
     refused(r"paths are relative to .*lists; these are relative to the working directory$", open_list, path, Options())
-
-
-# --- lists without labels ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

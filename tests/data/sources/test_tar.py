@@ -45,9 +45,6 @@ def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[
     }
 
 
-# --- tars of class folders ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mode", "suffix"), [("w", "tar"), ("w:gz", "tar.gz"), ("w:gz", "tgz"), ("w:bz2", "tar.bz2"), ("w:xz", "tar.xz")]
 )
@@ -183,9 +180,6 @@ def test_tar__changed_after_it_was_indexed(tmp_path):
     refused(r"^x\.tar:a/\d\.png: no such file or directory$", copy.open, 0, error=UnreadableImage)
 
 
-# --- the cache ------------------------------------------------------------------------------------------------------
-
-
 def test_cache__index_is_made_once(tmp_path, cache, monkeypatch):
     path = write(tmp_path / "x.tar.gz", classes("a", "b"), "w:gz")
     first = resolve(str(path))
@@ -238,9 +232,6 @@ def test_cache__not_writable(tmp_path, cache, monkeypatch):
     assert len(resolve(str(packed), cache=tmp_path / "other").train) == 6
 
 
-# --- many readers ---------------------------------------------------------------------------------------------------
-
-
 def checksum(source: Source, out) -> None:
     out.put([sum(source.open(row).tobytes()) for _ in range(5) for row in range(len(source))])
 
@@ -286,9 +277,6 @@ def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert found == [[expected] * 10] * 4
-
-
-# --- shards ---------------------------------------------------------------------------------------------------------
 
 
 def shard(path: Path, labels: dict[str, int], start: int = 0) -> Path:
@@ -464,9 +452,6 @@ def test_expanded():
     assert expanded("a{00..02}b") == ["a00b", "a01b", "a02b"]
     assert expanded("{x,y}-{8..10}") == ["x-8", "x-9", "x-10", "y-8", "y-9", "y-10"]
     assert expanded("plain") == ["plain"]
-
-
-# --- real images --------------------------------------------------------------------------------------------------
 
 
 def test_cifar__from_its_tars():
