@@ -14,12 +14,34 @@ if TYPE_CHECKING:
     from .sources.registry import Source
 
 
-class View:
+class Rows:
+    """Some images of another source or data set, in the order of `rows`; all if None."""
+
+    def __init__(self, source: Any, rows: Sequence[int] | np.ndarray | None = None):
+        self.source, self.rows = source, np.arange(len(source)) if rows is None else np.asarray(rows, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.rows[index]))
+
+    def open(self, index: int) -> Image.Image:
+        return self.source.open(int(self.rows[index]))
+
+    @property
+    def vouch(self) -> Callable[[int, bool], bytes]:
+        """What stands for an image, see `contents`; an AttributeError where the source has none, as drawn data."""
+        own = self.source.vouch
+        return lambda index, content: own(int(self.rows[index]), content)
+
+
+class View(Rows):
     """Rows of another source.
 
     Args:
         rows: Which images, in this order; all if None.
-        classes: The classes as somebody else numbers them; the source's own if None.
+        classes: The classes as another source numbers them; the source's own if None.
         places: For each class of the source its number among those; -1 where no image of it may occur.
     """
 
@@ -30,23 +52,13 @@ class View:
         classes: Sequence[str] | None = None,
         places: np.ndarray | None = None,
     ):
-        self.source = source
-        self.rows = np.arange(len(source)) if rows is None else np.asarray(rows)
+        super().__init__(source, rows)
         self.classes = tuple(source.classes if classes is None else classes)
         self.places = None if places is None else np.asarray(places)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def label(self, index: int) -> int:
         own = self.source.label(int(self.rows[index]))
         return own if self.places is None else int(self.places[own])
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.rows[index]))
-
-    def open(self, index: int) -> Image.Image:
-        return self.source.open(int(self.rows[index]))
 
     @cached_property
     def labels(self) -> np.ndarray:
@@ -54,17 +66,9 @@ class View:
         return own if self.places is None else self.places[own]
 
     @property
-    def vouch(self) -> Callable[[int, bool], bytes]:
-        """What stands for an image; see `contents`. Missing where the source has none."""
-        inner: Any = self.source
-        own = inner.vouch  # an AttributeError, so that there is none here either
-        return lambda index, content: own(int(self.rows[index]), content)
-
-    @property
     def shuffled(self) -> Callable[..., Tensor]:
         """A better order of the rows than a random one, where the source knows it; see `ShardSource.shuffled`."""
-        inner: Any = self.source
-        return partial(inner.shuffled, rows=self.rows)
+        return partial(self.source.shuffled, rows=self.rows)
 
 
 class Grey(View):

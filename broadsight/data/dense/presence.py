@@ -28,7 +28,7 @@ def told_quickly(view: DenseView) -> bool:
 
 def _innermost(view: Any) -> Any:
     while isinstance(view, DenseView):
-        view = view.dataset
+        view = view.source
     return view
 
 

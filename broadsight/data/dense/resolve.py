@@ -160,7 +160,7 @@ def _files(
 
     views = {"train": train, "val": valid}
     places = {"train": found.labels, "val": (apart or found).labels}
-    told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.dataset, "notes", ())]
+    told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.source, "notes", ())]
     notes += [*dict.fromkeys(told), *_missing(views, places, task, apart is not None)]
     listed = {key: _listed(view) for key, view in views.items()}
     lines = {key: [f"{view.name(i)}\t{len(listed[key][i])}" for i in range(len(view))] for key, view in views.items()}
@@ -257,13 +257,13 @@ def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -
 
 def _listed(view: DenseView) -> list[list[int]]:
     """Labels of the objects of each image, without drawing masks; none for classes of pixels."""
-    inner: Any = view.dataset
+    inner: Any = view.source
     coco = inner.coco if isinstance(inner, CocoPixels) else inner
     if not isinstance(coco, CocoDataset):
         return [[] for _ in range(len(view))]
     bare = copy.copy(coco)
     bare.masks = False
-    renumbered = DenseView(bare, view.indices, classes=view.classes[isinstance(inner, CocoPixels) :])
+    renumbered = DenseView(bare, view.rows, classes=view.classes[isinstance(inner, CocoPixels) :])
     return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
 
 
@@ -275,10 +275,10 @@ def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool
         raise ValueError(f"{places['train']} has one class only, {train.classes[0]!r}; segmentation needs two")
     for key, verb in (("train", "train on"), ("val", "validate on")):
         view, place = views[key], str(places[key])
-        if key == "train" and apart and isinstance(view.dataset, MaskFolder):
+        if key == "train" and apart and isinstance(view.source, MaskFolder):
             continue  # too many to read them all for a note
         shown = labels_of_images(view)
-        if isinstance(view.dataset, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
+        if isinstance(view.source, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):
             raise ValueError(

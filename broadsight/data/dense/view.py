@@ -1,6 +1,6 @@
 """Data for dense tasks seen in another way: some of the images, other numbers of the classes, objects as pixels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..sources.coco import CocoDataset
+from ..view import Rows
 
 IGNORE = 255  # pixels of no class
 DRAWN = 2000  # images of a COCO file that are drawn to see which classes have pixels
@@ -36,7 +37,7 @@ class DenseData(Protocol):
     def __getitem__(self, index: int, /) -> tuple[Image.Image, Any]: ...
 
 
-class DenseView(Dataset):
+class DenseView(Rows, Dataset):
     """Some images of a data set, with their classes as another numbers them.
 
     Args:
@@ -60,8 +61,8 @@ class DenseView(Dataset):
         others_ids: dict[int, int] | None = None,
         points: float = 0.0,
     ):
-        self.dataset, self.points = dataset, points
-        self.indices = np.arange(len(dataset)) if indices is None else np.asarray(indices, np.int64)
+        super().__init__(dataset, indices)
+        self.points = points
         own = tuple(dataset.classes)
         self.classes = own if classes is None else tuple(classes)
         self.keypoint_names = tuple(getattr(dataset, "keypoint_names", ()))
@@ -77,33 +78,17 @@ class DenseView(Dataset):
                 self._places = torch.arange(IGNORE + 1)
                 self._places[: len(own)] = torch.tensor(places)
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def name(self, i: int) -> str:
-        return self.dataset.name(int(self.indices[i]))
-
-    def open(self, i: int) -> Image.Image:
-        return self.dataset.open(int(self.indices[i]))
-
     def target(self, i: int) -> Any:
-        return self._renumbered(self.dataset.target(int(self.indices[i])))
+        return self._renumbered(self.source.target(int(self.rows[i])))
 
     def shown(self, i: int) -> list[int]:
         """Labels of an image that count in a score, ascending; see `CocoDataset.shown`."""
-        found = labels_shown(self.dataset, int(self.indices[i]))
+        found = labels_shown(self.source, int(self.rows[i]))
         return found if self._places is None else sorted(self._places[found].tolist())
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
-        image, target = self.dataset[int(self.indices[index])]
+        image, target = self.source[int(self.rows[index])]
         return image, self._renumbered(target)
-
-    @property
-    def vouch(self) -> Callable[[int, bool], bytes]:
-        """What stands for an image and its labels; data that is drawn has none. See `contents`."""
-        inner: Any = self.dataset
-        own = inner.vouch  # an AttributeError, so that there is none here either
-        return lambda i, content: own(int(self.indices[i]), content)
 
     def _renumbered(self, target: Any) -> Any:
         if not isinstance(target, dict):

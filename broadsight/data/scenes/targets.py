@@ -9,25 +9,21 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..decoding import decode
+from ..view import Rows
 from . import Scene, Scenes, annotate, compose
 from .objects import KEYPOINT_PAIRS, KEYPOINTS
 
 SKELETON = tuple((0, other) for other in range(1, len(KEYPOINTS)))  # lines from the centre to all others
 
 
-class _Drawn(Dataset):
+class _Drawn(Rows, Dataset):
     """Scenes with targets. A sub-class makes the target of a scene."""
 
     notes = ()
 
     def __init__(self, scenes: Scenes, channels: int):
+        super().__init__(scenes)
         self.scenes, self.channels = scenes, channels
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def name(self, i: int) -> str:
-        return self.scenes.name(i)
 
     def open(self, i: int) -> Image.Image:
         """The image in mode RGB or L."""
