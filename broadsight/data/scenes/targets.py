@@ -25,9 +25,9 @@ class _Drawn(Rows, Dataset):
         super().__init__(scenes)
         self.scenes, self.channels = scenes, channels
 
-    def open(self, i: int) -> Image.Image:
+    def open(self, index: int) -> Image.Image:
         """The image in mode RGB or L."""
-        return decode(self.scenes.open(i), self.channels)
+        return decode(self.scenes.open(index), self.channels)
 
     def target(self, i: int) -> Any:
         return self.target_of(i, self._uncoloured(i))
