@@ -46,7 +46,7 @@ from broadsight import swap_pool
 from broadsight.benchmark.run import fixed_threads, write_json
 from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.seeds import seed_everything
-from broadsight.data.sources import resolve
+from broadsight.data.sources import Options, resolve
 from broadsight.data.sources.elpv import open_elpv
 from broadsight.files import whole_file
 from broadsight.inspection.macs import executed_macs
@@ -147,7 +147,7 @@ def frozen_features(start: str, pool: str, out: Path) -> None:
     if file.is_file():
         return
     model = backbone(start, pool, seed=0).eval()
-    source = open_elpv(Path())["all"].source
+    source = open_elpv("elpv", Options())["all"].source
     photos = SourceDataset(source, Transforms(SIZE, 3, MEAN, STD, "bicubic", 1.0).build(False))
     parts: list[list[Tensor]] = []
     for batch in load(photos, EvalOrder(source, 64), workers=0):
@@ -168,7 +168,7 @@ def probe(start: str, pool: str, seed: int, out: Path) -> None:
     """Let a pool learn on the training cells of a split, judge it by the others, and write that down."""
     began = time.process_time()
     features: list[Tensor] = torch.load(out / f"features-{start}-{pool}.pt")
-    source = open_elpv(Path())["all"].source
+    source = open_elpv("elpv", Options())["all"].source
     row_of = {name: row for row, name in enumerate(source.names)}
     splits = resolve("elpv", split=SPLIT, seed=seed)
     learn, judge = (
@@ -277,7 +277,7 @@ def judged(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 def majority() -> float:
     """Accuracy of whoever calls every cell sound, in percent."""
-    return round(100 * float((open_elpv(Path())["all"].source.labels == 0).mean()), 2)
+    return round(100 * float((open_elpv("elpv", Options())["all"].source.labels == 0).mean()), 2)
 
 
 def place(row: dict[str, Any]) -> tuple:

@@ -33,7 +33,7 @@ def one(data: bytes) -> None:
         path.parent.mkdir()
         path.write_bytes(data)
         try:
-            _, parts = open_tars([path], 3, Path(folder, "cache"))
+            parts = open_tars([path], 3, Path(folder, "cache"))
             for part in parts.values():
                 for row in range(len(part.source)):
                     try:

@@ -1,7 +1,7 @@
-"""Resizing that never makes more pixels than are wanted, whatever the shape of an image.
+"""Resizing for a centre crop without large intermediate images.
 
-A shorter side of one pixel that is resized to 256 makes a longer one of 8,000 pixels into two million: 2 GB, of which a
-square of 224 pixels is kept. Such images are cropped before they are resized, others are treated as ever.
+An image of 1 x 8,000 pixels, resized to a shorter side of 256, has two million on the longer one: 2 GB, of which a
+square of 224 pixels is kept. Such images are cropped before they are resized.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ MOST_CROPS = 16  # times the pixels that are kept of it, for models of large ima
 
 
 class BoundedResize:
-    """Resizes the shorter side for a crop of the middle that follows.
+    """Resizes the shorter side before a centre crop.
 
-    Ordinary images come out whole, as `resize` makes them. Where that would have too many pixels, the crop alone is
-    computed, from the same pixels and by the same filter: it differs by one of 255 levels at most in a few values.
+    Where the result would have too many pixels, the crop alone is computed, from the same pixels and by the same
+    filter: a few values differ by one of 255 levels.
 
     Args:
         resize: torchvision's `Resize` of the shorter side.
-        crop: Pixels of a side that are kept of the middle.
+        crop: Side of the centre crop in pixels.
     """
 
     def __init__(self, resize: Any, crop: int):
@@ -41,7 +41,7 @@ class BoundedResize:
         return image.resize((width, height), Image.Resampling(self.filter), (left, top, right, bottom))
 
     def _middle(self, whole: int, after: int) -> tuple[int, float, float]:
-        """How many pixels are kept of a side that is resized to `after`, and from where to where they are made."""
+        """Of a side resized to `after`: the pixels that are kept, and from where to where they come."""
         kept = min(after, self.crop)
         start = round((after - kept) / 2.0)  # as torchvision's CenterCrop
         return kept, start * whole / after, min((start + kept) * whole / after, float(whole))

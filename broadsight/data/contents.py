@@ -1,6 +1,6 @@
-"""What is stored under the names of images, in short: by it a resumed run notices that files were replaced.
+"""Digests of the content of images, by which a resumed run notices replaced files.
 
-Neither times nor places count, so that data that was moved or copied is the same.
+Neither times nor places count, so that data may be moved or copied.
 """
 
 import hashlib
@@ -11,22 +11,17 @@ from typing import Any
 
 import numpy as np
 
-READ = 4096  # images of a part are read, those of its classes in equal numbers; of all others the size counts
-WHOLE = 1 << 17  # bytes of a file that is read as a whole; of a larger one, its beginning and its end
+READ = 4096  # images of a part are read, in equal numbers of each class; of the others only the size counts
+WHOLE = 1 << 17  # bytes of a file that is read as a whole; of a larger one, the beginning and the end
 
 
 def contents(parts: Mapping[str, Any]) -> dict[str, str]:
-    """A digest of what each part of some data holds, whatever its order.
-
-    Args:
-        parts: Sources by the name of their part. One without `vouch(index, content)` gives none: it is drawn, or
-            somebody else's.
-    """
+    """A digest of each part of some data, whatever its order; none of a source without `vouch(index, content)`."""
     return {key: _of_part(source) for key, source in parts.items() if hasattr(source, "vouch")}
 
 
 def same_contents(stored: Mapping[str, Any], found: Mapping[str, Any], parts: Sequence[str] = ("train", "val")) -> bool:
-    """Whether two descriptions of data are of the same content, in all parts that both know."""
+    """Whether two descriptions of data have the same content in all parts that both know."""
     old, new = stored.get("contents") or {}, found.get("contents") or {}
     return all(old[part] == new[part] for part in parts if part in old and part in new)
 
@@ -43,7 +38,7 @@ def _of_part(source: Any) -> str:
 
 
 def _chosen(turns: Sequence[bytes], labels: np.ndarray | None) -> np.ndarray:
-    """Which images (N,) are read: all of few, else of each class those whose turn comes first, by their names."""
+    """Which images (N,) are read: all of few, else of each class those that come first by the hash of their names."""
     count = len(turns)
     if count <= READ:
         return np.ones(count, bool)
@@ -57,7 +52,7 @@ def _chosen(turns: Sequence[bytes], labels: np.ndarray | None) -> np.ndarray:
 
 
 def of_file(path: str | Path, content: bool) -> bytes:
-    """What stands for a file: its size and, if asked for, a digest of its content."""
+    """A digest of a file's size and, if asked for, its content."""
     try:
         if not content:
             return of_bytes(os.stat(path).st_size, lambda start, length: b"", False)
@@ -73,7 +68,7 @@ def of_file(path: str | Path, content: bool) -> bytes:
 
 
 def of_bytes(size: int, read: Callable[[int, int], bytes], content: bool) -> bytes:
-    """What stands for some bytes that `read` gives from a place on, so many of them."""
+    """A digest of bytes that `read(start, length)` gives."""
     found = hashlib.blake2b(b"%d" % size, digest_size=16)
     if content and size <= WHOLE:
         found.update(read(0, size))
@@ -83,7 +78,7 @@ def of_bytes(size: int, read: Callable[[int, int], bytes], content: bool) -> byt
 
 
 def of_arrays(*arrays: Any) -> bytes:
-    """What stands for numbers."""
+    """A digest of arrays."""
     found = hashlib.blake2b(digest_size=16)
     for array in map(np.ascontiguousarray, arrays):
         found.update(f"{array.dtype} {array.shape};".encode() + array.tobytes())

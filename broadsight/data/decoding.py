@@ -1,7 +1,7 @@
 """One image from a file: upright, in RGB or grey, or one error that says why not.
 
-`open_image` is the only place that asks PIL to open a file: it names the formats that are accepted. PIL knows forty
-more; of these, some start other programs (EPS starts Ghostscript) and most are hardly ever read by anybody.
+`open_image` is the only place that asks PIL to open a file, and names the accepted formats. PIL knows forty more, some
+of which start other programs (EPS starts Ghostscript).
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from PIL import ExifTags, Image, ImageFile
 
 from ..files import check_regular
 
-# What is read, by PIL's names. MPO is JPEG with further images behind it. HEIF is there where pillow-heif registers it.
+# Formats by PIL's names. MPO is JPEG with further images behind it; HEIF needs pillow-heif.
 ACCEPTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO", "HEIF")
 KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF"
 NO_IMAGE = f"not an image, or of a kind that is not read here; expected {KINDS}"
-MOST_BYTES = 2 * 2**30  # of a file; the largest image that PIL takes has half of that without compression
+MOST_BYTES = 2 * 2**30  # of a file; the largest image that PIL takes has half of that uncompressed
 STRIP = 1 << 22  # pixels that are converted at once where that takes several times the memory of the image
 
 # Where PIL keeps what may hold an orientation. TIFF is not among them: PIL turns it upright by itself.
 ORIENTED = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
 
-# The eight orientations of EXIF and what makes each upright; 1 is upright already.
+# What makes an image of each EXIF orientation upright; 1 is upright already.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -44,30 +44,28 @@ UPRIGHT = {
 SILENCE = logging.NullHandler()
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
-# The usual ranges of numbers that are no bytes; an image is taken to have the first that holds all its values.
+# Upper ends of the usual ranges of numbers other than bytes; the first that holds all values of an image counts.
 WHITE = (1, 255, 65535)
 
 
 class UnreadableImage(ValueError):
-    """A file that holds no image, or not the whole of it."""
+    """A file without a whole image in it."""
 
 
 def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3) -> Image.Image:
     """An image in mode RGB (channels 3) or L (channels 1), turned upright, all of it in memory.
 
-    Transparent parts become white. Of an animation, the first frame. More than 8 bits a channel are scaled, not
-    clipped: 65535 becomes 255. Numbers of 32 bits and floating-point ones are scaled from the first of these ranges
+    Transparent parts become white; of an animation, the first frame is taken. More than 8 bits a channel are scaled,
+    not clipped: 65535 becomes 255. Numbers of 32 bits and floating-point ones are scaled from the first of these ranges
     that holds all values of the image: 0 to 1 (floating-point only), 0 to 255 (likewise), 0 to 65535, or else from
     the smallest to the largest of them; not-a-number becomes black.
 
-    From the first call on, PIL's warnings are off in this process: to put them off and on again for each image takes
-    6 % of the time for a small one and is not safe among threads.
-
-    An image has at most twice `PIL.Image.MAX_IMAGE_PIXELS`, 179 million pixels, and its file at most 2 GB.
+    The first call turns PIL's warnings off in this process: doing so for each image takes 6 % of the time for a small
+    one and is not safe among threads.
 
     Raises:
-        UnreadableImage: Whatever the reason, in one line: not there, not an image, of a format that is not accepted,
-            cut short, damaged, too large for the bounds or for the memory that is left.
+        UnreadableImage: In one line, for any reason: missing, not an image, of another format, cut short, damaged,
+            above 2 GB or twice `PIL.Image.MAX_IMAGE_PIXELS` (179 million pixels), or too large for the memory left.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
@@ -83,13 +81,9 @@ def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3)
 
 
 def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
-    """A file as PIL opens it, of which only the header is read: to be used in `with`.
+    """A file as PIL opens it, with only the header read; for `with`, where stored values are needed, as of masks.
 
-    Only for who needs the values as they are stored, such as those of masks; `decode` is for all others.
-
-    Raises:
-        OSError, ValueError, SyntaxError: PIL's words for what is wrong, and ours where it is no regular file, too long,
-            or of a format that is not in ACCEPTED.
+    Raises OSError, ValueError or SyntaxError, PIL's or ours, for what is no regular file, too long, or not in ACCEPTED.
     """
     _keep_quiet()
     if isinstance(file, str | Path):
@@ -100,7 +94,7 @@ def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
 
 
 def _keep_quiet() -> None:
-    """Keep PIL's remarks from the terminal: its warnings, and its log unless somebody has asked for that."""
+    """Turn off PIL's warnings, and its log unless a handler was set."""
     logging.getLogger("PIL").addHandler(SILENCE)
     if QUIET not in warnings.filters:
         warnings.filterwarnings("ignore", module=QUIET[3].pattern)
@@ -108,11 +102,7 @@ def _keep_quiet() -> None:
 
 @contextlib.contextmanager
 def within_memory() -> Generator[None, None, None]:
-    """What is done to one image: where memory or the range of numbers does not suffice, that image is unreadable.
-
-    Raises:
-        UnreadableImage: Instead of MemoryError, OverflowError, and what torch raises for these.
-    """
+    """Turn MemoryError, OverflowError and torch's words for these into UnreadableImage."""
     try:
         yield
     except (MemoryError, OverflowError, struct.error) as error:
@@ -124,7 +114,7 @@ def within_memory() -> Generator[None, None, None]:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch says so: it has a class of its own for accelerators alone."""
+    """Whether torch, which has an error class for accelerators alone, means this."""
     words = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "numel overflow")
     return any(word in str(error) for word in words)
 
@@ -135,7 +125,7 @@ def _too_much(error: BaseException) -> str:
 
 
 def _check_format(image: Image.Image) -> None:
-    """Refuse an image that somebody else has opened and not read yet: reading is what starts programs."""
+    """Refuse an opened but unread image of another format: reading is what starts programs."""
     unread = isinstance(image, ImageFile.StubImageFile) or getattr(image, "tile", None)
     if image.format is not None and image.format not in ACCEPTED and unread:
         raise UnreadableImage(f"of format {image.format}, which is not accepted; convert it to PNG")
@@ -153,7 +143,7 @@ def _decoded(image: Image.Image, channels: int) -> Image.Image:
     image = _bytes_of(image, "L" if channels == 1 else "RGB")
     if turn is not None:
         image = image.transpose(turn)
-        for key in ORIENTED:  # or whoever looks at the result turns it again
+        for key in ORIENTED:  # or the result is turned again
             image.info.pop(key, None)
     return image
 

@@ -1,7 +1,7 @@
-"""Whether the files that a list or a COCO file names lie in the folder of that data, as they should.
+"""Refusing files that a list or a COCO file names outside of the folder of that data.
 
-Such a file may come from a stranger, and names of any form are in it: absolute ones, or with `..` in them. Links that a
-user has put into his folder are his own and are followed.
+Such a file may come from a stranger, with absolute names or `..` in them. Links in a folder are the user's own and are
+followed.
 """
 
 import os
@@ -16,13 +16,13 @@ _ALLOWED: ContextVar[bool] = ContextVar("allow_outside", default=False)
 
 
 def permit_outside(allowed: bool) -> None:
-    """From here on, in this command, say whether lists and COCO files may name files outside of their folder."""
+    """Set for the rest of this command whether lists and COCO files may name files outside of their folder."""
     _ALLOWED.set(allowed)
 
 
 @contextmanager
 def outside_allowed(allowed: bool = True) -> Generator[None, None, None]:
-    """The same for a while; what was allowed before stays allowed."""
+    """Allow such names in a `with`; what was allowed before stays allowed."""
     before = _ALLOWED.set(_ALLOWED.get() or allowed)
     try:
         yield
@@ -31,16 +31,7 @@ def outside_allowed(allowed: bool = True) -> Generator[None, None, None]:
 
 
 def refuse_outside(file: Path, names: Iterable[str], folders: Sequence[Path]) -> None:
-    """Check all names that a file lists.
-
-    Args:
-        file: Which lists them.
-        names: Paths, relative to the first of the folders.
-        folders: Where they may lead.
-
-    Raises:
-        ValueError: Some lead elsewhere, and nobody has allowed that.
-    """
+    """Raise ValueError if names that a file lists, relative to the first of some folders, lead out of all of them."""
     if _ALLOWED.get():
         return
     outside = [name for name in names if not is_inside(name, folders)]
@@ -53,8 +44,8 @@ def refuse_outside(file: Path, names: Iterable[str], folders: Sequence[Path]) ->
 
 
 def is_inside(name: str, folders: Sequence[Path]) -> bool:
-    """Whether a path, relative to the first of some folders, leads into one of them; links along it are followed only
-    where the path goes up again."""
+    """Whether a path, relative to the first of some folders, leads into one of them. Links are followed only where the
+    path goes up again."""
     drive, _ = os.path.splitdrive(name)
     if not os.path.isabs(name) and not drive and ".." not in name:
         return True  # most of a million

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -22,20 +22,13 @@ IN_A_ROW = 50  # unreadable images one after the other, after which something el
 Key = tuple[int, int, int]  # epoch, place in the epoch, index in the source
 
 
-class Named(Protocol):
-    """What an order is of: so many images, each with a name."""
-
-    def __len__(self) -> int: ...
-    def name(self, index: int, /) -> str: ...
-
-
 class Batch(NamedTuple):
     """Images as they leave the workers.
 
     Args:
         images: (B, C, H, W) of bytes, which are normalised on the device.
         labels: (B,)
-        keys: Which they are: epoch, place in it, index in the source.
+        keys: Epoch, place in it and index in the source of each.
         skipped: Name and reason of each image that could not be read.
         failure: Why there is no batch. An error would leave a worker process with a page of its traceback.
     """
@@ -49,7 +42,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Transforms:
-    """How images become what the model takes, by timm's names; its own defaults are the evaluation's.
+    """How images become what a model takes, in timm's terms.
 
     Args:
         size: Pixels of a side.
@@ -80,10 +73,8 @@ class Transforms:
                 **extra,
             )
         except AssertionError:  # how timm refuses a policy
-            policy = extra.get("auto_augment")
-            raise ValueError(
-                f"auto_augment={policy}; expected a policy of timm's, such as rand-m9-mstd0.5-inc1"
-            ) from None
+            what = f"auto_augment={extra.get('auto_augment')}"
+            raise ValueError(f"{what}; expected a policy of timm's, such as rand-m9-mstd0.5-inc1") from None
         if not training:
             transform.transforms[0] = BoundedResize(transform.transforms[0], self.size)
         for step in transform.transforms:
@@ -104,26 +95,20 @@ def _flat(items: Any) -> Iterator[Any]:
 
 
 class SourceDataset(Dataset):
-    """A source's images, transformed. Each is a function of its key alone, whoever asks for it and when.
+    """A source's images, transformed. Each depends on its key alone, not on the worker or the moment.
 
-    An image that cannot be read is skipped: in training the next that can be read takes its place, so that batches
-    keep their size; in evaluation the batch is so much smaller. Either way it is reported.
+    An unreadable image is skipped and reported: in training the next readable one takes its place, so that batches
+    keep their size; in evaluation the batch is smaller.
 
     Args:
         source: A `Source`.
         transform: PIL image -> (C, H, W) of bytes.
-        training: Seed the transform by the key.
+        training: Seed the transform by `seed` and the key, and replace unreadable images.
         strict: An unreadable image is an error.
     """
 
     def __init__(
-        self,
-        source: Any,
-        transform: Any = None,
-        *,
-        seed: int = 0,
-        training: bool = False,
-        strict: bool = False,
+        self, source: Any, transform: Any = None, *, seed: int = 0, training: bool = False, strict: bool = False
     ):
         self.source, self.transform = source, transform
         self.seed, self.training, self.strict = seed, training, strict
@@ -151,7 +136,7 @@ class SourceDataset(Dataset):
         return Batch(images, torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
 
     def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, Any, int] | None:
-        """What `_item` gives of the image, or of the next that can be read, and its index."""
+        """The `_item` of the image, or of the next readable one, and its index."""
         epoch, place, index = key
         attempts = min(IN_A_ROW, len(self.source)) if self.training else 1
         for attempt in range(attempts):
@@ -164,9 +149,8 @@ class SourceDataset(Dataset):
                 name = self.source.name(at)
                 reason = str(error).removeprefix(f"{name}: ")
                 if self.strict:
-                    raise UnreadableImage(
-                        f"{name} cannot be read ({reason}); without --strict it would be skipped"
-                    ) from None
+                    what = f"{name} cannot be read ({reason})"
+                    raise UnreadableImage(f"{what}; without --strict it would be skipped") from None
                 skipped.append((name, reason))
         if self.training:
             raise UnreadableImage(f"{attempts} images in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}")
@@ -186,22 +170,22 @@ class SourceDataset(Dataset):
 
 
 class TrainOrder:
-    """Which images make up the batches of an epoch, for one of several processes. Iterating gives lists of keys.
+    """The batches of an epoch for one of several processes: iterating gives lists of keys.
 
-    All processes draw the same order. Of every batch each takes its share, in as many passes as are accumulated, so
+    All processes draw the same order. Each takes its share of every batch, in as many passes as are accumulated, so
     the images of an update do not depend on the number of processes.
 
     Args:
-        source: What is shuffled; a source that knows a better order than a random one (`shuffled`) is asked for it.
+        source: Shuffled by its own `shuffled` if it has one.
         batch: Images of an update, over all processes and passes.
         repeats: How often each image comes in an epoch; the epoch ends after as many as there are images.
-        updates: Updates of an epoch, if it is not to be one pass over the images; pass follows pass then, each in an
-            order of its own, and an epoch ends wherever in one.
+        updates: Updates of an epoch, if that is not one pass over the images. Pass then follows pass, each in an
+            order of its own, and an epoch may end anywhere in one.
     """
 
     def __init__(
         self,
-        source: Named,
+        source: Any,
         batch: int,
         *,
         seed: int = 0,
@@ -216,17 +200,16 @@ class TrainOrder:
             near = max(1, round(batch / (processes * accumulate))) * processes * accumulate
             raise ValueError(f"batch_size={batch} does not divide among {shares}; take batch_size={near}")
         if batch > len(source) and updates is None:
-            raise ValueError(
-                f"batch_size={batch} does not fit: there are {len(source)} training images; "
-                f"take --set batch_size={processes * accumulate * max(1, len(source) // (processes * accumulate))}"
-            )
+            fits = processes * accumulate * max(1, len(source) // (processes * accumulate))
+            what = f"batch_size={batch} does not fit: there are {len(source)} training images"
+            raise ValueError(f"{what}; take --set batch_size={fits}")
         self.source, self.batch, self.seed = source, batch, seed
         self.rank, self.processes, self.accumulate, self.repeats = rank, processes, accumulate, repeats
         self.epoch, self.first, self._updates = 0, 0, updates
 
     @property
     def updates(self) -> int:
-        """Updates of an epoch; images that fill no batch wait for another epoch's order."""
+        """Updates of an epoch; images that fill no batch are left for another epoch's order."""
         return self._updates or len(self.source) // self.batch
 
     def start(self, epoch: int, first: int = 0) -> None:
@@ -264,18 +247,17 @@ class TrainOrder:
 
 
 class EvalOrder:
-    """Every image once, none twice: each process takes every so-manieth, and nothing is padded."""
+    """Every image once: of n processes each takes every n-th image, and nothing is padded."""
 
-    def __init__(self, source: Named, batch: int, *, rank: int = 0, processes: int = 1):
-        self.count, self.batch, self.rank, self.processes = len(source), batch, rank, processes
+    def __init__(self, source: Any, batch: int, *, rank: int = 0, processes: int = 1):
+        self.mine, self.batch = range(rank, len(source), processes), batch
 
     def __len__(self) -> int:
-        return -(-len(range(self.rank, self.count, self.processes)) // self.batch)
+        return -(-len(self.mine) // self.batch)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        mine = range(self.rank, self.count, self.processes)
-        for start in range(0, len(mine), self.batch):
-            yield [(0, index, index) for index in mine[start : start + self.batch]]
+        for start in range(0, len(self.mine), self.batch):
+            yield [(0, index, index) for index in self.mine[start : start + self.batch]]
 
 
 def load(images: Dataset, order: TrainOrder | EvalOrder, *, workers: int = 0, pin_memory: bool = False) -> DataLoader:
@@ -284,7 +266,7 @@ def load(images: Dataset, order: TrainOrder | EvalOrder, *, workers: int = 0, pi
         images,
         batch_sampler=order,
         num_workers=workers,
-        collate_fn=_as_it_is,  # ty: ignore[invalid-argument-type]
+        collate_fn=_unchanged,
         pin_memory=pin_memory,
         worker_init_fn=_quiet_worker,
         persistent_workers=workers > 0,
@@ -301,7 +283,7 @@ def close(loader: DataLoader) -> None:
         loader._iterator = None
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 

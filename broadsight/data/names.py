@@ -1,7 +1,7 @@
-"""Names that others have chosen, of files, classes and runs, wherever they are written: they stay mere text.
+"""Names of files, classes and runs, written so that they stay mere text.
 
 A name may be a formula to a spreadsheet, a link or HTML to a Markdown page, a command to a terminal, or a way out of a
-folder. HTML is `report.words.escape`'s.
+folder. For HTML see `report.words.escape`.
 """
 
 import csv
@@ -31,8 +31,8 @@ _NO_FILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u2028-\u202e\u
 class CsvRows:
     """Writes rows of a CSV file for programs and spreadsheets alike.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe in front, which spreadsheets and `csv_text` take
-    for no part of it. Numbers, and texts that are numbers, stay as they are.
+    Text that a spreadsheet would take for a formula gets an apostrophe in front, which spreadsheets and `csv_text`
+    remove. Numbers, and texts that are numbers, stay as they are.
     """
 
     def __init__(self, file: TextIO):
@@ -54,7 +54,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def csv_text(cell: str) -> str:
-    """What a cell says: the opposite of `csv_cell`."""
+    """The text of a cell: the inverse of `csv_cell`."""
     return _QUOTED_FORMULA.sub("", cell)
 
 
@@ -62,12 +62,12 @@ def csv_text(cell: str) -> str:
 
 
 def markdown(text: object) -> str:
-    """Any text as one line of Markdown that shows it and nothing else: no link, no HTML, no further column."""
+    """Any text as one line of Markdown without links, HTML or further columns."""
     return _MARKS.sub(r"\\\1", printable(str(text)))
 
 
 def markdown_code(text: object) -> str:
-    """Likewise in the letters of code; not for tables, where a bar would end the column."""
+    """The same as inline code; not for tables, where a bar would end the column."""
     text = printable(str(text))
     marks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     space = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") or not text else ""
@@ -75,7 +75,7 @@ def markdown_code(text: object) -> str:
 
 
 def markdown_block(text: str) -> list[str]:
-    """Lines of a block of code, whatever the text has in it."""
+    """The lines of a code block for any text."""
     marks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return [f"{marks}text", *map(printable, text.split("\n")), marks]
 
@@ -89,7 +89,7 @@ def address(path: str) -> str:
 
 
 def file_stem(name: str, otherwise: str = "image") -> str:
-    """The name of a file without folders and ending, good for a new file on any system: never a way out of a folder."""
+    """The name of a file without folders and ending, valid for a new file on any system."""
     stem = _NO_FILE.sub("_", Path(name).stem).rstrip(" .")
     while len(os.fsencode(stem)) > MOST_BYTES:
         stem = stem[:-1]
@@ -97,11 +97,7 @@ def file_stem(name: str, otherwise: str = "image") -> str:
 
 
 def unique_stems(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
-    """What the files of each image are called: as the image, with a number where two would be the same.
-
-    Args:
-        taken: Names that are in use already.
-    """
+    """File names for images: theirs, with a number where two would be the same or in `taken`."""
     used = {name.casefold() for name in taken}
     numbers: dict[str, int] = {}
     stems = []

@@ -1,4 +1,4 @@
-"""Images of one size in one file that many processes read and fill at once, whatever befalls some of them."""
+"""Images of one size in one file that many processes read and fill at once, and that survives their crashes."""
 
 import io
 import os
@@ -14,16 +14,13 @@ from ..files import whole_file
 class RecordFile:
     """`count` uint8 arrays of one shape, each with its checksum: a structured .npy that np.load can map.
 
-    A record counts as there only if its checksum is right, so that neither a process that dies halfway, nor two that
-    write the same one, nor a damaged disk can ever pass off a wrong image. Nothing stays open between calls: there
-    is nothing to be pickled or shared by a fork, and a file that another process replaces is found at its place. Plain
-    reads and writes rather than a memory map, because a full disk or a shortened file then is an error to be caught
-    and not a signal that kills the process. They go through the same page cache.
+    A record without the right checksum does not count, so that neither a process that dies halfway, nor two that write
+    the same one, nor a damaged disk gives a wrong image. Nothing stays open between calls, for pickling, forks and
+    files that other processes replace. Plain reads and writes rather than a memory map: a full disk or a shortened file
+    is then an error to be caught, not a signal that kills the process.
 
     Args:
-        path: Created with its folder when first needed; one of another size or kind is replaced.
-        count: Number of records.
-        shape: Of each array.
+        path: Created with its folder when first needed; a file of another size or kind is replaced.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...]):
@@ -40,7 +37,7 @@ class RecordFile:
         return {**self.__dict__, "state": "unknown"}
 
     def read(self, i: int) -> np.ndarray | None:
-        """A copy of record i, or None if it is not there."""
+        """A copy of record i, or None if it was not written."""
         if not self.usable():
             return None
         try:
@@ -55,7 +52,7 @@ class RecordFile:
         return np.frombuffer(data, np.uint8).reshape(self.shape)
 
     def write(self, i: int, data: np.ndarray) -> None:
-        """Keep this as record i, if that is possible; a reader sees all of it or nothing."""
+        """Keep an array as record i if possible; a reader sees all of it or nothing."""
         if not self.usable():
             return
         content = np.ascontiguousarray(data, np.uint8).tobytes()
@@ -80,14 +77,13 @@ class RecordFile:
         try:
             with self.path.open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                return (
-                    size == len(self.header) + self.count * self.record and file.read(len(self.header)) == self.header
-                )
+                whole = size == len(self.header) + self.count * self.record
+                return whole and file.read(len(self.header)) == self.header
         except FileNotFoundError:
             return False
 
     def create(self) -> None:
-        """An empty file under its name at once. Should two processes do so, the one that comes first starts again."""
+        """Put an empty file there; of two processes that do so, the later one wins."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as unfinished, unfinished.open("wb") as file:
             file.write(self.header)

@@ -1,11 +1,9 @@
-"""Random numbers that depend on the place in a run, not on how it was reached: what makes resuming exact.
+"""Seeds for each sample and each update by its place in the run, which makes resuming exact.
 
-Every sample and every update draws from generators seeded by its place in the run. So nothing depends on how many
-workers prepare the data, where a run was interrupted, or what else has drawn numbers before.
+Nothing depends on the number of workers, on where a run was interrupted, or on other random draws.
 """
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,17 +21,14 @@ def mixed(*places: int) -> int:
 
 
 def seed_transforms(*places: int) -> None:
-    """Seed what transforms on the CPU draw from: Python's, numpy's and torch's generator."""
-    _seed(torch.default_generator.manual_seed, places)
+    """Seed Python's and numpy's generator and torch's on the CPU, from which transforms draw."""
+    seed = mixed(*places)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
 
 
 def seed_everything(*places: int) -> None:
     """Seed Python's and numpy's generator and torch's on every device."""
-    _seed(torch.manual_seed, places)
-
-
-def _seed(torchs: Callable[[int], object], places: tuple[int, ...]) -> None:
-    seed = mixed(*places)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torchs(seed)
+    seed_transforms(*places)
+    torch.manual_seed(mixed(*places))

@@ -1,20 +1,19 @@
-"""Which images validate where nothing is set apart: chosen so that every class that can occur there does."""
+"""The choice of held-out images, such that every class that can be validated is."""
 
 import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
-# How hold-outs are chosen; a run keeps the number, since another method holds out other images.
+# Version of the choice, kept by a run since another one holds out other images.
 # 1: images of several classes by their turn alone. 2: the rarest class first.
 METHOD = 2
-ORDERS = 32  # that are tried before a class is given up,
-MANY = 10_000  # and of so many images, which take seconds,
-FEW_ORDERS = 4
+ORDERS, FEW_ORDERS = 32, 4  # tried before a class is given up; few of MANY images, which take seconds
+MANY = 10_000
 
 
 def turn(name: str, seed: int) -> int:
-    """When an image's turn to be held out comes: a hash of its name, so that other files do not change it."""
+    """A hash of an image's name, by which images are held out; other files do not change it."""
     text = f"{seed}/{name}".encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
@@ -24,18 +23,17 @@ def stratified(
 ) -> np.ndarray:
     """Which of N images to hold out, (N,) of booleans; each may show several classes or none.
 
-    Of every class a fraction is held out, at least one image and never the last, the rarest class first. More than the
-    fraction is held out where the classes need it. A class may still be missed: one that is in a single image, or only
-    in images that other classes cannot lose; see `missed`.
+    Of every class a fraction is held out, at least one image and never the last, the rarest class first; more than the
+    fraction where the classes need it. A class is still missed if it is in a single image, or only in images that other
+    classes cannot lose; see `missed`.
 
     Args:
-        names: Of the images; their hash decides whose turn comes first.
-        classes: What each image shows.
-        sizes: What each image counts, (N,); 1 if None. All together fill up to the fraction.
+        names: Of the images; their hashes give the order.
+        classes: The classes in each image.
+        sizes: The weight of each image, (N,); 1 if None.
     """
-    sets = [np.unique(np.asarray(shown, np.int64)) for shown in classes]
+    sets, count = _sets(classes)
     sizes = np.ones(len(names)) if sizes is None else np.asarray(sizes, float)
-    count = 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
     best, fewest = np.zeros(len(names), bool), count + 1
     reachable = _reachable(sets, count)
     for attempt in range(ORDERS if len(names) < MANY else FEW_ORDERS):
@@ -50,12 +48,17 @@ def stratified(
 
 
 def missed(classes: Sequence[Sequence[int]], held: np.ndarray) -> tuple[list[int], list[int]]:
-    """Of the classes that no held-out image shows, those in a single image, and those in several."""
-    sets = [np.unique(np.asarray(shown, np.int64)) for shown in classes]
-    count = 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
+    """The classes that no held-out image shows: those in a single image, and those in several."""
+    sets, count = _sets(classes)
     images, there = _images_of(sets, count), _shown(sets, held)
     lost = [one for one in range(count) if len(images[one]) and one not in there]
     return [one for one in lost if len(images[one]) == 1], [one for one in lost if len(images[one]) > 1]
+
+
+def _sets(classes: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], int]:
+    """The different classes in each image, and the number of all."""
+    sets = [np.unique(np.asarray(shown, np.int64)) for shown in classes]
+    return sets, 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
 
 
 def _held(order: np.ndarray, sets: list[np.ndarray], count: int, fraction: float, sizes: np.ndarray) -> np.ndarray:

@@ -1,23 +1,47 @@
 """Some images of a source, under other numbers of their classes."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from .decoding import decode
 
 if TYPE_CHECKING:
-    from .sources import Source
+    from .sources.registry import Source
 
 
-class View:
+class Rows:
+    """Some images of another source or data set, in the order of `rows`; all if None."""
+
+    def __init__(self, source: Any, rows: Sequence[int] | np.ndarray | None = None):
+        self.source, self.rows = source, np.arange(len(source)) if rows is None else np.asarray(rows, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.rows[index]))
+
+    def open(self, index: int) -> Image.Image:
+        return self.source.open(int(self.rows[index]))
+
+    @property
+    def vouch(self) -> Callable[[int, bool], bytes]:
+        """What stands for an image, see `contents`; an AttributeError where the source has none, as drawn data."""
+        own = self.source.vouch
+        return lambda index, content: own(int(self.rows[index]), content)
+
+
+class View(Rows):
     """Rows of another source.
 
     Args:
         rows: Which images, in this order; all if None.
-        classes: The classes as somebody else numbers them; the source's own if None.
+        classes: The classes as another source numbers them; the source's own if None.
         places: For each class of the source its number among those; -1 where no image of it may occur.
     """
 
@@ -28,23 +52,23 @@ class View:
         classes: Sequence[str] | None = None,
         places: np.ndarray | None = None,
     ):
-        self.source = source
-        self.rows = np.arange(len(source)) if rows is None else np.asarray(rows)
+        super().__init__(source, rows)
         self.classes = tuple(source.classes if classes is None else classes)
         self.places = None if places is None else np.asarray(places)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def label(self, index: int) -> int:
         own = self.source.label(int(self.rows[index]))
         return own if self.places is None else int(self.places[own])
 
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.rows[index]))
+    @cached_property
+    def labels(self) -> np.ndarray:
+        own = labels_of(self.source)[self.rows]
+        return own if self.places is None else self.places[own]
 
-    def open(self, index: int) -> Image.Image:
-        return self.source.open(int(self.rows[index]))
+    @property
+    def shuffled(self) -> Callable[..., Tensor]:
+        """A better order of the rows than a random one, where the source knows it; see `ShardSource.shuffled`."""
+        return partial(self.source.shuffled, rows=self.rows)
 
 
 class Grey(View):
@@ -58,7 +82,7 @@ class Grey(View):
 
 
 def sample(source: "Source", count: int | None, seed: int = 0) -> "Source":
-    """So many of its images, drawn by chance and kept in order; all of them if there are no more."""
+    """Draw `count` images of a source, in their order; all if there are no more."""
     if count is None or count >= len(source):
         return source
     rows = np.random.default_rng(seed).choice(len(source), count, replace=False)
@@ -69,3 +93,11 @@ def labels_of(source: "Source") -> np.ndarray:
     """(N,) all labels of a source."""
     known = getattr(source, "labels", None)
     return np.asarray(known) if known is not None else np.array([source.label(row) for row in range(len(source))])
+
+
+def under(source: "Source", classes: Sequence[str]) -> "Source":
+    """The same images, labelled as another source numbers the classes; -1 where it has none of that name."""
+    if tuple(source.classes) == tuple(classes):
+        return source
+    place = {name: index for index, name in enumerate(classes)}
+    return View(source, None, classes, np.array([place.get(name, -1) for name in source.classes], np.int32))

@@ -15,6 +15,35 @@ def put(path: Path, shade: int = 0, size: tuple[int, int] = (4, 3)) -> Path:
     return path
 
 
+def fill(folder: Path, **counts: int) -> Path:
+    """Class folders with so many images each, all of different brightness."""
+    for place, (name, count) in enumerate(counts.items()):
+        for number in range(count):
+            put(folder / name / f"{number}.png", 10 * place + number)
+    return folder
+
+
+class Shades:
+    """A source of the plainest kind."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def label(self, index: int) -> int:
+        return index % 2
+
+    def name(self, index: int) -> str:
+        return f"shades/{index}"
+
+    def open(self, index: int) -> Image.Image:
+        return Image.new("RGB", (8, 8), (100 * self.label(index),) * 3)
+
+
 def png(shade: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (4, 3), (shade,) * 3).save(file, "PNG")

@@ -126,8 +126,9 @@ def test_many__some_of_each_class_are_read_and_all_are_measured(tmp_path, monkey
     monkeypatch.setattr(module, "READ", 6)
     data = fill(tmp_path / "data", cat=6, dog=6, emu=8)
     source = resolve(str(data)).train
-    read, own = [], type(source).vouch
-    monkeypatch.setattr(type(source), "vouch", lambda self, i, c: (read.append((self.label(i), c)), own(self, i, c))[1])
+    read, inner = [], type(source.source)
+    own = inner.vouch
+    monkeypatch.setattr(inner, "vouch", lambda self, i, c: (read.append((self.label(i), c)), own(self, i, c))[1])
     before = contents({"train": source})
     assert sorted(label for label, content in read if content) == [0, 0, 1, 1, 2, 2] and len(read) == len(source)
     for number in range(6):  # of another size each

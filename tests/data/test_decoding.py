@@ -281,8 +281,7 @@ def test_decode__starts_no_program(tmp_path, monkeypatch):
     assert Image.open(path).format == "EPS"  # or there is nothing to test
     for file in (path, path.read_bytes(), io.BytesIO(path.read_bytes())):
         refused(r"^not an image, or of a kind that is not read here", decode, file, error=UnreadableImage)
-        with pytest.raises(Image.UnidentifiedImageError):
-            open_image(file)
+        refused("", open_image, file, error=Image.UnidentifiedImageError)
     with pytest.raises(UnreadableImage, match=r"^of format EPS, which is not accepted; convert it to PNG$"):
         decode(Image.open(path))
     assert not started

@@ -53,9 +53,6 @@ def indices(order: TrainOrder | EvalOrder) -> list[int]:
     return [index for batch in order for _, _, index in batch]
 
 
-# ---- order
-
-
 def test_train_order__is_a_permutation_and_another_each_epoch():
     order = TrainOrder(Numbered(20), 4, seed=1)
     first = indices(order)
@@ -146,9 +143,6 @@ def test_eval_order__every_image_once(processes):
     assert all(len(batch) <= 4 for order in orders for batch in order)
 
 
-# ---- images
-
-
 def test_images__bytes_labels_and_keys():
     batch = SourceDataset(Numbered(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
     assert batch.images.dtype == torch.uint8 and batch.images.shape == (2, 3, 8, 8)
@@ -194,9 +188,6 @@ def test_images__the_same_for_any_number_of_workers(tmp_path):
             assert torch.equal(batch.images, other.images)
 
 
-# ---- transforms
-
-
 def test_transforms__evaluation_crops_the_middle():
     image = np.zeros((40, 40, 3), np.uint8)
     image[4:36, 4:36] = 200
@@ -231,9 +222,6 @@ def test_transforms__published_augmentation_never_fails(policy, draws):
 def test_transforms__every_interpolation_of_a_recipe(interpolation, training):
     transform = Transforms(16, interpolation=interpolation).build(training)
     assert transform(decode(png(1, 2, 3))).shape == (3, 16, 16)
-
-
-# ---- what cannot be read
 
 
 def test_unreadable__training_takes_the_next():

@@ -24,6 +24,7 @@ from broadsight.data.names import (
     printable,
     unique_stems,
 )
+from broadsight.data.sources import Options
 from broadsight.data.sources.list_file import open_list, read_paths
 from tests.data.nasty_names import NASTY
 from tests.training.small_runs import png
@@ -71,7 +72,7 @@ def test_csv__a_table_of_ours_is_a_list_of_images(tmp_path):
     classes = ["=x", "-y"] * 4
     listed.write_text(table(["file", "label"], *zip(names, classes, strict=True)), encoding="utf-8")
     assert read_paths(listed) == [str(tmp_path / name) for name in names]
-    part = open_list(listed)["all"]
+    part = open_list(listed, Options())["all"]
     assert list(part.source.classes) == ["-y", "=x"] and part.source.labels.tolist() == [1, 0] * 4
     listed.write_text("file\n'=d.png\n", encoding="utf-8")  # somebody else's, who knows of no apostrophes
     (tmp_path / "=d.png").unlink(missing_ok=True)

@@ -126,10 +126,10 @@ GROUPS = {"noise": CORRUPTIONS[:3], "blur": CORRUPTIONS[3:7], "weather": CORRUPT
 
 
 def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -> np.ndarray:
-    """An image, corrupted: (H, W, C) uint8 to another array of that shape; C is 3 (RGB) or 1 (grey), H and W from 8.
+    """Corrupt an image (H, W, C) of uint8; C is 3 (RGB) or 1 (grey), H and W from 8.
 
-    The corruptions are those of Hendrycks and Dietterich, "Benchmarking Neural Model Robustness to Common Corruptions
-    and Perturbations" (ICLR 2019), written anew after their description, with their settings. What differs:
+    The corruptions are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions
+    and Perturbations" (ICLR 2019), written after their description, with their settings. Differences:
 
     - Lengths (blurs, trails, flakes, displacements) are theirs for a shorter side of 224 pixels and scale with it, so
       that small images suffer alike. Snowflakes are never below a pixel, and what glass_blur and elastic_transform
@@ -142,7 +142,7 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
     - glass_blur moves all pixels at once, where theirs goes from one to the next.
     - Numbers are rounded, not cut off, when they become bytes again.
 
-    So results compare among each other, not with those published for the downloaded ImageNet-C.
+    So results compare with each other, not with those published for the downloaded ImageNet-C.
 
     Args:
         name: One of CORRUPTIONS.

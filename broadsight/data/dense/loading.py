@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..decoding import UnreadableImage, within_memory
 from ..loading import Key, SourceDataset
@@ -13,14 +14,9 @@ ALIGNED = 16  # bytes; what numbers of any kind may begin at
 
 
 class DenseBatch(NamedTuple):
-    """Images and targets as they leave the workers.
+    """Images (C, H, W) of bytes and targets, classes of pixels (H, W) or dicts, as they leave the workers.
 
-    Args:
-        images: (C, H, W) of bytes each, which are normalised on the device.
-        targets: One for each: classes of pixels (H, W), or a dict.
-        keys: Which they are: epoch, place in it, index in the data.
-        skipped: Name and reason of each image that could not be read.
-        failure: Why there is no batch. An error would leave a worker process with a page of its traceback.
+    The other fields are those of `Batch`.
     """
 
     images: list[Tensor]
@@ -31,74 +27,39 @@ class DenseBatch(NamedTuple):
 
     def __reduce__(self) -> tuple[Callable[..., "DenseBatch"], tuple[Any, ...]]:
         """Travels as one block of memory: each tensor on its own would take an open file, and those run out."""
-        tensors: list[Tensor] = []
-        outline = _taken_apart([self.images, self.targets], tensors)
-        kinds = [(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.element_size()) for tensor in tensors]
-        block = torch.empty(sum(_padded(size) for _, _, size in kinds), dtype=torch.uint8)
-        start = 0
-        for tensor, (_, _, size) in zip(tensors, kinds, strict=True):
-            block[start : start + size] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            start += _padded(size)
-        return _received, (block, kinds, outline, self.keys, self.skipped, self.failure)
-
-
-class _Place(NamedTuple):
-    """Of a tensor, among all of a batch."""
-
-    number: int
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _taken_apart(item: Any, tensors: list[Tensor]) -> Any:
-    """The same lists and dicts with places instead of tensors, which are added to a list."""
-    if isinstance(item, Tensor):
-        tensors.append(item)
-        return _Place(len(tensors) - 1)
-    if isinstance(item, dict):
-        return {key: _taken_apart(value, tensors) for key, value in item.items()}
-    return [_taken_apart(value, tensors) for value in item] if isinstance(item, list) else item
-
-
-def _put_together(item: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(item, _Place):
-        return tensors[item.number]
-    if isinstance(item, dict):
-        return {key: _put_together(value, tensors) for key, value in item.items()}
-    return [_put_together(value, tensors) for value in item] if isinstance(item, list) else item
+        leaves, outline = tree_flatten((self.images, self.targets))
+        tensors = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        kinds, start = [], 0
+        for place, tensor in tensors.items():
+            size = tensor.numel() * tensor.element_size()
+            kinds.append((place, tensor.dtype, tuple(tensor.shape), slice(start, start + size)))
+            start += size + -size % ALIGNED
+            leaves[place] = None
+        block = torch.empty(start, dtype=torch.uint8)
+        for place, _, _, within in kinds:
+            block[within] = tensors[place].detach().contiguous().reshape(-1).view(torch.uint8)
+        return _received, (block, kinds, leaves, outline, self.keys, self.skipped, self.failure)
 
 
 def _received(
     block: Tensor,
-    kinds: list[tuple[torch.dtype, tuple[int, ...], int]],
-    outline: Any,
-    keys: tuple[Key, ...],
-    skipped: tuple[tuple[str, str], ...],
-    failure: str,
+    kinds: list[tuple[int, torch.dtype, tuple[int, ...], slice]],
+    leaves: list[Any],
+    outline: TreeSpec,
+    *others: Any,
 ) -> DenseBatch:
-    tensors, start = [], 0
-    for dtype, shape, size in kinds:
-        tensors.append(block[start : start + size].view(dtype).reshape(shape))
-        start += _padded(size)
-    images, targets = _put_together(outline, tensors)
-    return DenseBatch(images, targets, keys, skipped, failure)
+    for place, dtype, shape, within in kinds:
+        leaves[place] = block[within].view(dtype).reshape(shape)
+    return DenseBatch(*tree_unflatten(leaves, outline), *others)
 
 
 class DenseDataset(SourceDataset):
-    """Images with targets, transformed. Each is a function of its key alone, whoever asks for it and when.
-
-    An image that cannot be read is skipped: in training the next that can be read takes its place, so that batches
-    keep their size; in evaluation the batch is so much smaller. Either way it is reported. Labels that cannot be meant
-    are never skipped: they are why there is no batch.
+    """Images with targets, transformed and skipped as by `SourceDataset`. Wrong labels are never skipped: they are why
+    there is no batch.
 
     Args:
         source: By index an image with its target, and `name`.
         transform: (PIL image, target) -> bytes (C, H, W) and target; None if the source gives these.
-        seed: Of what source and transform draw in training.
-        training: Seed by the key, and replace what cannot be read.
-        strict: An unreadable image is an error.
     """
 
     def __getitems__(self, keys: Sequence[Key]) -> DenseBatch:

@@ -1,8 +1,8 @@
 """Resizing, cropping and mirroring an image together with the boxes, masks and keypoints of its objects.
 
 Images are bytes (C, H, W). Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
-(N, H, W), keypoints (N, K, 3), area (N,), and anything else, which stays. Coordinates are those of edges: x = 0 is the
-left edge of the image. Nothing is changed in place.
+(N, H, W), keypoints (N, K, 3), area (N,); anything else stays. x = 0 is the left edge of the image. Nothing is changed
+in place.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of
 
 
 def plain(target: Target) -> Target:
-    """The same without torchvision's kinds of tensors, whose methods are slow and do not reach further than this."""
+    """A target without torchvision's tensor classes, whose methods are slow."""
     return {key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for key, value in target.items()}
 
 
@@ -30,12 +30,12 @@ def take(target: Target, rows: Tensor) -> Target:
 
 
 def resize_image(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """To height and width, bilinear and without smoothing."""
+    """Bilinear resizing to (H, W), without smoothing."""
     return F.resize(pixels, list(size), InterpolationMode.BILINEAR, antialias=False)
 
 
 def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """(N, H, W) bytes, each pixel from the one nearest to its centre: values stay what they are."""
+    """Masks (N, H, W) resized to (H, W) by the nearest pixel, so that values stay what they are."""
     if not len(masks):
         return masks.new_zeros((0, *size))
     return F.resize(masks, list(size), InterpolationMode.NEAREST_EXACT)
@@ -56,7 +56,7 @@ def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
 
 
 def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 0) -> Tensor:
-    """(N, H, W) -> (N, height, width); outside of what there is, of one value or one for each plane."""
+    """(N, H, W) -> (N, height, width); outside of the planes the value `ground`, or one for each plane."""
     top, left, height, width = window
     inner = planes[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
     if inner.shape[1:] == (height, width):
@@ -69,12 +69,12 @@ def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 
 
 
 def ground_of(pixels: Tensor) -> tuple[int, ...]:
-    """What surrounds an image, for each of its channels."""
+    """The colour around an image, for each of its channels."""
     return GROUND if len(pixels) == len(GROUND) else (sum(GROUND) // len(GROUND),) * len(pixels)
 
 
 def crop(pixels: Tensor, target: Target, window: Window) -> tuple[Tensor, Target]:
-    """What a window shows; boxes and keypoints may lie outside of it until `left_over`."""
+    """The part in a window; boxes and keypoints may lie outside of it until `left_over`."""
     corner = torch.tensor([window[1], window[0]])
     target = target | dict(boxes=target["boxes"] - corner.repeat(2))
     if "masks" in target:
@@ -100,7 +100,7 @@ def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Te
 
 
 def left_over(target: Target, height: int, width: int) -> Target:
-    """What of the objects is inside of the image: clipped boxes, and none below a pixel or of which nothing is seen.
+    """Clip boxes to the image; drop objects below a pixel or without a visible pixel.
 
     The area shrinks with the box. Keypoints outside become unlabelled, and all unlabelled ones 0, 0, 0.
     """

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..scenes import Scenes
-from ..scenes.targets import SceneMasks, SceneObjects
-from ..sources import scenes_count
 from ..sources.sample_table import some
+from ..sources.scenes import scenes_count
 from ..stratify import METHOD
 from .layout import DenseTask, find_parts
 from .presence import labels_of_images
-from .resolve import PIXEL_CENTRE, class_file_of, held_out, open_found
+from .resolve import PIXEL_CENTRE, all_names, class_file_of, held_out, open_found, view_scenes
 from .view import DenseView
 
 
@@ -62,7 +61,12 @@ def open_dense_part(
     if data == "scenes" or data.startswith("scenes:"):
         if split is not None:
             raise ValueError("scenes validate on scenes of their own; --split is for other data")
-        return _scenes(data, task, part, seed, channels, scenes_size)
+        if part == "all":
+            raise ValueError("scenes have the parts train, val and test; leave --part out for val")
+        count, key = scenes_count(data), "val" if part == "auto" else part
+        scenes = Scenes(count if key == "train" else count // 4, size=scenes_size, seed=seed, split=key)
+        about = dict(kind="scenes", data=data, part=key, place=f"scenes/{key}", images=len(scenes))
+        return DensePart(view_scenes(scenes, task, channels), (), about | dict(size=scenes_size, seed=seed))
     parts = {key: found for key, found in find_parts(data, task).items() if not key.startswith("unused")}
     order = {"auto": ("val", "all", "train"), "val": ("val", "all"), "train": ("train", "all"), "all": ("all",)}
     chosen = next((name for name in order.get(part, ()) if name in parts), None)
@@ -74,16 +78,15 @@ def open_dense_part(
     dataset = open_found(found, task, channels, class_file_of(found, Path(data)))
     if extra := [name for name in dataset.classes if name not in classes]:
         raise ValueError(f"{found.labels} has classes that the model has not: {some(extra)}; remove them from it")
-    points = tuple(getattr(dataset, "keypoint_names", ()))
-    if task == "keypoints" and points != tuple(keypoint_names):
-        raise ValueError(
-            f"{found.labels} has keypoints {some(points)} but the model {some(list(keypoint_names))}; expected the same"
-        )
-    rows = np.arange(len(dataset))
+    points, expected = tuple(getattr(dataset, "keypoint_names", ())), list(keypoint_names)
+    if task == "keypoints" and list(points) != expected:
+        what = f"{found.labels} has keypoints {some(points)} but the model {some(expected)}"
+        raise ValueError(f"{what}; expected the same")
+    rows = None
     if chosen == "all" and split is not None:
         shown = labels_of_images(dataset) if method > 1 else None
-        held = held_out([dataset.name(i) for i in rows.tolist()], split, seed, str(found.labels), shown)
-        rows = rows[~held] if part == "train" else rows[held]
+        held = held_out(all_names(dataset), split, seed, str(found.labels), shown)
+        rows = np.flatnonzero(~held if part == "train" else held)
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
     view = DenseView(dataset, rows, classes=classes, others_ids=category_ids, points=offset)
     if task == "segment" and found.kind == "coco" and not any(map(any, labels_of_images(view))):
@@ -91,15 +94,3 @@ def open_dense_part(
     notes = [f"{data} has a part to train on alone, so that one is evaluated"] * (part == "auto" and chosen == "train")
     about = dict(kind=found.kind, data=data, part=chosen, place=str(found.labels), images=len(view), split=split)
     return DensePart(view, (*notes, *getattr(dataset, "notes", ())), about)
-
-
-def _scenes(data: str, task: DenseTask, part: str, seed: int, channels: int, size: int) -> DensePart:
-    if part == "all":
-        raise ValueError("scenes have the parts train, val and test; leave --part out for val")
-    count = scenes_count(data)
-    split = "val" if part == "auto" else part
-    scenes = Scenes(count if split == "train" else count // 4, size=size, seed=seed, split=split)
-    objects = SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels)
-    view = DenseView(SceneMasks(scenes, channels=channels) if task == "segment" else objects)
-    about = dict(kind="scenes", data=data, part=split, place=f"scenes/{split}", images=len(view), size=size, seed=seed)
-    return DensePart(view, (), about)

@@ -1,4 +1,4 @@
-"""Persons, or other objects with keypoints, cut out of their images one by one: what a top-down pose model takes."""
+"""Crops of objects with keypoints, the input of a top-down pose model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from .object_geometry import GROUND
 from .pose_geometry import apply_affine, crop_affine, encode, invert_affine
 from .view import DenseData
 
-TURNED = 0.6  # how often crops are rotated
+TURNED = 0.6  # probability of a rotation
 
 
 class PoseCrops(Dataset):
@@ -22,24 +22,21 @@ class PoseCrops(Dataset):
     Items are bytes (C, H, W) and a dict:
         heatmaps: (K, H / stride, W / stride).
         weights: (K,), 1 for keypoints to be learned.
-        meta: Where it is from: `image` (index in the data) and `place` (among its objects), `image_id`, `label`,
-            `box` (4,) and `area` in the image, `score` of the box, and `matrix` (2, 3) from crop to image.
+        meta: `image` (index in the data), `place` (among its objects), `image_id`, `label`, `box` (4,) and `area` in
+            the image, `score` of the box, and `matrix` (2, 3) from crop to image.
 
-    In training crops are made larger and smaller, turned and mirrored, by numbers from torch's global generator.
+    In training crops are scaled, turned and mirrored by numbers from torch's global generator.
 
     Args:
         dataset: Images with boxes and keypoints. All targets are read once.
-        training: Whether to augment.
         input_size: Height and width of a crop.
         pairs: Keypoints that change places when a crop is mirrored.
-        rotation: Standard deviation of the angle in degrees, of the six in ten crops that are turned; twice that at
-            most.
+        rotation: Standard deviation of the angle in degrees of the crops that are turned; at most twice that.
         scale: Standard deviation of the factor on the crop's region, and the most that it differs from 1.
-        hflip: How often crops are mirrored.
-        padding: How much larger than the box the region is.
-        stride, sigma: Pixels of the crop per cell of a heat map, and cells of a standard deviation.
+        hflip: Probability of mirroring.
+        padding, stride, sigma: As for `crop_affine` and `encode`.
         detections: For each image boxes (M, 4), scores (M,) and labels (M,), 1 if there are none, to be cropped
-            instead of the labelled objects; nothing can be learned from these.
+            instead of the labelled objects, in evaluation alone.
     """
 
     def __init__(
@@ -113,9 +110,8 @@ class PoseCrops(Dataset):
             turned, mirrored = float(torch.rand(())) < TURNED, float(torch.rand(())) < self.hflip
             factor = max(-self.scale, min(factor * self.scale, self.scale))
             angle = max(-2 * self.rotation, min(angle * self.rotation, 2 * self.rotation)) if turned else 0.0
-        matrix = crop_affine(
-            box[None].double(), self.input_size, padding=self.padding, scale=1 + factor, rotation=angle
-        )
+        boxes, size = box[None].double(), self.input_size
+        matrix = crop_affine(boxes, size, padding=self.padding, scale=1 + factor, rotation=angle)
         if mirrored:
             matrix[:, 0] *= -1
             matrix[:, 0, 2] += self.input_size[1]
@@ -144,13 +140,8 @@ class PoseCrops(Dataset):
 
 
 def cut_out(image: Image.Image, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bytes (C, H, W) of a crop, given the matrix (2, 3) from it to the image; bilinear."""
+    """Bytes (C, H, W) of a crop, given the matrix (2, 3) from it to the image."""
     ground = GROUND if image.mode == "RGB" else sum(GROUND) // len(GROUND)
-    crop = image.transform(
-        (size[1], size[0]),
-        Image.Transform.AFFINE,
-        matrix.flatten().tolist(),
-        Image.Resampling.BILINEAR,
-        fillcolor=ground,
-    )
-    return F.pil_to_tensor(crop)
+    numbers = matrix.flatten().tolist()
+    bilinear = Image.Resampling.BILINEAR
+    return F.pil_to_tensor(image.transform(size[::-1], Image.Transform.AFFINE, numbers, bilinear, fillcolor=ground))

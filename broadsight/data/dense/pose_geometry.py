@@ -1,9 +1,8 @@
 """From a person's box to an upright crop of one size, and from keypoints to the heat maps that a pose model learns.
 
-Coordinates are continuous everywhere: x = 0 is the left edge of the image, the centre of its first pixel is at 0.5,
-a mirrored image of width W has x at W - x. Cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop;
-its centre is at (i + 0.5) * stride. COCO's boxes are such coordinates; its keypoints are indices of pixels, so whoever
-reads them adds 0.5, and takes that off again from what goes back into a COCO file.
+Coordinates are continuous: x = 0 is the left edge of the image, the centre of its first pixel is at 0.5, a mirrored
+image of width W has x at W - x. Cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop. COCO's boxes
+are such coordinates; its keypoints are indices of pixels: add 0.5 on reading, subtract it on writing.
 """
 
 import torch
@@ -15,15 +14,10 @@ REACH = 3  # standard deviations; beyond these nothing is left of a Gaussian
 def person_crop(
     boxes: Tensor, input_size: tuple[int, int] = (256, 192), *, padding: float = 1.25
 ) -> tuple[Tensor, Tensor]:
-    """What of an image to look at: the boxes with some margin, grown to the crop's aspect.
+    """Boxes (N, 4), x1 y1 x2 y2, grown by `padding` and to the aspect of a crop of (H, W).
 
-    Args:
-        boxes: (N, 4), x1 y1 x2 y2 in pixels of the image. Sides below a pixel count as a pixel.
-        input_size: (H, W) of a crop.
-        padding: How much larger than the box the region is.
-
-    Returns:
-        Centres (N, 2), x and y, and extents (N, 2), width and height, in pixels of the image.
+    Returns centres (N, 2), x and y, and extents (N, 2), width and height, in pixels of the image. Sides of boxes below
+    a pixel count as a pixel.
     """
     boxes = boxes if boxes.is_floating_point() else boxes.float()
     low, high = boxes[:, :2], boxes[:, 2:]
@@ -41,11 +35,9 @@ def crop_affine(
     scale: float | Tensor = 1.0,
     rotation: float | Tensor = 0.0,
 ) -> Tensor:
-    """Matrices (N, 2, 3) from pixels of the image to those of a crop around each box.
+    """Matrices (N, 2, 3) from pixels of the image to those of a crop (H, W) around each box (N, 4).
 
     Args:
-        boxes: (N, 4), x1 y1 x2 y2.
-        input_size: (H, W) of a crop.
         padding: How much larger than the box the region is that fills the crop.
         scale: Factor on that region, one or (N,); above 1 the person appears smaller.
         rotation: Degrees by which the image is turned counter-clockwise about the box's centre, one or (N,).
@@ -60,13 +52,13 @@ def crop_affine(
 
 
 def invert_affine(matrices: Tensor) -> Tensor:
-    """Matrices (N, 2, 3) of the way back."""
+    """The inverse matrices (N, 2, 3)."""
     back = torch.linalg.inv(matrices[:, :, :2])
     return torch.cat([back, -back @ matrices[:, :, 2:]], 2)
 
 
 def apply_affine(points: Tensor, matrices: Tensor) -> Tensor:
-    """Points (N, K, 2 or more), each row moved by its matrix (N, 2, 3); columns beyond x and y are kept."""
+    """Points (N, K, 2 or more) moved by matrices (N, 2, 3); columns beyond x and y are kept."""
     moved = points[..., :2] @ matrices[:, :, :2].mT + matrices[:, None, :, 2]
     return torch.cat([moved, points[..., 2:]], -1)
 
@@ -74,11 +66,10 @@ def apply_affine(points: Tensor, matrices: Tensor) -> Tensor:
 def encode(
     points: Tensor, input_size: tuple[int, int] = (256, 192), *, stride: int = 4, sigma: float = 2.0
 ) -> tuple[Tensor, Tensor]:
-    """Heat maps with a Gaussian of height 1 at each keypoint, exactly there and not at the nearest cell.
+    """Heat maps with a Gaussian of height 1 exactly at each keypoint, not at the nearest cell.
 
     Args:
-        points: (N, K, 3), x and y in pixels of the crop, and whether the point is labelled: 0 is not.
-        input_size: (H, W) of a crop.
+        points: (N, K, 3), x and y in pixels of the crop (H, W), and 0 for points that are not labelled.
         stride: Pixels of the crop per cell.
         sigma: Standard deviation in cells.
 
@@ -91,11 +82,8 @@ def encode(
     last = place.new_tensor([cells[1] - 1, cells[0] - 1])
     reached = ((place >= -REACH * sigma) & (place <= last + REACH * sigma)).all(-1)  # N K
     weights = ((points[..., 2] > 0) & reached).to(points.dtype)
-    rows, columns = (
-        torch.exp(
-            -((torch.arange(n, device=place.device, dtype=place.dtype) - place[..., axis, None]) ** 2 / (2 * sigma**2))
-        )
-        for n, axis in zip(cells, (1, 0), strict=True)
-    )  # N K h, N K w
+    axes = [torch.arange(n, device=place.device, dtype=place.dtype) for n in reversed(cells)]  # x, y
+    away = [(axis - place[..., i, None]) ** 2 for i, axis in enumerate(axes)]  # N K w, N K h
+    columns, rows = (torch.exp(-(square / (2 * sigma**2))) for square in away)
     maps = rows[..., :, None] * columns[..., None, :]  # N K h w
     return torch.where(weights[..., None, None] > 0, maps, 0), weights

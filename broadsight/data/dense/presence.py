@@ -8,13 +8,13 @@ from typing import Any
 from ..sources.coco import CocoDataset
 from ..sources.mask_folders import MaskFolder
 from ..sources.sample_table import some
-from .view import CocoPixels, DenseView, labels_shown
+from .view import DenseView, labels_shown
 
 DRAWN = 200  # images that are drawn to see what they show; more of them show everything
 
 
 def labels_of_images(dataset: Any) -> list[list[int]]:
-    """What each image of a data set shows, by the labels of its targets; masks are read for it, images are not."""
+    """The labels that each image of a data set shows; masks are read for it, images are not."""
     if not isinstance(_innermost(dataset), MaskFolder):
         return [labels_shown(dataset, i) for i in range(len(dataset))]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -22,14 +22,13 @@ def labels_of_images(dataset: Any) -> list[list[int]]:
 
 
 def told_quickly(view: DenseView) -> bool:
-    """Whether what images show can be told without drawing thousands of them."""
-    return isinstance(_innermost(view), CocoDataset | CocoPixels | MaskFolder) or len(view) <= DRAWN
+    """Whether the labels of images are known without drawing thousands of scenes."""
+    return isinstance(_innermost(view), CocoDataset | MaskFolder) or len(view) <= DRAWN
 
 
 def _innermost(view: Any) -> Any:
-    """The data set that a view of views is of."""
     while isinstance(view, DenseView):
-        view = view.dataset
+        view = view.source
     return view
 
 
@@ -38,7 +37,7 @@ def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, p
 
     Args:
         shown: The labels of each image.
-        verb: What the images are for: "train on", "validate on" or "evaluate on".
+        verb: "train on", "validate on" or "evaluate on".
         place: Where the labels are.
     """
     objects = bool(view.category_ids)

@@ -1,51 +1,49 @@
 """From what a user calls DATA to two sets of images with boxes, masks, keypoints or classes of pixels."""
 
 import copy
-import hashlib
 import json
-import mmap
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..scenes import Scenes
 from ..scenes.objects import KEYPOINT_PAIRS, KEYPOINTS
 from ..scenes.targets import SKELETON, SceneMasks, SceneObjects
-from ..sources import HOLD_OUT, SCENES, scenes_count
+from ..sources import HOLD_OUT, check_split, fingerprint
 from ..sources.coco import CocoDataset
-from ..sources.mask_folders import CLASS_FILES, MaskFolder
+from ..sources.mask_folders import MaskFolder, class_file
 from ..sources.sample_table import some
+from ..sources.scenes import SCENES, scenes_count
 from ..stratify import METHOD, missed, stratified, turn
-from .layout import TASKS, DenseTask, find_parts
+from .layout import TASKS, Dense, DenseTask, find_parts
 from .presence import labels_of_images, told_quickly, without_labels
-from .samples import Dense
+from .samples import mapped
 from .view import IGNORE, CocoPixels, DenseData, DenseView
 
 PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
 
 Pairs = tuple[tuple[int, int], ...]
-NO_KEYPOINTS: tuple[tuple[str, ...], Pairs, Pairs, float] = ((), (), (), 0.0)
+Parts = dict[str, DenseView]
 
 
 @dataclass(frozen=True)
 class DenseSplits:
-    """What DATA was resolved to.
+    """The images that DATA names.
 
     Attributes:
         train, val: The two data sets; both number the classes alike.
         classes: Names. For objects without the background, the first having label 1; for pixels those that masks hold.
-        keypoint_names: In the order of targets; none for other tasks.
+        keypoint_names: In the order of targets; empty for other tasks, as are the next two.
         flip_pairs: Keypoints that change places when an image is mirrored.
         skeleton: Keypoints, counted from 0, to be joined by lines.
-        keypoint_offset: How much keypoints of targets are beyond those in the COCO file; to be taken off from what is
-            written as COCO results.
+        keypoint_offset: Added to the keypoints of the COCO file; to be taken off from COCO results.
         notes: What the user should know, a line each.
-        description: What was resolved, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
+        description: What was found, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
             names and objects, by which a resumed run notices other data. Training adds `contents`.
     """
 
@@ -72,14 +70,14 @@ def resolve_dense(
     scenes_count: int | None = None,
     method: int = METHOD,
 ) -> DenseSplits:
-    """Opens what DATA names for one of the dense tasks.
+    """Open what DATA names for one of the dense tasks.
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
         task: "detect" (boxes), "instances" (boxes and masks), "keypoints" or "segment" (classes of pixels). A COCO
             file does for all of them; for segment, see `CocoPixels`.
-        val: A path with the images to validate on; without it, those that DATA sets apart or else a hold-out.
-        split: The fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
+        val: Path of the images to validate on; without it, those that DATA sets apart or else a hold-out.
+        split: Fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
         seed: Of the hold-out and of the scenes.
         channels: 3 for RGB, 1 for grey.
         scenes_size: Side of the scenes in pixels, or height and width.
@@ -88,12 +86,7 @@ def resolve_dense(
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}")
-    if split is not None and not 0 < split < 1:
-        raise ValueError(f"split={split} is not between 0 and 1; 0.1 holds out a tenth of the images for validation")
-    if split is not None and val is not None:
-        raise ValueError(f"split={split} and val={val} are two ways to validate; give one of them")
-    if channels not in (1, 3):
-        raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
+    check_split(split, val, "the images", channels)
     name = "scenes" if data is None else os.fspath(data)
     if name == "scenes" or name.startswith("scenes:"):
         if val is not None or split is not None:
@@ -105,22 +98,29 @@ def resolve_dense(
         raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
 
 
+def view_scenes(scenes: Scenes, task: DenseTask, channels: int) -> DenseView:
+    """Scenes with the targets of a task."""
+    if task == "segment":
+        return DenseView(SceneMasks(scenes, channels=channels))
+    return DenseView(SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels))
+
+
 def _scenes(
     data: str, task: DenseTask, count: int | None, size: int | tuple[int, int], seed: int, channels: int
 ) -> DenseSplits:
     count = scenes_count(data, SCENES if count is None else count)
-    views = {}
-    for key, number in (("train", count), ("val", count // 4)):
-        scenes = Scenes(number, size=size, seed=seed, split=key)
-        objects = SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels)
-        views[key] = DenseView(SceneMasks(scenes, channels=channels) if task == "segment" else objects)
+    numbers = {"train": count, "val": count // 4}
+    views = {
+        key: view_scenes(Scenes(number, size=size, seed=seed, split=key), task, channels)
+        for key, number in numbers.items()
+    }
     lines = {key: [view.name(i) for i in range(len(view))] for key, view in views.items()}
-    notes = ("./scenes is a folder, but scenes are the built-in images",) if Path("scenes").is_dir() else ()
+    notes = ["./scenes is a folder, but scenes are the built-in images"] * Path("scenes").is_dir()
     about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
-    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_KEYPOINTS
     if told_quickly(views["val"]):
-        notes += tuple(without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes"))
+        notes += without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes")
+    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else None
     return _splits(views, points, notes, about, lines)
 
 
@@ -141,89 +141,75 @@ def _files(
     elif apart and split is not None:
         raise ValueError(f"split={split}, but {apart.labels} is set apart to validate; leave split out")
 
-    class_file = class_file_of(found, data)
-    dataset = open_found(found, task, channels, class_file)
-    whole = np.arange(len(dataset))
+    names = class_file_of(found, data)
+    dataset = open_found(found, task, channels, names)
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
     if apart is None:
         fraction = HOLD_OUT if split is None else split
         shown = labels_of_images(dataset)
-        held = held_out(
-            [dataset.name(i) for i in whole.tolist()],
-            fraction,
-            seed,
-            str(found.labels),
-            shown if method > 1 else None,
-        )
+        held = held_out(all_names(dataset), fraction, seed, str(found.labels), shown if method > 1 else None)
         what = f"{held.sum():,} of {len(held):,} images of {found.labels} are held out to validate"
         notes += [f"{what} (split {fraction}, seed {seed})", *_kept(dataset, shown, held, method)]
-        train, valid = (DenseView(dataset, whole[rows], points=offset) for rows in (~held, held))
+        train, valid = (DenseView(dataset, np.flatnonzero(rows), points=offset) for rows in (~held, held))
     else:
-        class_file = class_file_of(apart, val or data) or class_file
-        other = dataset if apart == found else open_found(apart, task, channels, class_file)
+        names = class_file_of(apart, val or data) or names
+        other = dataset if apart == found else open_found(apart, task, channels, names)
         _check_alike(dataset, other, found.labels, apart.labels)
         train = DenseView(dataset, points=offset)
         valid = DenseView(other, classes=train.classes, others_ids=train.category_ids, points=offset)
 
     views = {"train": train, "val": valid}
     places = {"train": found.labels, "val": (apart or found).labels}
-    told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.dataset, "notes", ())]
+    told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.source, "notes", ())]
+    notes += [*dict.fromkeys(told), *_missing(views, places, task, apart is not None)]
     listed = {key: _listed(view) for key, view in views.items()}
-    notes += dict.fromkeys(told)
-    notes += _missing(views, places, task, apart is not None)
     lines = {key: [f"{view.name(i)}\t{len(listed[key][i])}" for i in range(len(view))] for key, view in views.items()}
     about: dict[str, Any] = dict(kind=found.kind, task=task, split=fraction, seed=seed)
     about |= {key: str(place) for key, place in places.items()}
     about["objects"] = {key: sum(map(len, rows)) for key, rows in listed.items()}
-    points = NO_KEYPOINTS
-    if task == "keypoints":
-        names = train.keypoint_names
-        points = (names, mirrored(names), _skeleton(found.labels, len(names)), offset)
-    return _splits(views, points, tuple(notes), about, lines)
+    joints = train.keypoint_names
+    points = (joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset) if task == "keypoints" else None
+    return _splits(views, points, notes, about, lines)
 
 
 def _splits(
-    views: dict[str, DenseView],
-    points: tuple[tuple[str, ...], Pairs, Pairs, float],
-    notes: tuple[str, ...],
+    views: Parts,
+    points: tuple[tuple[str, ...], Pairs, Pairs, float] | None,
+    notes: Sequence[str],
     about: dict[str, Any],
     lines: dict[str, list[str]],
 ) -> DenseSplits:
     """With counts, and a fingerprint of lines that name the images and what they hold, in any order."""
-    digest = hashlib.sha256()
-    for key, names in lines.items():
-        digest.update("\n".join([key, *sorted(names), ""]).encode("utf-8", "surrogateescape"))
     classes = views["train"].classes
-    about |= dict(counts={key: len(view) for key, view in views.items()}, classes=len(classes))
-    about["fingerprint"] = digest.hexdigest()[:32]
-    return DenseSplits(views["train"], views["val"], classes, *points, notes, about)
+    counts = {key: len(view) for key, view in views.items()}
+    about |= dict(counts=counts, classes=len(classes), fingerprint=fingerprint(lines))
+    return DenseSplits(views["train"], views["val"], classes, *(points or ((), (), (), 0.0)), tuple(notes), about)
 
 
 def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> DenseData:
     """The data set that lies there, by the numbers of its own classes; `classes` names those of masks."""
+    if found.kind == "masks" and task != "segment":
+        raise ValueError(f"{found.labels} holds masks of pixels, which are for segment; {task} needs a COCO file")
+    dataset: DenseData
     if found.kind == "masks":
-        if task != "segment":
-            raise ValueError(f"{found.labels} holds masks of pixels, which are for segment; {task} needs a COCO file")
-        folder = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
-        return _few_classes(folder, found.labels)
-    masks = task in ("instances", "segment")
-    coco = CocoDataset(found.labels, found.images, masks=masks, keypoints=task == "keypoints", channels=channels)
-    return _few_classes(CocoPixels(coco), found.labels) if task == "segment" else coco
-
-
-def _few_classes(dataset: DenseData, place: Path) -> DenseData:
-    if len(dataset.classes) > IGNORE:
-        raise ValueError(f"{place} has {len(dataset.classes)} classes; segment takes {IGNORE}, since 255 is ignored")
+        dataset = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
+    else:
+        options = dict(masks=task in ("instances", "segment"), keypoints=task == "keypoints")
+        dataset = CocoDataset(found.labels, found.images, channels=channels, **options)
+        dataset = CocoPixels(dataset) if task == "segment" else dataset
+    if task == "segment" and len(dataset.classes) > IGNORE:
+        what = f"{found.labels} has {len(dataset.classes)} classes"
+        raise ValueError(f"{what}; segment takes {IGNORE}, since 255 is ignored")
     return dataset
 
 
 def class_file_of(found: Dense, root: Path) -> Path | None:
     """The file of class names of a folder of masks; that of the whole data set serves all of its parts."""
-    if found.kind == "coco":
-        return None
-    folders = (found.labels, found.labels.parent, found.images, found.images.parent, root.expanduser())
-    places = (folder / name for folder in folders for name in CLASS_FILES)
-    return next((place for place in places if place.is_file()), None)
+    return None if found.kind == "coco" else class_file(found.images, found.labels, root.expanduser())
+
+
+def all_names(dataset: DenseData) -> list[str]:
+    return [dataset.name(i) for i in range(len(dataset))]
 
 
 def held_out(
@@ -258,7 +244,7 @@ def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: 
 
 
 def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -> None:
-    """Classes that validate are among those that train, keypoints the same."""
+    """Refuse classes that validate but do not train, and other keypoints."""
     if len(set(train.classes)) < len(train.classes) and tuple(train.classes) != tuple(valid.classes):
         twice = next(name for name in train.classes if list(train.classes).count(name) > 1)
         raise ValueError(f"{place} has two classes called {twice!r}, so those of {other} cannot be told; rename one")
@@ -271,17 +257,17 @@ def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -
 
 def _listed(view: DenseView) -> list[list[int]]:
     """Labels of the objects of each image, without drawing masks; none for classes of pixels."""
-    inner: Any = view.dataset
+    inner: Any = view.source
     coco = inner.coco if isinstance(inner, CocoPixels) else inner
     if not isinstance(coco, CocoDataset):
         return [[] for _ in range(len(view))]
     bare = copy.copy(coco)
     bare.masks = False
-    renumbered = DenseView(bare, view.indices, classes=view.classes[isinstance(inner, CocoPixels) :])
+    renumbered = DenseView(bare, view.rows, classes=view.classes[isinstance(inner, CocoPixels) :])
     return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
 
 
-def _missing(views: dict[str, DenseView], places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
+def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
     """What cannot be learnt or judged for want of labels; an error if that is everything."""
     notes = []
     train, pixels = views["train"], task == "segment"
@@ -289,10 +275,10 @@ def _missing(views: dict[str, DenseView], places: dict[str, Path], task: DenseTa
         raise ValueError(f"{places['train']} has one class only, {train.classes[0]!r}; segmentation needs two")
     for key, verb in (("train", "train on"), ("val", "validate on")):
         view, place = views[key], str(places[key])
-        if key == "train" and apart and isinstance(view.dataset, MaskFolder):
+        if key == "train" and apart and isinstance(view.source, MaskFolder):
             continue  # too many to read them all for a note
         shown = labels_of_images(view)
-        if isinstance(view.dataset, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
+        if isinstance(view.source, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):
             raise ValueError(
@@ -312,7 +298,7 @@ def mirrored(names: Sequence[str]) -> Pairs:
 
 def _skeleton(annotations: Path, count: int) -> Pairs:
     """The lines of the first category that has them, whose keypoints COCO counts from 1."""
-    with annotations.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    with mapped(annotations) as text:
         found = re.search(rb'"skeleton"\s*:\s*(\[(?:\s*\[\s*\d+\s*,\s*\d+\s*\]\s*,?)+\s*\])', text)
-        bones = json.loads(found[1]) if found else []
-    return tuple((a - 1, b - 1) for a, b in cast(list[list[int]], bones) if min(a, b) >= 1 and max(a, b) <= count)
+        bones: list[list[int]] = json.loads(found[1]) if found else []
+    return tuple((a - 1, b - 1) for a, b in bones if min(a, b) >= 1 and max(a, b) <= count)

@@ -1,7 +1,7 @@
-"""Images for dense tasks made larger, smaller, cropped and mirrored, with boxes, masks and keypoints that follow.
+"""Augmentation for dense tasks: scale, crop, mirroring and colour, with boxes, masks and keypoints that follow.
 
-All is drawn from torch's global generator, which `seed_transforms` seeds. Resizing does not smooth before it takes
-away pixels: that is what detectors do to images in evaluation, and training has to see the same.
+All is drawn from torch's global generator, which `seed_transforms` seeds. Images are resized without smoothing, as
+detectors do it in evaluation.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.ops import box_iou
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -45,7 +45,7 @@ SMALLEST = 8  # pixels of a side, below which nothing is cropped
 class DenseTransforms:
     """How images and targets become what a dense model takes.
 
-    In evaluation nothing is changed, since detectors resize by themselves and map results back, and masks are judged
+    In evaluation nothing is changed, since detectors resize by themselves and map results back, and masks are scored
     at the size at which they were drawn.
 
     Args:
@@ -57,7 +57,7 @@ class DenseTransforms:
         crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's,
             zoomed out four-fold at most, then a window that overlaps an object by a drawn share. Segment always crops
             image_size x image_size after resizing, in which no class fills more than 75 % if ten tries find one.
-        hflip: How often images are mirrored.
+        hflip: Probability of mirroring.
         color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is SSD's
             and the usual one for segmentation. With crop "iou" channels are swapped too, as SSD does.
         fixed: Resize to image_size x image_size exactly; the aspect is lost. Segment does not crop then.
@@ -76,9 +76,8 @@ class DenseTransforms:
         if self.task not in TASKS:
             raise ValueError(f"task={self.task!r} is not known; choose one of {', '.join(TASKS)}")
         if self.image_size < 1 or not 0 < self.resize[0] <= self.resize[1]:
-            raise ValueError(
-                f"image_size={self.image_size}, resize={self.resize}; expected pixels, and a smaller and larger factor"
-            )
+            what = f"image_size={self.image_size}, resize={self.resize}"
+            raise ValueError(f"{what}; expected pixels, and a smaller and larger factor")
         if self.long_side is not None and self.long_side < self.image_size:
             raise ValueError(f"long_side={self.long_side} is below image_size={self.image_size}; it limits the longer")
         if self.crop not in ("none", "random", "iou") or (self.task == "segment" and self.crop == "iou"):
@@ -91,17 +90,15 @@ class DenseTransforms:
     ) -> Callable[[Image.Image, Any], tuple[Tensor, Any]]:
         """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors.
 
-        Args:
-            training: Whether to augment. Then crowds and objects that are cut away are left out too, and keypoints
-                outside of the image are unlabelled.
-            flip_pairs: Keypoints that change places when an image is mirrored.
+        In training crowds and objects that are cut away are left out, and keypoints outside of the image are
+        unlabelled. `flip_pairs` are the keypoints that change places when an image is mirrored.
         """
         if not training:
             return _as_it_is
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width to resize an image to, by a factor that is drawn."""
+        """Height and width to resize an image to, by a random factor."""
         low, high = self.resize
         factor = low + (high - low) * float(torch.rand(()))
         short = self.image_size * factor
@@ -114,11 +111,11 @@ class DenseTransforms:
         return max(1, round(height * scale)), max(1, round(width * scale))
 
     def colours(self) -> Callable[[Tensor], Tensor]:
-        """What is done to the colours of an image of bytes (C, H, W)."""
+        """The colour augmentation of an image of bytes (C, H, W)."""
         strength = self.color_jitter
         ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
         if not strength:
-            return _unchanged
+            return nn.Identity()
         if self.crop == "iou":
             around = {name: (float(name != "hue") - by, float(name != "hue") + by) for name, by in ranges.items()}
             return v2.RandomPhotometricDistort(**around)  # ty: ignore[invalid-argument-type]
@@ -126,10 +123,7 @@ class DenseTransforms:
 
 
 class ObjectTraining:
-    """Augments an image and the objects in it.
-
-    The crop is drawn from boxes alone, so that pixels are moved twice at most: into the window, and to the new size.
-    """
+    """Augments an image and its objects. The crop is drawn from boxes alone, so pixels are moved twice at most."""
 
     def __init__(self, settings: DenseTransforms, flip_pairs: Sequence[tuple[int, int]] = ()):
         self.settings, self.colours = settings, settings.colours()
@@ -150,7 +144,7 @@ class ObjectTraining:
         return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])
 
     def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-        """What of an image to show, and which objects (N,) may be part of it."""
+        """The window to crop, and which objects (N,) may be part of it."""
         whole, everything = (0, 0, height, width), torch.ones(len(boxes), dtype=torch.bool)
         if self.settings.crop == "none" or min(height, width) < SMALLEST:
             return whole, everything
@@ -203,7 +197,7 @@ def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
 
 
 class SegmentTraining:
-    """Augments an image and the classes of its pixels; what lies outside of it is ignored."""
+    """Augments an image and the classes of its pixels; what lies outside of the image is ignored."""
 
     def __init__(self, settings: DenseTransforms):
         self.settings, self.colours = settings, settings.colours()
@@ -235,7 +229,3 @@ class SegmentTraining:
 def _as_it_is(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
     target = plain(target) if isinstance(target, dict) else target.as_subclass(Tensor)
     return F.pil_to_tensor(image), target
-
-
-def _unchanged(pixels: Tensor) -> Tensor:
-    return pixels

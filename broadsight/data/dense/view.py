@@ -1,6 +1,6 @@
 """Data for dense tasks seen in another way: some of the images, other numbers of the classes, objects as pixels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,13 +11,17 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..sources.coco import CocoDataset
+from ..view import Rows
 
 IGNORE = 255  # pixels of no class
 DRAWN = 2000  # images of a COCO file that are drawn to see which classes have pixels
 
 
 class DenseData(Protocol):
-    """Images with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them."""
+    """Images with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them.
+
+    A target is a dict of objects as `CocoDataset.target` has it, or the class of each pixel (H, W).
+    """
 
     @property
     def classes(self) -> Sequence[str]: ...
@@ -28,28 +32,24 @@ class DenseData(Protocol):
 
     def open(self, i: int, /) -> Image.Image: ...
 
-    def target(self, i: int, /) -> Any:
-        """A dict of objects as `CocoDataset.target` has it, or the class of each pixel (H, W)."""
-        ...
+    def target(self, i: int, /) -> Any: ...
 
     def __getitem__(self, index: int, /) -> tuple[Image.Image, Any]: ...
 
 
-class DenseView(Dataset):
-    """Some of a data set's images, with their classes as another numbers them.
+class DenseView(Rows, Dataset):
+    """Some images of a data set, with their classes as another numbers them.
 
     Args:
-        dataset: Which.
-        indices: Of its images, in this order; all if None.
+        indices: Of the images, in this order; all if None.
         classes: The classes by the other's numbers, among which all of the data set's own are; None for its own.
         others_ids: The other's `category_ids`, for the classes that the data set does not have.
         points: Added to x and y of labelled keypoints: 0.5 turns indices of pixels, as COCO has them, into
             coordinates like those of boxes, where the first pixel's centre is at 0.5.
 
     Attributes:
-        classes: Names.
-        category_ids: From a label to the id of its category, for data that has objects.
-        keypoint_names: For data that has keypoints.
+        category_ids: From a label to the id of its category; empty for classes of pixels.
+        keypoint_names: Empty for data without keypoints.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class DenseView(Dataset):
         others_ids: dict[int, int] | None = None,
         points: float = 0.0,
     ):
-        self.dataset, self.points = dataset, points
-        self.indices = np.arange(len(dataset)) if indices is None else np.asarray(indices, np.int64)
+        super().__init__(dataset, indices)
+        self.points = points
         own = tuple(dataset.classes)
         self.classes = own if classes is None else tuple(classes)
         self.keypoint_names = tuple(getattr(dataset, "keypoint_names", ()))
@@ -78,33 +78,17 @@ class DenseView(Dataset):
                 self._places = torch.arange(IGNORE + 1)
                 self._places[: len(own)] = torch.tensor(places)
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def name(self, i: int) -> str:
-        return self.dataset.name(int(self.indices[i]))
-
-    def open(self, i: int) -> Image.Image:
-        return self.dataset.open(int(self.indices[i]))
-
     def target(self, i: int) -> Any:
-        return self._renumbered(self.dataset.target(int(self.indices[i])))
+        return self._renumbered(self.source.target(int(self.rows[i])))
 
     def shown(self, i: int) -> list[int]:
         """Labels of an image that count in a score, ascending; see `CocoDataset.shown`."""
-        found = labels_shown(self.dataset, int(self.indices[i]))
+        found = labels_shown(self.source, int(self.rows[i]))
         return found if self._places is None else sorted(self._places[found].tolist())
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
-        image, target = self.dataset[int(self.indices[index])]
+        image, target = self.source[int(self.rows[index])]
         return image, self._renumbered(target)
-
-    @property
-    def vouch(self) -> Callable[[int, bool], bytes]:
-        """What stands for an image and its labels; data that is drawn has none. See `contents`."""
-        inner: Any = self.dataset
-        own = inner.vouch  # an AttributeError, so that there is none here either
-        return lambda i, content: own(int(self.indices[i]), content)
 
     def _renumbered(self, target: Any) -> Any:
         if not isinstance(target, dict):
@@ -117,7 +101,7 @@ class DenseView(Dataset):
 
 
 def _filled(ids: dict[int, int], others: dict[int, int], count: int) -> dict[int, int]:
-    """An id for every label up to `count`; those that are missing take the other's where it is free."""
+    """An id for every label up to `count`; missing ones take the other's where it is free."""
     for label in range(1, count + 1):
         if label not in ids:
             taken = set(ids.values())
@@ -126,7 +110,7 @@ def _filled(ids: dict[int, int], others: dict[int, int], count: int) -> dict[int
 
 
 def labels_shown(dataset: Any, i: int) -> list[int]:
-    """Labels that an image of any data set shows, from its target where it has no quicker way to tell."""
+    """Labels that an image of any data set shows; from its target where the data set has no `shown`."""
     if hasattr(dataset, "shown"):
         return dataset.shown(i)
     target = dataset.target(i)
@@ -134,40 +118,25 @@ def labels_shown(dataset: Any, i: int) -> list[int]:
     return [label for label in labels.unique().tolist() if isinstance(target, dict) or label != IGNORE]
 
 
-class CocoPixels(Dataset):
-    """A COCO file for semantic segmentation: each pixel has the class of the object there.
+class CocoPixels(DenseView):
+    """A COCO file for semantic segmentation: each pixel has the class of the object there, else "background".
 
     Where objects overlap, the one that comes later in the file is seen. Crowds are ignored (255) where no object is
-    outlined in them. All else is background.
+    outlined in them.
 
     Args:
         coco: Opened with masks.
-
-    Attributes:
-        classes: "background", then the categories.
-        notes: Those of the COCO file, and what became of its masks.
     """
 
     ignore = IGNORE
 
     def __init__(self, coco: CocoDataset):
-        self.coco = coco
+        super().__init__(coco)
+        self.coco, self.category_ids, self.keypoint_names = coco, {}, ()
         self._shown: dict[int, list[int]] = {}
         self.classes = ("background", *coco.classes)
         made = "pixels have the class of the last object there; other pixels are background, crowds are ignored"
         self.notes: tuple[str, ...] = (*coco.notes, made)
-
-    def __len__(self) -> int:
-        return len(self.coco)
-
-    def name(self, i: int) -> str:
-        return self.coco.name(i)
-
-    def open(self, i: int) -> Image.Image:
-        return self.coco.open(i)
-
-    def vouch(self, index: int, content: bool) -> bytes:
-        return self.coco.vouch(index, content)
 
     def target(self, i: int) -> tv_tensors.Mask:
         """(H, W) int64: from 0 up to the number of classes, or 255."""

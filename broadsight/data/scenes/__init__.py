@@ -1,8 +1,8 @@
-"""Images to learn from without a download: textured objects made of known parts, before clutter, drawn on the fly.
+"""Images to learn from without a download: textured objects made of known parts in front of clutter.
 
-A scene is a function of its numbers alone: the same on every machine, in every process, at every size. The class is
-told by which parts an object has and how they are put together; colours, textures, places and sizes say nothing of it,
-and single parts of other objects lie about. As the parts are known, the most telling one can be left out.
+A scene depends on its numbers alone: it is the same on every machine, in every process and at every size. The parts of
+an object and their arrangement tell its class; colours, textures, places and sizes do not, and single parts of other
+objects lie about as clutter. The most telling part can be left out.
 """
 
 import zlib
@@ -16,9 +16,6 @@ import PIL
 from PIL import Image
 
 from ..record_file import RecordFile
-from . import composition as scene_composition
-from . import drawing as scene_drawing
-from . import objects as scene_objects
 from .composition import Plan, Thing, checked_classes, compose, main_class
 from .drawing import colour, contours
 from .objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS
@@ -31,7 +28,7 @@ MEMORY = 256 * 2**20  # bytes of images that a process may keep when there is no
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One image and all that is known about it; N objects, the main one first, K keypoints.
+    """An image and its labels: N objects with K keypoints, the main object first.
 
     Args:
         image: (H, W, 3) uint8.
@@ -63,13 +60,13 @@ def draw_scene(
     classes: Sequence[str] = CLASSES,
     split: str = "train",
 ) -> Scene:
-    """The scene of this number.
+    """Draw the scene of a number.
 
     Args:
-        index: Any non-negative number.
-        size: Side, or height and width. The same scene is drawn at every size, except for the noise of its pixels.
-        seed: Another seed, other scenes.
-        without: Leave the "salient" part of the main object out, or its "other" parts; what lies behind appears there,
+        index: From 0 up.
+        size: Side, or height and width. Every size shows the same scene; only the noise of the pixels differs.
+        seed: Other seeds give other scenes.
+        without: Leave out the "salient" part of the main object, or its "other" parts; what lies behind appears there,
             and no other pixel changes.
         classes: The objects that occur. Every len(classes) scenes in a row show each of them once as the main one.
         split: "train", "val" or "test"; they share no scene.
@@ -87,10 +84,14 @@ def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The image (H, W, 3) and which patch is seen at each pixel (H, W), both uint8."""
+def check_without(without: str | None) -> None:
     if without not in WITHOUT:
         raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
+
+
+def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The image (H, W, 3) and the visible patch at each pixel (H, W), both uint8."""
+    check_without(without)
     patches = plan.canvas.paint(height, width)
     rims = contours(patches)
     if without:
@@ -103,9 +104,8 @@ def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np
 
 def removed(plan: Plan, without: str | None) -> list[int]:
     """The parts of the main object that are not drawn."""
-    if without is None:
-        return []
-    return [part for part in plan.things[0].patches if (part == 0) == (without == "salient")]
+    parts = plan.things[0].patches if without else ()
+    return [part for part in parts if (part == 0) == (without == "salient")]
 
 
 def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | None) -> Scene:
@@ -157,17 +157,13 @@ def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
 
 
 class Scenes:
-    """`count` scenes to be asked for by number, drawn when first needed and kept.
+    """A source of `count` scenes, drawn when first needed and kept.
 
     Args:
-        count: How many. Each class is the main one equally often, give or take one.
-        size: Side, or height and width.
-        seed: Another seed, other scenes.
-        split: "train", "val" or "test"; they share no scene.
-        without: None, "salient" or "other": which parts of the main object are left out.
-        cache: A folder that keeps the images, shared by all processes and runs; without it, each process keeps them
-            in memory if all of them take less than 256 MB.
-        classes: The objects that occur.
+        count: Number of scenes. Each class is the main one equally often, give or take one.
+        size, seed, split, without, classes: As for `draw_scene`.
+        cache: Folder that keeps the images, shared by all processes and runs. Without one, each process keeps them in
+            memory if all of them take less than 256 MB.
     """
 
     def __init__(
@@ -182,9 +178,8 @@ class Scenes:
         classes: Sequence[str] = CLASSES,
     ):
         if count < 0:
-            raise ValueError(f"count={count}; expected how many scenes there are")
-        if without not in WITHOUT:
-            raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
+            raise ValueError(f"count={count}; expected a number of scenes, 0 or more")
+        check_without(without)
         self.count, self.size, self.seed, self.split, self.without = count, checked_size(size), seed, split, without
         self.classes = checked_classes(classes)
         main_class(0, seed, split, len(self.classes))  # complains now, not in a worker
@@ -192,9 +187,8 @@ class Scenes:
         self.store: RecordFile | None = None
         if cache is not None:
             what = f"{seed}-{without}-{zlib.crc32(','.join(self.classes).encode()):08x}-{drawing_version()}"
-            self.store = RecordFile(
-                Path(cache) / f"scenes-{split}-{count}x{height}x{width}-{what}.npy", count, (height, width, 3)
-            )
+            file = Path(cache) / f"scenes-{split}-{count}x{height}x{width}-{what}.npy"
+            self.store = RecordFile(file, count, (height, width, 3))
         self.keeps = cache is None and count * height * width * 3 <= MEMORY
         self.kept: dict[int, np.ndarray] = {}
 
@@ -205,7 +199,7 @@ class Scenes:
         return {**self.__dict__, "kept": {}}  # a worker draws what it needs rather than being sent it
 
     def label(self, i: int) -> int:
-        """The class of the main object; nothing is drawn for it."""
+        """The class of the main object, without drawing."""
         return main_class(self.checked(i), self.seed, self.split, len(self.classes))
 
     def name(self, i: int) -> str:
@@ -216,11 +210,9 @@ class Scenes:
         return Image.fromarray(self.pixels(self.checked(i)))
 
     def scene(self, i: int) -> Scene:
-        """The image and all that is known about it, drawn anew."""
-        i = self.checked(i)
-        return draw_scene(
-            i, size=self.size, seed=self.seed, split=self.split, without=self.without, classes=self.classes
-        )
+        """The image with all its labels, drawn anew."""
+        options = dict(size=self.size, seed=self.seed, split=self.split, without=self.without, classes=self.classes)
+        return draw_scene(self.checked(i), **options)  # ty: ignore[invalid-argument-type]
 
     def checked(self, i: int) -> int:
         if not 0 <= i < self.count:
@@ -241,8 +233,7 @@ class Scenes:
 
 @cache
 def drawing_version() -> str:
-    """Changes with the code that draws, so that no folder ever serves images of an older one."""
-    modules = scene_composition, scene_drawing, scene_objects
-    sources = [Path(__file__), *(Path(str(module.__file__)) for module in modules)]
-    code = b"".join(source.read_bytes() for source in sources)
+    """A checksum of the code that draws, so that a folder never serves images of an older version."""
+    files = (Path(__file__).with_name(f"{name}.py") for name in ("__init__", "composition", "drawing", "objects"))
+    code = b"".join(file.read_bytes() for file in files)
     return f"{zlib.crc32(code + PIL.__version__.encode()):08x}"

@@ -39,6 +39,11 @@ def both_sides(*outlines: Outline) -> list[Outline]:
     return [*outlines, *([(-x, y) for x, y in outline] for outline in outlines)]
 
 
+def symmetric(*half: tuple[float, float]) -> Outline:
+    """One side of an outline, from the top or the bottom on, and its mirror image."""
+    return [*half, *((-x, y) for x, y in reversed(half) if x)]
+
+
 PINCER = [(0.52, -0.52), (0.55, -0.86), (0.72, -0.99), (0.71, -0.72), (0.82, -0.74), (0.96, -0.9), (0.95, -0.6)]
 TENTACLE = [(0.08, 0.1), (0.34, 0.42), (0.36, 0.7), (0.6, 0.92), (0.52, 0.97), (0.2, 0.76), (0.18, 0.5), (0.0, 0.24)]
 FEELER = [(0.36, 0.02), (0.62, 0.2), (0.74, 0.5), (0.97, 0.56), (0.93, 0.68), (0.6, 0.6), (0.48, 0.34), (0.24, 0.22)]
@@ -89,19 +94,7 @@ SHAPES: dict[str, dict[str, list[Outline]]] = {
     "rocket": {
         "flame": [[(-0.2, 0.5), (-0.24, 0.78), (-0.1, 0.72), (0.0, 1.0), (0.1, 0.72), (0.24, 0.78), (0.2, 0.5)]],
         "fins": both_sides([(0.2, 0.1), (0.62, 0.48), (0.66, 0.8), (0.42, 0.62), (0.18, 0.56)]),
-        "hull": [
-            [
-                (0.0, -1.0),
-                (0.2, -0.7),
-                (0.3, -0.3),
-                (0.3, 0.3),
-                (0.2, 0.58),
-                (-0.2, 0.58),
-                (-0.3, 0.3),
-                (-0.3, -0.3),
-                (-0.2, -0.7),
-            ]
-        ],
+        "hull": [symmetric((0, -1), (0.2, -0.7), (0.3, -0.3), (0.3, 0.3), (0.2, 0.58))],
         "window": [ellipse(0, -0.24, 0.15, 0.15, points=10)],
     },
     "boat": {
@@ -118,18 +111,7 @@ SHAPES: dict[str, dict[str, list[Outline]]] = {
     },
     "octopus": {
         "arms": both_sides(TENTACLE, FEELER),
-        "head": [
-            [
-                (-0.44, 0.26),
-                (-0.5, -0.2),
-                (-0.42, -0.62),
-                (-0.2, -0.86),
-                (0.2, -0.86),
-                (0.42, -0.62),
-                (0.5, -0.2),
-                (0.44, 0.26),
-            ]
-        ],
+        "head": [symmetric((-0.44, 0.26), (-0.5, -0.2), (-0.42, -0.62), (-0.2, -0.86))],
         "eyes": both_sides(ellipse(0.2, -0.06, 0.12, 0.14, points=8)),
         "mouth": [ellipse(0, 0.18, 0.14, 0.06, points=8)],
     },
@@ -153,92 +135,27 @@ SHAPES: dict[str, dict[str, list[Outline]]] = {
     },
 }
 SALIENT = dict(
-    crab="claws",
-    fish="tail",
-    snail="shell",
-    butterfly="wings",
-    rocket="hull",
-    boat="sails",
-    car="wheels",
-    octopus="arms",
-    helicopter="rotor",
-    rabbit="ears",
+    zip(SHAPES, ["claws", "tail", "shell", "wings", "hull", "sails", "wheels", "arms", "rotor", "ears"], strict=True)
 )
-POINTS: dict[str, dict[str, tuple[float, float, str]]] = {
-    "crab": dict(
-        centre=(0, 0.2, "shell"),
-        face=(0, 0, "shell"),
-        bottom=(0, 0.5, "shell"),
-        left=(-0.66, -0.62, "claws"),
-        right=(0.66, -0.62, "claws"),
-    ),
-    "fish": dict(
-        centre=(0.2, 0, "body"),
-        face=(0.6, -0.1, "eye"),
-        top=(0.05, -0.62, "fins"),
-        bottom=(0.05, 0.58, "fins"),
-        left=(-0.8, 0, "tail"),
-        right=(0.86, 0.02, "body"),
-    ),
-    "snail": dict(
-        centre=(-0.12, -0.06, "spiral"),
-        face=(0.78, 0.12, "foot"),
-        top=(-0.16, -0.58, "shell"),
-        bottom=(-0.1, 0.6, "foot"),
-        left=(-0.8, 0.6, "foot"),
-        right=(0.86, 0.2, "foot"),
-    ),
-    "butterfly": dict(
-        centre=(0, 0.05, "body"),
-        face=(0, -0.4, "body"),
-        bottom=(0, 0.5, "body"),
-        left=(-0.8, -0.5, "wings"),
-        right=(0.8, -0.5, "wings"),
-    ),
-    "rocket": dict(
-        centre=(0, 0.1, "hull"),
-        face=(0, -0.24, "window"),
-        top=(0, -0.88, "hull"),
-        bottom=(0, 0.86, "flame"),
-        left=(-0.54, 0.54, "fins"),
-        right=(0.54, 0.54, "fins"),
-    ),
-    "boat": dict(
-        centre=(0.3, 0, "sails"),
-        top=(0, -0.92, "mast"),
-        bottom=(0, 0.76, "hull"),
-        left=(-0.8, 0.48, "hull"),
-        right=(0.8, 0.48, "hull"),
-    ),
-    "car": dict(
-        centre=(0, 0.1, "chassis"),
-        face=(0.86, 0.1, "lamp"),
-        top=(0, -0.42, "cabin"),
-        left=(-0.52, 0.36, "wheels"),
-        right=(0.52, 0.36, "wheels"),
-    ),
-    "octopus": dict(
-        centre=(0, -0.2, "head"),
-        face=(0, 0.18, "mouth"),
-        top=(0, -0.78, "head"),
-        left=(-0.52, 0.88, "arms"),
-        right=(0.52, 0.88, "arms"),
-    ),
-    "helicopter": dict(
-        centre=(0.2, 0.2, "cabin"),
-        face=(0.46, 0.0, "window"),
-        top=(0.14, -0.56, "rotor"),
-        bottom=(0.16, 0.76, "skids"),
-        left=(-0.84, 0.04, "boom"),
-        right=(0.7, 0.1, "cabin"),
-    ),
-    "rabbit": dict(
-        centre=(0, 0.55, "body"),
-        face=(0, 0.04, "head"),
-        left=(-0.32, -0.8, "ears"),
-        right=(0.32, -0.8, "ears"),
-    ),
-}
+# Where keypoints are: x, y and the part that they lie on; - where an object has none.
+PLACES = """
+            centre              face            top                bottom           left               right
+crab        0,0.2,shell         0,0,shell       -                  0,0.5,shell      -0.66,-0.62,claws  0.66,-0.62,claws
+fish        0.2,0,body          0.6,-0.1,eye    0.05,-0.62,fins    0.05,0.58,fins   -0.8,0,tail        0.86,0.02,body
+snail       -0.12,-0.06,spiral  0.78,0.12,foot  -0.16,-0.58,shell  -0.1,0.6,foot    -0.8,0.6,foot      0.86,0.2,foot
+butterfly   0,0.05,body         0,-0.4,body     -                  0,0.5,body       -0.8,-0.5,wings    0.8,-0.5,wings
+rocket      0,0.1,hull          0,-0.24,window  0,-0.88,hull       0,0.86,flame     -0.54,0.54,fins    0.54,0.54,fins
+boat        0.3,0,sails         -               0,-0.92,mast       0,0.76,hull      -0.8,0.48,hull     0.8,0.48,hull
+car         0,0.1,chassis       0.86,0.1,lamp   0,-0.42,cabin      -                -0.52,0.36,wheels  0.52,0.36,wheels
+octopus     0,-0.2,head         0,0.18,mouth    0,-0.78,head       -                -0.52,0.88,arms    0.52,0.88,arms
+helicopter  0.2,0.2,cabin       0.46,0,window   0.14,-0.56,rotor   0.16,0.76,skids  -0.84,0.04,boom    0.7,0.1,cabin
+rabbit      0,0.55,body         0,0.04,head     -                  -                -0.32,-0.8,ears    0.32,-0.8,ears
+"""
+POINTS: dict[str, dict[str, tuple[float, float, str]]] = {}
+for _name, *_places in map(str.split, PLACES.strip().splitlines()[1:]):
+    _known = {key: place.split(",") for key, place in zip(KEYPOINTS, _places, strict=True) if place != "-"}
+    POINTS[_name] = {key: (float(x), float(y), part) for key, (x, y, part) in _known.items()}
+
 CLASSES = tuple(SHAPES)
 PARTS = {name: (SALIENT[name], *(part for part in shapes if part != SALIENT[name])) for name, shapes in SHAPES.items()}
 

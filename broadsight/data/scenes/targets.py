@@ -1,4 +1,4 @@
-"""The built-in scenes as data for dense tasks: what COCO files and folders of masks give, without a download."""
+"""The built-in scenes as data for dense tasks, with the targets of COCO files and of folders of masks."""
 
 from typing import Any
 
@@ -9,56 +9,65 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..decoding import decode
+from ..view import Rows
 from . import Scene, Scenes, annotate, compose
 from .objects import KEYPOINT_PAIRS, KEYPOINTS
 
-SKELETON = tuple((0, other) for other in range(1, len(KEYPOINTS)))  # the centre and what surrounds it
+SKELETON = tuple((0, other) for other in range(1, len(KEYPOINTS)))  # lines from the centre to all others
 
 
-class SceneObjects(Dataset):
-    """Scenes and the objects in them, with the targets of `CocoDataset`. Objects of which nothing is seen are left out.
+class _Drawn(Rows, Dataset):
+    """Scenes with targets. A sub-class makes the target of a scene."""
+
+    notes = ()
+
+    def __init__(self, scenes: Scenes, channels: int):
+        super().__init__(scenes)
+        self.scenes, self.channels = scenes, channels
+
+    def open(self, index: int) -> Image.Image:
+        """The image in mode RGB or L."""
+        return decode(self.scenes.open(index), self.channels)
+
+    def target(self, i: int) -> Any:
+        return self.target_of(i, self._uncoloured(i))
+
+    def target_of(self, i: int, scene: Scene) -> Any:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
+        scene = self.scenes.scene(index)
+        return decode(Image.fromarray(scene.image), self.channels), self.target_of(index, scene)
+
+    def _uncoloured(self, i: int) -> Scene:
+        """A scene whose image is empty: outlines take a third of the time that colours do."""
+        scenes = self.scenes
+        if scenes.without is not None:
+            return scenes.scene(i)
+        plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
+        return annotate(plan, np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size), None)
+
+
+class SceneObjects(_Drawn):
+    """Scenes with the targets of `CocoDataset`; objects without a visible pixel are left out.
+
+    The area is that of the visible mask, `image_id` the number of the scene. Label 1 is the first class, 0 the
+    background; `category_ids` maps labels to themselves. `keypoint_pairs` change places when an image is mirrored.
 
     Args:
-        scenes: Which.
         masks, keypoints: Whether targets have them.
         channels: 3 for RGB, 1 for grey images.
-
-    Attributes:
-        classes: Their names; the label of the first is 1, 0 being the background.
-        category_ids: From a label to itself: scenes have no file with ids of its own.
-        keypoint_names: In the order in which targets have them.
-        keypoint_pairs: Those that change places when an image is mirrored.
-        notes: None.
     """
 
     keypoint_names = KEYPOINTS
     keypoint_pairs = KEYPOINT_PAIRS
-    notes = ()
 
     def __init__(self, scenes: Scenes, *, masks: bool = True, keypoints: bool = False, channels: int = 3):
-        self.scenes, self.masks, self.keypoints, self.channels = scenes, masks, keypoints, channels
-        self.classes = tuple(scenes.classes)
+        super().__init__(scenes, channels)
+        self.masks, self.keypoints, self.classes = masks, keypoints, tuple(scenes.classes)
         self.category_ids = {label: label for label in range(1, len(self.classes) + 1)}
 
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def name(self, i: int) -> str:
-        return self.scenes.name(i)
-
-    def open(self, i: int) -> Image.Image:
-        """The image in mode RGB or L."""
-        return decode(self.scenes.open(i), self.channels)
-
-    def target(self, i: int) -> dict[str, Any]:
-        """As `CocoDataset.target`; the area is that of the visible mask, the image's id its number."""
-        return self._target(i, _uncoloured(self.scenes, i))
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, dict[str, Any]]:
-        scene = self.scenes.scene(index)
-        return decode(Image.fromarray(scene.image), self.channels), self._target(index, scene)
-
-    def _target(self, i: int, scene: Scene) -> dict[str, Any]:
+    def target_of(self, i: int, scene: Scene) -> dict[str, Any]:
         areas = scene.masks.sum((1, 2))
         seen = areas > 0
         boxes = torch.from_numpy(scene.boxes[seen].reshape(-1, 4))
@@ -76,47 +85,14 @@ class SceneObjects(Dataset):
         return target
 
 
-class SceneMasks(Dataset):
-    """Scenes and the class of each of their pixels, as `MaskFolder` has them; class 0 is the background.
-
-    Args:
-        scenes: Which.
-        channels: 3 for RGB, 1 for grey images.
-    """
+class SceneMasks(_Drawn):
+    """Scenes with the class of each pixel, (H, W) int64 as `MaskFolder` has them; class 0 is the background."""
 
     ignore = 255
-    notes = ()
 
     def __init__(self, scenes: Scenes, *, channels: int = 3):
-        self.scenes, self.channels = scenes, channels
+        super().__init__(scenes, channels)
         self.classes = ("background", *scenes.classes)
 
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def name(self, i: int) -> str:
-        return self.scenes.name(i)
-
-    def open(self, i: int) -> Image.Image:
-        """The image in mode RGB or L."""
-        return decode(self.scenes.open(i), self.channels)
-
-    def target(self, i: int) -> tv_tensors.Mask:
-        """(H, W) int64, from 0 up to the number of classes."""
-        return _classes_of(_uncoloured(self.scenes, i))
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
-        scene = self.scenes.scene(index)
-        return decode(Image.fromarray(scene.image), self.channels), _classes_of(scene)
-
-
-def _uncoloured(scenes: Scenes, i: int) -> Scene:
-    """A scene whose image is empty: outlines take a third of the time that colours do."""
-    if scenes.without is not None:
-        return scenes.scene(i)
-    plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
-    return annotate(plan, np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size), None)
-
-
-def _classes_of(scene: Scene) -> tv_tensors.Mask:
-    return tv_tensors.Mask(torch.from_numpy(scene.semantic.astype(np.int64)))
+    def target_of(self, i: int, scene: Scene) -> tv_tensors.Mask:
+        return tv_tensors.Mask(torch.from_numpy(scene.semantic.astype(np.int64)))

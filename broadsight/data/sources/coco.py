@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from ..dense.samples import find_images, homes, open_labelled
 from ..inside import refuse_outside
 from .coco_masks import MaskPool
 from .sample_table import Names
+from .walking import missing_files
 
 NO_AREA = "annotations of no area inside of their image dropped"
 NO_MASK = "annotations without a mask dropped"
@@ -32,15 +31,14 @@ MARKED = 'annotations marked "ignore", which COCO does not know, taken as any ot
 class CocoDataset(Dataset):
     """Images and the objects in them, from a COCO file.
 
-    Masks are those of pycocotools, pixel by pixel. An image comes the way round in which it was labelled, whatever
-    its EXIF note says (see `open_labelled`). All is checked on construction but the images' content: what cannot be
-    meant is an error that names the annotation, what occurs in every large data set is repaired and told in `notes`.
-    Crowds are kept (`iscrowd`), so are images without objects.
+    Masks are those of pycocotools, pixel by pixel. An image comes the way round in which it was labelled (see
+    `open_labelled`). All but the images' content is checked on construction: an error names the wrong annotation; what
+    occurs in every large data set is repaired, with a line in `notes`. Crowds and images without objects are kept.
 
     Args:
         annotations: The JSON file.
         images: The folder that its file names start from; looked for around the file if not given.
-        masks: Whether targets have masks. Annotations without one are dropped then.
+        masks: Whether targets have masks; annotations without one are dropped then.
         keypoints: Whether targets have keypoints.
         channels: 3 for RGB, 1 for grey images.
 
@@ -76,9 +74,13 @@ class CocoDataset(Dataset):
     def open(self, i: int) -> Image.Image:
         """The image in mode RGB or L, the way round in which its boxes were drawn."""
         height, width = map(int, self._sizes[i])
-        return open_labelled(
-            self.images / self.name(i), (width, height), self.channels, self.annotations.name + " says"
-        )
+        labels = f"{self.annotations.name} says"
+        return open_labelled(self.images / self.name(i), (width, height), self.channels, labels)
+
+    def _rows(self, i: int) -> np.ndarray:
+        """Rows of the objects of an image."""
+        i = range(len(self))[i]
+        return self._order[self._ends[i] : self._ends[i + 1]]
 
     def target(self, i: int) -> dict[str, Any]:
         """The N objects of an image, which is not read for it; N may be 0.
@@ -93,9 +95,7 @@ class CocoDataset(Dataset):
             masks: `Mask` (N, H, W), uint8 0 or 1; if asked for.
             keypoints: float32 (N, K, 3), x, y and 0 not labelled, 1 hidden or 2 visible; if asked for.
         """
-        i = range(len(self))[i]
-        rows = self._order[self._ends[i] : self._ends[i + 1]]
-        height, width = map(int, self._sizes[i])
+        rows, (height, width) = self._rows(i), map(int, self._sizes[i])
         boxes = torch.from_numpy(self._boxes[rows])
         target = dict(
             boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # ty: ignore[no-matching-overload]
@@ -119,7 +119,7 @@ class CocoDataset(Dataset):
 
     def shown(self, i: int) -> list[int]:
         """Labels of the objects that count in a score, ascending: no crowds; with keypoints, if any is labelled."""
-        rows = self._order[self._ends[i] : self._ends[i + 1]]
+        rows = self._rows(i)
         counted = self._crowds[rows] == 0
         if self._points is not None:
             counted &= (self._points[rows][..., 2] > 0).any(1)
@@ -127,7 +127,7 @@ class CocoDataset(Dataset):
 
     def vouch(self, index: int, content: bool) -> bytes:
         """What stands for an image and its objects; see `contents`."""
-        rows = self._order[self._ends[index] : self._ends[index + 1]]
+        rows = self._rows(index)
         objects = [self._labelled[rows], self._labels[rows], self._crowds[rows], self._areas[rows], self._sizes[index]]
         if self.masks:
             objects += [numbers for row in rows.tolist() for numbers in self._pool.numbers(row)]
@@ -170,35 +170,22 @@ class CocoDataset(Dataset):
         self.images = Path(folder) if folder is not None else find_images(self.annotations, names[0])
         refuse_outside(self.annotations, names, [self.images, *homes(self.annotations)])
         self._names, self._ids = Names(names), list(places)
-        self._check_files(names)
+        if missing := missing_files(self.images, names):
+            where = f"{self.images / missing[0]}, image {self._ids[names.index(missing[0])]} of {self.annotations.name}"
+            what = f"is missing ({len(missing)} of {len(names)} are); restore it or take it out"
+            raise FileNotFoundError(f"{where}, {what}")
         for i, size in enumerate(sizes):
             if size == (None, None):  # a few exporters leave it out
                 sizes[i] = _size_of(self.images / names[i])
             elif not all(isinstance(side, int | float) and 1 <= side < 1e6 for side in size):
-                raise ValueError(
-                    f"{self.annotations}: image {self._ids[i]} has height, width = {size}; expected pixels"
-                )
+                at = f"{self.annotations}: image {self._ids[i]}"
+                raise ValueError(f"{at} has height, width = {size}; expected pixels")
         self._sizes = np.array(sizes, np.int32)
         return places
 
-    def _check_files(self, names: Sequence[str]) -> None:
-        """All are there: folders are listed, since asking for each of a million files takes minutes on a model."""
-        folders = {os.path.dirname(name) for name in names}
-        there = {
-            folder: set(os.listdir(self.images / folder)) if (self.images / folder).is_dir() else set()
-            for folder in folders
-        }
-        missing = [name for name in names if os.path.basename(name) not in there[os.path.dirname(name)]]
-        if missing:
-            raise FileNotFoundError(
-                f"{self.images / missing[0]}, image {self._ids[list(names).index(missing[0])]} of "
-                f"{self.annotations.name}, is missing ({len(missing)} of {len(names)} are); restore it or take it out"
-            )
-
     def _read_annotations(self, annotations: Any, places: dict[Any, int]) -> None:
         """Check every annotation and keep its numbers in arrays; dicts of a million would be gigabytes."""
-        owners, labels, crowds = array("q"), array("i"), array("b")
-        boxes, labelled, areas, points = array("f"), array("f"), array("f"), array("f")
+        numbers, points = array("d"), array("f")
         self._pool, told, first = MaskPool(), Counter(), {}
         for number, item in enumerate(annotations, 1):
             if not isinstance(item, dict):
@@ -212,41 +199,37 @@ class CocoDataset(Dataset):
                 area = float(item.get("area") or (box[2] - box[0]) * (box[3] - box[1]))
                 joints = self._joints(item) if self.keypoints else ()
                 x1, y1, x2, y2 = np.array(box, np.float32)  # as it is kept: a difference may be lost
-                dropped = None
-                if x2 <= x1 or y2 <= y1:
-                    dropped = NO_AREA
-                elif self.masks and not self._pool.add(item.get("segmentation"), height, width):
-                    dropped = NO_MASK
+                empty = x2 <= x1 or y2 <= y1
+                unmasked = not empty and self.masks and not self._pool.add(item.get("segmentation"), height, width)
             except KeyError as error:
                 raise ValueError(f'{self.annotations}: annotation {name} has no "{error.args[0]}"') from None
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{self.annotations}: annotation {name}: {error}") from None
-            for what, is_so in ((CROWD, item.get("iscrowd")), (MARKED, item.get("ignore"))):
-                if is_so:
-                    told[what] += 1
-                    first.setdefault(what, name)
             reach = max(abs(a - b) for a, b in zip(whole, box, strict=True))
-            if dropped or reach > 1:  # by less than a pixel, boxes of every data set do
-                told[dropped or CLIPPED] += 1
-                first.setdefault(dropped or CLIPPED, name)
-            if not dropped:
-                owners.append(owner)
-                boxes.extend(box)
-                labelled.extend(whole)
-                labels.append(label)
-                crowds.append(bool(item.get("iscrowd")))
-                areas.append(area)
+            kept = not (empty or unmasked)
+            clipped = kept and reach > 1  # by less than a pixel, boxes of every data set do
+            facts = {CROWD: item.get("iscrowd"), MARKED: item.get("ignore"), NO_AREA: empty, NO_MASK: unmasked}
+            for what, is_so in (facts | {CLIPPED: clipped}).items():
+                if not is_so:
+                    continue
+                told[what] += 1
+                first.setdefault(what, name)
+            if kept:
+                numbers.extend((owner, label, bool(item.get("iscrowd")), area, *box, *whole))
                 points.extend(joints)
-        if told[NO_MASK] and not owners:
+        if told[NO_MASK] and not numbers:
             raise ValueError(f"{self.annotations} has no masks, only boxes; open it with masks=False")
         self.notes = tuple(f"{what}: {count} (first: annotation {first[what]})" for what, count in told.items())
-        self._boxes, self._labelled = (np.array(all_, np.float32).reshape(-1, 4) for all_ in (boxes, labelled))
-        self._labels, self._crowds, self._areas = np.array(labels), np.array(crowds), np.array(areas)
-        count = len(self.keypoint_names)
-        self._points = np.array(points, np.float32).reshape(len(owners), count, 3) if self.keypoints else None
-        owner_of = np.array(owners, np.int64)
-        self._order = np.argsort(owner_of, kind="stable")
-        self._ends = np.concatenate([[0], np.cumsum(np.bincount(owner_of, minlength=len(places)))])
+        table = np.array(numbers).reshape(-1, 12)
+        self._labels, self._crowds = table[:, 1].astype(np.int32), table[:, 2].astype(np.int8)
+        self._areas, self._boxes, self._labelled = (
+            table[:, at].astype(np.float32) for at in (3, np.s_[4:8], np.s_[8:])
+        )
+        shape = len(table), len(self.keypoint_names), 3
+        self._points = np.array(points, np.float32).reshape(shape) if self.keypoints else None
+        owners = table[:, 0].astype(np.int64)
+        self._order = np.argsort(owners, kind="stable")
+        self._ends = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(places)))])
 
     def _joints(self, item: dict) -> list[float]:
         """K times x, y, visibility; an object of a category without any has them unlabelled."""

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..contents import of_arrays, of_file
+from ..contents import of_arrays
 from ..decoding import UnreadableImage
 from ..dense.samples import find_images, homes, is_coco, open_labelled
 from ..inside import refuse_outside
-from .sample_table import Listed, Names, Part, Parts, by_name, some
-from .walking import entries
+from .registry import Options, register_source
+from .sample_table import Listed, Names, Part, Parts, by_name, refuse_crowd, some
+from .walking import entries, missing_files, parts_in
 
 SMALLEST = 8  # pixels; less is noise
 
@@ -24,18 +25,14 @@ class CocoSource(Listed):
     """Crops of images.
 
     Args:
-        root: The folder that file names are relative to.
-        files: Of the images.
-        image_sizes: Of the images (M, 2): width, height.
-        images: For each crop, which of the files it is in. A hold-out keeps crops of one image together.
-        boxes: For each crop (N, 4): left, top, right, bottom, in pixels.
+        files: Paths of the M images.
+        image_sizes: (M, 2) width and height of the images.
+        images: (N,) for each crop its image. A hold-out keeps crops of one image together.
+        boxes: (N, 4) left, top, right, bottom in pixels.
     """
-
-    rows = ("labels", "images", "boxes")
 
     def __init__(
         self,
-        root: Path,
         files: Sequence[str],
         image_sizes: Sequence[tuple[int, int]],
         names: Sequence[str],
@@ -45,16 +42,15 @@ class CocoSource(Listed):
         boxes: Sequence[Sequence[int]],
         channels: int,
     ):
-        super().__init__(names, labels, classes)
-        self.root, self.files, self.channels = os.path.abspath(root), Names(files), channels
-        self.image_sizes = np.asarray(image_sizes, np.int32).reshape(-1, 2)
-        self.images = np.asarray(images, np.int32)
-        self.boxes = np.asarray(boxes, np.int32).reshape(-1, 4)
+        super().__init__(names, labels, classes, channels)
+        self.files, self.image_sizes = Names(files), np.asarray(image_sizes, np.int32).reshape(-1, 2)
+        self.images, self.boxes = np.asarray(images, np.int32), np.asarray(boxes, np.int32).reshape(-1, 4)
+
+    def file(self, index: int) -> Path:
+        return Path(self.files[int(self.images[index])])
 
     def image(self, index: int) -> Image.Image:
-        image = int(self.images[index])
-        file = Path(self.root, self.files[image])
-        width, height = (int(side) for side in self.image_sizes[image])
+        file, (width, height) = self.file(index), self.image_sizes[self.images[index]].tolist()
         try:
             whole = open_labelled(file, (width, height), self.channels, "the COCO file says")
         except ValueError as error:  # unreadable, or of another size than the boxes are for
@@ -63,8 +59,7 @@ class CocoSource(Listed):
 
     def vouch(self, index: int, content: bool) -> bytes:
         """What stands for a crop: its image's file and its box; see `contents`."""
-        file = Path(self.root, self.files[int(self.images[index])])
-        return of_file(file, content) + of_arrays(self.boxes[index])
+        return super().vouch(index, content) + of_arrays(self.boxes[index])
 
 
 def cocos_in(folder: Path) -> list[Path]:
@@ -77,12 +72,25 @@ def cocos_in(folder: Path) -> list[Path]:
     return []
 
 
-def open_cocos(paths: Sequence[Path], channels: int = 3) -> Parts:
+def in_folder(path: Path) -> bool:
+    """Whether a folder, or its train/ or val/, has COCO files."""
+    return any(map(cocos_in, [path, *parts_in(path).values()]))
+
+
+@register_source("coco", ".json", claims=in_folder)
+def open_coco(data: str, options: Options) -> Parts:
+    """The crops of a COCO file, or of those in a folder or in its train/ and val/."""
+    path = Path(data)
+    if files := [path] if path.is_file() else cocos_in(path):
+        return open_cocos(files, options.channels)
+    files = {key: cocos_in(part) for key, part in parts_in(path).items()}
+    return {key: next(iter(open_cocos(some, options.channels).values())) for key, some in files.items() if some}
+
+
+def open_cocos(paths: Sequence[Path], channels: int) -> Parts:
     """One COCO file, or two with train and val in their names."""
-    groups = by_name(paths) if len(paths) > 1 else {"all": list(paths)}
-    if crowd := next((files for files in groups.values() if len(files) > 1), None):
-        what = f"{crowd[0].parent} has several COCO files: {some([file.name for file in crowd])}"
-        raise ValueError(f"{what}; give the path of one, and another for val")
+    groups = by_name(paths)
+    refuse_crowd(groups)
     return {key: part_of(files[0], channels) for key, files in groups.items() if key != "unused"}
 
 
@@ -98,20 +106,20 @@ def part_of(path: Path, channels: int) -> Part:
 def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], channels: int) -> Part:
     images = {image["id"]: image for image in content["images"]}
     refuse_outside(path, (str(image["file_name"]) for image in images.values()), [root, *homes(path)])
-    there = {key for key, image in images.items() if os.path.isfile(root / image["file_name"])}
+    lost = set(missing_files(root, (str(image["file_name"]) for image in images.values())))
+    there = {key for key, image in images.items() if str(image["file_name"]) not in lost}
     number = {key: row for row, key in enumerate(images)}
     categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}
     out: Counter[str] = Counter()
     names, kinds, rows, boxes = [], [], [], []
     for one in sorted(content["annotations"], key=lambda one: (number.get(one["image_id"], -1), one["id"])):
-        image = images.get(one["image_id"])
-        x, y, width, height = one.get("bbox") or (0, 0, 0, 0)
-        if image is None or one["image_id"] not in there:
+        if one["image_id"] not in there:
             out["without an image"] += 1
             continue
         if one.get("iscrowd"):
             out["of crowds"] += 1
             continue
+        image, (x, y, width, height) = images[one["image_id"]], one.get("bbox") or (0, 0, 0, 0)
         left, top = max(x, 0), max(y, 0)
         right, bottom = min(x + width, image["width"]), min(y + height, image["height"])
         if right - left < SMALLEST or bottom - top < SMALLEST:
@@ -129,9 +137,7 @@ def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], chan
     notes = [f"{path}: boxes left out: " + ", ".join(f"{n:,} {why}" for why, n in out.items())] if out else []
     if empty := [name for name in known if name not in label]:
         notes.append(f"{path}: categories without boxes are left out: {some(empty)}")
-    files = [str(image["file_name"]) for image in images.values()]
-    image_sizes = [(image["width"], image["height"]) for image in images.values()]
-    source = CocoSource(
-        root, files, image_sizes, names, [label[kind] for kind in kinds], classes, rows, boxes, channels
-    )
-    return Part(source, str(path), notes)
+    files = [os.path.join(os.path.abspath(root), image["file_name"]) for image in images.values()]
+    sizes = [(image["width"], image["height"]) for image in images.values()]
+    labels = [label[kind] for kind in kinds]
+    return Part(CocoSource(files, sizes, names, labels, classes, rows, boxes, channels), str(path), notes)

@@ -13,7 +13,7 @@ LONGEST = 1_000_000  # pixels of an outline, for the same reason: a thousand cor
 
 
 class MaskPool:
-    """Masks of any number of annotations in three flat arrays, since a list of corners costs ten times its numbers.
+    """Masks of many annotations in flat arrays, since a list of corners costs ten times its numbers.
 
     A mask is the union of its parts: closed outlines as corners (x, y) on the finer grid, or lengths of the runs, in
     turn outside and inside, down the columns.
@@ -29,7 +29,7 @@ class MaskPool:
         return len(self._runs)
 
     def add(self, segmentation: Any, height: int, width: int) -> bool:
-        """Check and keep what an annotation of an image says; False, and nothing kept, if it outlines nothing."""
+        """Check and keep the mask of an annotation; False, and nothing kept, if it outlines nothing."""
         if isinstance(segmentation, dict):
             parts = [read_runs(segmentation, height, width)]
         elif isinstance(segmentation, list):
@@ -48,15 +48,14 @@ class MaskPool:
         return True
 
     def numbers(self, i: int) -> list[np.ndarray]:
-        """What mask i is drawn from: the numbers of each of its parts."""
+        """The numbers of each part of mask i."""
         ends = self._ends[self._parts[i] : self._parts[i + 1] + 1]
         return [np.array(self._numbers[start:end], np.int64) for start, end in pairwise(ends)]
 
     def draw(self, i: int, height: int, width: int) -> np.ndarray:
         """Mask i as (H, W) booleans."""
         mask = np.zeros(height * width, bool)
-        for part in range(self._parts[i], self._parts[i + 1]):
-            numbers = np.array(self._numbers[self._ends[part] : self._ends[part + 1]], np.int64)
+        for numbers in self.numbers(i):
             runs = numbers if self._runs[i] else polygon_runs(numbers.reshape(-1, 2), height, width)
             mask |= np.repeat(np.arange(len(runs)) % 2 == 1, runs)
         return mask.reshape(width, height).T

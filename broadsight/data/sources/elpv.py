@@ -4,38 +4,28 @@ Experts gave every cell a probability of 0, 1/3, 2/3 or 1 that it is defective: 
 one half counts as defective here, which are 821. The images are CC-BY-NC-SA-4.0: not for commercial use.
 """
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from PIL import Image
-
-from ..contents import of_file
-from ..decoding import decode
-from .sample_table import Listed, Part, Parts
+from .folder import FolderSource
+from .registry import Options, register_source
+from .sample_table import Part, Parts
 
 PACKAGE = "elpv_dataset"
 CLASSES = ("sound", "defective")
 THRESHOLD = 0.5
 
 
-class CellSource(Listed):
+class CellSource(FolderSource):
     """Cells by the name `mono/cell0001.png`, or `poly/...`: which crystal it is, and its file."""
 
-    def __init__(self, folder: Path, names: Sequence[str], labels: Sequence[int], channels: int):
-        super().__init__(names, labels, CLASSES)
-        self.folder, self.channels = folder, channels
-
-    def image(self, index: int) -> Image.Image:
-        return decode(self.folder / self.names[index].partition("/")[2], self.channels)
-
-    def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image's file; see `contents`."""
-        return of_file(self.folder / self.names[index].partition("/")[2], content)
+    def file(self, index: int) -> str:
+        return f"{self.root}/{self.names[index].partition('/')[2]}"
 
 
-def open_elpv(cache: Path, channels: int = 3) -> Parts:
-    """All cells; nothing is set apart for validation. They are read where they are: the cache is not needed."""
+@register_source("elpv", "elpv", known=["elpv"])
+def open_elpv(data: str, options: Options) -> Parts:
+    """All cells, read from the package; nothing is set apart for validation."""
     table = package_folder() / "data" / "labels.csv"
     try:
         lines = table.read_text(encoding="ascii").splitlines()
@@ -51,13 +41,13 @@ def open_elpv(cache: Path, channels: int = 3) -> Parts:
             raise ValueError(f"{table}, line {number}: {line!r} is not a file, a probability and a crystal") from None
     if not names:
         raise ValueError(f"{table} lists no images; install elpv-dataset anew")
-    source = CellSource(table.parent / "images", names, labels, channels)
+    source = CellSource(table.parent / "images", names, labels, CLASSES, options.channels)
     note = "elpv is CC-BY-NC-SA-4.0: not for commercial use; cells above a probability of 0.5 are defective"
     return {"all": Part(source, "elpv", [note])}
 
 
 def package_folder() -> Path:
-    """Where the package is installed; none of its code is run."""
+    """Where the package is installed; its code is not run."""
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(

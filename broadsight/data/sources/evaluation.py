@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..stratify import METHOD
-from ..view import Grey
-from . import Source, cache_folder, check_places, hold_out, open_parts, scenes_count
+from .hold_out import hold_out
+from .registry import Options, Source, cache_folder, check_places, open_parts
 
 Which = Literal["auto", "train", "val", "test", "all"]
 
@@ -19,7 +19,7 @@ class Found:
     Args:
         place: Where they are.
         notes: What the user should know.
-        description: What was resolved, as plain types.
+        description: What was found, as plain types.
     """
 
     source: Source
@@ -41,7 +41,7 @@ def open_part(
     cache: str | Path | None = None,
     method: int = METHOD,
 ) -> Found:
-    """Opens one part of DATA.
+    """Open one part of DATA.
 
     Args:
         data, seed, channels, scenes_size, root, download, cache: As for `resolve`.
@@ -52,44 +52,22 @@ def open_part(
         method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
     check_places([data], root, download)
-    folder = cache_folder(cache)
     if split is not None and not 0 < split < 1:
         raise ValueError(f"split={split} is not between 0 and 1; 0.1 is a tenth of each class")
-    if data == "scenes" or data.startswith("scenes:"):
-        if split is not None:
-            raise ValueError("scenes validate on scenes of their own; --split is for other data")
-        return _scenes(data, part, seed, channels, scenes_size, folder)
-    kind, parts = open_parts(data, channels, folder, root, download)
-    notes: list[str] = []
-    if split is not None and "all" not in parts:
-        raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
+    kind, parts = open_parts(data, Options(channels, cache_folder(cache), root, download, seed, scenes_size))
     if split is not None:
-        train, val = hold_out(parts["all"], split, seed, method)
-        parts = {"train": train, "val": val}
-    order = {"auto": ("val", "all", "train"), "val": ("val",), "train": ("train",), "all": ("all",), "test": ()}[part]
-    chosen = next((name for name in order if name in parts), None)
+        if "all" not in parts:
+            raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
+        parts = dict(zip(("train", "val"), hold_out(parts["all"], split, seed, method), strict=True))
+    chosen = next((name for name in (("val", "all", "train") if part == "auto" else (part,)) if name in parts), None)
     if chosen is None:
         there = ", ".join(parts)
         raise ValueError(f"{data} has no part {part!r}; it has {there}; leave --part out to take what there is")
-    if part == "auto" and chosen == "train":
-        notes.append(f"{data} has a part to train on alone, so that one is evaluated")
     found = parts[chosen]
-    description = dict(kind=kind, data=data, part=chosen, place=found.place, images=len(found.source), split=split)
-    return Found(found.source, found.place, (*notes, *found.notes), description)
-
-
-def _scenes(data: str, part: Which, seed: int, channels: int, size: int, cache: Path) -> Found:
-    from ..scenes import Scenes
-
-    if part == "all":
-        raise ValueError("scenes have the parts train, val and test; leave --part out for val")
-    count = scenes_count(data)
-    split = "val" if part == "auto" else part
-    source: Source = Scenes(count if split == "train" else count // 4, size=size, seed=seed, split=split, cache=cache)
-    source = Grey(source) if channels == 1 else source
-    place = f"scenes/{split}"
-    description = dict(kind="scenes", data=data, part=split, place=place, images=len(source), size=size, seed=seed)
-    return Found(source, place, (), description)
+    alone = f"{data} has a part to train on alone, so that one is evaluated"
+    notes = (*[alone] * (part == "auto" and chosen == "train"), *found.notes)
+    about = dict(kind=kind, data=data, part=chosen, place=found.place, images=len(found.source), split=split)
+    return Found(found.source, found.place, notes, about | found.about)
 
 
 def same_data(one: str, other: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from torchvision.datasets import FashionMNIST
 
 from ...files import whole_file
+from .registry import Options, register_source
 from .sample_table import Part, Parts
 from .timm_string import DatasetSource
 
@@ -16,20 +17,21 @@ PACKAGE = Path("/usr/share/datasets/fashion-mnist")
 FILES = tuple(f"{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte"))
 
 
-def open_fashion_mnist(cache: Path, channels: int = 3) -> Parts:
-    """Training and test images, the latter to validate on."""
-    unpack(cache / "FashionMNIST" / "raw")
+@register_source("fashion-mnist", "fashion-mnist", known=["fashion-mnist"])
+def open_fashion_mnist(data: str, options: Options) -> Parts:
+    """The images to train on, and those to test on, which validate."""
+    unpack(options.cache / "FashionMNIST" / "raw")
     parts = {}
     for key in ("train", "val"):
-        dataset = FashionMNIST(str(cache), train=key == "train", download=False)
+        dataset = FashionMNIST(str(options.cache), train=key == "train", download=False)
         labels = np.asarray(dataset.targets, np.int32)
-        source = DatasetSource(dataset, f"fashion-mnist/{key}", labels, dataset.classes, channels)
+        source = DatasetSource(dataset, f"fashion-mnist/{key}", labels, dataset.classes, options.channels)
         parts[key] = Part(source, f"fashion-mnist {key}")
     return parts
 
 
 def unpack(folder: Path) -> None:
-    """Puts the package's files where torchvision looks, whose own check refuses them: Debian packed them anew."""
+    """Put the package's files where torchvision looks; its own check refuses Debian's archives."""
     for name in FILES:
         if (folder / name).is_file():
             continue

@@ -7,12 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
-
-from ..contents import of_file
-from ..decoding import decode
+from .registry import Options, register_source
 from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
-from .walking import Walk, entries, images_below, is_folder
+from .walking import Walk, entries, is_folder
 
 # How folder pairs for segmentation are called.
 IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
@@ -23,23 +20,21 @@ class FolderSource(Listed):
     """Files under a root, by their paths relative to it."""
 
     def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str], channels: int):
-        super().__init__(names, labels, classes)
-        self.root, self.channels = os.path.abspath(root), channels
+        super().__init__(names, labels, classes, channels)
+        self.root = os.path.abspath(root)
 
-    def image(self, index: int) -> Image.Image:
-        return decode(os.path.join(self.root, self.names[index]), self.channels)
-
-    def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image's file; see `contents`."""
-        return of_file(os.path.join(self.root, self.names[index]), content)
+    def file(self, index: int) -> str:
+        return os.path.join(self.root, self.names[index])
 
 
-def open_folder(path: Path, channels: int = 3) -> Parts:
+@register_source("folder")
+def open_folder(data: str, options: Options) -> Parts:
     """The class folders in a folder: those in its `train/` and `val/` (or synonyms), or its own."""
+    path = Path(data)
     folders = in_order(entry.name for entry in entries(path) if is_folder(entry))
     refuse_masks(path, folders)
     called = part_names(folders, lambda train: holds_folders_alone(path / train))
-    parts = {key: part_of(path / name if name else path, channels) for key, name in called.items()}
+    parts = {key: part_of(path / (name or ""), options.channels) for key, name in called.items()}
     if None not in called.values() and (others := [f"{name}/" for name in folders if name not in called.values()]):
         next(iter(parts.values())).notes.append(f"not used in {path}: {some(others)}")
     return parts
@@ -48,13 +43,10 @@ def open_folder(path: Path, channels: int = 3) -> Parts:
 def part_of(path: Path, channels: int) -> Part:
     """The class folders of one part. Images count at any depth; classes without any are left out and noted.
 
-    Links are followed, and every image counts once: where it lies, and else where a link leads to it.
-
-    Raises:
-        ValueError: There are none, or links put the same images into two classes.
+    Links are followed, and every image counts once: where it lies, or else where a link leads to it. Raises ValueError
+    if there are no class folders with images, or if links put the same images into two classes.
     """
-    names, labels, classes, empty, ignored, loose = [], [], [], [], [], []
-    folders = []
+    folders, ignored, loose = [], [], []
     for entry in entries(path):
         if is_folder(entry):
             folders.append(entry.name)
@@ -62,25 +54,21 @@ def part_of(path: Path, channels: int) -> Part:
             (loose if is_image(entry.name) else ignored).append(entry.name)
     refuse_masks(path, folders)
     found = _of_classes(walk := Walk(ignored), path, in_order(folders))
-    for name, files in found.items():
-        if not files:
-            empty.append(name)
-            continue
-        labels += [len(classes)] * len(files)
-        names += files
-        classes.append(name)
+    classes = [name for name, files in found.items() if files]
+    names = [file for name in classes for file in found[name]]
     if not names and loose:
         what = f"{path} holds {len(loose):,} images but no class folders"
         raise ValueError(f"{what}; put the images of each class into a folder named after it")
     if not names:
         raise ValueError(f"no images in {path}; expected folders named after classes, with images in them")
+    labels = [label for label, name in enumerate(classes) for _ in found[name]]
     notes = walk.notes(path)
-    if empty:
-        notes.append(f"{path}: class folders without images are left out: {some(empty)}")
-    if loose:
-        notes.append(f"{path}: images outside class folders are ignored: {some(sorted(loose))}")
-    if ignored:
-        notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
+    for what, some_names in (
+        ("class folders without images are left out", [name for name, files in found.items() if not files]),
+        ("images outside class folders are ignored", sorted(loose)),
+        ("files that are no images are ignored", sorted(ignored)),
+    ):
+        notes += [f"{path}: {what}: {some(some_names)}"] * bool(some_names)
     return Part(FolderSource(path, names, labels, classes, channels), str(path), notes)
 
 
@@ -98,11 +86,6 @@ def _of_classes(walk: Walk, path: Path, names: Sequence[str]) -> dict[str, list[
 def holds_folders_alone(path: Path) -> bool:
     found = entries(path)
     return any(map(is_folder, found)) and not any(is_image(entry.name) for entry in found)
-
-
-def holds_images(path: Path) -> bool:
-    """Whether there is an image anywhere under a folder."""
-    return next(images_below(path, "", []), None) is not None
 
 
 def refuse_masks(path: Path, folders: Sequence[str]) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from ..inside import refuse_outside
 from ..names import csv_text
 from .folder import FolderSource
+from .registry import LISTS, Options, register_source
 from .sample_table import TRAIN, VAL, Part, Parts, in_order, is_image, some
-from .walking import entries, is_there
+from .walking import missing_files
 
-# What columns are called, by their letters alone; the first of them that is there counts.
+# Names of columns, by their letters alone; the first of them that is there counts.
 PATH = (
     *("path", "filepath", "imagepath", "imgpath", "file", "filename", "imagefile", "imagefilename", "imagename"),
     *("image", "img", "picture", "photo", "paths", "files", "filenames", "images"),
@@ -25,56 +26,47 @@ LABEL = (
 )
 SPLIT = ("split", "part", "partition", "subset", "set")
 
-FEW = 16  # files of a folder are asked for one by one, more of them by reading the folder
-
 Line = tuple[int, list[str]]  # its number in the file, and its fields
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which fields of a line are what.
-
-    Attributes:
-        path, label, split: Their places.
-        count: How many fields a line may have.
-        unused: What the other columns are called.
-        header: Whether the first line has the names of the columns.
-    """
+    """The places of the fields in a line, their number, the names of unused ones, and whether line 1 has the names."""
 
     path: int
-    label: int | None
-    split: int | None
-    count: int
+    label: int = 0
+    split: int | None = None
+    count: int = 2
     unused: tuple[str, ...] = ()
     header: bool = False
 
 
-def open_list(path: Path, channels: int = 3) -> Parts:
+@register_source("list", *LISTS)
+def open_list(data: str, options: Options) -> Parts:
     """The images of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
 
     Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
-    tabs, or else by white space: the last word of a line is the label then. Lines of a .txt that begin with # are
-    comments. The first line may name the columns. One called `split` or `part` says which images are to train and
-    which to validate on; of several parts to validate on, the first in the order of `VAL` is taken.
+    tabs, or else by white space, where the last word of a line is the label. Lines of a .txt that begin with # are
+    comments. The first line may name the columns. A column called `split` or `part` tells training from validation
+    images; of several parts to validate on, the first in the order of `VAL` is taken.
 
-    Labels are the names of classes. If all are whole numbers they are ordered by value, and only those that occur are
-    classes.
+    Labels are the names of classes. Whole numbers are ordered by value, and only those that occur are classes.
     """
-    lines = list(_lines(path))
-    columns = _columns(path, lines, labelled=True)
-    assert columns.label is not None, "asked for"
+    path = Path(data)
+    columns, lines = _table(path, labelled=True)
     names, labels, splits = [], [], []
-    for number, fields in lines[columns.header :]:
-        fields = _filled(path, number, fields, columns)
+    for number, fields in lines:
         name, label = fields[columns.path], fields[columns.label]
         if not name or not label:
             what = "label" if name else "path"
             raise ValueError(f"{path} line {number} has no {what}; expected a path and a label on each line")
+        word = "all" if columns.split is None else fields[columns.split].lower()
+        if word not in ("all", *TRAIN, *VAL) or (word == "all" and columns.split is not None):
+            raise ValueError(f"{path} line {number} is of part {fields[columns.split or 0]!r}; expected train or val")
         names.append(name)
         labels.append(label)
-        splits.append("all" if columns.split is None else _split(path, number, fields[columns.split]))
-    refuse_outside(path, names, [path.parent])
-    _refuse_missing(path, names)
+        splits.append(word)
+    _check_files(path, names)
 
     numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
     if numbers:
@@ -90,7 +82,7 @@ def open_list(path: Path, channels: int = 3) -> Parts:
             classes = sorted(present, key=int) if numbers else in_order(present)
             index = {name: place for place, name in enumerate(classes)}
             given = [index[labels[row]] for row in rows]
-            source = FolderSource(path.parent, [names[row] for row in rows], given, classes, channels)
+            source = FolderSource(path.parent, [names[row] for row in rows], given, classes, options.channels)
             parts[key] = Part(source, str(path) if key == "all" else f"{path} ({used})")
     notes = next(iter(parts.values())).notes
     if unused:
@@ -107,21 +99,30 @@ def read_paths(path: Path) -> list[str]:
 
     A line is a path or, in a .csv or .tsv, has one: in the column of that name, or the first field that is an image.
     """
-    lines = list(_lines(path, whole=True))
-    columns = _columns(path, lines, labelled=False)
-    names = [_filled(path, number, fields, columns)[columns.path] for number, fields in lines[columns.header :]]
+    columns, lines = _table(path, labelled=False)
+    names = [fields[columns.path] for _, fields in lines]
     if "" in names:
-        number, _ = lines[names.index("") + columns.header]
-        raise ValueError(f"{path} line {number} has no path; expected one on each line")
-    refuse_outside(path, names, [path.parent])
-    _refuse_missing(path, names)
+        raise ValueError(f"{path} line {lines[names.index('')][0]} has no path; expected one on each line")
+    _check_files(path, names)
     return [_place(path, name) for name in names]
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------
 
 
-def _lines(path: Path, whole: bool = False) -> Iterator[Line]:
+def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
+    """The columns of a list, and the lines below their names, each with a field for every column."""
+    lines = list(_lines(path, whole=not labelled))
+    columns, rows = _columns(path, lines, labelled), []
+    for number, fields in lines[columns.header :]:
+        if any(fields[columns.count :]):
+            what = f"{path} line {number} has {len(fields)} fields, the first line {columns.count}"
+            raise ValueError(f"{what}; put those with separators in them in quotation marks")
+        rows.append((number, fields + [""] * (columns.count - len(fields))))
+    return columns, rows
+
+
+def _lines(path: Path, whole: bool) -> Iterator[Line]:
     """The lines that are neither empty nor comments, in fields without white space around them.
 
     Args:
@@ -130,10 +131,10 @@ def _lines(path: Path, whole: bool = False) -> Iterator[Line]:
     text, comments = _text(path), path.suffix.lower() not in (".csv", ".tsv")
     separator = _separator(path, text)
     if separator is None:
-        for number, line in enumerate(text.split("\n"), 1):
-            line = line.strip()
+        for number, line in enumerate(map(str.strip, text.split("\n")), 1):
             if line and not line.startswith("#"):
-                yield number, _words(line, whole)
+                words = line.rsplit(None, 1)
+                yield number, [line] if _is_image(line) or (whole and not _is_image(words[0])) else words
         return
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     try:
@@ -171,21 +172,15 @@ def _text(path: Path) -> str:
 def _separator(path: Path, text: str) -> str | None:
     """What is between the fields; None if any white space is. Where the name does not tell, the first line does."""
     suffix = path.suffix.lower()
+    lines = (line.strip() for line in text.split("\n"))
+    first = next((line for line in lines if line and not (line.startswith("#") and suffix != ".csv")), "")
     if suffix == ".tsv":
         return "\t"
     if suffix == ".csv":
-        first = next((line for line in text.split("\n") if line.strip()), "")
         return next((mark for mark in ",;\t" if mark in first), ",")
-    lines = (line.strip() for line in text.split("\n"))
-    first = next((line for line in lines if line and not line.startswith("#")), "")
     if "\t" in first:
         return "\t"
     return "," if "," in first and len(first.split()) == 1 and not _is_image(first) else None
-
-
-def _words(line: str, whole: bool) -> list[str]:
-    words = line.rsplit(None, 1)
-    return [line] if _is_image(line) or (whole and not _is_image(words[0])) else words
 
 
 def _is_image(field: str) -> bool:
@@ -200,79 +195,48 @@ def _place(path: Path, name: str) -> str:
 
 
 def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
-    """What the first line says of all: the names of the columns, or by its own fields."""
+    """The columns by the first line: it names them, or its own fields show what they are."""
     expected = "expected a path and a label on each line" if labelled else "expected a path on each line"
     if not lines:
         raise ValueError(f"{path} lists no images; {expected}")
     number, fields = lines[0]
-    at = f"{path} line {number}"
+    at, count = f"{path} line {number}", len(fields)
     images = [place for place, field in enumerate(fields) if _is_image(field) or os.path.isfile(_place(path, field))]
     images = images or [place for place, field in enumerate(fields) if "/" in field]
-    if not images and (labelled or len(fields) > 1 or _letters(fields[0]) in PATH):
-        called = list(map(_letters, fields))
+    called = [re.sub("[^a-z]", "", field.lower()) for field in fields]
+    if not images and (labelled or count > 1 or called[0] in PATH):
         name, label, split = (
             next((called.index(word) for word in words if word in called), None) for words in (PATH, LABEL, SPLIT)
         )
         if name is None:
-            raise ValueError(
-                f"{at} has no image and no column of paths: {some(fields)}; call one path" + ", one label" * labelled
-            )
+            wanted = "call one path" + ", one label" * labelled
+            raise ValueError(f"{at} has no image and no column of paths: {some(fields)}; {wanted}")
         if label is None and labelled:
             raise ValueError(f"{at} has no column of labels: {some(fields)}; call one label")
         if len(lines) == 1:
             raise ValueError(f"{path} lists no images below the names of its columns; {expected}")
         unused = [field for place, field in enumerate(fields) if place not in (name, label, split)]
-        return Columns(name, label, split, len(fields), tuple(unused) if labelled else (), header=True)
+        return Columns(name, label or 0, split, count, tuple(unused) if labelled else (), header=True)
     if not labelled:
-        return Columns(images[0] if images else 0, None, None, len(fields))
-    if len(fields) == 1:
+        return Columns(images[0] if images else 0, count=count)
+    if count == 1:
         raise ValueError(f"{at} has no label; {expected}")
-    if len(fields) > 2:
-        raise ValueError(f"{at} has {len(fields)} fields, and no line above says what they are; add one: path,label,…")
+    if count > 2:
+        raise ValueError(f"{at} has {count} fields, and no line above says what they are; add one: path,label,…")
     if len(images) == 2:
         raise ValueError(f"{at} has two images; a list gives each image a class")
-    return Columns(images[0], 1 - images[0], None, 2)
-
-
-def _letters(field: str) -> str:
-    return re.sub("[^a-z]", "", field.lower())
-
-
-def _filled(path: Path, number: int, fields: list[str], columns: Columns) -> list[str]:
-    """The fields of a line, as many as there are columns."""
-    if any(fields[columns.count :]):
-        what = f"{path} line {number} has {len(fields)} fields, the first line {columns.count}"
-        raise ValueError(f"{what}; put those with separators in them in quotation marks")
-    return fields + [""] * (columns.count - len(fields))
-
-
-def _split(path: Path, number: int, word: str) -> str:
-    if word.lower() not in (*TRAIN, *VAL):
-        raise ValueError(f"{path} line {number} is of part {word!r}; expected train or val")
-    return word.lower()
+    return Columns(images[0], 1 - images[0])
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def _refuse_missing(path: Path, names: Sequence[str]) -> None:
-    """One line about all images that are not there."""
-    folders: dict[str, list[str]] = {}
-    for name in names:
-        folder, base = os.path.split(name)
-        folders.setdefault(folder, []).append(base)
-    missing = set()
-    for folder, bases in folders.items():
-        place = _place(path, folder)
-        there = set()
-        if len(bases) > FEW and os.path.isdir(place):
-            there = {entry.name for entry in entries(place) if is_there(entry.is_file)}
-        # one by one what the folder lists otherwise: a file system may take A for a
-        rest = (base for base in set(bases) - there if not os.path.isfile(os.path.join(place, base)))
-        missing |= {(folder, base) for base in rest}
-    if not missing:
+def _check_files(path: Path, names: Sequence[str]) -> None:
+    """Refuse images outside of the list's folder, and in one line all that do not exist."""
+    refuse_outside(path, names, [path.parent])
+    shown = missing_files(os.path.abspath(path.parent), names)
+    if not shown:
         return
-    shown = list(dict.fromkeys(name for name in names if os.path.split(name) in missing))
     what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
     if os.path.isabs(shown[0]):
         raise ValueError(f"{what}; correct the paths")

@@ -29,23 +29,17 @@ class MaskFolder(Dataset):
     """Images and the class of each of their pixels. A mask has its image's name, but for the extension.
 
     Masks are files of one channel, grey or with a palette, of up to 16 bits, whose values are the classes. An image
-    comes the way round in which its mask was drawn, whatever its EXIF note says (see `open_labelled`). Sub-folders
-    are searched too and must be the same on both sides. Images without a mask and masks without an image are left
-    out and told in `notes`.
+    comes the way round in which its mask was drawn (see `open_labelled`). Sub-folders are searched too and must be the
+    same on both sides. Images without a mask and masks without an image are left out, with a line in `notes`.
 
     Args:
-        images: The folder of images.
-        masks: The folder of masks.
+        images, masks: The folders.
         classes: Names of the classes from 0 up, or a file with them: YAML, a list or a mapping from index to name,
             under `classes`, `names` or nothing; or text, a name a line. If not given, classes.yaml or classes.txt in
-            one of the folders or beside them.
+            one of the folders or beside them. An index that the file leaves out is "unused" and may not occur.
         ignore: The value of pixels that belong to no class, which masks keep; None if there is none.
-        suffix: What masks have at the end of their names, before the extension, that images do not: "_mask".
+        suffix: The end of the masks' names, before the extension, that images do not have: "_mask".
         channels: 3 for RGB, 1 for grey images.
-
-    Attributes:
-        classes: Names from class 0 up. An index that the file leaves out is called "unused" and may not occur.
-        notes: What was left out, a line each.
     """
 
     def __init__(
@@ -88,22 +82,22 @@ class MaskFolder(Dataset):
         """The image's path from the folder of images."""
         return self._images[i]
 
+    def mask(self, i: int) -> Path:
+        return self.masks / self._masks[i]
+
     def open(self, i: int) -> Image.Image:
         """The image in mode RGB or L."""
         return self[i][0]
 
     def target(self, i: int) -> tv_tensors.Mask:
         """(H, W) int64: from 0 up to the number of classes, or `ignore`."""
-        file = self.masks / self._masks[i]
-        indices = read_indices(file)
+        indices = read_indices(self.mask(i))
         known = (indices >= 0) & (indices < len(self._listed))
         known[known] = self._listed[indices[known]]
         if not known.all():
             ignored = "" if self.ignore is None else f" or {self.ignore} to ignore"
-            raise ValueError(
-                f"{file} holds {indices[~known][0]}, which is none of the {len(self.classes)} classes{ignored}; "
-                "correct the mask or the list of classes"
-            )
+            what = f"{self.mask(i)} holds {indices[~known][0]}, which is none of the {len(self.classes)} classes"
+            raise ValueError(f"{what}{ignored}; correct the mask or the list of classes")
         return tv_tensors.Mask(torch.from_numpy(indices))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
@@ -112,23 +106,21 @@ class MaskFolder(Dataset):
         return open_labelled(file, (mask.shape[1], mask.shape[0]), self.channels, labels), mask
 
     def shown(self, i: int) -> list[int]:
-        """Classes that have pixels in a mask, ascending; none of one that cannot be read, which is told elsewhere."""
-        file = self.masks / self._masks[i]
+        """Classes that have pixels in a mask, ascending; none of an unreadable one, which `target` reports."""
         try:
-            about = file.stat()
-            values = _values(str(file), about.st_size, about.st_mtime_ns)
+            about = self.mask(i).stat()
+            values = _values(str(self.mask(i)), about.st_size, about.st_mtime_ns)
         except (OSError, ValueError):
             return []
         return [value for value in values if 0 <= value < len(self.classes) and value != self.ignore]
 
     def vouch(self, index: int, content: bool) -> bytes:
         """What stands for an image and its mask; see `contents`."""
-        files = self.images / self._images[index], self.masks / self._masks[index]
-        return b"".join(of_file(file, content) for file in files)
+        return of_file(self.images / self._images[index], content) + of_file(self.mask(index), content)
 
     def _refuse_black_and_white(self) -> None:
         """Masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn."""
-        seen = set().union(*(np.unique(read_indices(self.masks / self._masks[i])) for i in range(min(8, len(self)))))
+        seen = set().union(*(np.unique(read_indices(self.mask(i))) for i in range(min(8, len(self)))))
         if seen == {0, 255}:
             raise ValueError(
                 f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
@@ -138,7 +130,7 @@ class MaskFolder(Dataset):
 
 @lru_cache(1 << 18)
 def _values(file: str, size: int, changed: int) -> tuple[int, ...]:
-    """What a mask holds; a file is read again if it has changed."""
+    """The values in a mask; a file is read again if it has changed."""
     indices = read_indices(Path(file))
     if indices.size and 0 <= indices.min() <= indices.max() < 2**16:  # faster than sorting
         return tuple(np.flatnonzero(np.bincount(indices.ravel())).tolist())
@@ -169,8 +161,7 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected one of images or of masks")
     found: dict[str, str] = {}
-    for name in images_below(folder, "", [], files_once=False):
-        file = Path(name)
+    for file in map(Path, images_below(folder, "", [], files_once=False)):
         if not file.stem.endswith(suffix):
             continue
         key = file.with_name(file.stem.removesuffix(suffix) or file.name).as_posix()
@@ -180,11 +171,17 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
     return found
 
 
+def class_file(images: Path, masks: Path, *others: Path) -> Path | None:
+    """The file of class names in or beside the folders of masks or of images, or in other folders."""
+    folders = (masks, masks.parent, images, images.parent, *others)
+    places = (folder / name for folder in folders for name in CLASS_FILES)
+    return next((place for place in places if place.is_file()), None)
+
+
 def _read_classes(classes: Sequence[str] | str | Path | None, images: Path, masks: Path) -> dict[int, str]:
     """Names by index."""
     if classes is None:
-        places = [folder / name for folder in (masks, masks.parent, images, images.parent) for name in CLASS_FILES]
-        classes = next((place for place in places if place.is_file()), None)
+        classes = class_file(images, masks)
         if classes is None:
             raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
     if not isinstance(classes, str | Path):
@@ -205,8 +202,7 @@ def _read_classes(classes: Sequence[str] | str | Path | None, images: Path, mask
 
 
 def _numbered(names: Any, source: str) -> dict[int, str]:
-    if isinstance(names, list):
-        names = dict(enumerate(names))
+    names = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(names, Mapping) or not names:
         raise ValueError(f"{source} has no class names; expected a list, or a mapping from index to name")
     for index, name in names.items():

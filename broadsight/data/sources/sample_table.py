@@ -6,17 +6,19 @@ A list of a million strings is copied into every worker process, if only by coun
 import copy
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 from timm.data.readers.img_extensions import get_img_extensions
 
-from ..decoding import UnreadableImage
+from ..contents import of_file
+from ..decoding import UnreadableImage, decode
+from ..view import labels_of, under
 
 Rows = TypeVar("Rows", bound="Listed")
 
@@ -29,12 +31,12 @@ VAL = ("val", "valid", "validation", "eval", "evaluation", "test", "testing")
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is not meant to be seen: macOS leaves `._x.jpg`, and `__MACOSX` in archives."""
+    """Whether a file or folder is hidden; macOS leaves `._x.jpg`, and `__MACOSX` in archives."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is taken for an image: by its extension."""
+    """Whether a file is an image, by its extension."""
     return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
@@ -48,10 +50,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[str, str | None]:
-    """Which of some folders is which part of a data set: "train" and "val", or None for "all".
+    """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none.
 
-    `train` is a part of the data, not a class, where all folders beside it are such parts too, or else where `is_part`
-    says so: "train" is also a vehicle.
+    `train` is a part of the data, not a class, where all folders beside it are parts too, or else where `is_part` says
+    so: "train" is also a vehicle.
     """
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
@@ -61,7 +63,9 @@ def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[s
 
 
 def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Files by the part of a data set that a word in their names gives them, or else their folder where it differs."""
+    """Files by part of a data set, as a word in their names says, or the name of their folder where folders differ."""
+    if len(paths) == 1:
+        return {"all": list(paths)}
     groups: dict[str, list[Path]] = {}
     apart = len({path.parent for path in paths}) > 1
     for path in paths:
@@ -74,12 +78,12 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """A few of many names, for a line."""
+    """The first of many names, in a line."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 class Names(Sequence[str]):
-    """Strings, read-only, in two arrays. Names of files that are not Unicode keep their bytes."""
+    """Read-only strings in two arrays. Names of files that are not Unicode keep their bytes."""
 
     def __init__(self, names: Iterable[str]):
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
@@ -88,7 +92,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def of(cls, text: np.ndarray, ends: np.ndarray) -> "Names":
-        """From the two arrays: the bytes of all names, and where each of them ends, after a 0."""
+        """Take the two arrays: the bytes of all names, and a 0 with the end of each name."""
         names = cls(())
         names.text, names.ends = text, ends
         return names
@@ -108,20 +112,22 @@ class Names(Sequence[str]):
 
 
 class Listed:
-    """Base of the sources whose samples are rows of arrays. A sub-class says how the image of a row is read.
+    """Base of the sources whose samples are rows of arrays. A sub-class says where the file of a row is (`file`), or
+    how its image is read (`image`) and what stands for its content (`vouch`, see `contents`).
 
     Args:
         names: One per sample, as reports show it.
         labels: One per sample, an index into classes.
         classes: Their names.
+        channels: 3 for RGB, 1 for grey images.
     """
 
-    rows: tuple[str, ...] = ("labels",)  # the arrays with a row per sample
-
-    def __init__(self, names: Sequence[str], labels: Sequence[int] | np.ndarray, classes: Sequence[str]):
+    def __init__(
+        self, names: Sequence[str], labels: Sequence[int] | np.ndarray, classes: Sequence[str], channels: int = 3
+    ):
         self.names = names if isinstance(names, Names) else Names(names)
         self.labels = np.asarray(labels, np.int32)
-        self.classes = tuple(classes)
+        self.classes, self.channels = tuple(classes), channels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -138,35 +144,44 @@ class Listed:
         except UnreadableImage as error:
             raise UnreadableImage(f"{self.name(index)}: {error}") from None
 
-    def image(self, index: int) -> Image.Image:
+    def file(self, index: int) -> str | Path:
         raise NotImplementedError
 
-    def take(self: Rows, rows: np.ndarray) -> Rows:
-        """The same source with some of its samples, in this order."""
-        part = copy.copy(self)
-        names = list(self.names)
-        part.names = Names(names[row] for row in rows.tolist())
-        for key in self.rows:
-            setattr(part, key, getattr(self, key)[rows])
-        return part
+    def image(self, index: int) -> Image.Image:
+        return decode(self.file(index), self.channels)
+
+    def vouch(self, index: int, content: bool) -> bytes:
+        return of_file(self.file(index), content)
 
     def under(self: Rows, classes: Sequence[str]) -> Rows:
-        """The same samples, labelled as another source numbers the classes. It must have all that occur here."""
-        place = {name: index for index, name in enumerate(classes)}
-        part = copy.copy(self)
-        part.labels = np.array([place.get(name, -1) for name in self.classes], np.int32)[self.labels]
-        part.classes = tuple(classes)
-        return part
+        """The same samples, labelled as another source numbers the classes."""
+        same = copy.copy(self)
+        same.labels, same.classes = labels_of(under(self, classes)), tuple(classes)
+        return same
 
 
 @dataclass
 class Part:
-    """One part of a data set (training, validation, or all of it) as found, and what its user should know about it."""
+    """A part of a data set: training, validation, or all of it.
 
-    source: Listed
+    Attributes:
+        place: Where it is, for messages.
+        notes: What the user should know, a line each.
+        about: What runs record of the source besides, as plain types.
+    """
+
+    source: Any
     place: str
     notes: list[str] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 # The parts that were found: "train", "val", or "all" where nothing is set apart for validation.
 Parts = dict[str, Part]
+
+
+def refuse_crowd(groups: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse several COCO files for one part."""
+    if crowd := next((files for files in groups.values() if len(files) > 1), None):
+        what = f"{crowd[0].parent} has several COCO files: {some([file.name for file in crowd])}"
+        raise ValueError(f"{what}; give the path of one, and another for val")

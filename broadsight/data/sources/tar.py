@@ -20,8 +20,10 @@ from torch import Tensor
 
 from ..contents import of_bytes
 from ..decoding import MOST_BYTES, UnreadableImage, decode
+from .registry import TARS, Options, register_source
 from .sample_table import TRAIN, VAL, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, part_names, some
 from .tar_index import Index, index_of, row_and_label
+from .walking import entries, holds_images, is_folder, parts_in
 
 MOST_CLASSES = 1 << 20
 OPEN_FILES = 64
@@ -29,34 +31,27 @@ MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
-    """Members of tars, each by its place. Goes to other processes as it is: every process opens the tars for itself.
+    """Members of tars, each by its place. Every process opens the tars for itself.
 
     Args:
-        tars: Paths of the uncompressed files.
-        shown: What reports call each of them.
-        shards: For each sample, which of the tars it is in.
-        offsets, sizes: For each sample, where its image lies, in bytes.
+        indices: What is in the tars.
+        members: (N, 2) for each sample the tar that its image is in, and the image's row in the index of that.
     """
-
-    rows = ("labels", "shards", "offsets", "sizes")
 
     def __init__(
         self,
-        tars: Sequence[str],
-        shown: Sequence[str],
-        names: Sequence[str],
-        labels: Sequence[int] | np.ndarray,
+        indices: Sequence[Index],
+        members: Sequence[tuple[int, int]],
+        labels: Sequence[int],
         classes: Sequence[str],
-        shards: Sequence[int] | np.ndarray,
-        offsets: Sequence[int] | np.ndarray,
-        sizes: Sequence[int] | np.ndarray,
         channels: int,
     ):
-        super().__init__(names, labels, classes)
-        self.tars, self.shown, self.channels = tuple(tars), tuple(shown), channels
-        self.shards = np.asarray(shards, np.int32)
-        self.offsets = np.asarray(offsets, np.int64)
-        self.sizes = np.asarray(sizes, np.int64)
+        super().__init__([indices[tar].names[row] for tar, row in members], labels, classes, channels)
+        self.tars, self.shown = tuple(index.tar for index in indices), tuple(index.shown for index in indices)
+        self.shards, rows = np.array(members, np.int32).reshape(-1, 2).T
+        places = np.cumsum([0, *(len(index.names) for index in indices)])[self.shards] + rows
+        self.offsets = np.concatenate([index.offsets for index in indices])[places]
+        self.sizes = np.concatenate([index.sizes for index in indices])[places]
         self.files: dict[int, IO[bytes]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,7 +65,7 @@ class TarSource(Listed):
         if size > MOST_BYTES:
             raise UnreadableImage(f"a file of {size / 2**30:,.1f} GB; up to {MOST_BYTES / 2**30:g} GB are read")
         try:
-            file = self.file(int(self.shards[index]))  # held by name: another thread may close all but what is held
+            file = self.opened(int(self.shards[index]))  # held by name: another thread may close all but what is held
             there = os.fstat(file.fileno()).st_size - int(self.offsets[index])  # what a header claims may not be
             # has no position that others could move
             data = os.pread(file.fileno(), max(0, min(size, there)), int(self.offsets[index]))
@@ -84,12 +79,12 @@ class TarSource(Listed):
         """What stands for an image's bytes; see `contents`."""
         start, shard = int(self.offsets[index]), int(self.shards[index])
         try:
-            handle = self.file(shard).fileno() if content else -1
+            handle = self.opened(shard).fileno() if content else -1
             return of_bytes(int(self.sizes[index]), lambda at, length: os.pread(handle, length, start + at), content)
         except OSError:
             return b"unreadable"
 
-    def file(self, shard: int) -> IO[bytes]:
+    def opened(self, shard: int) -> IO[bytes]:
         file = self.files.get(shard)
         if file is None:
             for oldest in list(self.files)[: 1 - OPEN_FILES]:
@@ -101,18 +96,24 @@ class TarSource(Listed):
 class ShardSource(TarSource):
     """WebDataset shards, by index: shuffling, resuming and sharing among processes are exact."""
 
-    def shuffled(self, generator: torch.Generator, shards_at_once: int = 16) -> Tensor:
+    kind = "shards"
+
+    def shuffled(self, generator: torch.Generator, shards_at_once: int = 16, rows: np.ndarray | None = None) -> Tensor:
         """All indices (N,) in a random order that reads large data nearly in sequence.
 
         The order of shards is random, and samples are shuffled within windows of some shards, not across them.
+
+        Args:
+            rows: Only these samples; the result has their places among these.
         """
-        order = np.argsort(self.shards, kind="stable")
-        bounds = np.searchsorted(self.shards[order], np.arange(len(self.tars) + 1))
+        own = self.shards if rows is None else self.shards[rows]
+        order = np.argsort(own, kind="stable")
+        bounds = np.searchsorted(own[order], np.arange(len(self.tars) + 1))
         shards = torch.randperm(len(self.tars), generator=generator).tolist()
         windows = []
         for start in range(0, len(shards), shards_at_once):
-            rows = [order[bounds[shard] : bounds[shard + 1]] for shard in shards[start : start + shards_at_once]]
-            window = torch.from_numpy(np.concatenate(rows))
+            runs = [order[bounds[shard] : bounds[shard + 1]] for shard in shards[start : start + shards_at_once]]
+            window = torch.from_numpy(np.concatenate(runs))
             windows.append(window[torch.randperm(len(window), generator=generator)])
         return torch.cat(windows) if windows else torch.empty(0, dtype=torch.long)
 
@@ -148,18 +149,36 @@ def expanded(pattern: str) -> list[str]:
 
 
 def tars_in(folder: Path) -> list[Path]:
-    names = in_order(entry.name for entry in os.scandir(folder) if is_tar(entry.name) and entry.is_file())
+    names = in_order(entry.name for entry in entries(folder) if is_tar(entry.name) and entry.is_file())
     return [folder / name for name in names]
 
 
 def is_tar(name: str) -> bool:
-    return bool(re.search(r"\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)$", name.lower())) and not name.startswith(".")
+    return name.lower().endswith(TARS) and not name.startswith(".")
 
 
-def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> tuple[str, Parts]:
-    """Tars as one data set. Several are told apart by their names or folders: train-000.tar, val/000.tar."""
+def tars_of(folder: Path) -> list[Path]:
+    """The tars of a folder, or of its train/ and val/; none if folders in it, or these two, hold images."""
+    folders, parts = [Path(entry.path) for entry in entries(folder) if is_folder(entry)], parts_in(folder).values()
+    for places, others in (([folder], folders), (parts, parts)):
+        tars = [tar for place in places for tar in tars_in(place)]
+        if tars and not any(map(holds_images, others)):
+            return tars
+    return []
+
+
+@register_source("tar", *TARS, claims=tars_of)
+def open_tar(data: str, options: Options) -> Parts:
+    """A tar, the tars of a folder, or those that a pattern names."""
+    path = Path(data)
+    paths = tars_of(path) if path.is_dir() else [path] if path.exists() else matching(data)
+    return open_tars(paths, options.channels, options.cache)
+
+
+def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
+    """Tars as one data set. Their names or folders say which part several are: train-000.tar, val/000.tar."""
     notes: list[str] = []
-    groups = by_name(paths) if len(paths) > 1 else {"all": list(paths)}
+    groups = by_name(paths)
     unused = groups.pop("unused", [])
     parts: Parts = {}
     kinds = set()
@@ -170,121 +189,99 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> tuple[str, P
         if shards and odd:
             what = f"{odd[0]} has no labels beside its images as the other shards have"
             raise ValueError(f"{what}; remove or repair it")
-        kinds.add("shards" if shards else "tar")
+        kinds.add(bool(shards))
         if shards:
             parts[key] = part_of_shards(tars, indices, channels)
-        else:
-            found = parts_of_tars(tars, indices, channels)
-            if key == "all":
-                parts = found
-            else:
-                parts[key] = found.get(key) or found.get("all") or next(iter(found.values()))
+            continue
+        found = parts_of_tars(tars, indices, channels)
+        parts |= found if key == "all" else {key: found.get(key) or found.get("all") or next(iter(found.values()))}
     if len(kinds) > 1:
         raise ValueError(f"{paths[0].parent} mixes shards with tars of class folders; give one kind, and val the other")
-    for part in list(parts.values())[:1]:
-        part.notes[:0] = notes
-        if unused:
-            part.notes.append(f"not used, being neither train nor val: {some([path.name for path in unused])}")
-    return kinds.pop(), parts
+    first = next(iter(parts.values()))
+    first.notes[:0] = notes
+    if unused:
+        first.notes.append(f"not used, being neither train nor val: {some([path.name for path in unused])}")
+    return parts
+
+
+def _place(paths: Sequence[Path], indices: Sequence[Index], notes: list[str]) -> str:
+    """The tars in a few words, with a note on what is refused in them."""
+    place = some([str(path) for path in paths], 1)
+    if refused := [name for index in indices for name in index.refused]:
+        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
+    return place
 
 
 def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int) -> Parts:
     """Tars of class folders: train/ and val/ in them, below a single top folder or not, or the folders themselves."""
-    place = some([str(path) for path in paths], 1)
-    rows: list[tuple[str, int, int]] = []  # path in the tar, which tar, which member
-    ignored, refused = [], []
-    for shard, index in enumerate(indices):
-        refused += index.refused
-        for row, name in enumerate(index.names):
-            if any(map(is_hidden, name.split("/"))):
+    notes: list[str] = []
+    place = _place(paths, indices, notes)
+    rows: list[tuple[list[str], int, int]] = []  # path in the tar, which tar, which member
+    ignored = []
+    for tar, index in enumerate(indices):
+        for member, name in enumerate(index.names):
+            inner = name.split("/")
+            if any(map(is_hidden, inner)):
                 continue
-            if is_image(name.rpartition("/")[2]):
-                rows.append((name, shard, row))
+            if is_image(inner[-1]):
+                rows.append((inner, tar, member))
             else:
                 ignored.append(name)
     if not rows:
         raise ValueError(f"no images in {place}; expected folders named after classes, with images in them")
-    rows.sort()
-    paths_in = [name.split("/") for name, _, _ in rows]
-    depth = 0
-    while len({path[depth] for path in paths_in}) == 1 and min(map(len, paths_in)) > depth + 2:
-        if paths_in[0][depth].lower() in (*TRAIN, *VAL):
-            break
-        depth += 1
-    tops = in_order({path[depth] for path in paths_in if len(path) > depth + 1})
-    direct = {path[depth] for path in paths_in if len(path) == depth + 2}
-    called = part_names(tops, lambda train: train not in direct)
-    notes = []
-    if refused:
-        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
     if ignored:
         notes.append(f"{place}: files that are no images are ignored: {some(ignored)}")
+    rows.sort(key=lambda row: ("/".join(row[0]), *row[1:]))
+    inside = [inner for inner, _, _ in rows]
+    depth = 0
+    while len({inner[depth] for inner in inside}) == 1 and min(map(len, inside)) > depth + 2:
+        if inside[0][depth].lower() in (*TRAIN, *VAL):
+            break
+        depth += 1
+    tops = in_order({inner[depth] for inner in inside if len(inner) > depth + 1})
+    direct = {inner[depth] for inner in inside if len(inner) == depth + 2}
+    called = part_names(tops, lambda train: train not in direct)
     parts: Parts = {}
     for key, top in called.items():
         level = depth + (top is not None)
-        chosen = [at for at, path in enumerate(paths_in) if top is None or path[depth] == top]
-        inside = [at for at in chosen if len(paths_in[at]) > level + 1]
-        if not inside:
+        chosen = [row for row in rows if top is None or row[0][depth] == top]
+        labelled = [row for row in chosen if len(row[0]) > level + 1]
+        if not labelled:
             what = f"{place} holds {len(chosen):,} images but no class folders"
             raise ValueError(f"{what}; put the images of each class into a folder named after it")
-        classes = in_order({paths_in[at][level] for at in inside})
-        number = {name: label for label, name in enumerate(classes)}
-        tar, member = np.array([rows[at][1:] for at in inside], np.int64).T
-        source = TarSource(
-            [index.tar for index in indices],
-            [index.shown for index in indices],
-            [rows[at][0] for at in inside],
-            [number[paths_in[at][level]] for at in inside],
-            classes,
-            tar,
-            gathered([index.offsets for index in indices], tar, member),
-            gathered([index.sizes for index in indices], tar, member),
-            channels,
-        )
-        if loose := [rows[at][0] for at in chosen if len(paths_in[at]) <= level + 1]:
+        if loose := ["/".join(inner) for inner, _, _ in chosen if len(inner) <= level + 1]:
             notes.append(f"{place}: images outside class folders are ignored: {some(loose)}")
-        parts[key] = Part(source, place if top is None else f"{place}:{top}", [])
+        classes = in_order({inner[level] for inner, _, _ in labelled})
+        number = {name: label for label, name in enumerate(classes)}
+        labels = [number[inner[level]] for inner, _, _ in labelled]
+        source = TarSource(indices, [(tar, member) for _, tar, member in labelled], labels, classes, channels)
+        parts[key] = Part(source, place if top is None else f"{place}:{top}")
     if None not in called.values() and (others := [f"{top}/" for top in tops if top not in called.values()]):
         notes.append(f"not used in {place}: {some(others)}")
     next(iter(parts.values())).notes += notes
     return parts
 
 
-def gathered(arrays: Sequence[np.ndarray], which: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """The elements at some places of some of several arrays."""
-    starts = np.cumsum([0, *map(len, arrays)])
-    return np.concatenate(arrays)[starts[which] + place]
-
-
 def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: int) -> Part:
     """Shards as WebDataset writes them: KEY.jpg (or another image) beside KEY.cls or KEY.json with a label."""
-    names, labels, shards, offsets, sizes, skipped = [], [], [], [], [], []
+    members, labels, skipped = [], [], []
     for shard, index in enumerate(indices):
-        for name, members in index.samples():
-            row, label = row_and_label(index, members)
+        for name, rows in index.samples():
+            row, label = row_and_label(index, rows)
             if row is None or label is None:
                 skipped.append(f"{index.shown}:{name} (no {'image' if row is None else 'label'})")
                 continue
-            names.append(index.names[row])
+            members.append((shard, row))
             labels.append(label)
-            shards.append(shard)
-            offsets.append(index.offsets[row])
-            sizes.append(index.sizes[row])
-    place = some([str(path) for path in paths], 1)
+    notes = [f"samples skipped: {some(skipped)}"] if skipped else []
+    place = _place(paths, indices, notes)
     if max(labels) >= MOST_CLASSES:
         raise ValueError(f"{place}: label {max(labels)} is no class; expected numbers from 0")
     classes, file = class_names(paths[0].parent)
     if file is not None and max(labels) >= len(classes):
         raise ValueError(f"{file} names {len(classes)} classes, but {place} has label {max(labels)}; add the names")
     classes = classes or [str(label) for label in range(max(labels) + 1)]
-    notes = []
-    if skipped:
-        notes.append(f"samples skipped: {some(skipped)}")
-    if refused := [name for index in indices for name in index.refused]:
-        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
-    tars, shown = [index.tar for index in indices], [index.shown for index in indices]
-    source = ShardSource(tars, shown, names, labels, classes, shards, offsets, sizes, channels)
-    return Part(source, place, notes)
+    return Part(ShardSource(indices, members, labels, classes, channels), place, notes)
 
 
 def class_names(folder: Path) -> tuple[list[str], Path | None]:

@@ -1,7 +1,6 @@
-"""What is in a tar: its members by name, place and size, and the labels among them, as kept in the cache.
+"""The members of a tar by name, place and size, and the labels among them, kept in the cache.
 
-A tar is indexed once, and members are then read in place: nothing is ever written to a path that a tar names. Indices
-and unpacked copies of compressed tars are keyed by the tar's path, size and time, and written whole or not at all.
+Indices and unpacked copies of compressed tars are keyed by the tar's path, size and time.
 """
 
 import contextlib
@@ -14,8 +13,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -28,27 +26,30 @@ from .sample_table import EXTENSIONS, Names
 from .tar_limits import ShortReads, TooMuch, opener_of, unpack
 
 DAMAGES = (EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile)
-# What tarfile says besides of what is no tar: a chain of a thousand headers, numbers beyond all, notes of no form.
+# What tarfile also raises for files that are no tars: endless chains of headers, huge numbers, malformed notes.
 DAMAGES += (RecursionError, OverflowError, MemoryError, LookupError, TypeError, AttributeError)
 
 FORMAT = 1  # of the cached index; another number makes the old ones stale
 LABEL_BYTES = 1 << 20  # a label file is small; a larger one is something else
 
 
-@dataclass
 class Index:
-    """What is in a tar: its files by name, place and size, and those files' labels (-1: holds none)."""
+    """The files in a tar by name, place and size, and their labels (-1: holds none).
 
-    tar: str
-    shown: str
-    names: Names
-    offsets: np.ndarray
-    sizes: np.ndarray
-    labels: np.ndarray
-    refused: Names
+    Args:
+        content: Arrays, as `scanned` gives them.
+        tar: Path of the uncompressed file.
+        shown: Its name in reports.
+    """
+
+    def __init__(self, content: Mapping[str, np.ndarray], tar: Path, shown: str):
+        self.tar, self.shown = str(tar), shown
+        self.names = Names.of(content["text"], content["ends"])
+        self.refused = Names.of(content["refused_text"], content["refused_ends"])
+        self.offsets, self.sizes, self.labels = content["offsets"], content["sizes"], content["labels"]
 
     def samples(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """The members as WebDataset groups them: neighbours that share a name up to its first dot, by extension."""
+        """The members as WebDataset groups them: neighbours of one name up to its first dot, by extension."""
 
         def stem(member: tuple[int, str]) -> str:
             folder, slash, name = member[1].rpartition("/")
@@ -77,7 +78,7 @@ def index_of(path: Path, cache: Path, notes: list[str]) -> Index:
     kept = cache / "indices" / f"{key_of(path)}.npz"
     try:
         with np.load(kept, allow_pickle=False) as content:
-            index = index_from(dict(content), str(tar), path.name)
+            index = Index(content, tar, path.name)
         if index.offsets.size and (index.offsets + index.sizes).max() > tar.stat().st_size:
             raise ValueError("another tar")
         return index
@@ -88,18 +89,12 @@ def index_of(path: Path, cache: Path, notes: list[str]) -> Index:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(kept) as unfinished, unfinished.open("wb") as file:
             np.savez(file, allow_pickle=False, **content)
-    return index_from(content, str(tar), path.name)
-
-
-def index_from(content: dict[str, np.ndarray], tar: str, shown: str) -> Index:
-    names = Names.of(content["text"], content["ends"])
-    refused = Names.of(content["refused_text"], content["refused_ends"])
-    return Index(tar, shown, names, content["offsets"], content["sizes"], content["labels"], refused)
+    return Index(content, tar, path.name)
 
 
 def scanned(path: Path, tar: Path) -> dict[str, np.ndarray]:
     """All regular files in a tar; links, devices and names that lead out of it are refused."""
-    names, offsets, sizes, labels, refused = [], [], [], [], []
+    files, refused = [], []
     try:
         # tarfile reads a header at a time; a buffer saves the system calls where members are small
         with (
@@ -117,26 +112,17 @@ def scanned(path: Path, tar: Path) -> dict[str, np.ndarray]:
                 if not member.isreg() or member.issparse() or name.startswith("/") or ".." in name.split("/"):
                     refused.append(member.name)
                     continue
-                names.append(name)
-                offsets.append(member.offset_data)
-                sizes.append(member.size)
-                labels.append(label_in(name, members, member))
+                files.append((name, member.offset_data, member.size, label_in(name, members, member)))
                 cast(Any, members).members.clear()  # or tarfile keeps an object for each
             file.seek(members.offset)
             if any(file.read(tarfile.BLOCKSIZE)):  # tarfile takes what it cannot read for the end
                 raise tarfile.ReadError(f"no header at byte {members.offset:,}")
     except DAMAGES as error:
         raise ValueError(f"{path} is damaged or no tar: {error}; write or fetch it again") from None
-    named, left = Names(names), Names(refused)
-    return dict(
-        text=named.text,
-        ends=named.ends,
-        offsets=np.array(offsets, np.int64),
-        sizes=np.array(sizes, np.int64),
-        labels=np.array(labels, np.int32),
-        refused_text=left.text,
-        refused_ends=left.ends,
-    )
+    named, left = Names(name for name, *_ in files), Names(refused)
+    offsets, sizes, labels = np.array([numbers for _, *numbers in files], np.int64).reshape(-1, 3).T.copy()
+    content = dict(text=named.text, ends=named.ends, refused_text=left.text, refused_ends=left.ends)
+    return content | dict(offsets=offsets, sizes=sizes, labels=labels.astype(np.int32))
 
 
 def label_in(name: str, members: tarfile.TarFile, member: tarfile.TarInfo) -> int:
@@ -156,7 +142,7 @@ def label_in(name: str, members: tarfile.TarFile, member: tarfile.TarInfo) -> in
 
 
 def unpacked(path: Path, cache: Path, notes: list[str]) -> Path:
-    """The tar itself, or a copy of a compressed one in the cache: of a compressed file, only the start can be found."""
+    """The tar itself, or an unpacked copy in the cache: in a compressed file no member can be found by its place."""
     try:
         check_regular(path)
     except ValueError as error:

@@ -25,11 +25,11 @@ HEADER = 16 << 20  # bytes that are read at once: names and notes of a member, h
 
 
 class TooMuch(ValueError):
-    """What a tar holds is beyond a limit, or there is none that can be meant."""
+    """A tar is beyond a limit, or the limit that the user gives is not a number."""
 
 
 def opener_of(path: Path) -> Callable[..., Any] | None:
-    """What unpacks a compressed file; None for one that is not compressed."""
+    """The function that opens a compressed file; None for one that is not compressed."""
     with open(path, "rb") as file:
         start = file.read(6)
     if start.startswith(ZSTANDARD):
@@ -38,15 +38,10 @@ def opener_of(path: Path) -> Callable[..., Any] | None:
 
 
 def most_unpacked(packed: int) -> tuple[int, str]:
-    """How many bytes a compressed file of so many may unpack to, and why.
-
-    Raises:
-        TooMuch: The variable of the environment is no number above 0.
-    """
+    """The most bytes that a compressed file of `packed` bytes may unpack to, and why."""
     given = os.environ.get(VARIABLE)
     if not given:
-        most = max(LEAST, TIMES * packed)
-        return most, f"{TIMES} times its size, {LEAST >> 20} MB at least"
+        return max(LEAST, TIMES * packed), f"{TIMES} times its size, {LEAST >> 20} MB at least"
     try:
         most = int(float(given) * 2**30)
     except (ValueError, OverflowError):
@@ -57,11 +52,7 @@ def most_unpacked(packed: int) -> tuple[int, str]:
 
 
 def unpack(path: Path, opener: Callable[..., Any], file: IO[bytes], folder: Path) -> None:
-    """Write what a compressed file holds into another, in `folder`.
-
-    Raises:
-        TooMuch: It is beyond the limit, or would fill the disk.
-    """
+    """Write what a compressed file holds into another, in `folder`; TooMuch if it would fill the disk."""
     most, why = most_unpacked(path.stat().st_size)
     room = shutil.disk_usage(folder).free - LEFT
     written = 0
@@ -86,7 +77,7 @@ def _size(count: int) -> str:
 
 
 class ShortReads:
-    """A file of which nobody reads much at once, whatever a header claims: `tarfile` would ask for all of that."""
+    """A file that refuses to read much at once: `tarfile` would ask for as much as a header claims."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.seek, self.tell = file, file.seek, file.tell

@@ -11,6 +11,7 @@ from PIL import Image
 from ...errors import nearest
 from ..contents import of_file
 from ..decoding import UnreadableImage, decode, open_image
+from .registry import Options, register_source
 from .sample_table import Listed, Names, Part, Parts
 
 # As timm.data.create_dataset spells those of torchvision.
@@ -18,49 +19,44 @@ TORCHVISION = (
     *("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist"),
     *("imagenet", "places365", "inaturalist", "inat"),
 )
+KNOWN = ("cifar10", "cifar100", "mnist", "imagenet")  # those that error messages suggest
+UNREADABLE = (OSError, ValueError, SyntaxError, MemoryError)
 
 
 class DatasetSource(Listed):
-    """A data set of another library. Labels come from its own list, so that only `open` decodes.
-
-    Args:
-        dataset: Gives (image, label) by index; the image is PIL's, or a file that `decode` reads.
-        title: What reports call it: a sample is title/index.
-    """
-
-    rows = ("labels", "numbers")
+    """A data set that gives (image, label) by index, the image being PIL's or a file; samples are named title/index."""
 
     def __init__(self, dataset: Any, title: str, labels: np.ndarray, classes: Sequence[str], channels: int):
-        super().__init__(Names(()), labels, classes)
-        self.dataset, self.title, self.channels = dataset, title, channels
-        self.numbers = np.arange(len(self.labels))
+        super().__init__(Names(()), labels, classes, channels)
+        self.dataset, self.title = dataset, title
 
     def name(self, index: int) -> str:
-        return f"{self.title}/{self.numbers[index]}"
+        return f"{self.title}/{index}"
 
-    def take(self, rows: np.ndarray) -> "DatasetSource":
-        part = super().take(rows[:0])  # there are no names to take
-        part.labels, part.numbers = self.labels[rows], self.numbers[rows]
-        return part
+    def stored(self, index: int) -> Any:
+        """An image, its bytes, or a file: timm's reader of Hugging Face data sets would open a path by itself."""
+        if not hasattr(self.dataset, "image_key"):
+            return self.dataset[index][0]
+        found = self.dataset.dataset[index][self.dataset.image_key]
+        return found.get("bytes") or found["path"]
 
     def image(self, index: int) -> Image.Image:
-        row = int(self.numbers[index])
         try:
-            image = stored(self.dataset, row) if hasattr(self.dataset, "image_key") else self.dataset[row][0]
-        except (OSError, ValueError, SyntaxError, MemoryError) as error:
+            image = self.stored(int(index))
+        except UNREADABLE as error:
             raise UnreadableImage((str(error).splitlines() or [type(error).__name__])[0]) from None
         return decode(image, self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
         """What stands for an image, as far as its data set can say; see `contents`."""
-        number, known = int(self.numbers[index]), getattr(self.dataset, "samples", None)
-        if isinstance(known, list) and isinstance(known[number][0], (str, Path)):  # files
-            return of_file(known[number][0], content)
+        known = getattr(self.dataset, "samples", None)
+        if isinstance(known, list) and isinstance(known[index][0], (str, Path)):  # files
+            return of_file(known[index][0], content)
         if not content:
             return b""
         try:
-            image = stored(self.dataset, number) if hasattr(self.dataset, "image_key") else self.dataset[number][0]
-        except (OSError, ValueError, SyntaxError, MemoryError):
+            image = self.stored(int(index))
+        except UNREADABLE:
             return b"unreadable"
         if isinstance(image, bytes | str):
             return of_file(image, content) if isinstance(image, str) else image
@@ -69,8 +65,10 @@ class DatasetSource(Listed):
         return image.read() if hasattr(image, "read") else repr(type(image)).encode()
 
 
-def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Parts:
-    """Both parts of a data set, through timm. One that has no part for validation gives "train" alone."""
+@register_source("timm", "torch/", "hfds/", known=[f"torch/{name}" for name in KNOWN], downloads=True)
+def open_dataset(name: str, options: Options) -> Parts:
+    """Both parts of a data set, through timm; "train" alone if it has none for validation."""
+    root = Path(options.root or options.cache / "datasets")
     kind, _, title = name.lower().partition("/")
     if kind == "torch" and title in ("image_folder", "folder"):
         raise ValueError(f"{name}: give the folder itself, without {name}")
@@ -80,7 +78,7 @@ def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Pa
     parts: Parts = {}
     for key, spellings in (("train", ("train",)), ("val", ("validation", "test"))):
         for split in spellings if kind == "hfds" else spellings[:1]:
-            dataset = created(name, root, split, download)
+            dataset = created(name, root, split, options.download)
             if dataset is None:
                 continue
             reader = getattr(dataset, "reader", dataset)
@@ -88,13 +86,14 @@ def open_dataset(name: str, root: Path, download: bool, channels: int = 3) -> Pa
                 reader.loader = as_stored  # torchvision's own opens whatever PIL knows, and INaturalist has none
             labels, classes = labels_of(reader), classes_of(reader)
             classes = classes or [str(label) for label in range(int(labels.max()) + 1)]
-            parts[key] = Part(DatasetSource(reader, f"{name}/{key}", labels, classes, channels), f"{name} {key}")
+            source = DatasetSource(reader, f"{name}/{key}", labels, classes, options.channels)
+            parts[key] = Part(source, f"{name} {key}")
             break
     return parts
 
 
 def created(name: str, root: Path, split: str, download: bool) -> Any:
-    """What timm makes of a name, or None where there is no such part."""
+    """The data set that timm makes of a name, or None where there is no such part."""
     from timm.data import create_dataset
 
     if name.startswith("hfds/") and find_spec("datasets") is None:  # timm would print besides
@@ -110,20 +109,14 @@ def created(name: str, root: Path, split: str, download: bool) -> Any:
 
 
 def as_stored(path: str | Path) -> Image.Image:
-    """An image of one of the formats that are accepted; torchvision's data sets call this by a path."""
+    """Load an image of an accepted format, for torchvision's data sets."""
     with open_image(path) as image:
         image.load()
         return image
 
 
-def stored(reader: Any, row: int) -> bytes | str:
-    """The bytes of an image, or its path, of timm's reader of Hugging Face data sets: that one would open the path."""
-    found = reader.dataset[row][reader.image_key]
-    return found.get("bytes") or found["path"]
-
-
 def labels_of(dataset: Any) -> np.ndarray:
-    """The labels of all samples, without decoding one where the data set lists them."""
+    """All labels, without decoding where the data set lists them."""
     if hasattr(dataset, "label_key"):  # timm's reader of Hugging Face data sets
         return np.asarray(dataset.dataset[dataset.label_key][:], np.int32)
     targets = getattr(dataset, "targets", None)

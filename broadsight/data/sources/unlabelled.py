@@ -1,10 +1,11 @@
-"""Images that nobody has labelled: files, folders, patterns and lists of them."""
+"""Images without labels: files, folders, patterns and lists of them."""
 
 import copy
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,21 +33,22 @@ class Unlabelled(FolderSource):
 
 
 def find_images(arguments: Iterable[str | Path], listing: str | Path | None = None) -> tuple[Unlabelled, list[str]]:
-    """The images that somebody names, in the order of the names, and what he should know about them.
+    """The images that arguments name, in their order, and notes for the user.
 
     Args:
-        arguments: Files, which count whatever they are called; folders, of which all images count at any depth, in
-            natural order; or patterns such as photos/**/*.jpg. What exists is no pattern, whatever its characters.
+        arguments: Files of any name; folders, of which all images at any depth count, in natural order; or patterns
+            such as photos/**/*.jpg. An existing path is never a pattern, whatever its characters.
         listing: Text file with a path on every line, relative to its own folder; they become absolute.
 
     Raises:
-        FileNotFoundError: Arguments are not there or hold no image; the message has all of them.
-        ValueError: Nothing is given, or the list names what is not there.
+        FileNotFoundError: Arguments do not exist or hold no image; the message has all of them.
+        ValueError: Nothing is given, or the list names files that do not exist.
     """
     given = [os.fspath(argument) for argument in arguments]
     if not given and listing is None:
         raise ValueError("no images given; expected files, folders, quoted patterns, or a --list of files")
-    names, notes, wrong = [], [], _Wrong()
+    names, notes = [], []
+    wrong: dict[str, list[str]] = {kind: [] for kind in ("missing", "unmatched", "empty", "odd")}
     try:
         walk = Walk([])
         walk.expect(filter(os.path.isdir, given))
@@ -56,57 +58,48 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
             names += _listed(os.fspath(listing))
     except PermissionError as error:
         raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
-    wrong.refuse(len(given))
-    names, twice = _once(names)
+    missing, unmatched, empty, odd = wrong.values()
+    errors = {
+        f"no such file or folder: {some(missing)} ({len(missing)} of {len(given)} given)": missing,
+        f"{_count(len(unmatched), 'pattern')} without a matching image: {some(unmatched)}": unmatched,
+        f"{_count(len(empty), 'folder')} without images: {some(empty)}": empty,
+        f"neither files nor folders: {some(odd)}; give the paths of files": odd,
+    }
+    if any(errors.values()):
+        raise FileNotFoundError("; ".join(error for error, found in errors.items() if found))
+    first: dict[str, str] = {}
+    twice: dict[str, str] = {}
+    for name in names:
+        path = os.path.abspath(name)
+        if path in first:
+            twice[path] = name
+        else:
+            first[path] = name
     if twice:
-        notes.append(f"{_count(len(twice), 'image')} named more than once, and predicted once: {some(twice)}")
-    return Unlabelled(names), notes
+        again = some(list(twice.values()))
+        notes.append(f"{_count(len(twice), 'image')} named more than once, and predicted once: {again}")
+    return Unlabelled(list(first.values())), notes
 
 
-class _Wrong:
-    """All that is wrong with some names, for one message."""
-
-    def __init__(self) -> None:
-        self.missing: list[str] = []
-        self.unmatched: list[str] = []
-        self.empty: list[str] = []
-        self.odd: list[str] = []
-
-    def refuse(self, given: int) -> None:
-        parts = []
-        if self.missing:
-            parts.append(f"no such file or folder: {some(self.missing)} ({len(self.missing)} of {given} given)")
-        if self.unmatched:
-            parts.append(f"{_count(len(self.unmatched), 'pattern')} without a matching image: {some(self.unmatched)}")
-        if self.empty:
-            parts.append(f"{_count(len(self.empty), 'folder')} without images: {some(self.empty)}")
-        if self.odd:
-            parts.append(f"neither files nor folders: {some(self.odd)}; give the paths of files")
-        if parts:
-            raise FileNotFoundError("; ".join(parts))
-
-
-def _named(argument: str, walk: Walk, notes: list[str], wrong: _Wrong) -> list[str]:
+def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[str]]) -> list[str]:
+    """The images of one argument, or none and an entry among what is wrong."""
     walk.ignored, walk.again = ignored, again = [], []
     if os.path.isfile(argument):
         return [argument]
+    names: list[str] = []
     if os.path.isdir(argument):
-        names = in_order(walk.all(argument, os.path.join(argument, "")))
-        if not names:
-            wrong.empty.append(argument)
+        names, kind = in_order(walk.all(argument, os.path.join(argument, ""))), "empty"
     elif not os.path.exists(argument) and any(sign in argument for sign in "*?["):
-        names = in_order(_matching(argument, walk))
-        if not names:
-            wrong.unmatched.append(argument)
-    elif (kind := odd_kind(argument)) is not None:
-        wrong.odd.append(f"{argument} ({kind})")
-        return []
+        names, kind = in_order(_matching(argument, walk)), "unmatched"
+    elif odd := odd_kind(argument):
+        argument, kind = f"{argument} ({odd})", "odd"
     else:
-        wrong.missing.append(argument)
+        kind = "missing"
+    if not names:
+        wrong[kind].append(argument)
         return []
-    if names and again:
-        notes += walk.notes(argument)
-    if names and ignored:
+    notes += walk.notes(argument) if again else []
+    if ignored:
         notes.append(f"{argument}: files that are no images are ignored: {some(in_order(ignored))}")
     return names
 
@@ -128,37 +121,33 @@ def _matching(pattern: str, walk: Walk) -> Iterator[str]:
 def _matching_below(start: list[str], rest: list[str], walk: Walk) -> Iterator[str]:
     """Images below all folders that the start of a pattern names; `glob` would follow links for ever."""
     first = "/".join([*start, ""])
-    others: list[str] = []
     folders = in_order(glob.glob(first)) if first else [""]
     walk.expect(folder or "." for folder in folders)
+    ignored = walk.ignored
     for folder in folders:
         if walk.went_through(folder or "."):
             walk.again.append(folder)
             continue
-        walk.ignored, ignored = others, walk.ignored
+        walk.ignored = []
         yield from (name for name in walk.all(folder or ".", folder) if _fits(name.removeprefix(folder), rest))
-        walk.ignored = ignored
-        ignored += [name for name in others if _fits(name.removeprefix(folder), rest)]
-        others.clear()
+        ignored += [name for name in walk.ignored if _fits(name.removeprefix(folder), rest)]
+    walk.ignored = ignored
 
 
 def _fits(name: str, pattern: list[str]) -> bool:
     """Whether a path fits the parts of a pattern, of which ** stands for any number of folders."""
+    parts = name.split("/")
 
-    def begun(places: Iterable[int]) -> set[int]:
-        """With the places behind each **, which may stand for nothing."""
-        found = set(places)
-        for place in range(len(pattern)):
-            if place in found and pattern[place] == "**":
-                found.add(place + 1)
-        return found
+    @cache
+    def fits(part: int, place: int) -> bool:
+        """Whether the parts from one on fit the pattern from a place on."""
+        if place == len(pattern):
+            return part == len(parts)
+        if pattern[place] == "**":
+            return fits(part, place + 1) or (part < len(parts) and fits(part + 1, place))
+        return part < len(parts) and fnmatchcase(parts[part], pattern[place]) and fits(part + 1, place + 1)
 
-    places = begun([0])
-    for part in name.split("/"):
-        stay = {place for place in places if pattern[place : place + 1] == ["**"]}
-        go = {place + 1 for place in places - stay if place < len(pattern) and fnmatchcase(part, pattern[place])}
-        places = begun(stay | go)
-    return len(pattern) in places
+    return fits(0, 0)
 
 
 def _listed(listing: str) -> list[str]:
@@ -166,20 +155,6 @@ def _listed(listing: str) -> list[str]:
     if not os.path.isfile(listing):
         raise FileNotFoundError(f"there is no list {listing}; expected a text file with a path on every line")
     return read_paths(Path(listing))
-
-
-def _once(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Names of different files, and those that name one of them again, each once."""
-    seen: set[str] = set()
-    first, again = [], {}
-    for name in names:
-        path = os.path.abspath(name)
-        if path in seen:
-            again[path] = name
-        else:
-            seen.add(path)
-            first.append(name)
-    return first, list(again.values())
 
 
 def _count(number: int, what: str) -> str:

@@ -1,42 +1,63 @@
-"""Going through folders, into each real one once, however many links lead to it and wherever these point."""
+"""Images below folders, each real folder searched once, wherever links point."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .sample_table import is_hidden, is_image, some
+from .sample_table import is_hidden, is_image, part_names, some
+
+FEW = 16  # files of a folder are looked up one by one; of more, the folder is listed
 
 
 def entries(path: Path | str) -> list[os.DirEntry[str]]:
-    """What is in a folder."""
     with os.scandir(path) as found:
         return list(found)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder that is meant to be seen, or a link to one."""
+    """Whether an entry is a folder that is not hidden, or a link to one."""
     return not is_hidden(entry.name) and is_there(entry.is_dir)
 
 
+def parts_in(path: Path) -> dict[str, Path]:
+    """The folders in a folder that are parts of a data set: train/ and val/, by these or similar names."""
+    called = part_names([entry.name for entry in entries(path) if is_folder(entry)], lambda _: True)
+    return {key: path / name for key, name in called.items() if name}
+
+
 def is_there(kind: Callable[[], bool]) -> bool:
-    """Asks an entry for its kind. One that is a link to itself has none."""
+    """What an entry says of its kind; a link to itself has none."""
     try:
         return kind()
     except OSError:
         return False
 
 
-class Walk:
-    """Finds the images below some folders. Links are followed, but nothing is found twice.
+def missing_files(root: Path | str, names: Iterable[str]) -> list[str]:
+    """The names that are no files below a folder, each once. Of many in a folder, the folder is listed."""
+    folders: dict[str, list[str]] = {}
+    given = dict.fromkeys(names)
+    for name in given:
+        folders.setdefault(os.path.dirname(name), []).append(name)
+    missing = set()
+    for folder, inner in folders.items():
+        place, there = os.path.join(root, folder), set[str]()
+        if len(inner) > FEW and os.path.isdir(place):
+            there = {entry.name for entry in entries(place) if is_there(entry.is_file)}
+        # one by one what the folder lists otherwise: a file system may take A for a
+        absent = (name for name in inner if os.path.basename(name) not in there)
+        missing |= {name for name in absent if not os.path.isfile(os.path.join(root, name))}
+    return [name for name in given if name in missing]
 
-    What lies in a folder itself comes before what links lead to, so that an image with a place of its own keeps its
-    name. A link is not followed to a folder or an image that was found otherwise, nor to a folder around where it is.
+
+class Walk:
+    """Finds the images below folders. Links are followed, but nothing is found twice.
+
+    What lies in a folder itself comes before what links lead to, so that an image keeps its own name. A link to what
+    was found otherwise, or to a folder around the link, is not followed; `again` has the names of such links.
 
     Args:
-        ignored: Gets the names of files that are no images, and of pipes, sockets and devices whatever their names.
-
-    Attributes:
-        again: Names of the links that were not followed.
+        ignored: Gets the names of files other than images, and of pipes, sockets and devices.
     """
 
     def __init__(self, ignored: list[str]):
@@ -49,15 +70,11 @@ class Walk:
         self._files: dict[str, list[tuple[str, str]]] = {}  # likewise, of images
 
     def expect(self, folders: Iterable[Path | str]) -> None:
-        """Say which folders will be gone through anyhow: links are not followed to these."""
+        """Name folders that will be searched anyway, so that links to them are not followed."""
         self._expected |= {os.path.realpath(folder) for folder in folders}
 
     def claim(self, folder: Path | str, owner: str) -> None:
-        """Say whose a folder is before any is gone through.
-
-        Raises:
-            ValueError: It is another's already, through a link.
-        """
+        """Give a folder to an owner before the search; a ValueError if a link has given it to another."""
         real = os.path.realpath(folder)
         other = self._owners.setdefault(real, owner)
         if os.path.islink(folder):
@@ -66,11 +83,7 @@ class Walk:
             raise ValueError(f"{folder} is the same folder as that of {other!r}; keep one of the two, or copy it")
 
     def own(self, folder: Path | str, prefix: str, owner: str = "", by_link: bool = False) -> Iterator[str]:
-        """Names of the images in a folder and the folders in it, without links to others.
-
-        Raises:
-            ValueError: A folder in it was claimed by another owner.
-        """
+        """Names of the images below a folder, links aside; a ValueError if another owner claims a folder in it."""
         top = os.path.realpath(folder)
         self._owners.setdefault(top, owner)
         self._tops.add(os.path.join(top, ""))
@@ -104,10 +117,9 @@ class Walk:
                     self.ignored.append(name)
 
     def linked(self, owner: str = "") -> Iterator[str]:
-        """Names of the images that links lead to, from what `own` has gone through for this owner.
+        """Names of the images that the owner's links to folders lead to, after `own`.
 
-        Raises:
-            ValueError: Links of two owners lead to one image that has no place of its own.
+        Raises ValueError if links of two owners lead to one image that has no place of its own.
         """
         while links := sorted(self._links.pop(owner, [])):
             for name, path in links:
@@ -119,7 +131,7 @@ class Walk:
                     yield from self.own(path, name, owner, by_link=True)
 
     def linked_files(self, owner: str = "") -> Iterator[str]:
-        """The same for links to single images; after all links to folders."""
+        """The same for links to images; after all links to folders."""
         for name, path in sorted(self._files.pop(owner, [])):
             real = os.path.realpath(path)
             folder, base = os.path.split(real)
@@ -132,41 +144,38 @@ class Walk:
                 yield name
 
     def all(self, folder: Path | str, prefix: str, *, files_once: bool = True) -> Iterator[str]:
-        """Names of all images below a folder, whoever's they are."""
+        """Names of all images below a folder."""
         yield from self.own(folder, prefix)
         yield from self.linked()
         yield from self.linked_files() if files_once else sorted(name for name, _ in self._files.pop("", []))
 
     def went_through(self, folder: Path | str) -> bool:
-        """Whether a folder was gone through, by this name or another."""
+        """Whether a folder was searched, by this name or another."""
         return os.path.realpath(folder) in self._owners
 
     def _found(self, real: str, name: str, owner: str) -> bool:
-        """Whether something real was found before; an error if only links of another lead to it."""
+        """Whether a real path was found before; an error if only links of another owner lead to it."""
         other = self._owners.get(real)
         if other not in (None, owner) and real in self._reached:
             raise ValueError(f"links of both {other!r} and {owner!r} lead to {real} ({name}); keep one of them")
         return other is not None
 
     def notes(self, place: Path | str) -> list[str]:
-        """What the user should know of links, in a line."""
-        if not self.again:
-            return []
-        return [f"{place}: links to what is there already, or around it, are not followed: {some(sorted(self.again))}"]
+        """A line on the links that were not followed, if there are any."""
+        note = f"{place}: links to what is there already, or around it, are not followed: {some(sorted(self.again))}"
+        return [note] * bool(self.again)
 
 
-def images_below(
-    folder: Path | str, prefix: str, ignored: list[str], again: list[str] | None = None, files_once: bool = True
-) -> Iterator[str]:
-    """Names of all images below a folder.
+def images_below(folder: Path | str, prefix: str, ignored: list[str], files_once: bool = True) -> Iterator[str]:
+    """Names of all images below a folder, each with the prefix.
 
     Args:
-        prefix: Of all names.
-        ignored: Gets the names of files that are no images.
-        again: Gets the names of links that are not followed.
-        files_once: Whether an image counts once; if not, under each name that a link gives it, as masks may.
+        ignored: Gets the names of files other than images.
+        files_once: Whether an image counts once, or under each name that a link gives it, as masks may.
     """
-    walk = Walk(ignored)
-    yield from walk.all(folder, prefix, files_once=files_once)
-    if again is not None:
-        again += walk.again
+    return Walk(ignored).all(folder, prefix, files_once=files_once)
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether there is an image anywhere below a folder."""
+    return folder.is_dir() and next(images_below(folder, "", []), None) is not None

@@ -59,9 +59,6 @@ def batch(view, task: str, *, training: bool = False, indices=None):
     return images.__getitems__([(0, i, i) for i in (range(len(view)) if indices is None else indices)])
 
 
-# ---- parts
-
-
 def test_hold_out__some_of_the_images_by_their_names(tmp_path):
     file = write(tmp_path, [box(n, n) for n in range(1, 41)], 40)
     one, same = resolve_dense(file, "detect"), resolve_dense(tmp_path, "detect")
@@ -239,9 +236,6 @@ def test_scenes(task):
     assert len(resolve_dense(None, task, scenes_count=8).train) == 8
 
 
-# ---- keypoints
-
-
 def test_keypoints__names_pairs_and_bones(tmp_path):
     file = write(tmp_path, [person(n, n) for n in (1, 2, 3)], categories=PERSON)
     splits = resolve_dense(file, "keypoints")
@@ -273,9 +267,6 @@ def test_keypoints__images_without_a_labelled_person_stay(tmp_path):
     val = write(tmp_path / "d", [person(1, keypoints=[2, 2, 2])], categories=others)
     with pytest.raises(ValueError, match=r"d/coco.json has keypoints nose but .* nose, left_eye, right_eye; both need"):
         resolve_dense(file, "keypoints", val=val)
-
-
-# ---- bad input, from the file to the batch
 
 
 def test_boxes__outside_and_of_no_area(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broadsight.data.dense.samples import Dense, find_dense
+from broadsight.data.dense.layout import Dense, find_parts
 from tests.refusals import refused
 
 from ..reading import put
@@ -32,46 +32,18 @@ def coco(path: Path, name: str) -> Path:
         ("annotations/train.json", "train/a.png", "images/train/a.png", "images"),
     ],
 )
-def test_find_dense__coco(tmp_path, file, name, stored, folder):
+def test_coco(tmp_path, file, name, stored, folder):
     found = Dense("coco", tmp_path / folder, coco(tmp_path / file, name))
     put(tmp_path / stored)
     (tmp_path / "settings.json").write_text('{"images": 3}')  # another program's
     (tmp_path / "empty.json").touch()
-    assert find_dense(tmp_path) == find_dense(str(tmp_path / file)) == found
+    assert find_parts(tmp_path, "detect") == find_parts(str(tmp_path / file), "detect") == {"all": found}
 
 
-@pytest.mark.parametrize("folders", [("images", "masks"), ("imgs", "labels"), ("JPEGImages", "SegmentationClass")])
-def test_find_dense__pair(tmp_path, folders):
-    for folder in folders:
-        put(tmp_path / folder / "train" / "a.png")
-    assert find_dense(tmp_path) == Dense("masks", tmp_path / folders[0], tmp_path / folders[1])
-
-
-def test_find_dense__several_things(tmp_path):
-    put(tmp_path / "images" / "a.png")
-    coco(tmp_path / "annotations" / "train.json", "a.png")
-    coco(tmp_path / "annotations" / "val.json", "a.png")
-    refused(r"holds annotations.train\.json, annotations.val\.json; give the path", find_dense, tmp_path)
-    (tmp_path / "annotations" / "val.json").unlink()
-    put(tmp_path / "masks" / "a.png")
-    refused(r"holds annotations.train\.json and the masks in masks; give the path", find_dense, tmp_path)
-    (tmp_path / "annotations" / "train.json").unlink()
-    put(tmp_path / "labels" / "a.png")
-    refused("more than one pair of images and masks: images, masks, labels", find_dense, tmp_path)
-
-
-def test_find_dense__nothing(tmp_path):
-    put(tmp_path / "images" / "a.png")
-    (tmp_path / "labels").mkdir()
-    (tmp_path / "labels" / "a.txt").write_text("0 0.5 0.5 1 1")
-    refused("holds no labelled images; expected a COCO JSON file beside its images, or", find_dense, tmp_path)
-    refused("nowhere does not exist", find_dense, tmp_path / "nowhere", error=FileNotFoundError)
-    refused(r"a\.txt is not a COCO file", find_dense, tmp_path / "labels" / "a.txt")
-
-
-def test_find_dense__coco_whose_images_are_elsewhere(tmp_path):
+def test_coco_whose_images_are_elsewhere(tmp_path):
     coco(tmp_path / "x.json", "a.png")
-    refused(r"x\.json lists a\.png, which is not in .*; move them there", find_dense, tmp_path, error=FileNotFoundError)
+    words = r"x\.json lists a\.png, which is not in .*; move them there"
+    refused(words, find_parts, tmp_path, "detect", error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +54,8 @@ def test_find_dense__coco_whose_images_are_elsewhere(tmp_path):
         ("coco_semantic", "masks", "images", "masks"),
     ],
 )
-def test_find_dense__real(folder, kind, images, labels):
+def test_real(folder, kind, images, labels):
     if not (DATA / folder).exists():
         pytest.skip(f"{folder} is not beside the repository")
-    assert find_dense(DATA / folder) == (kind, DATA / folder / images, DATA / folder / labels)
+    task = {"coco": "detect", "coco_keypoints": "keypoints", "coco_semantic": "segment"}[folder]
+    assert find_parts(DATA / folder, task) == {"all": (kind, DATA / folder / images, DATA / folder / labels)}

@@ -39,9 +39,6 @@ def digest(scene: Scene) -> str:
     return hashlib.sha256(b"".join(array.tobytes() + str(array.shape).encode() for array in arrays)).hexdigest()
 
 
-# --- what a scene is ------------------------------------------------------------------------------------------------
-
-
 def test_draw_scene__same_in_another_process_without_torch(capsys):
     code = """
 import hashlib
@@ -148,9 +145,6 @@ def test_draw_scene__subset_of_classes():
     assert draw_scene(0, classes=("boat",)).labels.tolist() == [0]
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------
-
-
 def test_parts__three_to_five_and_salient_first():
     assert 8 <= len(CLASSES) <= 12 and CLASSES == tuple(PARTS) == tuple(POINTS)
     for name, parts in PARTS.items():
@@ -186,9 +180,6 @@ def test_without__keypoints_go_with_their_part():
         lost = (whole[:, 2] > 0) & (rest[:, 2] == 0)
         on_salient = sum(part == PARTS[name][0] for _, _, part in POINTS[name].values())
         assert lost.sum() == on_salient - sum(whole[:, 2] == 0) + len(KEYPOINTS) - len(POINTS[name])
-
-
-# --- keypoints ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -248,9 +239,6 @@ def test_keypoints__hidden_ones_are_covered_by_something():
     assert states[2] > 8 * states[1] > 0
 
 
-# --- sets of scenes -------------------------------------------------------------------------------------------------
-
-
 def test_scenes__balanced_and_shuffled():
     for count in (200, 203):
         labels = [Scenes(count).label(i) for i in range(count)]
@@ -290,8 +278,7 @@ def test_scenes__memory_keeps_what_was_drawn(monkeypatch):
     before.putpixel((0, 0), (1, 2, 3))  # the caller's copy
     monkeypatch.setattr(scenes, "compose", None)
     assert (np.asarray(source.open(1))[0, 0] != (1, 2, 3)).any()
-    with pytest.raises(TypeError):
-        source.open(2)
+    refused("", source.open, 2, error=TypeError)
 
 
 def test_scenes__too_large_for_memory(monkeypatch):
@@ -321,9 +308,6 @@ def test_scenes__pixels_alone_tell_little():
     weights = np.linalg.solve(x.T @ x + 30 * np.eye(x.shape[1]), x.T @ np.eye(10)[y])
     assert (np.argmax(x @ weights, 1) == y).mean() > 0.4  # it does fit what it has seen
     assert (np.argmax(x_val @ weights, 1) == y_val).mean() < 0.2
-
-
-# --- the cache ------------------------------------------------------------------------------------------------------
 
 
 def the_file(folder: Path) -> Path:

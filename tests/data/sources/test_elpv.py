@@ -1,13 +1,12 @@
 """Solar cells from their package."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from broadsight.data.sources import elpv
+from broadsight.data.sources import Options, elpv
 from broadsight.data.sources.elpv import open_elpv
+from broadsight.data.view import View
 from tests.refusals import refused
 
 CELLS = [("0.0", "mono"), ("0.3333333333333333", "poly"), ("0.6666666666666666", "poly"), ("1.0", "mono")]
@@ -29,7 +28,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_elpv__images_and_labels(package):
-    parts = open_elpv(Path("unused"))
+    parts = open_elpv("elpv", Options())
     assert parts.keys() == {"all"}
     source = parts["all"].source
     assert source.classes == ("sound", "defective")
@@ -38,31 +37,31 @@ def test_elpv__images_and_labels(package):
     assert [source.name(row) for row in range(4)] == names
     assert np.asarray(source.open(2)).tolist() == np.full((30, 30, 3), 30).tolist()
     assert any("not for commercial use" in note for note in parts["all"].notes)
-    some = open_elpv(Path("unused"), channels=1)["all"].source.take(np.array([3, 1]))
+    some = View(open_elpv("elpv", Options(1))["all"].source, np.array([3, 1]))
     assert some.name(0) == "mono/cell0004.png" and some.open(0).mode == "L" and some.open(0).getpixel((0, 0)) == 40
 
 
 def test_elpv__damaged(package):
     table = package / "data" / "labels.csv"
     (package / "data" / "images" / "cell0002.png").unlink()
-    refused(r"^poly/cell0002\.png: no such file", open_elpv(Path())["all"].source.open, 1)
+    refused(r"^poly/cell0002\.png: no such file", open_elpv("elpv", Options())["all"].source.open, 1)
     table.write_text("images/cell0001.png 0.0 mono\nimages/cell0002.png\n")
-    refused(r"labels\.csv, line 2: 'images/cell0002\.png' is not a file, a probability", open_elpv, Path())
+    refused(r"labels\.csv, line 2: 'images/cell0002\.png' is not a file, a probability", open_elpv, "elpv", Options())
     table.write_text("")
-    refused(r"labels\.csv lists no images; install elpv-dataset anew", open_elpv, Path())
+    refused(r"labels\.csv lists no images; install elpv-dataset anew", open_elpv, "elpv", Options())
     table.unlink()
-    refused(r"labels\.csv cannot be read: .*; install elpv-dataset anew", open_elpv, Path())
+    refused(r"labels\.csv cannot be read: .*; install elpv-dataset anew", open_elpv, "elpv", Options())
 
 
 def test_elpv__not_installed(monkeypatch):
     monkeypatch.setattr(elpv, "find_spec", lambda name: None)
     expected = r"^elpv is not installed; pip install elpv-dataset \(its images are CC-BY-NC-SA-4\.0, non-commercial\)$"
-    refused(expected, open_elpv, Path(), error=FileNotFoundError)
+    refused(expected, open_elpv, "elpv", Options(), error=FileNotFoundError)
 
 
 def test_elpv__the_real_package():
     try:
-        source = open_elpv(Path(), channels=1)["all"].source
+        source = open_elpv("elpv", Options(1))["all"].source
     except FileNotFoundError:
         pytest.skip("the package elpv-dataset is not installed")
     assert len(source) == 2624 and np.bincount(source.labels).tolist() == [1803, 821]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from broadsight.data.inside import outside_allowed
-from broadsight.data.sources import list_file as list_source
+from broadsight.data.sources import Options, walking
 from broadsight.data.sources.list_file import open_list, read_paths
 from broadsight.data.sources.sample_table import Part
 from tests.refusals import refused
@@ -32,7 +32,7 @@ def put(folder: Path, name: str, text: str | bytes) -> Path:
 
 def opened(folder: Path, name: str, text: str) -> Part:
     """The one part of a list."""
-    parts = open_list(put(folder, name, text), 3)
+    parts = open_list(put(folder, name, text), Options())
     assert list(parts) == ["all"]
     return parts["all"]
 
@@ -82,7 +82,7 @@ def test_list__numbers_by_value(folder):
 def test_list__parts(folder):
     text = "path,label,split,width\ncats/1.png,cat,train,4\ndogs/1.png,dog,Train,4\n"
     text += "cats/2.png,cat,test,4\n10.png,dog,VAL,4\n"
-    parts = open_list(put(folder, "l.csv", text), 1)
+    parts = open_list(put(folder, "l.csv", text), Options(1))
     assert list(parts) == ["train", "val"]
     assert rows(parts["train"].source) == {"cats/1.png": "cat", "dogs/1.png": "dog"}
     assert rows(parts["val"].source) == {"10.png": "dog"} and parts["val"].source.classes == ("dog",)
@@ -101,13 +101,10 @@ def test_list__the_same_image_twice(folder):
 def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
     put(folder, "l.txt", "10.png a\ncats/1.png b")
     monkeypatch.chdir(folder)
-    source = open_list(Path("l.txt"), 3)["all"].source
+    source = open_list("l.txt", Options())["all"].source
     monkeypatch.chdir("/")
     copy = pickle.loads(pickle.dumps(source))
     assert rows(copy) == {"10.png": "a", "cats/1.png": "b"} and grey(copy, 0) == 5
-
-
-# --- wrong lists ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,31 +130,28 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
     ],
 )
 def test_list__wrong(folder, name, text, said):
-    assert f"{folder}/{said}" in refused("", open_list, put(folder, name, text), 3)
+    assert f"{folder}/{said}" in refused("", open_list, put(folder, name, text), Options())
 
 
 @pytest.mark.parametrize("few", [0, 16])  # by reading folders, or file by file
 def test_list__missing_images(folder, monkeypatch, few):
-    monkeypatch.setattr(list_source, "FEW", few)
+    monkeypatch.setattr(walking, "FEW", few)
     gone = ["cats/3.png", "cats//4.png", "none/1.png", "z.png", "cats"]
     path = put(folder, "l.csv", "".join(f"{name},a\n" for name in ["10.png", *gone, "cats/1.png", "z.png", "x.png"]))
-    message = refused("", open_list, path, 3)
+    message = refused("", open_list, path, Options())
     what = f"6 of 8 images in {path} do not exist: cats/3.png, cats//4.png, none/1.png and 3 more"
     assert message == f"{what}; paths are relative to {folder}"
     path = put(folder, "l.csv", "10.png,a\n/none/1.png,b\n")
     missing = r"1 of 2 images in .* do not exist: /none/1\.png; correct the paths$"
     with outside_allowed(), pytest.raises(ValueError, match=missing):
-        open_list(path, 3)
+        open_list(path, Options())
 
 
 def test_list__paths_from_the_working_directory(folder, monkeypatch):
     (folder / "lists").mkdir()
     path = put(folder / "lists", "l.txt", "cats/1.png 0\ncats/2.png 1\n")
     monkeypatch.chdir(folder)
-    refused(r"paths are relative to .*lists; these are relative to the working directory$", open_list, path, 3)
-
-
-# --- lists without labels ------------------------------------------------------------------------------------------
+    refused(r"paths are relative to .*lists; these are relative to the working directory$", open_list, path, Options())
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,9 @@ from broadsight.data.sources import timm_string as timm_source
 from broadsight.data.sources.sample_table import Names, in_order, is_image
 from tests.refusals import refused
 
-from ..reading import everything, grey, put, rows, said
+from ..reading import everything, fill, grey, put, rows, said
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
-
-
-def fill(folder: Path, **counts: int) -> Path:
-    for place, (name, count) in enumerate(counts.items()):
-        for number in range(count):
-            put(folder / name / f"{number}.png", 10 * place + number)
-    return folder
-
-
-# --- class folders --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,9 +174,6 @@ def test_folder__goes_to_other_processes_in_few_bytes_and_may_be_grey(tmp_path):
     assert splits.train.open(0).mode == splits.val.open(0).mode == "L"
 
 
-# --- hold-out -------------------------------------------------------------------------------------------------------
-
-
 def test_hold_out__a_fraction_of_each_class(tmp_path):
     splits = resolve(str(fill(tmp_path, a=20, b=40, c=3)))
     train, val = rows(splits.train), rows(splits.val)
@@ -231,9 +218,6 @@ def test_hold_out__not_beside_validation_images(tmp_path):
     refused("two ways to validate; give one of them", resolve, tmp_path, val=str(tmp_path / "val"), split=0.5)
 
 
-# --- val= -----------------------------------------------------------------------------------------------------------
-
-
 def test_val__another_folder(tmp_path):
     fill(tmp_path / "x", a=3, b=3)
     fill(tmp_path / "y", b=2)
@@ -258,9 +242,6 @@ def test_val__that_is_not_there(tmp_path):
         resolve(str(tmp_path / "x"), val=str(tmp_path / "qqq"))
 
 
-# --- fingerprint ----------------------------------------------------------------------------------------------------
-
-
 def test_fingerprint__notices_other_data(tmp_path):
     def mark(path, **options):
         return resolve(str(path), **options).description["fingerprint"]
@@ -279,9 +260,6 @@ def test_fingerprint__notices_other_data(tmp_path):
     assert mark(a) != mark(b)
 
 
-# --- what is wrong --------------------------------------------------------------------------------------------------
-
-
 def test_errors__no_such_thing(tmp_path, monkeypatch):
     fill(tmp_path / "flowers", a=1, b=1)
     with pytest.raises(FileNotFoundError, match=r"^no such data: .*/flower; did you mean .*/flowers\?$"):
@@ -291,7 +269,8 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
     for data, near in (("scene", "scenes"), ("fashion_mnist", "fashion-mnist"), ("torch/cifar", "torch/cifar10")):
         refused(rf"no such data: {data}; did you mean {near}\?$", resolve, data, error=(FileNotFoundError, ValueError))
     with pytest.raises(
-        FileNotFoundError, match=r"; give a folder, a tar, a list, a COCO .json, or one of scenes, fashion"
+        FileNotFoundError,
+        match=r"; give a folder, a tar, a list, a COCO .json, or one of elpv, fashion-mnist, scenes, torch",
     ):
         resolve("zzzzzz")
 
@@ -343,9 +322,6 @@ def test_errors__streams(data):
     refused(r"is a stream, which cannot be resumed exactly; download it and give the", resolve, data)
 
 
-# --- scenes ---------------------------------------------------------------------------------------------------------
-
-
 def test_scenes__default_and_counts():
     splits = resolve(None, scenes_count=40, scenes_size=32)
     assert (len(splits.train), len(splits.val)) == (40, 10)
@@ -369,9 +345,6 @@ def test_scenes__errors():
     refused("'many' is not a count; write for example scenes:2000", resolve, "scenes:many")
     refused("3 scenes are too few", resolve, "scenes:3")
     refused("val and split are for other data", resolve, "scenes", split=0.2)
-
-
-# --- COCO -----------------------------------------------------------------------------------------------------------
 
 
 def coco(folder: Path, name: str = "coco.json", images: str = "images", count: int = 12) -> Path:
@@ -503,9 +476,6 @@ def test_coco__real_images():
     assert len(splits.train) + len(splits.val) == 820 and len(splits.classes) == 71
 
 
-# --- data sets by name ----------------------------------------------------------------------------------------------
-
-
 def test_timm__cifar_from_files(tmp_path):
     """Files as CIFAR-10 has them, with four images a batch; torchvision checks their sums, which is put off here."""
     from torchvision.datasets import CIFAR10
@@ -592,9 +562,6 @@ def test_timm__hugging_face_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(timm_source, "find_spec", lambda name: None)
     refused(r"^hfds/a/b needs a package that is not installed: pip install datasets$", resolve, "hfds/a/b")
     assert capsys.readouterr().out == ""
-
-
-# --- names ----------------------------------------------------------------------------------------------------------
 
 
 def test_names__are_a_sequence():

@@ -18,6 +18,7 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources import Source, resolve, tar_index
 from broadsight.data.sources import tar as tar_source
 from broadsight.data.sources.tar import ShardSource, expanded
+from broadsight.data.view import View
 from tests.refusals import refused
 
 from ..reading import everything, grey, png, rows, said
@@ -42,9 +43,6 @@ def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[
         for place, name in enumerate(names)
         for number in range(count)
     }
-
-
-# --- tars of class folders ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,9 +180,6 @@ def test_tar__changed_after_it_was_indexed(tmp_path):
     refused(r"^x\.tar:a/\d\.png: no such file or directory$", copy.open, 0, error=UnreadableImage)
 
 
-# --- the cache ------------------------------------------------------------------------------------------------------
-
-
 def test_cache__index_is_made_once(tmp_path, cache, monkeypatch):
     path = write(tmp_path / "x.tar.gz", classes("a", "b"), "w:gz")
     first = resolve(str(path))
@@ -237,9 +232,6 @@ def test_cache__not_writable(tmp_path, cache, monkeypatch):
     assert len(resolve(str(packed), cache=tmp_path / "other").train) == 6
 
 
-# --- many readers ---------------------------------------------------------------------------------------------------
-
-
 def checksum(source: Source, out) -> None:
     out.put([sum(source.open(row).tobytes()) for _ in range(5) for row in range(len(source))])
 
@@ -263,7 +255,7 @@ def test_readers__pickle_holds_no_file(tmp_path):
     source = resolve(str(write(tmp_path / "x.tar", classes("a", "b")))).train
     source.open(0)
     copy = pickle.loads(pickle.dumps(source))
-    assert source.files and not copy.files
+    assert source.source.files and not copy.source.files
     assert rows(copy) == rows(source) and grey(copy, 0) == grey(source, 0)
 
 
@@ -273,7 +265,7 @@ def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
         shard(tmp_path / f"{number}.tar", {str(row): row % 2 for row in range(4)}, start=10 * number)
     source = resolve(str(tmp_path), split=0.1).train
     expected = [grey(source, row) for row in range(len(source))]
-    assert len(source.files) == 2
+    assert len(source.source.files) == 2
     found = []
 
     def read():
@@ -285,9 +277,6 @@ def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert found == [[expected] * 10] * 4
-
-
-# --- shards ---------------------------------------------------------------------------------------------------------
 
 
 def shard(path: Path, labels: dict[str, int], start: int = 0) -> Path:
@@ -333,7 +322,7 @@ def test_shards__a_single_one_and_hold_out(tmp_path):
     splits = resolve(str(shard(tmp_path / "x.tar", labels)), split=0.3)
     assert (len(splits.train), len(splits.val)) == (28, 12)
     for source in (splits.train, splits.val):
-        assert isinstance(source, ShardSource)
+        assert isinstance(source.source, ShardSource)
         for row in range(len(source)):
             number = int(source.name(row)[len("x.tar:") : -4])
             assert (source.label(row), grey(source, row)) == (number % 4, number)
@@ -387,22 +376,27 @@ def test_shards__order_is_random_but_local(tmp_path):
         shard(tmp_path / f"{number}.tar", {f"{row}": row % 2 for row in range(10)})
     splits = resolve(str(tmp_path), split=0.2)
     source = splits.train
-    assert isinstance(source, ShardSource) and len(source) == 48
+    assert isinstance(source.source, ShardSource) and len(source) == 48
+    kept = source.source.shards[source.rows]
     order = source.shuffled(torch.Generator().manual_seed(0), shards_at_once=2)
     assert order.dtype == torch.long and sorted(order.tolist()) == list(range(48))
-    shards = source.shards[order.numpy()].reshape(3, 16)  # windows of two shards of eight
+    shards = kept[order.numpy()].reshape(3, 16)  # windows of two shards of eight
     assert [len(set(window)) for window in shards.tolist()] == [2, 2, 2]
     assert any((np.diff(window) != 0).sum() > 3 for window in shards)  # mixed within
     assert torch.equal(order, source.shuffled(torch.Generator().manual_seed(0), shards_at_once=2))
     assert not torch.equal(order, source.shuffled(torch.Generator().manual_seed(1), shards_at_once=2))
     firsts = {
-        tuple(sorted({*source.shards[source.shuffled(torch.Generator().manual_seed(seed), 2).numpy()][:16].tolist()}))
+        tuple(
+            sorted(
+                {*kept[source.shuffled(torch.Generator().manual_seed(seed), shards_at_once=2).numpy()][:16].tolist()}
+            )
+        )
         for seed in range(5)
     }
     assert len(firsts) > 1  # another window comes first
     whole = source.shuffled(torch.Generator().manual_seed(0), shards_at_once=16)
-    assert len(set(source.shards[whole.numpy()][:12].tolist())) > 2
-    backwards = source.take(np.arange(48)[::-1].copy())  # rows in any order
+    assert len(set(kept[whole.numpy()][:12].tolist())) > 2
+    backwards = View(source.source, source.rows[::-1])  # rows in any order
     assert sorted(backwards.shuffled(torch.Generator(), 1).tolist()) == list(range(48))
 
 
@@ -458,9 +452,6 @@ def test_expanded():
     assert expanded("a{00..02}b") == ["a00b", "a01b", "a02b"]
     assert expanded("{x,y}-{8..10}") == ["x-8", "x-9", "x-10", "y-8", "y-9", "y-10"]
     assert expanded("plain") == ["plain"]
-
-
-# --- real images --------------------------------------------------------------------------------------------------
 
 
 def test_cifar__from_its_tars():

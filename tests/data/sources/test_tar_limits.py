@@ -107,7 +107,7 @@ def test_images__that_are_said_to_be_large_are_not_read(tmp_path):
     path.write_bytes(tar_of(GOOD, header("b/9.png", 2**32)))
     with path.open("r+b") as file:
         file.truncate(2**32 + 2**20)  # a hole: takes no room
-    source = open_tars([path], 3, tmp_path / "cache")[1]["all"].source
+    source = open_tars([path], 3, tmp_path / "cache")["all"].source
     refused(r"^x.tar:b/9.png: a file of 4.0 GB; up to 2 GB are read$", source.open, 6, error=UnreadableImage)
     with path.open("r+b") as file:
         file.truncate(int(source.offsets[5]) + 10)  # somebody has cut it since
@@ -120,8 +120,7 @@ def test_images__that_are_said_to_be_large_are_not_read(tmp_path):
 def test_pipes__are_no_data(tmp_path, name):
     os.mkfifo(tmp_path / name)
     refused(rf"^{tmp_path / name} is a pipe, not a file or folder; give ", resolve, tmp_path / name)
-    with pytest.raises((ValueError, FileNotFoundError)):
-        open_tars([tmp_path / name], 3, tmp_path / "cache")
+    refused("", open_tars, [tmp_path / name], 3, tmp_path / "cache", error=(ValueError, FileNotFoundError))
 
 
 def test_expanded__of_too_many_shards():

@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from broadsight.data.dense.samples import has_images
-from broadsight.data.sources import resolve
-from broadsight.data.sources.folder import holds_images, open_folder
+from broadsight.data.sources import Options, resolve
+from broadsight.data.sources.folder import open_folder
 from broadsight.data.sources.mask_folders import MaskFolder
 from broadsight.data.sources.unlabelled import find_images
-from broadsight.data.sources.walking import images_below
+from broadsight.data.sources.walking import holds_images, images_below
 from tests.refusals import refused
 
 from ..reading import put
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+
+
+def open_class_folders(path):
+    return open_folder(path, Options())
 
 
 def below(folder: Path, **options) -> list[str]:
@@ -54,7 +57,7 @@ def test_images_to_predict_in_folders_that_link_to_each_other(knot, monkeypatch)
         assert len(find_images([pattern])[0]) == count, pattern
     assert {"knot/a/0.png", "knot/b/0.png"} <= set(find_images(["knot/[ab]/**/*.png"])[0].names)
     assert len(find_images(["knot/a", "knot/b"])[0]) == 36 and len(find_images(["knot/a/*.png"])[0]) == 4
-    assert holds_images(knot) and has_images(knot)
+    assert holds_images(knot)
 
 
 def test_pattern__of_folders_in_order_and_without_hidden_ones(tmp_path, monkeypatch):
@@ -92,13 +95,15 @@ def test_classes_of_links(tmp_path):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(store / f"{number}.png")
     (tmp_path / "data/a/same.png").symlink_to(store / "0.png")
-    part = open_folder(tmp_path / "data")["all"]
+    part = open_class_folders(tmp_path / "data")["all"]
     assert [part.source.name(row) for row in range(8)] == [f"{'ab'[n % 2]}/{n}.png" for n in (0, 2, 4, 6, 1, 3, 5, 7)]
     assert part.notes == [
         f"{tmp_path / 'data'}: links to what is there already, or around it, are not followed: a/same.png"
     ]
     (tmp_path / "data/b/twice.png").symlink_to(store / "0.png")
-    refused(r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep", open_folder, tmp_path / "data")
+    refused(
+        r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep", open_folder, tmp_path / "data", Options()
+    )
 
 
 def test_one_folder_under_two_classes_is_refused(tmp_path):
@@ -106,15 +111,25 @@ def test_one_folder_under_two_classes_is_refused(tmp_path):
     put(tmp_path / "data/c/1.png")
     for name in "ab":
         (tmp_path / "data" / name).symlink_to(tmp_path / "store")
-    refused(r"b is the same folder as that of 'a'; keep one of the two, or copy it$", open_folder, tmp_path / "data")
+    refused(
+        r"b is the same folder as that of 'a'; keep one of the two, or copy it$",
+        open_folder,
+        tmp_path / "data",
+        Options(),
+    )
     (tmp_path / "data/b").unlink()
     (tmp_path / "data/c/more").symlink_to(tmp_path / "store")
     with pytest.raises(ValueError, match=r"^links of both 'a' and 'c' lead to .*store \(c/more/\); keep one of them$"):
-        open_folder(tmp_path / "data")
+        open_class_folders(tmp_path / "data")
     (tmp_path / "data/c/more").unlink()
     put(tmp_path / "data/c/inner/2.png")
     (tmp_path / "data/d").symlink_to("c/inner")
-    refused(r"inner belongs to both 'c' and, by a link, 'd'; remove the link, or copy", open_folder, tmp_path / "data")
+    refused(
+        r"inner belongs to both 'c' and, by a link, 'd'; remove the link, or copy",
+        open_folder,
+        tmp_path / "data",
+        Options(),
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names on this platform")
@@ -124,6 +139,6 @@ def test_pipes_are_no_images(tmp_path):
         os.mkfifo(tmp_path / name / "2.png")
         (tmp_path / name / "3.png").symlink_to("2.png")
     assert below(tmp_path / "images") == ["1.png"]
-    assert not has_images(tmp_path / "nothing")
+    assert not holds_images(tmp_path / "nothing")
     Image.new("L", (4, 3)).save(tmp_path / "masks/1.png")
     assert len(MaskFolder(tmp_path / "images", tmp_path / "masks", classes=["ground", "thing"])) == 1

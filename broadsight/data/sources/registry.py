@@ -1,0 +1,191 @@
+"""The sources of labelled images: each is registered where it is written, and DATA says which one is meant."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Protocol
+
+from PIL import Image
+
+from ...errors import nearest
+from ...files import refuse_odd
+from .sample_table import Parts
+
+STREAMS = ("hfids/", "tfds/")
+REMOTE = ("http:", "https:", "pipe:", "s3:", "gs:", "hf:", "ftp:")
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+LISTS = (".csv", ".tsv", ".txt")
+
+
+class Source(Protocol):
+    """Labelled images by index. Only `open` decodes.
+
+    `name` is for reports: a path relative to the root, tar:member, or dataset/split/index. `label` is an index into
+    `classes`. `open` gives the image as `decode` does, and raises UnreadableImage.
+    """
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def label(self, index: int, /) -> int: ...
+
+    def name(self, index: int, /) -> str: ...
+
+    def open(self, index: int, /) -> Image.Image: ...
+
+
+def cache_folder(cache: str | Path | None = None) -> Path:
+    """The folder for unpacked tars, indices and drawn scenes."""
+    return Path(cache or os.environ.get("BROADSIGHT_CACHE") or Path.home() / ".cache" / "broadsight").expanduser()
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a source is opened.
+
+    Attributes:
+        channels: 3 for RGB, 1 for grey images.
+        cache: Folder for unpacked tars, indices and drawn scenes.
+        root, download: Where a data set of another library lies or is put, and whether it may be fetched.
+        seed, scenes_size, scenes_count: Of scenes: their seed, their side in pixels, how many train (None: 8000).
+    """
+
+    channels: int = 3
+    cache: Path = field(default_factory=cache_folder)
+    root: str | None = None
+    download: bool = False
+    seed: int = 0
+    scenes_size: int = 64
+    scenes_count: int | None = None
+
+
+Opener = Callable[[str, Options], Parts]
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What `register_source` was given."""
+
+    kind: str
+    names: tuple[str, ...]
+    open: Opener
+    claims: Callable[[Path], Any]
+    known: Sequence[str]
+    downloads: bool
+
+    def is_named(self, data: str) -> bool:
+        return any(data == name or (name[-1] in "/:" and data.startswith(name)) for name in self.names)
+
+
+_REGISTERED: dict[str, Registered] = {}
+
+
+def register_source(
+    kind: str,
+    *names: str,
+    claims: Callable[[Path], Any] = lambda _: False,
+    known: Sequence[str] = (),
+    downloads: bool = False,
+) -> Callable[[Opener], Opener]:
+    """Register a function of (data, options) that gives the parts of a source: "train" and "val", or "all".
+
+    Args:
+        kind: What runs record as the kind of their data.
+        names: What users write: a whole name; the beginning of one, with / or : at its end; or the ending of files,
+            with a dot in front.
+        claims: Whether the source takes a folder. A folder that no source claims holds class folders.
+        known: Names that error messages suggest.
+        downloads: Whether the options `root` and `download` are for this source.
+    """
+
+    def register(opener: Opener) -> Opener:
+        _REGISTERED[kind] = Registered(kind, names, opener, claims, known, downloads)
+        return opener
+
+    return register
+
+
+def registered_sources() -> list[Registered]:
+    """All sources: those of users, then those of the modules in this folder."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return sorted(_REGISTERED.values(), key=lambda one: (one.open.__module__.startswith(f"{__package__}."), one.kind))
+
+
+def named_source(data: str) -> Registered | None:
+    """The source that goes by this name, if one does."""
+    return next((one for one in registered_sources() if one.is_named(data)), None)
+
+
+def check_places(names: Sequence[str], root: str | None, download: bool) -> None:
+    """Refuse a root and a download that no data among these names has a use for."""
+    datasets = any(one.downloads for one in map(named_source, names) if one)
+    if download and not datasets:
+        raise ValueError(f"download is for timm datasets, such as torch/cifar10; {names[0]} is none: leave it out")
+    if root is not None and not datasets and not any(name.startswith("wds/") for name in names):
+        raise ValueError(f"root is for timm datasets and wds/ shards; {names[0]} is neither: leave it out")
+
+
+def open_parts(data: str, options: Options, what: str = "data") -> tuple[str, Parts]:
+    """The kind of what DATA names, and its parts. `what` is what the user calls this argument."""
+    try:
+        source, place = _find(data, options.root, what)
+        parts = source.open(place, options)
+    except PermissionError as error:
+        raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
+    first, name = next(iter(parts.values())), data.partition(":")[0]
+    if source.is_named(data) and Path(name).is_dir():
+        first.notes.insert(0, f"{name} is the built-in data set; the folder of that name is ./{name}")
+    return getattr(first.source, "kind", source.kind), parts
+
+
+def _find(data: str, root: str | None, what: str) -> tuple[Registered, str]:
+    """The source of some data, and the name or path to open there."""
+    if source := named_source(data):
+        return source, data
+    if data.startswith(STREAMS) or data.removeprefix("wds/").startswith(REMOTE):
+        raise ValueError(f"{data} is a stream, which cannot be resumed exactly; download it and give the local path")
+    path = Path(data.removeprefix("wds/")).expanduser()
+    if root and data.startswith("wds/"):
+        path = Path(root) / path
+    if not path.exists():
+        if any(letter in data for letter in "*?{"):
+            return _REGISTERED["tar"], str(path)
+        raise FileNotFoundError(_nowhere(data, path, what))
+    refuse_odd(path)
+    endings = {one.kind: tuple(name for name in one.names if name[0] == ".") for one in registered_sources()}
+    for one in registered_sources():
+        if one.claims(path) if path.is_dir() else path.name.lower().endswith(endings[one.kind]):
+            return one, str(path)
+    if path.is_dir():
+        return _REGISTERED["folder"], str(path)
+    raise ValueError(
+        f"{path} is neither a folder, a tar ({', '.join(TARS)}), a list ({', '.join(LISTS)}) nor a COCO .json"
+    )
+
+
+def _nowhere(data: str, path: Path, what: str) -> str:
+    """The error for a path that does not exist, with the nearest name that does."""
+    kinds, near = "give the folder, tar or list to validate on, or leave val out for a hold-out", []
+    if what == "data":
+        known = sorted(name for one in registered_sources() for name in one.known)
+        kinds, near = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(known), nearest(data, known)
+    near += nearest_path(path)
+    return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
+
+
+def nearest_path(path: Path) -> list[str]:
+    """The existing path most like one that does not exist, if any is."""
+    parent, missing = path.absolute().parent, path.name
+    while not parent.is_dir():
+        parent, missing = parent.parent, parent.name
+    try:
+        beside = [name for name in os.listdir(parent) if not name.startswith(".")]
+    except OSError:
+        return []
+    return [str(parent / name) for name in nearest(missing, beside)]
