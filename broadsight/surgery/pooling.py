@@ -26,6 +26,8 @@ ANY_SIZE: tuple[dict[str, Any], ...] = (
 LAYER_NORMS = (nn.LayerNorm, nn.GroupNorm, timm.layers.RmsNorm, timm.layers.LayerNorm2d)
 SIZE_ARGUMENTS = ("img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size")
 
+Indices = int | Sequence[int] | None  # of features: the last n, or their positions
+
 
 class PooledModel(nn.Module):
     """A timm model with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
@@ -86,7 +88,7 @@ class PooledModel(nn.Module):
     def forward_intermediates(
         self,
         x: Tensor,
-        indices: int | Sequence[int] | None = None,
+        indices: Indices = None,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: str = "NCHW",
