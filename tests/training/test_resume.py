@@ -285,8 +285,8 @@ OTHERS = {
     "seed": (dict(seed=1), "seed=0, not seed=1"),
     "log_every": (dict(log_every=3), "log_every=2, not log_every=3"),
     "data": (dict(data="scenes:64"), "not data=scenes:64"),
-    "epochs": (dict(changes=dict(epochs=3)), "epochs=2, not 3"),
-    "lr": (dict(changes=dict(lr="0.5")), "lr=0.001, not 0.5"),
+    "epochs": (dict(set=dict(epochs=3)), "epochs=2, not 3"),
+    "lr": (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5"),
     "init": (dict(init="elsewhere"), "init=None, not init=elsewhere"),
 }
 

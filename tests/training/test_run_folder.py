@@ -48,7 +48,7 @@ def runs(images, tmp_path_factory):
         if name not in made:
             made[name] = tmp_path_factory.mktemp("runs") / name
             fields = MODELS[name] | dict(changes=dict(epochs=1) | MODELS[name].get("changes", {}))
-            train(small(images, made[name], **fields), command=f"broadsight train {name}")
+            train(replace(small(images, made[name], **fields), command=f"broadsight train {name}"))
         return made[name]
 
     return run
