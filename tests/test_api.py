@@ -90,7 +90,7 @@ def test_bench__gives_a_report(tmp_path):
 
 
 def test_dense__run(tmp_path):
-    head = dict(width=32, assigner="atss")
+    head = dict(width=64, assigner="atss")
     run = broadsight.train(
         "scenes:8",
         task="detect",

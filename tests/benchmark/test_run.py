@@ -154,7 +154,7 @@ def test_expand__refuses(names, message):
         ({"size": (0, 8)}, "size=(0, 8); expected two positive numbers"),
         (
             {"pools": ("map", "gab")},
-            "unknown pool 'gab'; did you mean 'ga'? expected one of gap, cap, ga, map",
+            "unknown pool 'gab'; did you mean 'ga'? expected one of map, map-light, ga, cap, gap",
         ),
         ({"train": True, "light": True}, "a light pool with train=True"),
         ({"broadcasts": ("none", "gat")}, "unknown broadcast 'gat'; did you mean 'gate'? expected one of none, cb"),

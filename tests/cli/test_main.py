@@ -108,7 +108,7 @@ def test_python_m__is_the_command():
         ("bench x --runtime eager,magic", "unknown runtime 'magic'; expected one of eager, compile"),
         (
             "bench x --pool gap,mapp",
-            "unknown pool 'mapp'; did you mean 'map'? expected one of gap, cap, ga, map",
+            "unknown pool 'mapp'; did you mean 'map'? expected one of map, map-light, ga, cap, gap",
         ),
         ("bench x --against y.py", "against a file without head_only; only pools are compared so"),
         ("bench map_resnet50 --head-only --against y.py", "y.py is not a file; expected a Python file that defines"),

@@ -189,7 +189,7 @@ def spoil(folder, what):
         (["RUN", "DATA", "--suite", "fog"], "unknown suite 'fog'; suites are occlusion"),
         (["RUN", "DATA", "--metrics", "top5"], "top5 needs more than 5 classes; 3 given"),
         (["RUN", "DATA", "--severities", "9", "--suite", "corruptions"], "severity 9"),
-        (["RUN", "DATA", "--suite", "fgsm", "--epsilons", "x"], "--epsilons x; expected numbers joined by commas"),
+        (["RUN", "DATA", "--suite", "fgsm", "--epsilons", "x"], "--epsilons: expected numbers joined by commas, got x"),
         (["RUN", "DATA", "--saliency", "scenes", "--suite", "salient"], "saliency of the scenes needs scenes as data"),
         (["RUN", "DATA", "--out", "DATA"], "exists and is not an empty folder"),
         (["RUN", "DATA", "--out", "LIST/out"], "list.csv is a file; choose another --out"),

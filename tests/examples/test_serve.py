@@ -1,7 +1,6 @@
 """The serving example: everybody gets his own answer, whatever others send, and limits hold."""
 
 import asyncio
-import inspect
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from clients import Known, Tally, storm
 from options import Options, parse
 from service import create_app, public
 
-from broadsight.cli.export import export
+from broadsight.deployment.request import Request
 from tests.deployment.tiny import described
 from tests.examples.serving import (
     COLOURS,
@@ -454,7 +453,7 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
             project = (SERVE.parents[1] / "pyproject.toml").read_text("utf-8")
             assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras.split(","))
         elif program == "broadsight":
-            known = {"--" + name.replace("_", "-") for name in inspect.signature(export).parameters}
+            known = {one.flag for one in Request.settings().values()}
             assert words[0] == "export" and {word for word in words if word.startswith("--")} <= known
         elif program == "python":
             script = words.pop(0)

@@ -125,7 +125,7 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
 )
 def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
-        train(replace(ask_dense("retinanet", tmp_path / "run", set=options.pop("changes", {})), **options))
+        train(replace(ask_dense("retinanet", tmp_path / "run", changes=options.pop("changes", {})), **options))
     assert not (tmp_path / "run").exists()
 
 

@@ -19,7 +19,7 @@ from broadsight.cli.main import main
 from broadsight.data.decoding import decode
 from broadsight.data.sources.unlabelled import find_images
 from broadsight.deployment.formats import web as web_format
-from broadsight.prediction.classification import predict
+from broadsight.prediction.classification import predict_images
 from broadsight.runs.classifier import open_classifier
 from tests.deployment.formats.web.pages import found_runtime, mosaic, page
 from tests.training.small_runs import leave_run
@@ -171,7 +171,7 @@ def answers(found) -> dict[str, list[tuple[str, float]]]:
 
 
 def expected(classifier, files) -> dict[str, list[tuple[str, float]]]:
-    said = predict(classifier, find_images(files)[0], top=5)
+    said = predict_images(classifier, find_images(files)[0], top=5)
     return {Path(one.file).name: list(zip(one.classes, one.probabilities, strict=True)) for one in said}
 
 
