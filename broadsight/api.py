@@ -19,7 +19,7 @@ from .deployment.request import Request as Export
 from .errors import UsageError, is_usage, one_line
 from .evaluation.request import Request as Evaluate
 from .explanation.request import Request as Explain
-from .files import check_new_folder, check_writable, next_folder, write_json
+from .files import check_new_folder, check_writable, next_folder
 from .options import Options
 from .prediction.request import Request as Predict
 from .training.request import Request as Train
@@ -93,8 +93,10 @@ def _shown(progress: bool, json: str | None = None) -> tuple[Any, Callable[[str]
 
 
 def _write_record(record: Any, json: str | None) -> None:
-    if json is not None and json != "-":  # the standard output is the command line's
-        write_json(record, json)
+    if json is not None:
+        from .visual.terminal import print_json
+
+        print_json(record, json)
 
 
 @verb(Train)
@@ -144,6 +146,9 @@ def explain(request: Explain, *, progress: bool = False, keep: bool = False) -> 
     """Look at what a classifier sees. Returns what was found: the maps, or where files are written their record."""
     folder = _new_folder(request.out, keep, EXPLANATIONS)
     check_writable(request.json)
+    idle = [name for name in ("singles", "raw", "json") if getattr(request, name)]
+    if idle and folder is None and not keep:  # they are about files
+        raise UsageError(f"--{idle[0]} without a folder for files; give out=, or keep=True for a new one")
     from .explanation.run import explain as run
     from .prediction.classification import check_output
 
@@ -192,7 +197,7 @@ def export(request: Export, *, progress: bool = False) -> Any:
     bar, tell = _shown(progress, request.json)
     with bar as shown:
         found = run(request, shown, tell)
-    _write_record(found.record(), request.json)
+    _write_record({"command": request.command, **found.record()}, request.json)
     return found
 
 

@@ -152,7 +152,10 @@ class Setting:
 
     def _pairs(self, given: Any) -> Mapping[str, Any]:
         if isinstance(given, str) and given.startswith("["):
-            given = json.loads(given)
+            try:
+                given = json.loads(given)
+            except (ValueError, RecursionError):
+                raise UsageError(f"{self.flag} {_cut(given)} is no list; expected key=value") from None
         if not isinstance(given, Mapping):
             given = assignments([given] if isinstance(given, str) else given, self.flag)
         read = self.how.read or (lambda value: value)
@@ -313,7 +316,10 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _short(value: float) -> str:
-    text = str(value) if isinstance(value, float) or value.bit_length() < 200 else "with hundreds of digits"
+    return _cut(str(value) if isinstance(value, float) or value.bit_length() < 200 else "with hundreds of digits")
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:20]}..."
 
 

@@ -89,6 +89,12 @@ def test_bench__gives_a_report(tmp_path):
     assert json.loads((tmp_path / "b.json").read_text())["command"].startswith("broadsight.bench(['test_vit'], ")
 
 
+def test_json__on_the_output_where_asked(run, tmp_path, capsys):
+    run.export("onnx", out=tmp_path / "net.onnx", rounds=0, compare=1, json="-")
+    record = json.loads(capsys.readouterr().out)
+    assert record["command"].startswith("broadsight.export(") and record["artefact"] == "net.onnx"
+
+
 def test_dense__run(tmp_path):
     head = dict(width=64, assigner="atss")
     run = broadsight.train(
@@ -120,6 +126,7 @@ def test_mistakes__are_usage_errors(run, data, tmp_path):
             lambda: broadsight.predict(run, next(data.glob("red/*")), size=64),
             "is open already; give size when you open it",
         ),
+        (lambda: run.explain(next(data.glob("red/*")), raw=True), "--raw without a folder for files; give out="),
         (lambda: run.export("onyx"), "unknown format 'onyx'"),
         (lambda: broadsight.analyze("varience", [run]), "did you mean 'variance'?"),
     ):

@@ -66,6 +66,7 @@ def test_values__from_texts_as_from_python():
         (dict(layers=","), "--layers ',' names nothing; expected names joined by commas"),
         (dict(layers=" "), "--layers is empty; expected their heights"),
         (dict(extra=["a"]), "--extra 'a'; expected key=value"),
+        (dict(extra="[a"), "--extra [a is no list; expected key=value"),
         (dict(extra=["a=1", "a=2"]), "--extra a given twice, as 1 and 2"),
         (dict(guests="a\0b"), "GUEST 'a\\x00b' has a zero byte in it"),
         (dict(guests=[3]), "GUEST: expected texts, got 3"),

@@ -21,9 +21,7 @@ def analyze(request: Request) -> int:
         request.refuse_all(("measure", "json"), "analyze list shows all measures alone")
         return _list(request.json)
     found = api.analyze(request, progress=True, keep=True)
-    if request.json == "-":
-        print_json(found.record, "-")
-    else:
+    if request.json != "-":
         for table in _tables(found):
             show(table, whole=True)
         print(f"written: {found.folder} (figure.png, figure.svg, analysis.json)")

@@ -5,7 +5,7 @@ from typing import Any
 
 from .. import api
 from ..evaluation.request import Request
-from ..visual.terminal import note, print_json, show
+from ..visual.terminal import note, show
 from .parser import DONE, INTERRUPTED
 
 
@@ -24,7 +24,6 @@ def eval(request: Request) -> int:
             note(found.notes[-1])
         also, tables = "evaluation.json and predictions.csv", terminal_tables
     if request.json == "-":
-        print_json(record, "-")
         return code
     for table in tables(record):
         show(table, whole=True)

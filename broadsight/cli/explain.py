@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .. import api
 from ..errors import printable
 from ..explanation.request import Request
-from ..visual.terminal import print_json, show
+from ..visual.terminal import show
 from .parser import DONE, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ FEW = 20  # lines that the terminal shows
 def explain(request: Request) -> int:
     """Look at images, write a sheet for each, and show what was found."""
     found = api.explain(request, progress=True, keep=True)
-    if request.json == "-":
-        print_json(found.record, "-")
-    elif found.entries:
+    if request.json != "-" and found.entries:
         show(_table(found.entries[:FEW]))
         more = f"the first {FEW} of {len(found.entries):,} images; " if len(found.entries) > FEW else ""
         print(f"{more}sheets: {found.folder} (with explanation.json)")

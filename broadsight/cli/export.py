@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from .. import api
 from ..deployment.request import Request
 from ..errors import printable
-from ..visual.terminal import print_json
 from .parser import DONE
 
 if TYPE_CHECKING:
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
 def export(request: Request) -> int:
     """Export, and say how the artefact compares with the model."""
     found = api.export(request, progress=True)
-    if request.json == "-":
-        print_json(found.record(), "-")
-    else:
+    if request.json != "-":
         for line in _lines(found, request):
             print(printable(line))
     return DONE
