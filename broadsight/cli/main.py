@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import traceback
-from contextvars import copy_context
 from io import TextIOWrapper
 
 from .. import __version__
@@ -92,7 +91,7 @@ def _run(argv: list[str], typed: str) -> int:
         request = parse(argv[0], request_of(command), argv[1:], argv[0] in CONFIGURED, typed)
     except SystemExit as leave:  # how argparse ends after --help, --version and --print_config
         return leave.code if isinstance(leave.code, int) else DONE
-    return copy_context().run(command, request)  # what a command allows ends with it
+    return command(request)
 
 
 def _complain(message: str, code: int, debug: bool) -> int:

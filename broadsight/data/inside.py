@@ -15,11 +15,6 @@ from .sources.sample_table import some
 _ALLOWED: ContextVar[bool] = ContextVar("allow_outside", default=False)
 
 
-def permit_outside(allowed: bool) -> None:
-    """Set for the rest of this command whether lists and COCO files may name files outside of their folder."""
-    _ALLOWED.set(allowed)
-
-
 @contextmanager
 def outside_allowed(allowed: bool = True) -> Generator[None, None, None]:
     """Allow such names in a `with`; what was allowed before stays allowed."""
