@@ -43,8 +43,8 @@ def table(kind: str, *arguments: str) -> str:
     kinds = {"sizes": sizes, "bench": bench, "reference": reference, "pools": pools, "map-head": map_head}
     kinds |= {"broadcast": broadcast, "density": density, "recipes": recipes, "training-speed": training_speed}
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
-    kinds |= {"growth": growth, "growth-families": growth_families, "growth-sizes": growth_sizes}
-    kinds |= {"growth-cells": growth_cells, "by-heart": by_heart, "unseen-scenes": unseen_scenes}
+    kinds |= {"growth-families": growth_families, "growth-sizes": growth_sizes, "growth-cells": growth_cells}
+    kinds |= {"by-heart": by_heart, "unseen-scenes": unseen_scenes}
     kinds |= {"dense-tables": dense_tables, "captures": captures, "rooms": rooms}
     if kind.startswith("performance-"):
         return performance()[kind.removeprefix("performance-")](*arguments)
@@ -117,13 +117,12 @@ def dense_tables() -> str:
     rows: dict[str, list] = {}
     for check in verify(["dense"]):
         rows.setdefault(check.row, []).append(check)
-    lines = ["| table | model | parameters: paper, ours | MACs: paper, ours | match |", "|---|---|---|---|---|"]
+    lines = ["| table | model | M parameters: paper, ours | G MACs: paper, ours | match |", "|---|---|---|---|---|"]
     notes: dict[str, int] = {}
     for row, checks in rows.items():
         where, _, model = row.rpartition(": ")
         name, _, backbone = model.partition(" on ")
-        figures = zip(checks, "MG", strict=True)
-        cells = [f"{c.paper} {unit}, " + ("-" if c.ours is None else f"{c.ours:.3f} {unit}") for c, unit in figures]
+        cells = [f"{check.paper}, " + ("-" if check.ours is None else f"{check.ours:.3f}") for check in checks]
         marks = []
         for check in checks:
             note = f" ({notes.setdefault(check.note, len(notes) + 1)})" if check.note else ""
@@ -271,25 +270,27 @@ def setting(report: dict) -> str:
 
 
 def recipes() -> str:
+    """One row for all recipes of one kind of model that train alike, each with the paper's figure and its cost."""
     from broadsight.training.recipes import find, names
 
-    heads = ("recipe", "model", "data", "epochs, batch, optimiser, lr", "image size", "cost", "paper", "ours")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows: dict[tuple, list[str]] = {}
     for entry in map(find, names()):
         recipe = entry.recipe
-        model = f"`{entry.model}`" if entry.model else "any"
-        model += "".join(f" with `{part}`" for part in (entry.pool, entry.neck) if part)
-        model = f"`{entry.head}` on {model}" if entry.head else model
-        epochs = f"{recipe.epochs} + {recipe.cooldown_epochs}" if recipe.cooldown_epochs else f"{recipe.epochs}"
+        length = f"{recipe.epochs} + {recipe.cooldown_epochs}" if recipe.cooldown_epochs else f"{recipe.epochs}"
+        length += " epochs"
         if recipe.epoch_updates:
-            epochs = f"{recipe.epochs * recipe.epoch_updates:,} updates"
-        size = "by the data" if recipe.image_size is None else f"{recipe.image_size}"
+            length = f"{recipe.epochs * recipe.epoch_updates:,} updates"
+        size = "size by the data" if recipe.image_size is None else f"{recipe.image_size} px"
         if recipe.eval_size not in (None, recipe.image_size):
             size += f", evaluated at {recipe.eval_size}"
-        paper = "-" if entry.model is None or entry.data is None else entry.reported() or "not in our sources"
-        how = f"{epochs}, {recipe.batch_size}, {recipe.optimizer}, {recipe.lr:g}"
-        cells = (f"`{entry.name}`", model, entry.data or "yours", how, size, entry.cost or "-", paper, "not run")
-        lines.append(f"| {' | '.join(cells)} |")
+        how = f"{length} of {recipe.batch_size}, {recipe.optimizer} {recipe.lr:g}, {size}"
+        paper = "" if entry.model is None or entry.data is None else (entry.reported() or "-").removesuffix(" top-1")
+        words = [word.removesuffix(" EMAC") for word in (paper, entry.cost) if word]
+        kind = (entry.data or "yours", entry.head or "", (entry.model or "").partition("_")[0], how)
+        rows.setdefault(kind, []).append(f"`{entry.name}`" + (f" {', '.join(words)}" if words else ""))
+    lines = ["| data | training | recipes: paper, cost in EMAC | ours |", "|---|---|---|---|"]
+    for (data, head, _, how), recipes in rows.items():
+        lines.append(f"| {data} | {f'`{head}`, ' if head else ''}{how} | {'; '.join(recipes)} | not run |")
     return "\n".join(lines)
 
 
@@ -412,28 +413,6 @@ def captures(file: str) -> str:
     return "\n".join(lines)
 
 
-def growth(file: str) -> str:
-    """Exponents in pixels of every model of a study."""
-    report = json.loads((ROOT / file).read_text("utf-8"))
-    lines = ["| model | " + " | ".join(GROWTH.values()) + " | rounds |", "|---" * (len(GROWTH) + 2) + "|"]
-    for row in report["models"]:
-        cells = []
-        for key in GROWTH:
-            value, low, high = (f"{row[key][name]:.2f}" for name in ("value", "low", "high"))
-            cells.append(value if low == high else f"{value} ({low} to {high})")
-        lines.append(f"| `{row['model']}` | " + " | ".join(cells) + f" | {row['rounds']} |")
-    machine, settings, side = report["machine"], report["settings"], report["growth_from"]
-    loads = [row["load_before"][0] for row in report["models"]]
-    note = (
-        f"Exponents in pixels from {side}x{side} up: median, smallest and "
-        f"largest of the rounds. Inference, batch {settings['batch']}, {settings['dtype']}, "
-        f"{settings['threads']} thread, default allocator; {machine['cpu']}, {machine['cores']} cores under a load of "
-        f"{min(loads):.1f} to {max(loads):.1f}; torch {machine['versions']['torch']}, "
-        f"timm {machine['versions']['timm']}."
-    )
-    return "\n".join([*lines, "", note])
-
-
 def growth_families(file: str) -> str:
     """The range of the exponents of each family, the yardsticks one by one."""
     models = json.loads((ROOT / file).read_text("utf-8"))["models"]
@@ -455,14 +434,24 @@ def growth_families(file: str) -> str:
 
 
 def growth_sizes(file: str) -> str:
-    """CPU time and peak memory of every model at every size."""
+    """CPU time and peak memory of every model at the sizes of classifiers, segmenters and detectors."""
     report = json.loads((ROOT / file).read_text("utf-8"))
     sizes = ["{}x{}".format(*size) for size in report["sizes"]]
-    lines = ["| model | parameters | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 2) + "|"]
+    shown = [sizes.index(size) for size in ("256x256", "512x512", "1024x1024", "1333x800")]
+    lines = ["| model | parameters | " + " | ".join(sizes[place] for place in shown) + " |"]
+    lines.append("|---" * (len(shown) + 2) + "|")
     for row in report["models"]:
-        cells = [f"{at['cpu_ms']['median']:,.0f} ms, {at['peak_bytes'] / 2**20:.0f} MB" for at in row["at"]]
+        at = [row["at"][place] for place in shown]
+        cells = [f"{one['cpu_ms']['median']:,.0f} ms, {one['peak_bytes'] / 2**20:.0f} MB" for one in at]
         lines.append(f"| `{row['model']}` | {row['params'] / 1e6:.1f} M | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    machine, settings = report["machine"], report["settings"]
+    loads = [row["load_before"][0] for row in report["models"]]
+    note = (
+        f"Inference, batch {settings['batch']}, {settings['dtype']}, {settings['threads']} thread, default allocator; "
+        f"{machine['cpu']}, {machine['cores']} cores under a load of {min(loads):.1f} to {max(loads):.1f}; "
+        f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
+    )
+    return "\n".join([*lines, "", note])
 
 
 def growth_cells(file: str) -> str:
