@@ -6,7 +6,7 @@ there is never a second matrix of them in memory. The model's outputs are untouc
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,39 +22,31 @@ from .watch import Call, FunctionWatch, eager, uncompiled
 ATTENDING_BLOCKS = (("in_proj", "attn_out_proj"), ("local_in", "global_in"))
 SOFTMAXES = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, F.softmax)
 ATTENTIONS = frozenset((*SOFTMAXES, F.scaled_dot_product_attention, F.multi_head_attention_forward))
-_multi_head = inspect.signature(F.multi_head_attention_forward)
+MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 # Called with the layer's name, the rows of its soft-max, and the module that it is computed in.
 See = Callable[[str, Rows, nn.Module], None]
 
 
-def capture_attention(
-    names: Mapping[nn.Module, str],
-    see: Callable[[list[Call], Rows], None],
-    begins: Callable[[Call], None] | None = None,
-) -> AbstractContextManager:
-    """Show every soft-max and every fused attention in some modules to `see` while this is open.
-
-    This is the one place where attention is watched.
+class AttentionWatch(FunctionWatch):
+    """Shows every soft-max and every fused attention in some modules to `see` while this is open: the one capture.
 
     Args:
         names: The modules to watch.
         see: Called with the calls of them that run, outermost first, and the rows, in the order of execution.
         begins: Called when one of them is called.
     """
-    return _Softmaxes(names, see, begins)
 
-
-class _Softmaxes(FunctionWatch):
     functions = ATTENTIONS
 
-    def __init__(self, names: Mapping[nn.Module, str], see: Callable, begins: Callable | None):
+    def __init__(
+        self,
+        names: Mapping[nn.Module, str],
+        see: Callable[[list[Call], Rows], None],
+        begins: Callable[[Call], None] = lambda call: None,
+    ):
         super().__init__(names)
-        self.see, self.noted = see, begins
-
-    def begins(self, call: Call) -> None:
-        if self.noted is not None:
-            self.noted(call)
+        self.see, self.begins = see, begins
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         rows = _rows_of(func, args, kwargs, result) if self.running else None
@@ -66,24 +58,19 @@ class _Softmaxes(FunctionWatch):
 def watch_attention(
     model: nn.Module, see: See, wanted: Callable[[str], bool] | None = None
 ) -> Generator[None, None, None]:
-    """Show every soft-max over attention weights in a model to `see` while this is open.
+    """Show every soft-max over attention weights in a model to `see` while this is open, in the order of execution.
 
-    The weights are those that the soft-max gives, before dropout and whatever else follows. Only soft-maxes over the
-    last axis count. Several of them in one call of a layer are called "name", "name#2" and so on. Nothing is computed
-    for layers whose rows are not iterated.
+    The weights are those that the soft-max over the last axis gives, before dropout and whatever else follows. Several
+    of them in one call of a layer are called "name", "name#2" and so on. Rows are computed when they are iterated.
 
     Args:
-        model: Any model with attention, not compiled.
+        model: Any model with attention, not compiled; a ValueError says that it has none.
         see: Called with the layer's name, its rows and the attention module, in the order of execution.
         wanted: Given a layer's name, says whether `see` is to be called.
-
-    Raises:
-        ValueError: The model has no module with the parts of an attention.
     """
     names = {module: layer_name(name) for module, name in find_attention(model).items()}
     if not names:
         raise ValueError(no_attention(model))
-
     softmaxes = dict.fromkeys(names, 0)  # in the call of each that runs
 
     def show(calls: list[Call], rows: Rows) -> None:
@@ -97,18 +84,14 @@ def watch_attention(
             rows.head_axis = _head_axis(rows.shape, module)
             see(name, rows, module)
 
-    with capture_attention(names, show, begins=lambda call: softmaxes.update({call.module: 0})):
+    with AttentionWatch(names, show, begins=lambda call: softmaxes.update({call.module: 0})):
         yield
 
 
 def pass_attention(
     model: nn.Module, images: Tensor | Iterable[Any], see: See, *, batch_size: int, seen: Seen | None = None
 ) -> None:
-    """Run a model on all images, as `pass_images` does, and show its soft-maxes to `see`.
-
-    Raises:
-        ValueError: It has no attention, or there are no images, or they have no such form.
-    """
+    """Run a model on all images, as `pass_images` does, and show its soft-maxes to `see`; a ValueError without any."""
     check_model(model)
     inner = uncompiled(model)
     found: set[str] = set()
@@ -164,7 +147,7 @@ def _rows_of(func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -
     if func is F.scaled_dot_product_attention:
         return rows_of_product(*args, **kwargs)
     if func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
-        return rows_of_multi_head(_multi_head.bind(*args, **kwargs).arguments)
+        return rows_of_multi_head(MULTI_HEAD.bind(*args, **kwargs).arguments)
     if result.ndim < 2:
         return None
     logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")

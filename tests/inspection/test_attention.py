@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.inspection.attention import capture_attention, find_attention, watch_attention
+from broadsight.inspection.attention import AttentionWatch, find_attention, watch_attention
 from broadsight.inspection.attention_rows import Rows
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
@@ -51,7 +51,7 @@ def test_capture__has_the_calls_that_run_and_soft_maxes_over_any_axis():
     def see(calls, rows: Rows) -> None:
         found.append(([call.name for call in calls], calls[-1].args[0] is x, rows.axis, rows.weights()))
 
-    with capture_attention({model: "outer", model.attn: "inner"}, see, lambda call: begun.append(call.name)):
+    with AttentionWatch({model: "outer", model.attn: "inner"}, see, lambda call: begun.append(call.name)):
         model(x)
         x.softmax(-1)  # in none of them
     ((names, given, axis, weights),) = found

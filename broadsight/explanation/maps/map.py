@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...inspection.attention import Call, capture_attention
+from ...inspection.attention import AttentionWatch, Call
 from ...inspection.attention_rows import Rows
 
 
@@ -100,7 +100,7 @@ class Collector:
                 running[id(call)].rows.append(rows)
 
         names = {module: name.replace("_orig_mod.", "") for name, module in self.find(self.model).items()}
-        self._opened.enter_context(capture_attention(names, see, begins))
+        self._opened.enter_context(AttentionWatch(names, see, begins))
         return self
 
     def __exit__(self, *_: Any) -> None:
