@@ -1,8 +1,8 @@
 """What a benchmark runs: models, under another pooling or with context broadcast, or pools alone, ready to call."""
 
-import importlib.util
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+import runpy
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from ..deployment.formats import runtimes
 from ..errors import first_line
+from ..inspection.macs import count_calls
 from ..layers import GroupLogits, MultiTokenPool
+from ..losses import MultiTokenLoss
 from ..surgery.broadcasting import add_context_broadcast
+from ..surgery.fusion import fuse
 from ..surgery.pooling import PooledModel, create_backbone, swap_pool
 from .settings import DTYPES, Settings
 
@@ -35,8 +38,6 @@ class Contender:
         macs: Multiply-accumulates that one image's forward pass executes.
         forward: A forward pass, in training with its loss.
         call: What is timed.
-        variant: What it was built of,
-        size: for images of this height and width.
         artefact: The file that it starts from: what an exported runtime runs, or the weights; None where no exported
             runtime is among the contenders.
         difference: How far an exported runtime's outputs are from the model's, relative to the largest.
@@ -47,7 +48,7 @@ class Contender:
     model: nn.Module
     macs: int
     forward: Callable[[], Tensor]
-    call: Callable[[], None]
+    call: Callable[[], Any]
     variant: "Variant"
     size: tuple[int, int]
     artefact: Path | None = None
@@ -78,23 +79,9 @@ class Variant:
     size: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        changes = [self.pool, None if self.broadcast == "none" else f"{self.broadcast} broadcast"]
-        at = (
-            ""
-            if self.size is None
-            else "@" + (f"{self.size[0]}" if len(set(self.size)) == 1 else "{}x{}".format(*self.size))
-        )
-        return " + ".join([self.name + at, *(change for change in changes if change)])
-
-
-def variants(names: Sequence[str], settings: Settings) -> list[Variant]:
-    """Every model with every pool and every broadcast of the settings; `NAME@256` has a size of its own."""
-    return [
-        Variant(name, pool, broadcast, size)
-        for name, size in map(name_and_size, names)
-        for pool in settings.pools or (None,)
-        for broadcast in settings.broadcasts or ("none",)
-    ]
+        at = "" if self.size is None else "@" + "x".join(map(str, dict.fromkeys(self.size)))
+        broadcast = None if self.broadcast == "none" else f"{self.broadcast} broadcast"
+        return " + ".join(filter(None, [self.name + at, self.pool, broadcast]))
 
 
 def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
@@ -134,60 +121,49 @@ def build(
                 theirs = _rebuilt(model.head, rival)
                 forms = {f"{title}, {Path(settings.against or '').stem}": PoolOfMaps(theirs).eval(), **forms}
         if settings.fuse:
-            from ..surgery.fusion import fuse
-
             forms = {name: fuse(form) for name, form in forms.items()}
-        macs = [_macs(form, inputs) for form in forms.values()]
+        macs = {name: count_calls(form, *[(1, *x.shape[1:]) for x in inputs])[0] for name, form in forms.items()}
         inputs = tuple(x.to(**place) for x in inputs)
         forms = {name: form.to(**place, memory_format=memory_format) for name, form in forms.items()}
         if rival is not None:
             _check_agreement(*forms.values(), inputs, settings)
         for x in inputs:
             x.requires_grad_(settings.head_only and settings.train)
-        return [
-            _exported(form_name, runtime, model, work, inputs[0], variant, settings, artefacts)
-            if runtime in runtimes()
-            else _contender(
-                form_name, runtime, form.train(settings.train), work, inputs, labels, grouped, variant, weights
-            )
-            for (form_name, form), work in zip(forms.items(), macs, strict=True)
-            for runtime in settings.runtimes
-        ]
+        size = inputs[0].shape[-2], inputs[0].shape[-1]
+        made = []
+        for name, form in forms.items():
+            for runtime in settings.runtimes:
+                if runtime not in runtimes():
+                    calls = _calls(form.train(settings.train), runtime, inputs, labels, grouped)
+                    made.append(Contender(name, runtime, form, macs[name], *calls, variant, size, weights))
+                    continue
+                if artefacts is None:
+                    raise ValueError(f"runtime {runtime!r} without a folder for its files; pass artefacts")
+                opened = artefacts.open(runtime, model, name, inputs[0])
+                calls = (lambda run=opened.run: torch.from_numpy(run())), opened.run
+                exported = opened.path, opened.difference
+                made.append(Contender(name, runtime, model, macs[name], *calls, variant, size, *exported))
+        return made
 
 
 def load_rival(path: str) -> type[nn.Module]:
     """The class PerGroupPool of a Python file, which is executed."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file; expected a Python file that defines the class PerGroupPool")
-    spec = importlib.util.spec_from_file_location(f"rival_{Path(path).stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file; expected one that defines the class PerGroupPool")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        found = runpy.run_path(path).get("PerGroupPool")
     except Exception as error:
         raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
-    found = getattr(module, "PerGroupPool", None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{path} defines no module class PerGroupPool; expected one with MultiTokenPool's arguments")
     return found
 
 
-def _contender(
-    name: str,
-    runtime: str,
-    model: nn.Module,
-    macs: int,
-    inputs: tuple[Tensor, ...],
-    labels: Tensor,
-    grouped: bool,
-    variant: Variant,
-    weights: Path | None,
-) -> Contender:
-    from ..losses import MultiTokenLoss
-
-    run = _compiled(model) if runtime == "compile" else model
-    loss = MultiTokenLoss("bce")
+def _calls(
+    model: nn.Module, runtime: str, inputs: tuple[Tensor, ...], labels: Tensor, grouped: bool
+) -> tuple[Callable[[], Tensor], Callable[[], None]]:
+    """What runs a torch model forward, in training with its loss, and what is timed of it."""
+    run, loss = _compiled(model) if runtime == "compile" else model, MultiTokenLoss("bce")
 
     def forward() -> Tensor:
         if not model.training:
@@ -204,37 +180,12 @@ def _contender(
     def infer() -> None:
         forward()
 
-    height, width = inputs[0].shape[-2:]
-    call = train if model.training else infer
-    return Contender(name, runtime, model, macs, forward, call, variant, (height, width), weights)
+    return forward, train if model.training else infer
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:
     # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
     return torch.compile(model, dynamic=False)
-
-
-def _exported(
-    name: str,
-    runtime: str,
-    model: nn.Module,
-    macs: int,
-    images: Tensor,
-    variant: Variant,
-    settings: Settings,
-    artefacts: "Artefacts | None",
-) -> Contender:
-    if artefacts is None:
-        raise ValueError(f"runtime {runtime!r} without a folder for its files; pass artefacts")
-    opened = artefacts.open(runtime, model, name, images)
-
-    def forward() -> Tensor:
-        return torch.from_numpy(opened.run())
-
-    def call() -> None:
-        opened.run()
-
-    return Contender(name, runtime, model, macs, forward, call, variant, settings.size, opened.path, opened.difference)
 
 
 def create(variant: Variant, settings: Settings) -> Any:
@@ -246,18 +197,19 @@ def create(variant: Variant, settings: Settings) -> Any:
     height, width = settings.size
     side = height if height == width else (height, width)  # a few models take a single number only
     options: dict[str, Any] = {"img_size": side} if tied else {}
-    if pool is not None and isinstance(_without_weights(name), PooledModel):
-        raise ValueError(f"{name} has its own pool; name a plain backbone beside pools (--pool), or drop the pools")
+    if pool is not None:
+        with blame(name, "being built"), torch.device("meta"):
+            own = isinstance(timm.create_model(name), PooledModel)
+        if own:
+            raise ValueError(f"{name} has its own pool; name a plain backbone beside pools (--pool), or drop the pools")
     torch.manual_seed(settings.seed)
     try:
         create = timm.create_model if pool is None else create_backbone
         model: Any = create(name, num_classes=CLASSES, **options)
     except Exception as error:
         if tied and cfg is not None:
-            needed = "x".join(map(str, cfg.input_size[1:]))
-            raise ValueError(
-                f"{name} cannot be built for {height}x{width}; it is made for {needed}, use that size"
-            ) from error
+            made_for = "{}x{}, use that size".format(*cfg.input_size[1:])
+            raise ValueError(f"{name} cannot be built for {height}x{width}; it is made for {made_for}") from error
         with blame(name, "being built"):
             raise
     if pool is not None:
@@ -274,21 +226,16 @@ def create(variant: Variant, settings: Settings) -> Any:
     return model.lighten() if settings.light else model
 
 
-def _without_weights(name: str) -> nn.Module:
-    with blame(name, "being built"), torch.device("meta"):
-        return timm.create_model(name)
-
-
 def _feature_maps(model: PooledModel, images: Tensor) -> list[Tensor]:
     """Noise in the shapes and memory formats of the maps that the backbone makes of such images."""
     with torch.no_grad():
         maps = model.pyramid(model.backbone, images[:1])
-    last = [x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() for x in maps]
-    formats = [torch.channels_last if is_last else torch.contiguous_format for is_last in last]
-    return [
-        torch.randn(len(images), *x.shape[1:]).to(memory_format=format_)
-        for x, format_ in zip(maps, formats, strict=True)
-    ]
+    noise = []
+    for x in maps:
+        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        memory_format = torch.channels_last if last else torch.contiguous_format
+        noise.append(torch.randn(len(images), *x.shape[1:]).to(memory_format=memory_format))
+    return noise
 
 
 def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
@@ -296,39 +243,20 @@ def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
     from ..weights.released_stvit import load_release
 
     block: Any = pool.blocks[0]
-    gram = pool.gram
-    theirs = rival(
-        pool.channels,
-        pool.num_classes,
-        level=pool.level,
-        dim=pool.dim,
-        groups=pool.groups,
-        tokens=pool.tokens,
-        mean_token=pool.mean_token,
-        gram=gram is not None,
-        gram_dim=None if gram is None else gram.gram_dim,
-        gram_groups=1 if gram is None else gram.embed.shape[0] // pool.groups,
-        attn_dim=block.q.out_features,
-        heads=block.heads,
-        mlp_ratio=block.mlp.fc1.out_features * block.mlp.channel_groups / pool.dim,
-        mlp_groups=block.mlp.channel_groups,
-        head_mixing=block.mix_before is not None,
-        classifier=pool.classifier_kind,
-        drop=block.drop.p,
-        fc_drop=pool.fc_drop_rate,
-        light=pool.light,
-    )
+    mlp, gram = block.mlp, pool.gram
+    same = ("level", "dim", "groups", "tokens", "mean_token", "light")
+    arguments: dict[str, Any] = {name: getattr(pool, name) for name in same}
+    arguments |= dict(gram=gram is not None, gram_dim=None, gram_groups=1, attn_dim=block.q.out_features)
+    if gram is not None:
+        arguments |= dict(gram_dim=gram.gram_dim, gram_groups=gram.embed.shape[0] // pool.groups)
+    arguments |= dict(mlp_ratio=mlp.fc1.out_features * mlp.channel_groups / pool.dim, mlp_groups=mlp.channel_groups)
+    arguments |= dict(heads=block.heads, head_mixing=block.mix_before is not None, classifier=pool.classifier_kind)
+    theirs = rival(pool.channels, pool.num_classes, drop=block.drop.p, fc_drop=pool.fc_drop_rate, **arguments)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     load_release(pool, theirs.state_dict())
     return theirs
-
-
-def _macs(model: nn.Module, inputs: Iterable[Tensor]) -> int:
-    from ..inspection.macs import count_calls
-
-    return count_calls(model, *[(1, *x.shape[1:]) for x in inputs])[0]
 
 
 @torch.no_grad()

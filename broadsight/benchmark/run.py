@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -22,36 +22,19 @@ from torch import nn
 from .. import files
 from ..deployment.formats import runtimes
 from ..errors import nearest
-from .candidates import Contender, blame, build, load_rival, name_and_size, variants
+from .candidates import Contender, Variant, blame, build, load_rival, name_and_size
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .memory import kernel_launches, peak_memory, saved_for_backward
-from .settings import DTYPES, RUNTIMES, Settings
-from .timing import Summary, interleave, median_interval, paired_ratio, summarize
+from .settings import DTYPES as DTYPES
+from .settings import RUNTIMES as RUNTIMES
+from .settings import Settings
+from .timing import Summary, interleave, paired_ratio, summarize
+from .timing import median_interval as median_interval
 
 try:
     import resource
 except ImportError:  # Windows has no page-fault counter to read; the column stays empty there
     resource = None
-
-__all__ = [
-    "DTYPES",
-    "RUNTIMES",
-    "Report",
-    "Row",
-    "Settings",
-    "Summary",
-    "describe_machine",
-    "expand",
-    "fixed_threads",
-    "interleave",
-    "measure",
-    "measure_sizes",
-    "median_interval",
-    "paired_ratio",
-    "saved_for_backward",
-    "summarize",
-    "write_json",
-]
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
@@ -61,55 +44,35 @@ TRAIN_FORWARDS = 3  # a step multiplies once forward and twice backward: towards
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: a model under a runtime.
-
-    Args:
-        params: Parameters, after fusing if asked for.
-        macs: Multiply-accumulates that one image's forward pass executes.
-        wall_ms, cpu_ms: Milliseconds per call (one batch): elapsed, and consumed by the process in all its threads.
-        throughput: Images per second at the median wall time.
-        ratio, cpu_ratio: This contender's time over the yardstick's, paired within each round. Above 1 is slower. The
-            yardstick is the first contender; with `Settings.against` that implementation of the same pool.
-        speedup: The inverse of cpu_ratio: the yardstick's CPU time over this contender's.
-        peak_fraction: 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best
-            against best, since both are what the machine can do when left alone. A training step counts as 3 forwards.
-            Above 1 means that the dtype is emulated and large products, of all things, are what it is slowest at.
-        peak_bytes: See `peak_memory`; None in an exported runtime, whose allocations torch does not see.
-        saved_bytes: See `saved_for_backward`; None in inference, like
-        saved_ratio: these over the yardstick's.
-        launches: See `kernel_launches`; None unless a pool is run alone and eagerly.
-        page_faults: Median of the minor page faults per call: memory handed back to the system and fetched anew.
-        wall_samples_ms, cpu_samples_ms: Every round, in order.
-        size: Height and width of the images; None in reports that are older than it, like
-        artefact_bytes: what lies on the disk: the exported files, or the weights as safetensors;
-        start_up_s, import_s, resident_bytes: what a fresh process takes, see `start_up.StartUp`;
-        difference: how far an exported runtime's outputs are from the model's, relative to the largest.
-    """
+    """One contender: a model under a runtime; with the yardstick: the first, or with `Settings.against` that pool."""
 
     model: str
     runtime: str
-    params: int
-    macs: int
-    wall_ms: Summary
-    cpu_ms: Summary
-    throughput: float
-    ratio: Summary
+    params: int  # after fusing if asked for
+    macs: int  # multiply-accumulates that one image's forward pass executes
+    wall_ms: Summary  # of a call (one batch): elapsed,
+    cpu_ms: Summary  # and consumed by the process in all its threads
+    throughput: float  # images per second at the median wall time
+    ratio: Summary  # of the wall time to the yardstick's, paired within each round; above 1 is slower
     cpu_ratio: Summary
-    speedup: Summary
+    speedup: Summary  # the inverse of cpu_ratio
+    # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best against best, since
+    # both are what the machine can do when left alone. A training step counts as 3 forwards. Above 1 means that the
+    # dtype is emulated and large products, of all things, are what it is slowest at.
     peak_fraction: float
-    peak_bytes: int | None
-    saved_bytes: int | None
-    saved_ratio: float | None
-    launches: int | None
-    page_faults: float | None
-    wall_samples_ms: list[float]
+    peak_bytes: int | None  # see `peak_memory`; None in an exported runtime, whose allocations torch does not see
+    saved_bytes: int | None  # see `saved_for_backward`; None in inference, like
+    saved_ratio: float | None  # these over the yardstick's
+    launches: int | None  # see `kernel_launches`; None unless a pool is run alone and eagerly
+    page_faults: float | None  # median of the minor ones in a call: memory handed back to the system and fetched anew
+    wall_samples_ms: list[float]  # every round, in order
     cpu_samples_ms: list[float]
-    size: list[int] | None = None
-    artefact_bytes: int | None = None
-    start_up_s: float | None = None
+    size: list[int] | None = None  # height and width of the images; None in reports that are older than it, like
+    artefact_bytes: int | None = None  # what lies on the disk: the exported files, or the weights as safetensors,
+    start_up_s: float | None = None  # what a fresh process takes, see `cold_start.StartUp`,
     import_s: float | None = None
     resident_bytes: int | None = None
-    difference: float | None = None
+    difference: float | None = None  # of an exported runtime's outputs from the model's, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -123,31 +86,27 @@ class Report:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
         """Takes reports of earlier versions as well: what these did not measure is None."""
-        summaries = {field.name for field in fields(Row) if field.type is Summary}
-        unknown: dict[str, Any] = {"saved_ratio": None, "launches": None}
-
-        def revive(row: dict[str, Any]) -> Row:
+        rows = []
+        for row in data["rows"]:
             if "speedup" not in row:
                 row = row | {"speedup": asdict(paired_ratio(data["rows"][0]["cpu_samples_ms"], row["cpu_samples_ms"]))}
-            values: dict[str, Any] = {name: Summary(**row[name]) for name in summaries}
-            return Row(**(unknown | row | values))
+            values: dict[str, Any] = {one.name: Summary(**row[one.name]) for one in fields(Row) if one.type is Summary}
+            rows.append(Row(**({"saved_ratio": None, "launches": None} | row | values)))
+        return cls(data["machine"], Settings(**data["settings"]), rows)
 
-        return cls(data["machine"], Settings(**data["settings"]), [revive(row) for row in data["rows"]])
 
-
-@dataclass(frozen=True)
-class _Sample:
+class _Sample(NamedTuple):
     wall: float  # seconds
     cpu: float  # seconds
     faults: int
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     contender: Contender
     settings: Settings
     yardstick: int  # position of whom it is compared with
-    place: int  # of its size among the sizes
+    at: str  # its size, in words if there are several
+    weight: int  # its pixels, where the smallest size has 1
 
 
 def measure(
@@ -182,7 +141,12 @@ def measure_sizes(
     larger size as so many at the smallest as it has times the pixels.
     """
     each = [replace(settings, size=size) for size in sizes]
-    models = variants(expand(names), settings)
+    models = [
+        Variant(name, pool, broadcast, size)
+        for name, size in map(name_and_size, expand(names))
+        for pool in settings.pools or (None,)
+        for broadcast in settings.broadcasts or ("none",)
+    ]
     if len(sizes) > 1 and (own := next((model for model in models if model.size), None)):
         raise ValueError(f"{own} has a size of its own beside several sizes; drop its @, or name one size")
     keeping: Any = nullcontext()
@@ -206,29 +170,28 @@ def measure_sizes(
             progress(done, total, doing)
         done += weight
 
-    at = (lambda place: "") if len(sizes) == 1 else (lambda place: " at {}x{}".format(*sizes[place]))
     compiling = _room_for_compilations(per_size * len(sizes)) if "compile" in settings.runtimes else nullcontext()
-    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as files:
+    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as artefacts:
         machine = describe_machine(settings)
         entries: list[_Entry] = []
-        for place, here in enumerate(each):
-            first = len(entries)
+        for here, weight in zip(each, weights, strict=True):
+            first, at = len(entries), " at {}x{}".format(*here.size) if len(sizes) > 1 else ""
             for variant in models:
-                step(f"building {variant}{at(place)}")
-                made = build(variant, here, rival, files)
+                step(f"building {variant}{at}")
+                made = build(variant, here, rival, artefacts)
                 yardstick = first if rival is None else len(entries)
-                entries += [_Entry(one, replace(here, size=one.size), yardstick, place) for one in made]
+                entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
                 _share_weights(before.contender.model, entry.contender.model)
         step("matrix-product peak of this machine")
         machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES)
         for entry in entries:
             for _ in range(settings.warmup):
-                step(f"warming up {entry.contender}{at(entry.place)}", weights[entry.place])
+                step(f"warming up {entry.contender}{entry.at}", entry.weight)
                 _timed(entry.contender, entry.settings)
 
         def timed(entry: _Entry, round_: int) -> _Sample:
-            step(f"round {round_ + 1} of {settings.rounds}{at(entry.place)}", weights[entry.place])
+            step(f"round {round_ + 1} of {settings.rounds}{entry.at}", entry.weight)
             return _timed(entry.contender, entry.settings)
 
         samples = interleave(entries, timed, settings.rounds)
@@ -237,14 +200,20 @@ def measure_sizes(
         rows: list[Row] = []
         for entry, mine in zip(entries, samples, strict=True):
             # After the timing: watching what is saved makes torch.compile specialise a second time.
-            step(f"memory of {entry.contender}{at(entry.place)}", weights[entry.place])
+            step(f"memory of {entry.contender}{entry.at}", entry.weight)
             row = _row(entry.contender, mine, samples[entry.yardstick], machine["gemm_flops"], entry.settings)
             if row.saved_bytes is not None:
                 base = (rows[entry.yardstick] if entry.yardstick < len(rows) else row).saved_bytes or 1
                 row = replace(row, saved_ratio=row.saved_bytes / base)
             if fresh:
-                step(f"a fresh process with {entry.contender}{at(entry.place)}")
-                row = _started(row, entry)
+                from . import cold_start
+
+                step(f"a fresh process with {entry.contender}{entry.at}")
+                assert entry.contender.artefact is not None
+                with blame(str(entry.contender), "starting elsewhere"):
+                    found = cold_start.measure(entry.contender, entry.settings, entry.contender.artefact)
+                costs = dict(start_up_s=found.seconds, import_s=found.import_s, resident_bytes=found.resident_bytes)
+                row = replace(row, **costs)
             rows.append(row)
     if progress:
         progress(total, total, "done")
@@ -278,8 +247,7 @@ def expand(names: Sequence[str]) -> list[str]:
 
 def write_json(data: Any, path: str | Path) -> None:
     """Write JSON, null for what is no number; like a plot, the file appears complete or not at all."""
-    data = json.loads(json.dumps(data), parse_constant=lambda _: None)
-    files.write_json(data, path)
+    files.write_json(json.loads(json.dumps(data), parse_constant=lambda _: None), path)
 
 
 def _share_weights(source: nn.Module, target: nn.Module) -> None:
@@ -315,6 +283,11 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
     wall = summarize(wall_ms)
     flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
     contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
+    artefact_bytes = None
+    if contender.artefact is not None:
+        from .runtimes import file_bytes
+
+        artefact_bytes = file_bytes(contender.artefact)
     with blame(str(contender), "measuring memory"):
         peak_bytes = None if contender.runtime in runtimes() else peak_memory(contender.call, settings.device)
         saved_bytes = saved_for_backward(contender.model, contender.forward) if settings.train else None
@@ -342,27 +315,9 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
         wall_samples_ms=wall_ms,
         cpu_samples_ms=cpu_ms,
         size=list(contender.size),
-        artefact_bytes=_artefact_bytes(contender),
+        artefact_bytes=artefact_bytes,
         difference=contender.difference,
     )
-
-
-def _artefact_bytes(contender: Contender) -> int | None:
-    if contender.artefact is None:
-        return None
-    from .runtimes import file_bytes
-
-    return file_bytes(contender.artefact)
-
-
-def _started(row: Row, entry: _Entry) -> Row:
-    """A row with what the contender takes in a fresh process."""
-    from . import cold_start as start_up
-
-    assert entry.contender.artefact is not None
-    with blame(str(entry.contender), "starting elsewhere"):
-        found = start_up.measure(entry.contender, entry.settings, entry.contender.artefact)
-    return replace(row, start_up_s=found.seconds, import_s=found.import_s, resident_bytes=found.resident_bytes)
 
 
 def _page_faults() -> int:

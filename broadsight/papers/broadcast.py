@@ -12,7 +12,6 @@ from ..layers.context_broadcast import OPERATIONS
 from .tables import Row, more_rows, static_figures
 
 ADDED = "added operations"
-SIZE = (224, 224)
 
 
 def rows(tables: dict[str, Any]) -> Iterator[Row]:
@@ -20,8 +19,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
     more = more_rows("context_broadcast")
     for where, name, figures in more["baselines"]:
         yield f"{where}: {name}", figures, partial(blank_model, name)
-    for entry in tables["models"]:
-        name = registered(entry["model"])
+    for name, entry in _registered(tables).items():
         yield f"Table S1: {name}", static_figures(entry), partial(blank_model, name)
     listed = {more["rows"][row]: added for row, added in tables["added_mops_vit_small"].items()}
     for where, name, added, _ in more["added"]:
@@ -32,19 +30,18 @@ def printed(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
     """What the tables print for registered models, by name."""
     more = more_rows("context_broadcast")
     accuracies = {name: top1 for _, name, _, top1 in more["added"] if top1} | more["also_on"]
-    found = {registered(entry["model"]): entry for entry in tables["models"]}
-    return found | {name: {"top1": top1} for name, top1 in accuracies.items()}
+    return _registered(tables) | {name: {"top1": top1} for name, top1 in accuracies.items()}
 
 
-def registered(row: str) -> str:
-    """The name of our model for a row such as "deit_tiny_distilled + cb"."""
-    return row.replace(" + ", "_")
+def _registered(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Rows such as "deit_tiny_distilled + cb" by the name of our model."""
+    return {entry["model"].replace(" + ", "_"): entry for entry in tables["models"]}
 
 
 def added_operations(model: nn.Module) -> float:
-    """Millions of operations that context broadcasting adds for an image of SIZE, counted where they are executed."""
+    """Millions of operations that context broadcasting adds at 224 pixels, counted where they are executed."""
 
     def added(module: nn.Module, inputs: tuple, output: Any) -> int:
         return OPERATIONS[module.kind] * output.numel() if isinstance(module, ContextBroadcast) else 0
 
-    return count_calls(model, (1, 3, *SIZE), beyond=added)[1] / 1e6
+    return count_calls(model, (1, 3, 224, 224), beyond=added)[1] / 1e6

@@ -43,17 +43,12 @@ NECKS: dict[str, tuple[str, dict[str, Any]]] = {
     "map_convnext_tiny": ("convnext_tiny", dict(dim=384, mlp_groups=2)),
     "map_convnext_small": ("convnext_small", dict(dim=384, mlp_groups=2)),
 }
-NO_PVT = "timm has no PVT of the first version"
-NO_UPERNET = "segmentation-models-pytorch is not installed; pip install broadsight[seg]"
 
 # Tables whose figures are cut off, not rounded: 26.66 M is printed as 26. Operations of EMSNet's may be either.
 ROUNDINGS = {
-    ("Table 3.3: retinanet", "params"): (ROUND_DOWN,),
-    ("Table 3.3: retinanet", "macs"): (ROUND_DOWN, ROUND_HALF_UP),
-    ("Table 3.4: mask_rcnn", "params"): (ROUND_DOWN,),
-    ("Table 3.4: mask_rcnn", "macs"): (ROUND_DOWN, ROUND_HALF_UP),
-    ("Table 5.4: mask_rcnn", "params"): (ROUND_DOWN,),
-    ("Table 5.4: mask_rcnn", "macs"): (ROUND_DOWN,),
+    "Table 3.3: retinanet": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN, ROUND_HALF_UP)},
+    "Table 3.4: mask_rcnn": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN, ROUND_HALF_UP)},
+    "Table 5.4: mask_rcnn": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN,)},
 }
 
 
@@ -66,14 +61,11 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         height, width = SETTINGS[task][1]
         build: Callable[[], nn.Module] | str = partial(DenseModel, task, backbone)
         if backbone == "map_pvt_small":
-            build = NO_PVT
+            build = "timm has no PVT of the first version"
         elif task == "upernet" and find_spec("segmentation_models_pytorch") is None:
-            build = NO_UPERNET
-        yield (
-            f"{more['tables'][paper][task]}: {task} on {backbone}",
-            {"params": params, f"macs at {height}x{width}": macs},
-            build,
-        )
+            build = "segmentation-models-pytorch is not installed; pip install broadsight[seg]"
+        figures = {"params": params, f"macs at {height}x{width}": macs}
+        yield f"{more['tables'][paper][task]}: {task} on {backbone}", figures, build
 
 
 def convention(name: str) -> Convention:
@@ -83,7 +75,7 @@ def convention(name: str) -> Convention:
 
 def roundings(row: str, figure: str) -> tuple[str, ...]:
     """How the table of a row, with its name, may have come to the printed digits."""
-    return ROUNDINGS.get((row.partition(" on ")[0], figure.partition(" ")[0]), (ROUND_HALF_UP,))
+    return ROUNDINGS.get(row.partition(" on ")[0], {}).get(figure.partition(" ")[0], (ROUND_HALF_UP,))
 
 
 class DenseModel(nn.Module):
@@ -100,19 +92,16 @@ class DenseModel(nn.Module):
         if hasattr(model, "roi_heads"):
             maps = model.backbone(model.transform.normalize(images))
             model.rpn.head(list(maps.values()))
-            for heads in getattr(model.roi_heads, "steps", [model.roi_heads]):
-                run_heads(heads, model.backbone.out_channels, images)
+            for heads in getattr(model.roi_heads, "steps", [model.roi_heads]):  # the stages of a cascade
+                width = model.backbone.out_channels
+                heads.box_predictor(heads.box_head(images.new_zeros(BOXES, width, *heads.box_roi_pool.output_size)))
+                if heads.has_mask():
+                    regions = images.new_zeros(MASKS, width, *heads.mask_roi_pool.output_size)
+                    heads.mask_predictor(heads.mask_head(regions))
         elif hasattr(model, "raw"):
             model.raw(images)
         else:
             model(images)
-
-
-def run_heads(heads: Any, width: int, like: Tensor) -> None:
-    """Box head and mask head of an R-CNN, or of one stage of a cascade, on regions of maps of this width."""
-    heads.box_predictor(heads.box_head(like.new_zeros(BOXES, width, *heads.box_roi_pool.output_size)))
-    if heads.has_mask():
-        heads.mask_predictor(heads.mask_head(like.new_zeros(MASKS, width, *heads.mask_roi_pool.output_size)))
 
 
 @lru_cache(maxsize=32)  # the same for all tasks, and slow to open

@@ -1,7 +1,7 @@
 """How each paper counts: the multiply-accumulates of its own formulation, by its own counting tool.
 
-A paper's figure may hold more than the products that we execute: operations that its tool counted (norms, pooling), and
-work that our form of a layer does not do. A Convention says the first, the cases of `beyond` the second.
+A paper's figure may hold more than the products that we execute: operations that its tool counted (norms, pooling), as
+a Convention says, and work that our form of a layer does not do, as the cases of `beyond` say.
 """
 
 from collections.abc import Sequence
@@ -31,26 +31,18 @@ from ..surgery.pooling import PooledModel
 
 @dataclass(frozen=True)
 class Convention:
-    """What a counting tool adds to convolutions and matrix products, or that it knows layers alone.
-
-    Args:
-        name: How tables name the convention.
-        layers_only: Of all products, those of Conv2d and Linear modules alone; attention and the like are free. Then
-            `beyond` gives whatever a layer's published form has in such modules and ours has not.
-        layer_norm, batch_norm, gelu: Operations per element of the result.
-        sample: Operations per element sampled bilinearly.
-        pool: Operations per element pooled globally.
-        transposed_at_output: Transposed convolutions are counted on the larger map, a known slip of older tools.
-    """
+    """What a counting tool adds to convolutions and matrix products, or that it knows layers alone."""
 
     name: str
+    # Of all products, those of Conv2d and Linear modules alone; attention and the like are free. Then `beyond` gives
+    # whatever a layer's published form has in such modules and ours has not.
     layers_only: bool = False
-    layer_norm: int = 0
+    layer_norm: int = 0  # operations per element of the result
     batch_norm: int = 0
     gelu: int = 0
-    sample: int = 0
-    pool: int = 0
-    transposed_at_output: bool = False
+    sample: int = 0  # operations per element sampled bilinearly
+    pool: int = 0  # operations per element pooled globally
+    transposed_at_output: bool = False  # counted on the larger map, a known slip of older tools
 
 
 PRODUCTS = Convention("products")
@@ -66,11 +58,7 @@ def published_macs(model: nn.Module, size: tuple[int, int], convention: Conventi
 
 
 def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> tuple[int, int]:
-    """(executed, extra) of one call on tensors of the given shapes.
-
-    `extra` is what the paper's formulation and tool hold beyond the products that are executed; it is negative where
-    the tool overlooks more than that.
-    """
+    """(executed, extra) of one call on tensors of the given shapes; where the tool overlooks more, extra is negative."""
     executed, extra = count_calls(model, *shapes, beyond=lambda module, *call: beyond(module, convention, *call))
     return executed, extra - (executed if convention.layers_only else 0)
 
@@ -78,18 +66,11 @@ def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> t
 @singledispatch
 def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any) -> int:
     """What the published form and the tool have beyond the products that a layer executes in one call."""
-    kind = next((kind for kind in type(module).__mro__ if kind in PER_ELEMENT), None)
-    return getattr(convention, PER_ELEMENT[kind]) * output.numel() if kind else 0
-
-
-# Operations per element of the result, as a convention has them.
-PER_ELEMENT: dict[type, str] = {
-    nn.LayerNorm: "layer_norm",
-    LayerNorm2d: "layer_norm",
-    nn.BatchNorm1d: "batch_norm",
-    nn.BatchNorm2d: "batch_norm",
-    nn.GELU: "gelu",
-}
+    if isinstance(module, (nn.LayerNorm, LayerNorm2d)):
+        return convention.layer_norm * output.numel()
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return convention.batch_norm * output.numel()
+    return convention.gelu * output.numel() if isinstance(module, nn.GELU) else 0
 
 
 @beyond.register
@@ -99,13 +80,10 @@ def _(module: SelectAdaptivePool2d, convention: Convention, inputs: tuple, outpu
 
 @beyond.register(nn.Conv2d)
 @beyond.register(nn.Linear)
+@beyond.register(nn.ConvTranspose2d)
 def _(module: Any, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return output.numel() * module.weight[0].numel() if convention.layers_only else 0
-
-
-@beyond.register
-def _(module: nn.ConvTranspose2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return inputs[0].numel() * module.weight[0].numel() if convention.layers_only else 0
+    positions = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
+    return positions.numel() * module.weight[0].numel() if convention.layers_only else 0
 
 
 @beyond.register
@@ -119,11 +97,8 @@ def _(module: SuperTokenAttention, convention: Convention, inputs: tuple, output
     """The authors' unfold and fold, which are convolutions, and their first pooling."""
     B, C, H, W = output.shape
     (h, w), p, q = module.cell, -(-H // module.cell[0]), -(-W // module.cell[1])
-    if module.cell == (1, 1):
-        return 0
-    unfolds = (module.iterations + 1) * 81 * C
-    folds = module.iterations * 81 + module.iterations * 81 * C
-    return B * (p * q * (unfolds + folds) + convention.pool * C * p * h * q * w)
+    moved = 81 * (module.iterations * (2 * C + 1) + C)
+    return 0 if module.cell == (1, 1) else B * p * q * (moved + convention.pool * C * h * w)
 
 
 @beyond.register
@@ -131,11 +106,8 @@ def _(module: PartialAttention, convention: Convention, inputs: tuple, output: T
     """The equations project every token, background included, before the one query."""
     B, N, C = output.shape
     background = N - module.foreground_count(N)
-    if not background:
-        return 0
-    projected = 3 * background * C**2 + 2 * background * C
     executed = 2 * C**2 + 2 * module.heads * N * C
-    return B * (projected - executed)
+    return B * (background * (3 * C**2 + 2 * C) - executed) if background else 0
 
 
 @beyond.register
@@ -166,8 +138,7 @@ def _(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any
     if not convention.layers_only:
         return 0
     B, _, height, width = inputs[0][module.merge.level].shape
-    positions, block = height * width, module.block
-    tokens = module.learned.shape[1]
+    positions, block, tokens = height * width, module.block, module.learned.shape[1]
     projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
     attention = projections * block.q.weight.numel()
     mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
@@ -176,10 +147,7 @@ def _(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any
 
 @beyond.register
 def _(module: MultiTokenPool, convention: Convention, inputs: tuple, output: Any) -> int:
-    """The published form concatenates the maps at one grid, makes keys and values, and lets every token ask.
-
-    Where layers alone count this is all of it, as ours are no modules.
-    """
+    """Maps at one grid, keys and values for all, every token asks; if layers alone count, all of it: ours are none."""
     maps, at = inputs[0], module.level if module.level > 0 else -1
     B, grid = maps[at].shape[0], maps[at].shape[-2:]
     positions, made = grid[0] * grid[1], module.tokens + module.distill_tokens

@@ -13,14 +13,16 @@ from ..layers import AveragePool, MultiTokenPool
 from ..surgery.pooling import PooledModel, swap_pool
 from .tables import Row, more_rows, static_figures
 
-NOT_IN_TIMM = "timm has no such model"
 NO_FASTER_VIT = "FasterViT is neither in timm nor elsewhere under a free licence"
 
 
 def rows(tables: dict[str, Any]) -> Iterator[Row]:
     """Every figure once, though several tables print it; the supplement's tables have an S."""
     more = more_rows("map")
-    modules = {name: _module_figures(*printed) for name, *printed in more["modules"]}
+    modules = {}  # rows of Table S1; the last figures are those over the model without the pooling
+    for name, baseline, *figures in more["modules"]:
+        columns = (*MODULE_SIZES, f"params over {baseline}", f"macs over {baseline}")
+        modules[name] = dict(zip(columns, figures, strict=True))
     for entry in tables["models"]:
         backbone, pool = entry["backbone"], entry["pool"].split()[0]
         where, name = more["models"][f"{backbone} {pool}"]
@@ -42,7 +44,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         build = partial(_grouped, name, int(groups), int(tokens))
         yield f"Table 9: {name}, {step} ({groups} x {tokens})", {"macs": macs}, build
     for where, name, params, macs in more["baselines"]:
-        lacking = NO_FASTER_VIT if name.startswith("FasterViT") else NOT_IN_TIMM
+        lacking = NO_FASTER_VIT if name.startswith("FasterViT") else "timm has no such model"
         build = partial(blank_model, name) if timm.is_model(name) else lacking
         yield f"{where}: {name}", {"params": params, "macs at 320" if "nfnet" in name else "macs": macs}, build
 
@@ -56,12 +58,6 @@ def printed(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
     return pooled | scaled | {"map_resnet50": more["released"]}
 
 
-def _module_figures(baseline: str, *printed: str) -> dict[str, str]:
-    """A row of Table S1; the last figures are those over the model without the pooling."""
-    names = (*MODULE_SIZES, f"params over {baseline}", f"macs over {baseline}")
-    return dict(zip(names, printed, strict=True))
-
-
 MODULE_SIZES: dict[str, Callable[[Any], int]] = {
     "input size": lambda model: sum(model.head.merge.used),
     "hidden size": lambda model: model.head.dim,
@@ -72,37 +68,26 @@ MODULE_SIZES: dict[str, Callable[[Any], int]] = {
     "groups": lambda model: model.head.groups,
     "tokens": lambda model: model.head.tokens,
 }
-STAGES = (1, 2, 3, 4)
-SIZES: dict[str, Callable[[Any], int]] = {
-    **MODULE_SIZES,
-    **{f"layers of stage {i}": lambda model, i=i: len(model.backbone.get_submodule(f"layer{i}")) for i in STAGES},
-    **{
-        f"channels of stage {i}": lambda model, i=i: model.backbone.get_submodule(f"layer{i}.0.conv1").out_channels
-        for i in STAGES
-    },
-}
+SIZES = MODULE_SIZES.copy()
+for i in (1, 2, 3, 4):
+    SIZES[f"layers of stage {i}"] = lambda model, i=i: len(model.backbone.get_submodule(f"layer{i}"))
+    SIZES[f"channels of stage {i}"] = lambda model, i=i: model.backbone.get_submodule(f"layer{i}.0.conv1").out_channels
 
 
 @lru_cache(maxsize=4)
-def _swapped(backbone: str, pool: str, **kwargs: Any) -> nn.Module:
+def _swapped(backbone: str, pool: str) -> nn.Module:
     with torch.device("meta"):
-        return swap_pool(backbone, pool, **kwargs)
+        return swap_pool(backbone, pool)
 
 
 def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = None) -> nn.Module:
     """A model of the MAP paper with another number of tokens; a single one needs no average."""
     usual: Any = _swapped(backbone, "map") if backbone == "resnet50" else blank_model(f"map_{backbone}")
+    same: dict[str, Any] = dict(level=usual.head.level, dim=usual.head.dim, groups=groups, tokens=tokens)
+    attn_dim = attn_dim or usual.head.blocks[0].q.out_features
     with torch.device("meta"):
-        pool = MultiTokenPool(
-            usual.pyramid.channels,
-            usual.num_classes,
-            level=usual.head.level,
-            dim=usual.head.dim,
-            groups=groups,
-            tokens=tokens,
-            mean_token=tokens > 1,
-            attn_dim=attn_dim or usual.head.blocks[0].q.out_features,
-        )
+        maps, classes = usual.pyramid.channels, usual.num_classes
+        pool = MultiTokenPool(maps, classes, mean_token=tokens > 1, attn_dim=attn_dim, **same)
     return PooledModel(usual.backbone, usual.pyramid, pool)
 
 

@@ -1,7 +1,4 @@
-"""The published figures, every number as the text that was printed.
-
-paper_tables.yaml is copied as facts from the papers; more_rows.yaml holds what is needed beside it.
-"""
+"""The published figures, every number as printed: facts of the papers, and in more_rows.yaml what they leave out."""
 
 from collections.abc import Callable
 from functools import cache

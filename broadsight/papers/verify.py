@@ -43,14 +43,8 @@ TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadca
 SUBJECTS = (*SOURCES, "dense")  # what can be verified
 
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
-CONVENTIONS = {
-    "stvit": FVCORE,
-    "emsnet": OLD_PROFILER,
-    "mat": FVCORE,
-    "partialformer": PRODUCTS,
-    "map": LAYERS,
-    "context_broadcast": PRODUCTS,
-}
+CONVENTIONS = dict(stvit=FVCORE, emsnet=OLD_PROFILER, mat=FVCORE, partialformer=PRODUCTS, map=LAYERS)
+CONVENTIONS["context_broadcast"] = PRODUCTS
 
 # The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
 ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP)}
@@ -106,12 +100,9 @@ def render(checks: Sequence[Check]) -> Table:
     """The checks as a table for the terminal."""
     caption = "params in M, macs in G (M where marked), at 224x224 unless marked (height x width)"
     table = Table(title="Published figures, recomputed", caption=caption)
-    for column in ("family", "row", "figure", "counted as"):
-        table.add_column(column, overflow="fold")
-    for column in ("paper", "ours", "executed"):
-        table.add_column(column, justify="right")
-    table.add_column("match")
-    table.add_column("note", overflow="fold")
+    numbers = ("paper", "ours", "executed")
+    for column in ("family", "row", "figure", "counted as", *numbers, "match", "note"):
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     marks = {"match": ("yes", "green"), "explained": ("no, explained", "yellow"), "miss": ("NO", "red")}
     for c in checks:
         ours, executed = ("" if x is None else f"{x:.3f}" for x in (c.ours, c.executed))
@@ -122,9 +113,6 @@ def render(checks: Sequence[Check]) -> Table:
     return table
 
 
-PRINTED = {"paper_params_m": "params", "paper_macs_g": "macs", "paper_top1": "top1"}
-
-
 def catalogue(
     pattern: str | None = None, progress: Progress | None = None, families: Sequence[str] = FAMILIES
 ) -> list[dict[str, Any]]:
@@ -132,25 +120,28 @@ def catalogue(
 
     Without a pattern a model that has two names is listed once.
     """
-    second_names = ALIASES if pattern is None else ()
-    chosen = {
-        family: [n for n in timm.list_models(module=family) if fnmatch(n, pattern or "*") and n not in second_names]
-        for family in families
-    }
-    total = sum(len(names) for names in chosen.values())
-    rows: list[dict[str, Any]] = []
-    for family, names in chosen.items():
-        printed = _printed_of_models(family)
-        for name in names:
-            if progress:
-                progress(len(rows), total, name)
-            model = blank_model(name)
-            paper = printed.get(ALIASES.get(name, name), {})
-            figures = {key: _number(paper.get(figure)) for key, figure in PRINTED.items()}
-            params, macs = sum(p.numel() for p in model.parameters()), executed_macs(model, SIZE)
-            row = {"model": name, "family": family, "params": params, "macs": macs, **figures}
-            rows.append(row | {"source": SOURCES.get(family, "")})
+    names = [(family, name) for family in families for name in timm.list_models(module=family)]
+    names = [
+        (family, name) for family, name in names if fnmatch(name, pattern or "*") and (pattern or name not in ALIASES)
+    ]
+    printed = {family: printed_of_models(family) for family in families}
+    rows = []
+    for done, (family, name) in enumerate(names):
+        if progress:
+            progress(done, len(names), name)
+        model, paper = blank_model(name), printed[family].get(ALIASES.get(name, name), {})
+        row = {"model": name, "family": family}
+        row |= {"params": sum(p.numel() for p in model.parameters()), "macs": executed_macs(model, SIZE)}
+        for key, figure in {"paper_params_m": "params", "paper_macs_g": "macs", "paper_top1": "top1"}.items():
+            row[key] = float(paper[figure]) if figure in paper else None
+        rows.append(row | {"source": SOURCES.get(family, "")})
     return rows
+
+
+def printed_of_models(family: str) -> dict[str, dict[str, str]]:
+    """What the tables print for registered models, by name."""
+    tables = published().get(family, {"models": []})
+    return TABLES[family].printed(tables) if family in TABLES else {entry["model"]: entry for entry in tables["models"]}
 
 
 def _rows(family: str) -> Iterator[Row]:
@@ -161,18 +152,24 @@ def _rows(family: str) -> Iterator[Row]:
     for entry in tables["models"]:
         yield entry["model"], static_figures(entry), partial(blank_model, entry["model"])
     for entry in tables.get("isotropic", []):
-        dims, depths = _whole(entry["channels"]), _whole(entry["depths"])
+        dims, depths = [int(n) for n in entry["channels"]], [int(n) for n in entry["depths"]]
         position = "relative" if entry["rpe"] == "true" else "none"
         build = partial(_isotropic, dims, depths, position)
-        yield f"isotropic {list(dims)}, {position} position", static_figures(entry), build
+        yield f"isotropic {dims}, {position} position", static_figures(entry), build
     if ablation := more_rows("ablations").get(family):
         for entry in tables[ablation["table"]]:
             changes = ablation["rows"][entry["variant"]].items()
-            settings = {name: _whole(value) if isinstance(value, list) else value for name, value in changes}
+            settings = {name: tuple(map(int, value)) if isinstance(value, list) else value for name, value in changes}
             yield entry["variant"], static_figures(entry), partial(blank_model, ablation["model"], **settings)
     if module := tables.get("attention_module"):
         build = partial(_AttentionModule, *(int(module[name]) for name in ("height", "width", "dim", "heads")))
         yield "one attention module", {"macs": module["mmacs"]}, build
+
+
+def _isotropic(dims: Sequence[int], depths: Sequence[int], position: str) -> nn.Module:
+    heads = [dim // 32 for dim in dims]  # as Swin, with which that table compares; the counts hardly depend on it
+    with torch.device("meta"):
+        return STViT(dims, depths, heads, projection=0, stem="patch", position=position, ffn="plain")
 
 
 class _AttentionModule(PartialAttention):
@@ -184,24 +181,30 @@ class _AttentionModule(PartialAttention):
 
 
 def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], nn.Module] | str) -> list[Check]:
-    name = row.rpartition(": ")[2]
     if isinstance(build, str):
         return [
             Check(family, row, figure, "", paper, None, None, "not run", build) for figure, paper in printed.items()
         ]
-    model, convention = build(), _convention(family, name)
+    name, model = row.rpartition(": ")[2], build()
+    if family == "dense":
+        convention = dense_tables.convention(name)
+    else:
+        # The isotropic rows fit when norms are left out (4.34 prints 4.3; with norms 4.35 would print 4.4). DaViT's
+        # figure is quoted from its own paper.
+        convention = PRODUCTS if name.startswith(("isotropic", "davit")) else CONVENTIONS[family]
     measured: dict[str, Measured] = {}
-    for figure in printed:
-        quantity, _, baseline = figure.partition(" over ")
-        measured[figure] = measured.get(quantity) or _measure(model, quantity, convention)
-        if baseline:
-            measured[figure] = _difference(measured[figure], _measure(blank_model(baseline), quantity, convention))
     checks = []
     for figure, paper in printed.items():
-        (ours, run, counted), note = measured[figure], ""
-        if any(_prints(ours, paper, rounding) for rounding in _roundings(family, row, figure)):
-            status = "match"
-        else:
+        quantity, _, baseline = figure.partition(" over ")
+        ours, run, counted = measured[figure] = measured.get(quantity) or _measure(model, quantity, convention)
+        if baseline:
+            its, its_run, _ = _measure(blank_model(baseline), quantity, convention)
+            ours, run = ours - its, None if run is None or its_run is None else run - its_run
+        roundings = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
+        if family == "dense":
+            roundings = dense_tables.roundings(row, figure)
+        status, note = "match", ""
+        if not any(_prints(ours, paper, rounding) for rounding in roundings):
             note = contradictions().get((family, name, figure), "")
             status = "explained" if note else "miss"
         checks.append(Check(family, row, figure, counted, paper, ours, run, status, note))
@@ -228,44 +231,6 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
     return (executed + extra) / 1e9, executed / 1e9, convention.name
 
 
-def _difference(ours: Measured, its: Measured) -> Measured:
-    return ours[0] - its[0], None if ours[1] is None or its[1] is None else ours[1] - its[1], ours[2]
-
-
-def _roundings(family: str, row: str, figure: str) -> Sequence[str]:
-    if family == "dense":
-        return dense_tables.roundings(row, figure)
-    return ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
-
-
-def _convention(family: str, name: str) -> Convention:
-    if family == "dense":
-        return dense_tables.convention(name)
-    # The isotropic rows fit when norms are left out (4.34 prints 4.3; with norms 4.35 would print 4.4). DaViT's figure
-    # is quoted from its own paper.
-    return PRODUCTS if name.startswith(("isotropic", "davit")) else CONVENTIONS[family]
-
-
 def _prints(ours: float, paper: str, rounding: str) -> bool:
     printed = Decimal(paper)
     return Decimal(repr(ours)).quantize(Decimal(1).scaleb(int(printed.as_tuple().exponent)), rounding) == printed
-
-
-def _printed_of_models(family: str) -> dict[str, dict[str, str]]:
-    """What the tables print for registered models, by name."""
-    tables = published().get(family, {"models": []})
-    return TABLES[family].printed(tables) if family in TABLES else {entry["model"]: entry for entry in tables["models"]}
-
-
-def _whole(numbers: Sequence[str]) -> tuple[int, ...]:
-    return tuple(map(int, numbers))
-
-
-def _isotropic(dims: Sequence[int], depths: Sequence[int], position: str) -> nn.Module:
-    heads = [dim // 32 for dim in dims]  # as Swin, with which that table compares; the counts hardly depend on it
-    with torch.device("meta"):
-        return STViT(dims, depths, heads, projection=0, stem="patch", position=position, ffn="plain")
-
-
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)

@@ -55,12 +55,20 @@ def add_context_broadcast(
     if present is not None:
         raise ValueError(f"{type(model).__name__} broadcasts context already ({present}); start from a fresh model")
     found = find_branches(model, image_size=image_size)
-    _refuse_missing(model, found, BRANCHES[branch])
+    kinds = sorted({one.kind for one in found})
+    if missing := next((one for one in BRANCHES[branch] if one not in kinds), None):
+        classes = ", ".join(sorted({type(one.module).__name__ for one in found}))
+        instead = f"; it has {' and '.join(kinds)} blocks ({classes})" if found else ""
+        looked = f"looked for {LOOKED_FOR[missing]}, over more than one token{instead}"
+        raise ValueError(f"{type(model).__name__} has no {missing} blocks; {looked}")
     # Everything is made before anything is changed, so that a refusal leaves the model as it was.
-    places = [(one, _tokens(one, position)) for one in found if one.kind in BRANCHES[branch]]
-    made = [_made(kind, tokens, class_token, [tokens.module, one.module, model]) for one, tokens in places]
+    made = []
+    for one in found:
+        if one.kind in BRANCHES[branch]:
+            tokens = _tokens(one, position)
+            made.append((one, tokens, _made(kind, tokens, class_token, [tokens.module, one.module, model])))
     described = as_edited(model)
-    for (one, tokens), broadcast in zip(places, made, strict=True):
+    for one, tokens, broadcast in made:
         _insert(model, one, tokens, broadcast)
     if getattr(model, "pretrained_cfg", None):  # without, nobody can save the model by a name
         how = dict(branch=branch, position=position, class_token=class_token, image_size=image_size)
@@ -99,18 +107,6 @@ class ImageCount:
         self.count.put(inputs[self.argument].shape[0])
 
 
-def _refuse_missing(model: nn.Module, found: Sequence[Branch], kinds: Sequence[str]) -> None:
-    present = sorted({branch.kind for branch in found})
-    for kind in kinds:
-        if kind not in present:
-            classes = ", ".join(sorted({type(branch.module).__name__ for branch in found}))
-            instead = f"; it has {' and '.join(present)} blocks ({classes})" if found else ""
-            raise ValueError(
-                f"{type(model).__name__} has no {kind} blocks; looked for {LOOKED_FOR[kind]}, over more than one token"
-                f"{instead}"
-            )
-
-
 def _tokens(branch: Branch, position: str) -> Tokens:
     tokens = getattr(branch, position)
     if tokens is None:
@@ -138,14 +134,13 @@ def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn
 
 
 def _insert(model: nn.Module, branch: Branch, tokens: Tokens, broadcast: ContextBroadcast) -> None:
-    module = tokens.module
-    module.context_broadcast = broadcast
+    tokens.module.context_broadcast = broadcast
     if tokens.side == "input":
-        module.register_forward_pre_hook(broadcast_input)
+        tokens.module.register_forward_pre_hook(broadcast_input)
     else:
-        module.register_forward_hook(broadcast_output)
+        tokens.module.register_forward_hook(broadcast_output)
         parent: Any = model.get_submodule(branch.name.rpartition(".")[0])
-        if module is branch.module and hasattr(parent, "keep_branches_apart"):
+        if tokens.module is branch.module and hasattr(parent, "keep_branches_apart"):
             parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
     if isinstance(broadcast, WindowedBroadcast):
         assert tokens.block is not None

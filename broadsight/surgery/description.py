@@ -17,23 +17,9 @@ from torch import nn
 from ..errors import first_line
 
 EDITED = "edited"
-LONGEST_REASON = 500  # characters
 # In a stored description these would fetch or read something else than the folder, or are the loader's to decide.
-FORBIDDEN = (
-    "cache_dir",
-    "checkpoint_path",
-    "device",
-    "dtype",
-    "file",
-    "hf_hub_id",
-    "pretrained",
-    "pretrained_backbone",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "pretrained_model_args",
-    "state_dict",
-    "url",
-)
+FORBIDDEN = {"cache_dir", "checkpoint_path", "device", "dtype", "file", "hf_hub_id", "state_dict", "url"}
+FORBIDDEN |= {f"pretrained{what}" for what in ("", "_backbone", "_cfg", "_cfg_overlay", "_model_args")}
 
 
 class Undescribed(ValueError):
@@ -41,11 +27,7 @@ class Undescribed(ValueError):
 
 
 def description_of(model: nn.Module) -> tuple[str, dict[str, Any]]:
-    """timm's name of a model, and the arguments that make it as it is now.
-
-    Raises:
-        Undescribed: With the reason.
-    """
+    """timm's name of a model, and the arguments that make it as it is now, or Undescribed with the reason."""
     described = getattr(model, "pretrained_cfg", None) or {}
     name = described.get("architecture")
     if not name or not timm.is_model(name):
@@ -56,9 +38,13 @@ def description_of(model: nn.Module) -> tuple[str, dict[str, Any]]:
     if arguments.get("features_only"):
         raise Undescribed(f"{name} was created with features_only=True and gives no classes")
     if not hasattr(model, "_model_args"):  # not made by timm.create_model
-        difference = _difference_to(model, name, arguments)
-        if difference:
-            raise Undescribed(f"how {name} was created is not known ({difference}); create it by timm.create_model")
+        try:
+            with torch.device("meta"):
+                different = difference(model, timm.create_model(name, **arguments))
+        except Exception as error:
+            different = first_line(error)
+        if different:
+            raise Undescribed(f"how {name} was created is not known ({different}); create it by timm.create_model")
     return name, arguments
 
 
@@ -87,7 +73,7 @@ def undescribe(model: Any, reason: str) -> None:
 def refuse_undescribed(arguments: Mapping[str, Any]) -> None:
     """Refuse to make a model whose description says why it cannot be made again; a ValueError with that reason."""
     if reason := arguments.get("undescribed"):
-        raise ValueError(f"the saved model cannot be made again: {' '.join(str(reason).split())[:LONGEST_REASON]}")
+        raise ValueError(f"the saved model cannot be made again: {' '.join(str(reason).split())[:500]}")
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,16 +100,6 @@ def difference(model: nn.Module, other: nn.Module) -> str:
             if ours.get(name) != theirs.get(name):
                 return f"{name or 'it'} is {ours.get(name, 'missing')}, expected {theirs.get(name, 'nothing there')}"
     return ""
-
-
-def _difference_to(model: nn.Module, name: str, arguments: Mapping[str, Any]) -> str:
-    """How a model differs from what the arguments make."""
-    try:
-        with torch.device("meta"):
-            made = timm.create_model(name, **arguments)
-    except Exception as error:
-        return first_line(error)
-    return difference(model, made)
 
 
 def _current(model: Any) -> dict[str, Any]:

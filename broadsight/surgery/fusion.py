@@ -16,23 +16,14 @@ def fuse(model: nn.Module) -> nn.Module:
     `reparameterize` method. The result is for inference; it does not load the original's checkpoints.
     """
     fused = reparameterize_model(model).eval()
-    if _broadcasts(fused) != _broadcasts(model):
+    before, after = (sum(isinstance(part, ContextBroadcast) for part in one.modules()) for one in (model, fused))
+    if before != after:
         raise ValueError(
             f"folding {type(model).__name__} would lose its context broadcasting, which lies inside a layer that is "
             "replaced; broadcast at the branches' 'end', or do without folding"
         )
-    for parameter in fused.parameters():
-        parameter.requires_grad_(False)
-    if _folded(model, fused):
+    fused.requires_grad_(False)
+    old, new = model.state_dict(), fused.state_dict()
+    if old.keys() != new.keys() or not all(torch.equal(old[name], new[name]) for name in old):
         undescribe(fused, "it was folded for inference (fuse); save the model that was folded, and fold what is loaded")
     return fused
-
-
-def _folded(model: nn.Module, fused: nn.Module) -> bool:
-    """Whether the weights of a model are others after folding."""
-    before, after = model.state_dict(), fused.state_dict()
-    return before.keys() != after.keys() or not all(torch.equal(before[name], after[name]) for name in before)
-
-
-def _broadcasts(model: nn.Module) -> int:
-    return sum(isinstance(module, ContextBroadcast) for module in model.modules())

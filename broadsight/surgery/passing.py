@@ -28,15 +28,8 @@ class Passed:
     def take(self) -> Any:
         """The value, once."""
         value = self.get()
-        if torch.compiler.is_compiling():
-            self._traced = None
-        else:
-            self._local.__dict__.clear()
+        self.put(None)
         return value
-
-    def clear(self) -> None:
-        self._traced = None
-        self._local.__dict__.clear()
 
     def __reduce__(self) -> tuple:
         return Passed, ()

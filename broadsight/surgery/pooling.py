@@ -26,8 +26,6 @@ ANY_SIZE: tuple[dict[str, Any], ...] = (
 LAYER_NORMS = (nn.LayerNorm, nn.GroupNorm, timm.layers.RmsNorm, timm.layers.LayerNorm2d)
 SIZE_ARGUMENTS = ("img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size")
 
-Indices = int | Sequence[int] | None  # of features: the last n, or their positions
-
 
 class PooledModel(nn.Module):
     """A timm model with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
@@ -42,29 +40,21 @@ class PooledModel(nn.Module):
 
     def __init__(self, backbone: nn.Module, pyramid: Pyramid, head: nn.Module):
         super().__init__()
-        self.backbone, self.pyramid = backbone, pyramid
+        self.backbone: Any = backbone
+        self.pyramid, self.pooled = pyramid, True
         self.head: Any = head
-        self.pooled = True
         self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
         self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
         self.feature_info = getattr(backbone, "feature_info", [])
-        self.pretrained_cfg = self.default_cfg = self._cfg(getattr(backbone, "pretrained_cfg", None) or {})
-        self._traits = {**getattr(backbone, "_traits", {}), "first_conv": self.pretrained_cfg["first_conv"]}
+        described = {"input_size": (self.in_chans, *pyramid.image_size)}
+        described |= getattr(backbone, "pretrained_cfg", None) or {}
+        first, names = described.get("first_conv") or (), dict(self.named_modules())
+        first = tuple(f"backbone.{name}" for name in ((first,) if isinstance(first, str) else first))
+        ends = ("head.fc", "head.classifier.fc", "head.average_classifier.fc", "head.distill_classifier.fc")
+        self.pretrained_cfg = {**described, "first_conv": first, "classifier": tuple(n for n in ends if n in names)}
+        self._traits = {**getattr(backbone, "_traits", {}), "first_conv": first}
         describe_edited(self, {"undescribed": "the PooledModel was put together by hand; use swap_pool"})
         restore_on_load(self)
-
-    def _cfg(self, of_backbone: Mapping[str, Any]) -> dict[str, Any]:
-        """timm's description of the backbone, with the names that its parts have here."""
-        first = of_backbone.get("first_conv") or ()
-        first = (first,) if isinstance(first, str) else tuple(first)
-        names = [name for name, _ in self.named_modules()]
-        ends = ("head.fc", "head.classifier.fc", "head.average_classifier.fc", "head.distill_classifier.fc")
-        return {
-            "input_size": (self.in_chans, *self.pyramid.image_size),
-            **of_backbone,
-            "first_conv": tuple(f"backbone.{name}" for name in first),
-            "classifier": tuple(name for name in ends if name in names),
-        }
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, num_features, h, w)."""
@@ -77,7 +67,7 @@ class PooledModel(nn.Module):
 
     def forward_groups(self, x: Tensor, per_token: bool = False) -> GroupLogits:
         """Logits of every group of tokens, for `MultiTokenLoss`; each token's share as well if asked for."""
-        if not isinstance(self.head, MultiTokenPool):
+        if not self.has_groups:
             raise ValueError(f"{type(self.head).__name__} has no groups of tokens; pool with 'map' or 'ga'")
         return self.head.classify_groups(self.forward_features(x), per_token)
 
@@ -88,7 +78,7 @@ class PooledModel(nn.Module):
     def forward_intermediates(
         self,
         x: Tensor,
-        indices: Indices = None,
+        indices: int | Sequence[int] | None = None,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: str = "NCHW",
@@ -103,19 +93,23 @@ class PooledModel(nn.Module):
             output_fmt: "NCHW" or another format that the backbone knows.
         """
         check_images(x, self.in_chans)
-        model: Any = self.backbone
         if self.pyramid.indices is None:
-            raise ValueError(f"{type(model).__name__} gives no intermediate features; model.pyramid gives its maps")
+            known = f"{type(self.backbone).__name__} gives no intermediate features"
+            raise ValueError(f"{known}; model.pyramid gives its maps")
         if intermediates_only or isinstance(self.head, nn.Identity):
             options = dict(stop_early=True) if stop_early else {}
-            features = model.forward_intermediates(
+            features = self.backbone.forward_intermediates(
                 x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
             )
             for tap in self.pyramid.taps:
-                tap.kept.clear()
+                tap.kept.take()
             return features
-        wanted = _positions(indices, len(self.feature_info))
-        maps, taken = self.pyramid.with_features(model, x, wanted)
+        count = len(self.feature_info)
+        if indices is None or isinstance(indices, int):
+            wanted = list(range(count))[-indices if indices else 0 :]
+        else:
+            wanted = [index % count for index in indices]
+        maps, taken = self.pyramid.with_features(self.backbone, x, wanted)
         if output_fmt != "NCHW":
             taken = [y.permute(0, 2, 3, 1) if output_fmt == "NHWC" else y.flatten(2).mT for y in taken]
         return self.head.merge_maps(maps), taken
@@ -124,13 +118,11 @@ class PooledModel(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Leave what the given intermediate features need; the pool goes with `prune_head`."""
-        model: Any = self.backbone
         if prune_head:
             self.head, self.pooled, self.num_classes = nn.Identity(), False, 0
         undescribe(self, "layers of it were pruned (prune_intermediate_layers)")
-        return model.prune_intermediate_layers(
-            indices if isinstance(indices, int) else list(indices), prune_norm=prune_norm, prune_head=False
-        )
+        kept = indices if isinstance(indices, int) else list(indices)
+        return self.backbone.prune_intermediate_layers(kept, prune_norm=prune_norm, prune_head=False)
 
     def get_classifier(self) -> nn.Module:
         return self.head.classifier or self.head.average_classifier if self.has_groups else self.head.fc
@@ -150,7 +142,7 @@ class PooledModel(nn.Module):
 
     def lighten(self) -> "PooledModel":
         """Keep the averaged tokens' classifiers alone, in place: fewer parameters for inference, after training."""
-        if not isinstance(self.head, MultiTokenPool):
+        if not self.has_groups:
             raise ValueError(f"{type(self.head).__name__} has no light form; only 'map' has")
         self.head.lighten()
         self.head_hidden_size = self.head.num_features
@@ -163,12 +155,11 @@ class PooledModel(nn.Module):
         self._model_args = {**self._model_args, **changes}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        model: Any = self.backbone
-        model.set_grad_checkpointing(enable)
+        self.backbone.set_grad_checkpointing(enable)
 
     def set_input_size(self, *args: Any, **kwargs: Any) -> None:
         """Another image size, for backbones that are built for one."""
-        model: Any = self.backbone
+        model = self.backbone
         if not hasattr(model, "set_input_size"):
             raise ValueError(f"{type(model).__name__} has no set_input_size; create it with img_size=...")
         before = getattr(model, "_model_args", {})
@@ -179,29 +170,21 @@ class PooledModel(nn.Module):
         self._model_args = {**self._model_args, **noted}
 
     def no_weight_decay(self) -> set[str]:
-        model: Any = self.backbone
-        names = {f"backbone.{name}" for name in getattr(model, "no_weight_decay", set)()}
+        names = {f"backbone.{name}" for name in getattr(self.backbone, "no_weight_decay", set)()}
         return names | ({"head.learned"} if hasattr(self.head, "learned") else set())
 
     def group_matcher(self, coarse: bool = False) -> Any:
         """The backbone's layers; the pool is the last."""
-        model: Any = self.backbone
-        if not hasattr(model, "group_matcher"):
+        if not hasattr(self.backbone, "group_matcher"):
             return dict(stem=r"^backbone", blocks=[(r"^head", (99999,))])
-        matcher = model.group_matcher(coarse=coarse)
+        matcher, own = self.backbone.group_matcher(coarse=coarse), "backbone."
         if callable(matcher):
-            return lambda name: (
-                matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else float("inf")
-            )
-        return {key: _below("backbone", pattern) for key, pattern in matcher.items()}
+            return lambda name: matcher(name.removeprefix(own)) if name.startswith(own) else float("inf")
+        return {key: _below_backbone(pattern) for key, pattern in matcher.items()}
 
 
 def check_pool_arguments(pool: str | None, given: Iterable[str], what: str = "the pooling's") -> None:
-    """Refuse arguments that `swap_pool` does not have, and those that this pooling would ignore.
-
-    Args:
-        what: What the user calls them.
-    """
+    """Refuse arguments, called `what`, that `swap_pool` does not have, and those that this pooling would ignore."""
     given = list(given)
     check_arguments(swap_pool, given, what, ("model_or_name", "pool", "num_classes", "img_size", "light"))
     pools = {name: [f"the pool {one}" for one in POOLS if name in POOLS[one].takes] for name in given}
@@ -251,16 +234,22 @@ def swap_pool(
             are created to take images of any size.
     """
     check_choice("pool", pool, POOLS)
-    pool_args, kind, options = _changed(locals()), POOLS[pool], dict(pool_options or {})
-    _refuse_unknown(options, kind.layer)
+    own = list(inspect.signature(swap_pool).parameters.values())[2:-1]  # without the model, the pool, timm's
+    given = locals()
+    pool_args = {p.name: given[p.name] for p in own if given[p.name] != p.default and p.name != "num_classes"}
+    kind, options = POOLS[pool], dict(pool_options or {})
+    known = list(inspect.signature(kind.layer).parameters)
+    for option in (one for one in options if one not in known):
+        hint = did_you_mean(option, known)
+        raise ValueError(f"{kind.layer.__name__} has no argument {option!r}; {hint}it takes {', '.join(known)}")
     if light and "light" not in kind.takes:
-        known = " and ".join(name for name, one in POOLS.items() if "light" in one.takes)
-        raise ValueError(f"light=True with pool={pool!r}; only {known} have a light form")
+        light_ones = " and ".join(name for name, one in POOLS.items() if "light" in one.takes)
+        raise ValueError(f"light=True with pool={pool!r}; only {light_ones} have a light form")
     if isinstance(model_or_name, str):
         sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
         model = create_backbone(model_or_name, **sized, **create_kwargs)
     elif create_kwargs:
-        near = did_you_mean(next(iter(create_kwargs)), [p.name for p in _own_parameters()])
+        near = did_you_mean(next(iter(create_kwargs)), [p.name for p in own])
         hint = near.strip() or "they are for creating one by name"
         raise ValueError(f"{', '.join(create_kwargs)} given with a model object; {hint}")
     elif isinstance(model_or_name, PooledModel):
@@ -271,10 +260,8 @@ def swap_pool(
     if num_classes is None:
         num_classes = int(getattr(model, "num_classes", 0) or 1000)
     last_only = "level" not in kind.takes or (level is not None and level <= 0)
-    in_chans = create_kwargs.get("in_chans")
-    pyramid = find_pyramid(
-        model, indices=indices, stem=stem, last_only=last_only, in_chans=in_chans, image_size=img_size
-    )
+    chosen: dict[str, Any] = dict(indices=indices, stem=stem, last_only=last_only, image_size=img_size)
+    pyramid = find_pyramid(model, in_chans=create_kwargs.get("in_chans"), **chosen)
     offered: dict[str, Any] = dict(groups=groups, tokens=tokens, dim=dim, heads=heads, mlp_dim=mlp_dim)
     offered |= dict(attn_dim=attn_dim, level=pyramid.level if level is None else level)
     offered |= dict(grid=pyramid.sizes[-1], width=pyramid.channels[-1], norm=ends_with_layer_norm(model))
@@ -282,10 +269,10 @@ def swap_pool(
     like = next(model.parameters())
     with torch.device(like.device):  # before the model is touched: what is wrong with the arguments is said here
         head = kind.make(pyramid.channels, num_classes, offered, options).to(like.dtype)
-    given = set(model.modules())
+    before = set(model.modules())
     pooled = PooledModel(as_backbone(model, pyramid), pyramid, head)
     # The mode of what is new; modules of a given backbone keep theirs, of which some may be frozen.
-    for module in set(pooled.modules()) - given:
+    for module in set(pooled.modules()) - before:
         module.training = model.training
     describe_edited(pooled, described | {"pool": pool, "pool_args": pool_args})
     return pooled
@@ -302,13 +289,11 @@ def check_name(name: str) -> None:
 def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -> nn.Module:
     """A timm model by name, made for any image size if its family can be and the size is left open.
 
-    Args:
-        any_size: False makes it exactly as timm.create_model does.
+    With `any_size` False it is made exactly as timm.create_model does.
     """
     check_name(name)
     sized = not any_size or any(argument in create_kwargs for argument in SIZE_ARGUMENTS)
-    choices = () if sized else ANY_SIZE
-    for choice in choices:
+    for choice in () if sized else ANY_SIZE:
         try:
             return timm.create_model(name, **create_kwargs, **choice)
         except (TypeError, ValueError) as error:  # our own models, edited ones, have refused it as a ValueError
@@ -320,13 +305,6 @@ def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -
         raise ValueError(f"{name} cannot be created: {error}") from error
 
 
-def _positions(indices: int | Sequence[int] | None, count: int) -> list[int]:
-    """Which of `count` features are meant: all, the last so many, or those listed, from the end if negative."""
-    if indices is None or isinstance(indices, int):
-        return list(range(count))[-indices if indices else 0 :]
-    return [index % count for index in indices]
-
-
 def ends_with_layer_norm(model: Any) -> bool:
     """Whether the model norms its last features with something like a LayerNorm, so that an average wants one too."""
     places = [getattr(model, name, None) for name in ("norm", "fc_norm", "head_norm")]
@@ -334,31 +312,10 @@ def ends_with_layer_norm(model: Any) -> bool:
     return any(isinstance(place, LAYER_NORMS) for place in places)
 
 
-def _own_parameters() -> list[inspect.Parameter]:
-    """Those of swap_pool that are neither the model, the pool's name nor arguments of timm."""
-    return list(inspect.signature(swap_pool).parameters.values())[2:-1]
-
-
-def _changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of swap_pool's arguments for the pool that are not its defaults."""
-    values = {p.name: arguments[p.name] for p in _own_parameters() if arguments[p.name] != p.default}
-    return {name: value for name, value in values.items() if name != "num_classes"}
-
-
-def _refuse_unknown(options: Mapping[str, Any], build: type[nn.Module]) -> None:
-    known = list(inspect.signature(build).parameters)
-    for option in options:
-        if option not in known:
-            hint = did_you_mean(option, known)
-            raise ValueError(f"{build.__name__} has no argument {option!r}; {hint}it takes {', '.join(known)}")
-
-
-def _below(prefix: str, pattern: Any) -> Any:
-    """timm's patterns for parameter names (text, or sequences of (text, position)), for names with a prefix."""
+def _below_backbone(pattern: Any) -> Any:
+    """timm's patterns for parameter names (text, or sequences of (text, position)), for names below `backbone`."""
     if isinstance(pattern, str):
         # Patterns may hold several alternatives, each with its own anchor.
         unanchored = re.sub(r"(?<![\[\\])\^", "", pattern)
-        return rf"^{prefix}\.(?:{unanchored})"
-    if isinstance(pattern, list | tuple):
-        return type(pattern)(_below(prefix, part) if isinstance(part, str | list | tuple) else part for part in pattern)
-    return pattern
+        return rf"^backbone\.(?:{unanchored})"
+    return type(pattern)(map(_below_backbone, pattern)) if isinstance(pattern, list | tuple) else pattern

@@ -9,22 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import first_line
-from ..inspection.layout import Layout, layouts_of
+from ..inspection.layout import layouts_of
 from ..inspection.meta_pass import as_pair, copied, image_channels
 from ..inspection.meta_pass import image_size as built_for
 from .passing import Passed
 
-# Names that timm's models give to what comes before their first stage.
-STEMS = ("stem", "patch_embed")
+STEMS = ("stem", "patch_embed")  # what timm's models call what comes before their first stage
 
 
 class Tap:
-    """A forward hook that keeps what a module gives or takes, until the pass that ran the module takes it.
-
-    Args:
-        module: Path of the module.
-        kind: "forward" keeps the output, "forward_pre" the input.
-    """
+    """A hook at the module of a path that keeps what it gives ("forward") or takes ("forward_pre") for that pass."""
 
     def __init__(self, module: str, kind: str = "forward") -> None:
         self.module, self.kind, self.kept = module, kind, Passed()
@@ -43,10 +37,6 @@ class Tap:
     def __call__(self, module: nn.Module, inputs: tuple, output: Any = None) -> None:
         self.kept.put(inputs[0] if self.kind == "forward_pre" else output)
 
-    def take(self) -> Any:
-        """What the latest call kept; once."""
-        return self.kept.take()
-
 
 @dataclass(frozen=True)
 class Pyramid:
@@ -57,12 +47,10 @@ class Pyramid:
         in_chans: Channels of an image.
         indices: Positions among the model's intermediate features, the upper maps; None if it does not offer these.
         taps: Hooks at the modules whose outputs are the lower maps, or all of them.
-        channels: Channels of each map, lowest level first.
-        sizes: (H, W) of each map for an image of `image_size`.
-        forms: How the model keeps each tapped map: as "NCHW", "NHWC" or "NLC", see `Layout`; tokens may come in a pair
-            with their (H, W).
-        idle: Names of the parameters that no map depends on, and
-        dropped: of the model's children that consist of such alone.
+        channels, sizes: Of each map, lowest level first; (H, W) for an image of `image_size`.
+        forms: Of each tapped map, see `Layout`; tokens may come in a pair with their (H, W).
+        idle: Names of the parameters that no map depends on.
+        dropped: Names of the model's children that consist of such alone.
     """
 
     image_size: tuple[int, int]
@@ -78,7 +66,7 @@ class Pyramid:
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the model's final norm."""
         tapped, maps = self.run(backbone, images)
-        return [*(self.as_map(kept, i, images) for i, kept in enumerate(tapped)), *maps]
+        return [*(self._as_map(kept, i, images) for i, kept in enumerate(tapped)), *maps]
 
     def with_features(self, backbone: nn.Module, images: Tensor, wanted: Sequence[int]) -> tuple[list, list[Tensor]]:
         """In one pass the maps, and any of the model's intermediate features by their positions."""
@@ -95,15 +83,13 @@ class Pyramid:
             maps = [] if self.taps else [last]
         else:
             maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
-        return [tap.take() for tap in self.taps], maps
+        return [tap.kept.take() for tap in self.taps], maps
 
-    def as_map(self, kept: Any, position: int, images: Tensor) -> Tensor:
+    def _as_map(self, kept: Any, position: int, images: Tensor) -> Tensor:
         """A tapped output as (B, C, H, W)."""
         form = self.forms[position]
-        if form == "NCHW":
-            return kept
-        if form == "NHWC":
-            return kept.permute(0, 3, 1, 2)
+        if form != "NLC":
+            return kept if form == "NCHW" else kept.permute(0, 3, 1, 2)
         if isinstance(kept, tuple):
             tokens, grid = kept
         else:  # the grid shrinks with the image
@@ -116,9 +102,9 @@ class Pyramid:
         """The map that is merged at by default: of the second-smallest size, at stride 16 in most models; -1 of one."""
         if len(self.sizes) == 1:
             return -1
-        heights = sorted({height for height, _ in self.sizes})
-        chosen = heights[min(1, len(heights) - 1)]
-        return max(1, *(i for i, (height, _) in enumerate(self.sizes) if height == chosen))
+        heights = [height for height, _ in self.sizes]
+        chosen = sorted(set(heights))[:2][-1]
+        return max(1, *(i for i, height in enumerate(heights) if height == chosen))
 
 
 def find_pyramid(
@@ -149,8 +135,9 @@ def find_pyramid(
     pyramid = Pyramid(as_pair(image_size) if image_size else built_for(model), 0)
     if callable(getattr(model, "forward_intermediates", None)) and info:
         one_size = len(info) > 1 and len({entry.get("reduction") for entry in info}) == 1
-        if indices is None:
-            indices = _evenly_spaced(len(info)) if one_size else range(len(info))
+        if indices is None:  # all, or the last block of every quarter: 2, 5, 8, 11 of 12
+            count = min(4, len(info)) if one_size else len(info)
+            indices = [(i + 1) * len(info) // count - 1 for i in range(count)]
         indices = list(indices)[-1:] if last_only else list(indices)
         if stem is None or last_only:
             stem = "" if one_size or last_only else _unlisted_stem(model, info)
@@ -198,10 +185,15 @@ def takes(backbone: nn.Module, pyramid: Pyramid, size: Sequence[int]) -> bool:
 
 def _edit(model: Any, pyramid: Pyramid) -> None:
     """Without what the maps do not need, and with the taps."""
-    if pyramid.indices is not None:
-        _prune(model, list(pyramid.indices), _feature_info(model))
+    makes_maps = any(str(entry.get("module", "")).startswith("head.") for entry in _feature_info(model))
+    has_head = isinstance(getattr(model, "head", None), nn.Module)
+    if pyramid.indices is not None and hasattr(model, "prune_intermediate_layers"):
+        # Some heads cannot be reset to nothing; that of the model goes below anyway.
+        model.prune_intermediate_layers(list(pyramid.indices), prune_norm=True, prune_head=not has_head)
     elif hasattr(model, "reset_classifier"):
         model.reset_classifier(0)
+    if pyramid.indices is not None and has_head and not makes_maps:  # a norm or a hidden layer may be left in it
+        model.head = nn.Identity()
     for tap in pyramid.taps:
         tap.attach(model)
     if pyramid.indices is None and pyramid.taps:
@@ -213,8 +205,7 @@ def _edit(model: Any, pyramid: Pyramid) -> None:
 def _measured(pyramid: Pyramid, model: nn.Module, in_chans: Sequence[int]) -> Pyramid:
     """The same with channels, sizes and idle parts, from one pass of a copy without values, or with where it insists.
 
-    Args:
-        in_chans: What the channels of an image may be; the first that the model takes is right.
+    Of `in_chans`, what the channels of an image may be, the first that the model takes is right.
     """
     faults = []
     for channels in in_chans:
@@ -236,18 +227,17 @@ def _measured(pyramid: Pyramid, model: nn.Module, in_chans: Sequence[int]) -> Py
 
 
 def _images(model: nn.Module, channels: int, size: Sequence[int]) -> Tensor:
-    like = next(model.parameters(), torch.empty(0))
-    return torch.zeros(1, channels, *size, device=like.device, dtype=like.dtype)
+    return next(model.parameters(), torch.empty(0)).new_zeros(1, channels, *size)
 
 
 def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], model: nn.Module) -> Pyramid:
     channels, sizes, forms = [], [], []
     for kept in tapped:
         x, grid = kept if isinstance(kept, tuple) else (kept, None)
-        layout = _layout_of(x, grid, pyramid.image_size, getattr(model, "output_fmt", None))
-        channels.append(x.shape[1 if layout.form == "NCHW" else -1])
-        sizes.append(layout.grid)
-        forms.append(layout.form)
+        form, size = _layout_of(x, grid, pyramid.image_size, getattr(model, "output_fmt", None))
+        channels.append(x.shape[1 if form == "NCHW" else -1])
+        sizes.append(size)
+        forms.append(form)
     for x in maps:
         if not isinstance(x, Tensor) or x.ndim != 4:
             came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -257,19 +247,19 @@ def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], model:
     return replace(pyramid, channels=tuple(channels), sizes=tuple(sizes), forms=tuple(forms))
 
 
-def _layout_of(x: Any, grid: Any, image_size: tuple[int, int], form: Any) -> Layout:
-    """The layout of a tapped output, of which some modules give the grid (H, W) too."""
+def _layout_of(x: Any, grid: Any, image_size: tuple[int, int], form: Any) -> tuple[str, tuple[int, int]]:
+    """The form and size of a tapped output, of which some modules give the grid (H, W) too."""
     if not isinstance(x, Tensor):
         raise ValueError(f"one of its features is a {type(x).__name__}, not a map (B, C, H, W)")
     if grid is not None:
-        return Layout("NLC", (int(grid[0]), int(grid[1])))
+        return "NLC", (int(grid[0]), int(grid[1]))
     found = layouts_of(x.shape, image_size, form=form, prefixes=[0], nearest=x.ndim == 4)
     if not found:
         raise ValueError(
             f"the stem gives {tuple(x.shape[1:])} for an image of {image_size[0]}x{image_size[1]}, which is no map of "
             "it; pass stem='' to do without"
         )
-    return found[0]
+    return found[0].form, found[0].grid
 
 
 def _idle(backbone: nn.Module, tapped: list[Any], maps: list[Tensor]) -> tuple[str, ...]:
@@ -305,12 +295,6 @@ def _feature_info(model: Any) -> list[dict[str, Any]]:
     return list(getattr(info, "info", info) or [])
 
 
-def _evenly_spaced(blocks: int, count: int = 4) -> list[int]:
-    """The last of every quarter: 2, 5, 8, 11 of 12."""
-    count = min(count, blocks)
-    return [(i + 1) * blocks // count - 1 for i in range(count)]
-
-
 def _unlisted_stem(model: nn.Module, info: Sequence[dict[str, Any]]) -> str:
     """The name of the model's stem, or "" if it has none or its output is among the features anyway."""
     listed = [str(entry.get("module", "")) for entry in info]
@@ -319,19 +303,6 @@ def _unlisted_stem(model: nn.Module, info: Sequence[dict[str, Any]]) -> str:
         if isinstance(stem, nn.Module) and not isinstance(stem, nn.ModuleList):  # a list is never called itself
             return "" if any(module.split(".")[0] == name for module in listed) else name
     return ""
-
-
-def _prune(model: Any, indices: list[int], info: Sequence[dict[str, Any]]) -> None:
-    """Without what the maps do not need."""
-    makes_maps = any(str(entry.get("module", "")).startswith("head.") for entry in info)  # in spite of its name
-    has_head = isinstance(getattr(model, "head", None), nn.Module)
-    if hasattr(model, "prune_intermediate_layers"):
-        # Some heads cannot be reset to nothing; that of the model goes below anyway.
-        model.prune_intermediate_layers(indices, prune_norm=True, prune_head=not has_head)
-    elif hasattr(model, "reset_classifier"):
-        model.reset_classifier(0)
-    if has_head and not makes_maps:  # a norm or a hidden layer may be left in it
-        model.head = nn.Identity()
 
 
 def _no_features(model: nn.Module, reason: str) -> str:
