@@ -7,8 +7,8 @@ place, or with `keep=True` where the command line puts them. A run and an export
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,9 @@ from .files import check_new_folder, check_writable, next_folder
 from .options import Options
 from .prediction.request import Request as Predict
 from .training.request import Request as Train
+from .visual.terminal import note, print_json, progress_bar
 
 EVALUATIONS, EXPLANATIONS, ANALYSES = "evaluations", "explanations", "analyses"  # where results are put
-
-__all__ = ["analyze", "bench", "evaluate", "explain", "export", "predict", "train"]
 
 
 def verb(kind: type[Options]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -42,10 +41,19 @@ def verb(kind: type[Options]) -> Callable[[Callable[..., Any]], Callable[..., An
                 request = values[0]
             else:
                 request = kind.asked(*values, **options)
-            with _usage_errors():
+            try:
                 return function(request, **of_call)
+            except Exception as error:
+                if isinstance(error, UsageError) or not is_usage(error):
+                    raise
+                raise UsageError(one_line(error)) from error
 
-        call.__signature__ = _signature(kind, own)  # ty: ignore[missing-attribute]
+        parameters = []
+        for one in kind.settings().values():
+            how = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.how.positional else inspect.Parameter.KEYWORD_ONLY
+            default = inspect.Parameter.empty if one.required else one.default
+            parameters.append(inspect.Parameter(one.name, how, default=default))
+        call.__signature__ = inspect.Signature([*parameters, *own])  # ty: ignore[missing-attribute]
         lines = [f"    {one.name}: {one.how.help}" for one in kind.settings().values()]
         lines += [f"    {one.name}: {OF_CALL[one.name]}" for one in own]
         call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Args:", *lines])
@@ -60,42 +68,16 @@ OF_CALL = {
 }
 
 
-def _signature(kind: type[Options], own: Sequence[inspect.Parameter]) -> inspect.Signature:
-    parameters = []
-    for one in sorted(kind.settings().values(), key=lambda one: not one.how.positional):
-        how = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.how.positional else inspect.Parameter.KEYWORD_ONLY
-        default = inspect.Parameter.empty if one.required else one.default
-        parameters.append(inspect.Parameter(one.name, how, default=default))
-    return inspect.Signature([*parameters, *own])
-
-
-@contextmanager
-def _usage_errors() -> Any:
-    """A UsageError for whatever the command line would answer with exit code 2."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        if not is_usage(error):
-            raise
-        raise UsageError(one_line(error)) from error
-
-
 def _shown(progress: bool, json: str | None = None) -> tuple[Any, Callable[[str], None]]:
     """A progress bar and what shows notes, or neither; no bar on a terminal that JSON is printed to."""
+    silent = nullcontext(lambda *_: None)
     if not progress:
-        return nullcontext(lambda *_: None), lambda note: None
-    from .visual.terminal import note, progress_bar
-
-    in_the_way = json == "-" and sys.stdout.isatty()
-    return nullcontext(lambda *_: None) if in_the_way else progress_bar(), note
+        return silent, lambda note: None
+    return silent if json == "-" and sys.stdout.isatty() else progress_bar(), note
 
 
 def _write_record(record: Any, json: str | None) -> None:
     if json is not None:
-        from .visual.terminal import print_json
-
         print_json(record, json)
 
 
@@ -113,7 +95,7 @@ def train(request: Train, *, progress: bool = False) -> Any:
 def evaluate(request: Evaluate, *, progress: bool = False, keep: bool = False) -> Any:
     """Measure how good a run is. Returns an Evaluation or a DenseEvaluation, with its `figures`."""
     check_writable(request.json)
-    folder = _new_folder(request.out, keep, EVALUATIONS)
+    folder = check_new_folder(request.out, EVALUATIONS) if request.out or keep else None
     from .evaluation.run import evaluate as run
     from .report.run import write_evaluation
 
@@ -144,7 +126,7 @@ def predict(request: Predict, *, progress: bool = False) -> Any:
 @verb(Explain)
 def explain(request: Explain, *, progress: bool = False, keep: bool = False) -> Any:
     """Look at what a classifier sees. Returns what was found: the maps, or where files are written their record."""
-    folder = _new_folder(request.out, keep, EXPLANATIONS)
+    folder = check_new_folder(request.out, EXPLANATIONS) if request.out or keep else None
     check_writable(request.json)
     idle = [name for name in ("singles", "raw", "json") if getattr(request, name)]
     if idle and folder is None and not keep:  # they are about files
@@ -166,7 +148,7 @@ def analyze(request: Analyze, *, progress: bool = False, keep: bool = False) -> 
     """Measure what models do inside. Returns an Analysis, with its `results` by model."""
     check_writable(request.json)
     check_writable(request.plot)
-    folder = _new_folder(request.out, keep, ANALYSES)
+    folder = check_new_folder(request.out, ANALYSES) if request.out or keep else None
     from .analysis.record import write_analysis
     from .analysis.run import analyze as run
     from .visual.plots import need_matplotlib, plot_format
@@ -177,8 +159,8 @@ def analyze(request: Analyze, *, progress: bool = False, keep: bool = False) -> 
     bar, tell = _shown(progress, request.json)
     with bar as shown:
         found = run(request, shown)
-    for note in found.notes:
-        tell(note)
+    for one in found.notes:
+        tell(one)
     if keep and folder is None:
         title = found.subjects[0].label.partition(",")[0] if found.subjects else ""
         more = f"and-{len(request.models) - 1}-more" if len(request.models) > 1 else ""
@@ -214,7 +196,3 @@ def bench(request: Bench, *, progress: bool = False) -> Any:
     _write_record(record_of(found, request), request.json)
     draw(found, request)
     return found
-
-
-def _new_folder(out: str | None, keep: bool, usual: str) -> Path | None:
-    return check_new_folder(out, usual) if out or keep else None

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from itertools import dropwhile
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,16 @@ LONGEST_WORD, LONGEST = 300, 2000  # characters of a line that is still read
 OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENXIO)
 # Types that say nothing beside their text; any other is named.
 PLAIN = ("ValueError", "RuntimeError", "UsageError", "OSError", "FileNotFoundError", "UnreadableImage", "Exception")
+# What is left out of an error, or said in other words.
+UNSAID = (
+    (r"(?s)\s*(Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: ).*", ""),
+    (r"Exception from \S+:\d+:\s*|Check '[^\n]*' failed at \S+:\d+:\s*", ""),  # OpenVINO's frames
+    (r"\[enforce fail at [^\]]*\] *(?:[^\n.]*\. )?", ""),
+    (r"^\[Errno -?\d+\] ", ""),
+    (r"\S+\(\) got an unexpected keyword argument ('\w+')", r"there is no argument \1"),
+    (r"(\w)\(\)", r"\1"),
+    (r"Exceeds the limit .* value has (\d+) digits; use .* the limit", r"a number of \1 digits"),
+)
 
 
 class UsageError(ValueError):
@@ -21,19 +32,11 @@ class UsageError(ValueError):
 
 
 def said(error: BaseException) -> str:
-    """What an error says, without what only its programmers read: C++ frames, a worker's traceback, advice of torch.
-
-    An error without a text says its type.
-    """
+    """What an error says, or its type, without what only its programmers read: frames, tracebacks, advice of torch."""
     text = _cause(str(error))
     text = _refused(text) or text
-    text = re.sub(r"\s*(Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: ).*", "", text, flags=re.S)
-    text = re.sub(r"Exception from \S+:\d+:\s*|Check '[^\n]*' failed at \S+:\d+:\s*", "", text)  # OpenVINO's frames
-    text = re.sub(r"\[enforce fail at [^\]]*\] *(?:[^\n.]*\. )?", "", text)
-    text = re.sub(r"^\[Errno -?\d+\] ", "", text.strip())
-    text = re.sub(r"\S+\(\) got an unexpected keyword argument ('\w+')", r"there is no argument \1", text)
-    text = re.sub(r"(\w)\(\)", r"\1", text)
-    text = re.sub(r"Exceeds the limit .* value has (\d+) digits; use .* the limit", r"a number of \1 digits", text)
+    for pattern, instead in UNSAID:
+        text = re.sub(pattern, instead, text.strip())
     kind = type(error).__name__
     if isinstance(error, (LookupError, AssertionError)) and text and not text.startswith(kind):
         return f"{kind}: {text}"
@@ -72,11 +75,6 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def reason_of(error: BaseException) -> str:
-    """Torch explains a refusal on a page, with what it refused in the middle."""
-    return _refused(str(error)) or first_line(error)
-
-
 def refuse_idle(given: Mapping[str, str], needs: Mapping[str, Iterable[str]], facts: Mapping[str, str | None]) -> None:
     """Refuse what would be ignored.
 
@@ -93,12 +91,7 @@ def refuse_idle(given: Mapping[str, str], needs: Mapping[str, Iterable[str]], fa
 
 
 def check_arguments(function: Callable[..., Any], given: Iterable[str], what: str, own: Iterable[str] = ()) -> None:
-    """Refuse arguments that a function does not have, with the nearest that it has.
-
-    Args:
-        what: What the user calls them.
-        own: Arguments of the function that are not the user's.
-    """
+    """Refuse arguments, called `what`, that a function does not have, or has as its `own`, with the nearest it has."""
     parameters = inspect.signature(function).parameters.values()
     known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in set(own)]
     for name in given:
@@ -108,11 +101,7 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str], what: st
 
 
 def nearest(name: object, known: Iterable[str], count: int = 1, alike: float = 0.5) -> list[str]:
-    """The known names that are most like a given one, for errors.
-
-    Args:
-        alike: 0 to 1; 0 always gives a name if one is known.
-    """
+    """The known names that are most like a given one, for errors; `alike` is from 0, which always finds one, to 1."""
     spelled = {one.lower(): one for one in known}
     return [spelled[one] for one in get_close_matches(str(name).lower(), spelled, count, alike)]
 
@@ -156,10 +145,7 @@ def _cause(text: str) -> str:
     _, mark, rest = text.rpartition("Traceback (most recent call last):\n")
     if not mark:
         return text
-    lines = rest.splitlines()
-    while lines and lines[0][:1] in ("", " "):
-        lines.pop(0)
-    ending = "\n".join(lines).strip()
+    ending = "\n".join(dropwhile(lambda line: line[:1] in ("", " "), rest.splitlines())).strip()
     kind, colon, words = ending.partition(": ")
     plain = colon and kind.rpartition(".")[2] in PLAIN and words.strip()
     return words if plain else ending or text.partition("\n")[0]

@@ -1,5 +1,6 @@
 """Files: what a path is, and whole files and folders, which appear complete or not at all."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +26,30 @@ KINDS = (
 def odd_kind(path: str | Path) -> str | None:
     """What a path is, such as "a pipe", if it is there and no regular file; links are followed.
 
-    To open a pipe waits for somebody who writes into it, and /dev/zero has no end: so whoever reads a file that he was
-    given asks this first.
+    To open a pipe waits for somebody who writes into it, and /dev/zero has no end: whoever reads a given file asks.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # not there, or no path at all: whoever opens it has the words for that
-        return None
-    return next((kind for holds, kind in KINDS if holds(mode)), None)
+    with suppress(OSError, ValueError):  # not there, or no path at all: whoever opens it has the words for that
+        return _kind(os.stat(path))
+    return None
+
+
+def _kind(found: os.stat_result) -> str | None:
+    return next((kind for holds, kind in KINDS if holds(found.st_mode)), None)
 
 
 def refuse_odd(path: str | Path) -> None:
-    """Refuse data that is neither a file nor a folder: it may never end, or never begin.
-
-    Raises:
-        ValueError: It is a pipe, a socket or a device.
-    """
+    """Refuse data that is neither a file nor a folder, but a pipe or the like: it may never end, or never begin."""
     kind = odd_kind(path)
     if kind not in (None, "a folder"):
         raise ValueError(f"{path} is {kind}, not a file or folder; give the path of a file, or write it into one")
 
 
 def check_regular(path: str | Path, most: int | None = None) -> None:
-    """Refuse what is no regular file, or has more bytes than `most`.
-
-    Raises:
-        IsADirectoryError: It is a folder.
-        ValueError: It is a pipe, a socket or a device, or too long.
-        OSError: It is not there, or cannot be asked for.
-    """
+    """Refuse what is no regular file, or has more bytes than `most`: OSErrors as of opening it, or a ValueError."""
     found = os.stat(path)
-    kind = next((kind for holds, kind in KINDS if holds(found.st_mode)), None)
+    kind = _kind(found)
     if kind == "a folder":
-        raise IsADirectoryError(21, "Is a directory", os.fspath(path))
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", os.fspath(path))
     if kind is not None:
         raise ValueError(f"{kind}, not a file")
     if most is not None and found.st_size > most:
@@ -68,8 +60,7 @@ def check_regular(path: str | Path, most: int | None = None) -> None:
 def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, None, None]:
     """Another name to write to. The file gets its own name once that has succeeded, and is as it was otherwise.
 
-    Args:
-        durable: First wait until the content is on the disk: what has to survive a loss of power.
+    If `durable`, first wait until the content is on the disk: what has to survive a loss of power.
     """
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -139,11 +130,7 @@ def check_creatable(folder: str | Path) -> None:
 
 
 def check_new_folder(out: str | None, usual: str) -> Path | None:
-    """The folder named for a result, after a check that it can be made: hours of work should not end in this.
-
-    Args:
-        usual: Where a new one will be made if `out` is None.
-    """
+    """The folder named for a result, after a check that it, or else one in `usual`, can be made: before the work."""
     folder = Path(out) if out else None
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--out {out} exists and is not an empty folder; choose another, nothing was changed")

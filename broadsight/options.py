@@ -27,35 +27,22 @@ TIMM_NAMES = "timm names"
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of a Request is read, checked and explained.
+    """How a field of a Request is read, checked and explained."""
 
-    Args:
-        help: One line.
-        positional: Given without a name; several values if the field holds a tuple.
-        bare: Value of an option that is named without one.
-        read: Converts each value of key=value pairs, or all that was given for several values.
-        of: What the option is for, such as "classifiers". Where none of these holds it would be ignored, so it is
-            refused, see `Options.refuse_ignored`. Empty means that it always counts.
-        least, most: Bounds of a number, which is always finite.
-    """
-
-    help: str
-    positional: bool = False
+    help: str  # one line
+    positional: bool = False  # given without a name; several values if the field holds a tuple
     metavar: str | None = None
-    bare: str | None = None
-    read: Callable[[Any], Any] | None = None
+    bare: str | None = None  # value of an option that is named without one
+    read: Callable[[Any], Any] | None = None  # converts each value of key=value pairs, or all of several values
+    # What it is for, such as "classifiers". Where none of these holds it would be ignored, so it is refused, see
+    # `Options.refuse_ignored`. Empty means that it always counts.
     of: tuple[str, ...] = ()
-    least: float | None = None
+    least: float | None = None  # bounds of a number, which is always finite
     most: float | None = None
 
 
 def option(default: Any, help: str, **how: Any) -> Any:
-    """A field of a Request, given by name unless it is positional.
-
-    Args:
-        default: `...` makes it required, `dict` gives each Request an empty one.
-        how: Of Option.
-    """
+    """A field of a Request, as Option says. The default `...` makes it required, `dict` gives each an empty one."""
     named: dict[str, Any] = dict(metadata={"option": Option(help, **how)}, kw_only=not how.get("positional"))
     if default is dict:
         return field(default_factory=dict, **named)
@@ -105,15 +92,19 @@ class Setting:
     def _converted(self, given: Any) -> Any:
         if self.pairs:
             return self._pairs(given)
-        if self.plural:
-            kind, given = get_args(self.kind)[0], self.how.read(given) if self.how.read else given
-            words = [given]
-            if not isinstance(given, str) and isinstance(given, Iterable):
-                words = list(given)
-            elif isinstance(given, str) and not self.how.positional:
-                words = [word.strip() for word in given.split(",") if word.strip()] or self._nothing(given)
-            return tuple(self._one(kind, os.fspath(one) if isinstance(one, os.PathLike) else one) for one in words)
-        return self._one(self.kind, given)
+        if not self.plural:
+            return self._one(self.kind, given)
+        kind, given = get_args(self.kind)[0], self.how.read(given) if self.how.read else given
+        words = [given]
+        if not isinstance(given, str) and isinstance(given, Iterable):
+            words = list(given)
+        elif isinstance(given, str) and not self.how.positional:
+            words = [word.strip() for word in given.split(",") if word.strip()]
+            if not words and given.strip():
+                raise UsageError(f"{self.called} {given!r} names nothing; expected names joined by commas")
+            if not words:
+                raise UsageError(f"{self.called} is empty; expected {self.how.help}")
+        return tuple(self._one(kind, os.fspath(one) if isinstance(one, os.PathLike) else one) for one in words)
 
     def _one(self, kind: Any, given: Any) -> Any:
         if kind is Any:
@@ -122,10 +113,9 @@ class Setting:
             return given if given in get_args(kind) else self._refuse(given)
         if kind is str and self.plural and not self.how.positional and isinstance(given, int):
             return str(given)  # a size, say, among others that are words
-        if kind is bool or kind is str:
-            return given if isinstance(given, kind) else self._refuse(given)
-        if get_origin(kind) in (Union, types.UnionType):  # of int and str: as it came
-            return given if isinstance(given, get_args(kind)) else self._refuse(given)
+        either = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+        if len(either) > 1 or kind in (bool, str):  # as it came
+            return given if isinstance(given, either) else self._refuse(given)
         if isinstance(given, bool) or not isinstance(given, (int, float, str)):
             self._refuse(given)
         try:
@@ -135,13 +125,8 @@ class Setting:
         same = isinstance(given, str) or value == given or kind is float
         return value if same else self._refuse(given)
 
-    def _nothing(self, given: str) -> Any:
-        if given.strip():
-            raise UsageError(f"{self.called} {given!r} names nothing; expected names joined by commas")
-        raise UsageError(f"{self.called} is empty; expected {self.how.help}")
-
     def _refuse(self, given: Any) -> Any:
-        kind, _ = get_args(self.kind) if self.plural else (self.kind, None)
+        kind = get_args(self.kind)[0] if self.plural else self.kind
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         wanted = words.get(kind, "a text or a number")
         if get_origin(kind) is Literal:
@@ -166,10 +151,8 @@ class Setting:
             raise UsageError(f"{self.called} {value!r} has a zero byte in it, which no name has; leave that out")
         if isinstance(value, str) and not value.strip():
             raise UsageError(f"{self.called} is empty; expected {self.how.help}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            self._check_number(value)
-
-    def _check_number(self, value: float) -> None:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return
         least, most = self.how.least, self.how.most
         if (isinstance(value, int) and abs(value) > LARGEST) or (isinstance(value, float) and not math.isfinite(value)):
             raise UsageError(f"{self.called} {_short(value)}; expected a number that is not so large, and not nan")
@@ -184,14 +167,12 @@ class Options:
     """What a user asks of a command: each command has a subclass, called Request, whose fields are its options.
 
     Values are converted and checked when a Request is made; a UsageError says what is wrong with one.
-
-    Args:
-        given: Names of the options that the user has named; by default those that differ from their defaults.
-        command: What records say of how they were made: the command line, or else the call in Python.
     """
 
     verb: ClassVar[str] = ""  # the function of `broadsight` that takes it, or the command where there is none
+    # Names of the options that the user has named; by default those that differ from their defaults.
     given: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
+    # What records say of how they were made: the command line, or else the call in Python.
     command: str = field(default="", kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -199,18 +180,28 @@ class Options:
         for name, setting in self.settings().items():
             value = setting.read(getattr(self, name))
             object.__setattr__(self, name, value)
-            if not _same(value, {} if setting.pairs else setting.default):
+            comparable = isinstance(value, (str, int, float, tuple, dict, type(None)))
+            if not comparable or value != ({} if setting.pairs else setting.default):
                 given.add(name)
         object.__setattr__(self, "given", frozenset(given))
         if not self.command:
-            object.__setattr__(self, "command", self._call())
+            shown = []
+            for name, one in self.settings().items():
+                if name in self.given:
+                    text = repr(_plain(getattr(self, name)))
+                    shown.append(text if one.how.positional else f"{name}={text}")
+            object.__setattr__(self, "command", f"broadsight.{self.verb}({', '.join(shown)})")
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
         """All options by name: positional ones first, then those of the class itself, then those that it shares."""
         found = [one for one in fields(cls) if "option" in one.metadata]
         found.sort(key=lambda one: (not one.metadata["option"].positional, one.name not in cls.__annotations__))
-        return {one.name: Setting(one.name, _kind(one), _default(one), one.metadata["option"]) for one in found}
+        settings = {}
+        for one in found:
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            settings[one.name] = Setting(one.name, _kind(one), default, one.metadata["option"])
+        return settings
 
     @classmethod
     def asked(cls: type[Asked], *values: Any, **options: Any) -> Asked:
@@ -231,11 +222,7 @@ class Options:
         return cls(**named, **options, given=frozenset({*named, *options}))
 
     def refuse_ignored(self, facts: Mapping[str, str | None]) -> None:
-        """Refuse options that would have no effect.
-
-        Args:
-            facts: What options are for (`Option.of`), each with None if it holds, or else why it does not.
-        """
+        """Refuse options that would have no effect: `facts` say of what they are for why it does not hold, or None."""
         given = [one for one in self.settings().values() if one.name in self.given]
         refuse_idle({one.name: one.flag for one in given}, {one.name: one.how.of for one in given}, facts)
 
@@ -247,16 +234,7 @@ class Options:
 
     def as_json(self) -> dict[str, Any]:
         """All options by name, as JSON can hold them: a run that is open by its name."""
-        values = {name: getattr(self, name) for name in self.settings()}
-        return {name: _plain(value) for name, value in values.items()}
-
-    def _call(self) -> str:
-        shown = []
-        for name, one in self.settings().items():
-            if name in self.given:
-                text = repr(_plain(getattr(self, name)))
-                shown.append(text if one.how.positional else f"{name}={text}")
-        return f"broadsight.{self.verb}({', '.join(shown)})"
+        return {name: _plain(getattr(self, name)) for name in self.settings()}
 
 
 def flag(name: str) -> str:
@@ -299,20 +277,12 @@ def _kind(one: Field) -> Any:
     return one.type if not union else args[0] if len(args) == 1 else Union[tuple(args)]  # noqa: UP007
 
 
-def _default(one: Field) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     if isinstance(value, (str, int, float, dict, type(None))):
         return value
     return str(getattr(value, "source", value))
-
-
-def _same(value: Any, default: Any) -> bool:
-    return type(value) in (str, int, float, bool, tuple, dict, type(None)) and value == default
 
 
 def _short(value: float) -> str:

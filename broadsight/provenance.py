@@ -11,11 +11,7 @@ from typing import Any
 
 
 def header(command: str = "") -> dict[str, Any]:
-    """What every record that we write says of its making: command, versions, commit and time.
-
-    Args:
-        command: What was typed; nothing where Python called.
-    """
+    """What every record that we write says of its making: the command if one was typed, versions, commit and time."""
     return {"command": command, "versions": versions(), "commit": commit(), "time": now()}
 
 
@@ -63,10 +59,6 @@ def commit() -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
-        platform.processor() or platform.machine()
-    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.processor() or platform.machine()

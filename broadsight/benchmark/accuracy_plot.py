@@ -14,16 +14,9 @@ from .run import Report, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMES = {
-    "stvit": "STViT",
-    "emsnet": "EMSNet",
-    "mat": "MAT",
-    "partialformer": "PartialFormer",
-    "map": "MAP",
-    "context_broadcast": "context broadcasting",
-}
+NAMES = {"stvit": "STViT", "emsnet": "EMSNet", "mat": "MAT", "partialformer": "PartialFormer", "map": "MAP"}
+NAMES["context_broadcast"] = "context broadcasting"
 MARKS = "svD^P*<>Xhpd8H"  # of other families; ours are discs
-GREY = "#777777"
 MIXED = (NAMES["map"], NAMES["context_broadcast"])  # on many kinds of backbones: a line would join unlike models
 # Where a name may stand beside its point, in points of distance to the right and upwards
 OFFSETS = [(dx, dy) for far in (7, 16, 26) for dx, dy in ((far, 0), (-far, 0), (0, far), (0, -far), (far, far))]
@@ -48,13 +41,9 @@ class Point:
 
 
 def points(reports: Sequence[Report], runtimes: Sequence[str] | None = None) -> tuple[list[Point], list[str]]:
-    """Find the fastest row of every model, and the models that cannot be drawn.
+    """The fastest row of every model, and names of those without a published figure at the size they were timed at.
 
-    Args:
-        runtimes: That count; None for all that compute in float: the accuracy of int8 is not published.
-
-    Returns:
-        Points in the order of the rows; names of models without a published figure at the size they were timed at.
+    `runtimes` are those that count; by default all that compute in float: the accuracy of int8 is not published.
     """
     fastest: dict[str, Point] = {}
     missing: dict[str, None] = {}
@@ -72,12 +61,10 @@ def points(reports: Sequence[Report], runtimes: Sequence[str] | None = None) -> 
 
 def check(names: Sequence[str], size: tuple[int, int]) -> None:
     """Refuse, before anything is timed, names of which none could be drawn."""
-    known = published()
-    for name, own in map(name_and_size, names):
-        if name in known and (own or size) == (known[name].size, known[name].size):
-            return
-    at = next((f"; {name} has one at {known[name].size}" for name, _ in map(name_and_size, names) if name in known), "")
-    raise ValueError(f"no published top-1 for {', '.join(names)} at that size{at}: there is nothing to draw")
+    known = {name: published()[name].size for name, _ in map(name_and_size, names) if name in published()}
+    if not any((own or size) == (known.get(name),) * 2 for name, own in map(name_and_size, names)):
+        at = next((f"; {name} has one at {side}" for name, side in known.items()), "")
+        raise ValueError(f"no published top-1 for {', '.join(names)} at that size{at}: there is nothing to draw")
 
 
 def plot(reports: Sequence[Report], path: str | Path) -> None:
@@ -107,15 +94,13 @@ def plot(reports: Sequence[Report], path: str | Path) -> None:
 
 def _styles(found: Sequence[Point]) -> dict[str, dict[str, Any]]:
     """Colour and mark of every family: ours in colours, the others in grey and behind them."""
-    families = {point.family: point.published.ours for point in found}
-    ours, others = (sorted(name for name, is_ours in families.items() if is_ours == kind) for kind in (True, False))
-    return {
-        name: dict(color=PALETTE[i % len(PALETTE)], marker="o", markersize=8, zorder=3, linewidth=0.9)
-        for i, name in enumerate(ours)
-    } | {
-        name: dict(color=GREY, marker=MARKS[i % len(MARKS)], markersize=6, zorder=2, linewidth=0.4)
-        for i, name in enumerate(others)
-    }
+    ours, others = (sorted({one.family for one in found if one.published.ours == own}) for own in (True, False))
+    styles: dict[str, dict[str, Any]] = {}
+    for i, name in enumerate(ours):
+        styles[name] = dict(color=PALETTE[i % len(PALETTE)], marker="o", markersize=8, zorder=3, linewidth=0.9)
+    for i, name in enumerate(others):
+        styles[name] = dict(color="#777777", marker=MARKS[i % len(MARKS)], markersize=6, zorder=2, linewidth=0.4)
+    return styles
 
 
 def _draw(panel: "Axes", found: Sequence[Point], styles: dict[str, dict[str, Any]]) -> None:
@@ -144,16 +129,10 @@ def _label(panel: "Axes", found: Sequence[Point]) -> None:
         best: Any = None
         for dx, dy in OFFSETS:
             arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999"} if max(abs(dx), abs(dy)) > 12 else None
-            text = panel.annotate(
-                point.row.model,
-                point.at,
-                (dx, dy),
-                textcoords="offset points",
-                ha="left" if dx > 0 else "right" if dx < 0 else "center",
-                va="bottom" if dy > 0 else "top" if dy < 0 else "center",
-                arrowprops=arrow,
-                **look,
-            )
+            look["ha"] = "left" if dx > 0 else "right" if dx < 0 else "center"
+            look["va"] = "bottom" if dy > 0 else "top" if dy < 0 else "center"
+            place: Any = (point.row.model, point.at, (dx, dy))
+            text = panel.annotate(*place, textcoords="offset points", arrowprops=arrow, **look)
             text.set_in_layout(False)
             box = text.get_window_extent()
             clashes = sum(box.overlaps(other) for other in taken)

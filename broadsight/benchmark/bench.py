@@ -1,8 +1,7 @@
 """From what a user asks of `bench` to a report: of one size, or of several and how costs grow with it."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich.table import Table
@@ -13,20 +12,15 @@ from . import accuracy_plot, report, run, scaling
 from .request import EXPORTS, OWN_SIZE, SEVERAL_SIZES, WHOLE_MODELS, Request
 from .settings import Settings
 
-Progress = Callable[[int, int | None, str], None]
-# Fields of Settings that a Request has under the same name.
-SAME = ("batch", "threads", "rounds", "warmup", "train", "device", "dtype", "channels_last", "fuse", "seed")
-SAME += ("head_only", "light", "against", "start_up")
-
 
 def settings_of(request: Request) -> Settings:
     """What is measured; a ValueError if it cannot be."""
-    same: dict[str, Any] = {name: getattr(request, name) for name in SAME}
-    several: dict[str, Any] = dict(runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
-    return Settings(size=request.sizes[0], **several, **same)
+    same = {one.name: getattr(request, one.name) for one in fields(Settings) if hasattr(request, one.name)}
+    several = dict(runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
+    return Settings(**same | several | dict(size=request.sizes[0]))
 
 
-def bench(request: Request, progress: Progress = lambda done, total, doing: None) -> run.Report | scaling.Growth:
+def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Growth:
     """Time models side by side; everything is checked before the first is built."""
     sizes = request.sizes
     exports, own = any(name in runtimes() for name in request.runtime), all("@" in model for model in request.models)

@@ -19,19 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from ..deployment.formats import runtimes
+from ..surgery.fusion import fuse
 from .candidates import Contender, Variant, create
 from .settings import Settings
-
-LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "executorch": "executorch.runtime"}
 
 
 @dataclass(frozen=True)
 class StartUp:
-    """Figures of a fresh process.
-
-    After the imports, the artefact is loaded, or in torch the model is built and its weights are loaded, and it runs
-    once; compiling included. Of a mapped file only the touched pages count as memory.
-    """
+    """Figures of a fresh process: it imports, loads the artefact, or in torch builds the model and loads its weights,
+    and runs once; compiling included. Of a mapped file only the touched pages count as memory."""
 
     import_s: float  # seconds to import this package and the runtime's
     seconds: float  # from then on to the first answer
@@ -39,10 +35,7 @@ class StartUp:
 
 
 def measure(contender: Contender, settings: Settings, artefact: Path) -> StartUp:
-    """Start a candidate in a fresh process from its file, or in torch its weights.
-
-    Raises RuntimeError with the last line that the process wrote, if it failed.
-    """
+    """Start a candidate in a fresh process from its file, or in torch its weights; RuntimeError says why it failed."""
     model: Any = contender.model
     request = {
         "runtime": contender.runtime,
@@ -52,8 +45,7 @@ def measure(contender: Contender, settings: Settings, artefact: Path) -> StartUp
         "settings": asdict(replace(settings, size=contender.size)),
     }
     threads = {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as cache:  # what was compiled before does not count
         done = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -78,15 +70,17 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     if runtime in runtimes():
         from ..deployment import open_artefact
 
-        if (name := runtimes()[runtime][0]) in LIBRARIES:
-            importlib.import_module(LIBRARIES[name])
+        libraries = {"onnx": "onnxruntime", "openvino": "openvino", "executorch": "executorch.runtime"}
+        if (name := runtimes()[runtime][0]) in libraries:
+            importlib.import_module(libraries[name])
     else:
         from safetensors.torch import load_model
 
         from .. import models as models
     images = np.random.default_rng(0).standard_normal(request["images"], np.float32)
     imported = time.time()
-    _forget_peak()
+    with suppress(OSError):  # forget the peak of the resident memory, which importing may have raised
+        Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     begun = time.perf_counter()
     if runtime in runtimes():
@@ -94,10 +88,7 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     else:
         model = create(Variant(**request["variant"]), settings).eval()
         load_model(model, str(artefact))
-        if settings.fuse:
-            from ..surgery.fusion import fuse
-
-            model = fuse(model)
+        model = fuse(model) if settings.fuse else model
         run = torch.compile(model, dynamic=False) if runtime == "compile" else model
         with torch.inference_mode():
             run(torch.from_numpy(images))
@@ -106,18 +97,11 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     return StartUp(imported - started, seconds, None if before is None or peak is None else max(peak - before, 0))
 
 
-def _forget_peak() -> None:
-    """Reset the peak of the resident memory, which importing may have raised."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def _status(name: str) -> int | None:
     """Bytes of an entry such as VmRSS of /proc/self/status; None if there is none."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return 1024 * int(line.split()[1])
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
     return None
 
 

@@ -20,18 +20,12 @@ VARIABLES = {
 
 def describe_machine(settings: Settings) -> dict[str, Any]:
     """Describe the machine, its load, and the environment variables that a timing depends on."""
-    device = torch.device(settings.device)
-    variables = {
-        key: {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
-        for key, prefixes in VARIABLES.items()
-    }
-    return {
-        **header(),
-        **machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "load_before": load(),
-        **variables,
-    }
+    found = {**header(), **machine(), "device": "cpu", "load_before": load()}
+    if settings.device.startswith("cuda"):
+        found["device"] = torch.cuda.get_device_name(settings.device)
+    for key, prefixes in VARIABLES.items():
+        found[key] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+    return found
 
 
 def gemm_peak(settings: Settings, sides: Sequence[int], repeats: int = 4, seconds: float = 3.0) -> float:

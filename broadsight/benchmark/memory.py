@@ -16,19 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .machine import synchronize
 
-FREE_OPERATIONS = (
-    *("_unsafe_view", "_reshape_alias", "alias", "detach", "lift_fresh"),
-    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
-)
+FREE_OPERATIONS = {"_unsafe_view", "_reshape_alias", "alias", "detach", "lift_fresh"}
+FREE_OPERATIONS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
 def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
     """Bytes that torch's allocator holds at the worst moment of a call, beyond what was allocated before it.
 
-    Counts activations, temporaries, gradients and the result, but not weights and inputs, which exist before, nor
-    scratch of BLAS or oneDNN. On the CPU it is summed up from the profiler's log of allocations: unlike the resident
-    size it depends neither on the C library's caching nor on what ran earlier, and repeats exactly. On CUDA it is read
-    from the caching allocator.
+    Counts activations, temporaries, gradients and the result, but not weights and inputs, nor scratch of BLAS or
+    oneDNN. On the CPU it is summed up from the profiler's log of allocations: unlike the resident size it depends
+    neither on the C library's caching nor on what ran earlier, and repeats exactly.
     """
     if torch.device(device).type == "cuda":
         synchronize(device)

@@ -9,10 +9,7 @@ import timm
 import yaml
 
 from ..models import FAMILIES
-from ..papers.verify import SOURCES, TABLES
-from ..papers.verify import published as printed_tables
-
-SIZE = 224  # that the papers of our models publish for
+from ..papers.verify import SOURCES, printed_of_models
 
 
 @dataclass(frozen=True)
@@ -31,12 +28,10 @@ class Published:
 def published() -> dict[str, Published]:
     """Read all figures of our sources, by the timm name of the model."""
     found: dict[str, Published] = {}
-    tables = printed_tables()
     for family in FAMILIES:
-        rows = TABLES[family].printed(tables[family]) if family in TABLES else None
-        for name, row in (rows or {row["model"]: row for row in tables[family]["models"]}).items():
-            if "top1" in row and timm.is_model(name):
-                found[name] = Published(family, float(row["top1"]), SIZE, SOURCES[family], ours=True)
+        for name, row in printed_of_models(family).items():
+            if "top1" in row and timm.is_model(name):  # the papers of our models publish for 224 pixels
+                found[name] = Published(family, float(row["top1"]), 224, SOURCES[family], ours=True)
     data: dict[str, Any] = yaml.safe_load(files("broadsight.papers").joinpath("published_top1.yaml").read_text("utf-8"))
     for group in ("ours", "others"):
         for name, row in data[group].items():

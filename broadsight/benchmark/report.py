@@ -16,11 +16,16 @@ from .settings import Settings
 
 def render(report: Report) -> Table:
     """Make a table with one row per candidate, times as median ± spread."""
-    against = report.settings.against is not None
     compared = "ratios are to the first row"
-    if against:
+    if report.settings.against is not None:
         compared = "speed-up: how many times faster than PerGroupPool with the same weights, in CPU time"
-    about = f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds{_exported(report)}"
+    about = f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds"
+    if report.settings.exported:
+        about += "\nwhat is exported is folded first; memory: what torch allocates in a call"
+        if any(row.start_up_s is not None for row in report.rows):
+            about += "; start-up, resident: a fresh process that loads the file and answers once, imports apart"
+        if any(is_int8(row.runtime) for row in report.rows):
+            about += "\nint8 is calibrated on noise: for its speed alone"
     columns = _columns(report)
     lines = [(row.model, row.runtime, *(text(row) for text in columns.values())) for row in report.rows]
     return table_of(headline(report.settings), about, list(columns), lines)
@@ -28,6 +33,10 @@ def render(report: Report) -> Table:
 
 def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
     """Headings of the columns that a report fills, and how each writes a row."""
+
+    def speed_up(one: Summary) -> str:
+        return "1 (yardstick)" if one == Summary(1.0, 1.0, 0.0) else f"{one.median:.2f}x ±{one.spread:.0%}"
+
     settings = report.settings
     against, digits = settings.against is not None, 2 if settings.head_only else 1
     started = any(row.start_up_s is not None for row in report.rows)
@@ -38,7 +47,7 @@ def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
         (True, "min\nms", lambda row: number(row.wall_ms.minimum, 1, digits)),
         (True, "CPU\nms", lambda row: plus_minus(row.cpu_ms, digits)),
         (True, "images\n/s", lambda row: number(row.throughput, 1, 1)),
-        (against, "speed-up", lambda row: _times(row.speedup)),
+        (against, "speed-up", lambda row: speed_up(row.speedup)),
         (not against, "wall\nratio", lambda row: plus_minus(row.ratio, 2)),
         (not against, "CPU\nratio", lambda row: plus_minus(row.cpu_ratio, 2)),
         (True, "of\npeak", lambda row: f"{row.peak_fraction:.0%}"),
@@ -55,20 +64,11 @@ def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
 
 
 def table_of(title: str, caption: str, numbers: Sequence[str], lines: Sequence[tuple[str, ...]]) -> Table:
-    """Make a table of candidates. A runtime that all have in common is named in the title.
-
-    Args:
-        numbers: Headings of the columns behind model and runtime.
-        lines: Model, runtime and numbers of each candidate.
-    """
+    """A table of candidates: model, runtime and numbers of each. A runtime that all share is named in the title."""
     runtimes = {runtime for _, runtime, *_ in lines}
-    table = Table(
-        title=f"{title}, {next(iter(runtimes))}" if len(runtimes) == 1 else title,
-        caption=caption,
-        box=SIMPLE_HEAD,  # the fewest columns lost to decoration: the table has to fit a terminal
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    title = f"{title}, {next(iter(runtimes))}" if len(runtimes) == 1 else title
+    # The fewest columns lost to decoration: the table has to fit a terminal.
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("model", no_wrap=True)
     if len(runtimes) > 1:
         table.add_column("runtime")
@@ -135,24 +135,8 @@ def headline(settings: Settings, sizes: str | None = None) -> str:
     )
 
 
-def _exported(report: Report) -> str:
-    """Explain the figures of exported runtimes, for the caption."""
-    if not report.settings.exported:
-        return ""
-    text = "\nwhat is exported is folded first; memory: what torch allocates in a call"
-    if any(row.start_up_s is not None for row in report.rows):
-        text += "; start-up, resident: a fresh process that loads the file and answers once, imports apart"
-    if any(is_int8(row.runtime) for row in report.rows):
-        text += "\nint8 is calibrated on noise: for its speed alone"
-    return text
-
-
 def is_int8(runtime: str) -> bool:
     return runtimes().get(runtime, ("", False))[1]
-
-
-def _times(speedup: Summary) -> str:
-    return "1 (yardstick)" if speedup == Summary(1.0, 1.0, 0.0) else f"{speedup.median:.2f}x ±{speedup.spread:.0%}"
 
 
 def number(value: float | None, unit: float, digits: int) -> str:

@@ -151,10 +151,9 @@ def measure_sizes(
         raise ValueError(f"{own} has a size of its own beside several sizes; drop its @, or name one size")
     keeping: Any = nullcontext()
     if settings.exported:
-        from .runtimes import check_installed, keep
+        from .runtimes import keep
 
-        check_installed(settings.exported)
-        keeping = keep(artefacts, settings.threads)
+        keeping = keep(artefacts, settings)
     fresh = settings.start_up and bool(settings.exported)
     rival = None if settings.against is None else load_rival(settings.against)
     per_size = len(models) * len(settings.runtimes) * (1 if rival is None else 2)

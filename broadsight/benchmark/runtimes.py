@@ -5,11 +5,10 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +19,14 @@ from ..deployment.agreement import allowance
 from ..deployment.formats import FORMATS, need, runtimes
 from ..deployment.preparation import prepare
 from ..files import move_together
+from .settings import Settings
 
 TOLERANCE = 1e-3  # of a float artefact's outputs, relative to the largest
 ALIKE = 0.5  # cosine of an int8 artefact's outputs and the model's, whose weights are random: enough to see nonsense
-CALIBRATION = 8  # images of noise for int8
 PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """An artefact that is ready to be timed."""
 
     path: Path
@@ -44,11 +42,7 @@ class Artefacts:
         self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
 
     def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
-        """Open a model in a runtime and check its answers to images (B, C, H, W).
-
-        The model is in eval mode, on the CPU, in float32. Raises ValueError if it cannot be exported, or if its answers
-        differ from the model's.
-        """
+        """Open a model (eval mode, CPU, float32) in a runtime; its answers to images must be the model's."""
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)
         array, name = images.numpy(), session.description.outputs[0]
@@ -65,26 +59,24 @@ class Artefacts:
         path = self.folder / f"{_key(model, title, images, making)}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            source = self.path(name, model, title, images) if int8 else None
+            if int8:
+                source, shape = self.path(name, model, title, images), (8, *images.shape[1:])
+                noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))  # good for nothing but speed
             with _whole(path, form.files) as unfinished:
-                if source is None:
-                    any_batch = form.batches
-                    program = self._program(model, title, images, any_batch)
-                    form.write(program, _description(title, images, any_batch), unfinished)
+                if int8:
+                    form.calibrated(source, noise.numpy()).write(unfinished)
                 else:
-                    # noise is good for nothing but speed
-                    form.calibrated(source, _noise(images)).write(unfinished)
+                    self._write(form, model, title, images, unfinished)
         return path
 
-    def _program(self, model: nn.Module, title: str, images: Tensor, any_batch: bool) -> Any:
-        key = _key(model, title, images), any_batch
+    def _write(self, form: Any, model: nn.Module, title: str, images: Tensor, path: Path) -> None:
+        channels, height, width = images.shape[1:]
+        key = _key(model, title, images), form.batches
         if self._captured is None or self._captured[0] != key:
-            prepared = prepare(model, (images.shape[2], images.shape[3]))
-            self._captured = (
-                key,
-                capture(prepared, (images.shape[1], images.shape[2], images.shape[3]), any_batch=any_batch),
-            )
-        return self._captured[1]
+            program = capture(prepare(model, (height, width)), (channels, height, width), any_batch=form.batches)
+            self._captured = key, program
+        image = dict(channels=channels, height=height, width=width, any_batch=form.batches, any_size=False)
+        form.write(self._captured[1], Description("classify", title, title, None, ("logits",), image, {}), path)
 
     def weights(self, model: nn.Module, title: str, images: Tensor) -> Path:
         """The model's weights as a safetensors file, which torch starts from."""
@@ -98,15 +90,14 @@ class Artefacts:
 
 
 @contextmanager
-def keep(folder: str | Path | None, threads: int) -> Generator[Artefacts, None, None]:
-    """Artefacts in a given folder, or in a temporary one."""
-    if folder is None:
-        with tempfile.TemporaryDirectory() as temporary:
-            yield Artefacts(Path(temporary), threads)
-        return
-    if Path(folder).exists() and not Path(folder).is_dir():
+def keep(folder: str | Path | None, settings: Settings) -> Generator[Artefacts, None, None]:
+    """Artefacts in a given folder, or in a temporary one, for runtimes whose packages are all there."""
+    for runtime in settings.exported:
+        need(*runtimes()[runtime])
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise ValueError(f"cannot keep artefacts in {str(folder)!r}: it is a file; give the name of a folder")
-    yield Artefacts(Path(folder), threads)
+    with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory() as place:
+        yield Artefacts(Path(place), settings.threads)
 
 
 def file_bytes(path: Path) -> int:
@@ -115,17 +106,10 @@ def file_bytes(path: Path) -> int:
     return sum(path.with_suffix(suffix).stat().st_size for suffix in (form.files if form else (path.suffix,)))
 
 
-def check_installed(names: Sequence[str]) -> None:
-    """Refuse runtimes whose packages are missing, with the line that installs them."""
-    for runtime in names:
-        need(*runtimes()[runtime])
-
-
 def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = float) -> float:
     """Largest difference of an artefact's answers from the model's, relative to the largest; too much is refused.
 
-    Args:
-        rounding: Measures what rounding does to the model's own answers; called if the difference is large.
+    `rounding` measures what rounding does to the model's own answers; it is called if the difference is large.
     """
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
@@ -133,32 +117,18 @@ def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Cal
     if runtimes()[runtime][1]:
         alike = float((came * expected).sum() / np.linalg.norm(came) / np.linalg.norm(expected))
         if not alike >= ALIKE:  # true for NaN
-            raise ValueError(
-                f"outputs in {runtime} have a cosine of {alike:.2g} with torch's; expected {ALIKE} or more"
-            )
+            alike_to = f"a cosine of {alike:.2g} with torch's"
+            raise ValueError(f"outputs in {runtime} have {alike_to}; expected {ALIKE} or more")
     elif not (difference <= TOLERANCE or difference <= allowance(rounding())):
-        raise ValueError(
-            f"outputs in {runtime} differ from torch's by {difference:.2g} of the largest; expected {TOLERANCE} at most"
-        )
+        off = f"{difference:.2g} of the largest"
+        raise ValueError(f"outputs in {runtime} differ from torch's by {off}; expected {TOLERANCE} at most")
     return difference
-
-
-def _description(title: str, images: Tensor, any_batch: bool) -> Description:
-    channels, height, width = images.shape[1:]
-    image = {"channels": channels, "height": height, "width": width, "any_batch": any_batch, "any_size": False}
-    return Description("classify", title, title, None, ("logits",), image, {})
-
-
-def _noise(images: Tensor) -> np.ndarray:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(CALIBRATION, *images.shape[1:], generator=generator).numpy()
 
 
 def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:
     """A file name that changes with the weights, the image size, versions, and the code of the model and the export.
 
-    Args:
-        exporting: Patterns of the files of `deployment` that take part.
+    `exporting` are patterns of the files of `deployment` that take part.
     """
     digest = hashlib.sha256(repr((title, tuple(images.shape[1:]))).encode())
     for name, tensor in model.state_dict().items():
@@ -176,10 +146,9 @@ def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] 
 
 def _sources(model: nn.Module, exporting: Sequence[str]) -> set[Path]:
     """Files of this package that make the graph: of the export and of the model's modules, with all layers."""
-    root = Path(__file__).parents[1]
+    root, modules = Path(__file__).parents[1], {type(part).__module__ for part in model.modules()}
     files = {root / "surgery" / "fusion.py"}
     files |= {file for name in exporting for file in (root / "deployment").glob(f"{name}.py")}
-    modules = {type(part).__module__ for part in model.modules()}
     if ours := {module for module in modules if module.startswith("broadsight.")}:
         files |= {Path(sys.modules[module].__file__ or "") for module in ours} | set((root / "layers").rglob("*.py"))
     return {file for file in files if file.is_file()}

@@ -37,10 +37,10 @@ class Exponent:
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """Exponents of one candidate: of wall and CPU time, peak memory and executed multiply-accumulates.
+    """Exponents of one candidate, None where fewer than two of the sizes count.
 
-    None where fewer than two of the sizes count. Those of times are medians of the slopes within each round, so that a
-    machine that is slow for a while does not pass for growth; the other two are exact.
+    Those of times are medians of the slopes within each round, so that a machine that is slow for a while does not pass
+    for growth; those of peak memory and executed multiply-accumulates are exact.
     """
 
     model: str

@@ -20,12 +20,9 @@ class Summary:
 
 
 def interleave(candidates: Sequence[T], timed: Callable[[T, int], S], rounds: int) -> list[list[S]]:
-    """Run `timed(candidate, round)` for all candidates in every round, starting each round one further along.
+    """Samples of `timed(candidate, round)`, by candidate, then by round; each round starts one candidate further along.
 
     An interrupt ends it early, if at least one round is complete.
-
-    Returns:
-        Samples by candidate, then by round.
     """
     samples: list[list[S]] = [[] for _ in candidates]
     try:

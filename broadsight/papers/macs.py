@@ -58,7 +58,7 @@ def published_macs(model: nn.Module, size: tuple[int, int], convention: Conventi
 
 
 def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> tuple[int, int]:
-    """(executed, extra) of one call on tensors of the given shapes; where the tool overlooks more, extra is negative."""
+    """(executed, extra) of one call on tensors of these shapes; where the tool overlooks more, extra is negative."""
     executed, extra = count_calls(model, *shapes, beyond=lambda module, *call: beyond(module, convention, *call))
     return executed, extra - (executed if convention.layers_only else 0)
 

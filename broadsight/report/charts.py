@@ -1,7 +1,4 @@
-"""Charts of lines, bars and dots, on axes that end at round numbers; `templates/charts.html` draws them as inline SVG.
-
-A chart is laid out for the width of a telephone, where its letters have the size of small print.
-"""
+"""Charts of lines, bars and dots on axes that end at round numbers, as wide as a telephone: templates draw them."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +9,7 @@ from ..visual.words import coordinate, known, number
 
 WIDTH, HEIGHT = 320, 226
 LEFT, RIGHT, TOP, BOTTOM = 44, 308, 26, 186  # edges of the plot area
-MOST_POINTS = 600  # of a line
-MOST_MARKERS = 40
+MOST_POINTS, MOST_MARKERS = 600, 40  # of a line
 INTERVALS = 5  # between ticks of an axis, about
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
@@ -133,11 +129,7 @@ class Chart:
 
 
 def axis(label: str, low: float, high: float, *, within: Point | None = None) -> Axis:
-    """Make an axis from below `low` to above `high`, in steps of 1, 2 or 5 times a power of ten.
-
-    Args:
-        within: Bounds that the axis never leaves, such as 0 and 100 of percentages.
-    """
+    """An axis from below `low` to above `high`, never beyond `within`, in steps of 1, 2 or 5 times a power of ten."""
     least, most = within or (-math.inf, math.inf)
     low, high = (min(max(value, least), most) for value in (low, high))
     if high - low <= 1e-9 * max(abs(low), abs(high)):

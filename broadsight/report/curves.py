@@ -42,53 +42,46 @@ def curves(lines: Rows) -> dict[str, Any]:
     """Charts and a table of a run's metrics, the lines of `metrics.jsonl`."""
     epochs = [line for line in lines if line.get("kind") == "epoch" and known(line.get("epoch"))]
     steps = [line for line in lines if line.get("kind") == "updates" and known(line.get("updates"))]
-    unit, scale = ("epoch", _updates_of_an_epoch(epochs)) if epochs else ("updates", 1.0)
+    unit, scales = "updates", [1.0]
+    if epochs:  # so many updates are one
+        counted = [line for line in epochs if known(line.get("updates")) and line["updates"] > 0 and line["epoch"] > 0]
+        unit, scales = "epoch", [line["updates"] / line["epoch"] for line in counted[:1]]
 
     def during(key: str) -> list[Point]:
-        return finite([(line["updates"] / scale, line.get(key)) for line in steps]) if scale else []
+        return finite([(line["updates"] / scale, line.get(key)) for scale in scales for line in steps])
 
     charts = []
     for (title, label, within), keys in _CURVES.items():
-        series = [
-            Series(name, finite([(line["epoch"], line.get(key)) for line in epochs]), colour, dash)
-            for key, name, colour, dash in keys
-        ]
+        series = []
+        for key, name, colour, dash in keys:
+            series.append(Series(name, finite([(line["epoch"], line.get(key)) for line in epochs]), colour, dash))
         if title == "Loss":
             series.insert(0, Series("during the epoch", during("loss")))
         elif title == "Learning rate":
             series.append(Series("learning rate", during("lr"), 2, marked=False))
         series = [line for line in series if line.points]
-        if series:
-            charts.append(_over_epochs(title, label, unit, within, series))
+        if not series:
+            continue
+        xs, ys = zip(*(point for line in series for point in line.points), strict=True)
+        across = axis(unit, 0.0, max(1.0, *xs))
+        if across.high < 5:
+            across = Axis(unit, tuple(tick for tick in across.ticks if float(tick).is_integer()))
+        low = 0.0 if title == "Learning rate" else min(ys)
+        charts.append(Chart(title, across, axis(label, low, max(ys), within=within), lines=series))
     if not charts:
         return {}
-    goals = [f"val_{name}" for name in GOALS.values()]
-    goal = next((key for key in goals if any(known(line.get(key)) for line in epochs)), None)
     best = None
-    if goal:
-        top = max((line for line in epochs if known(line.get(goal))), key=lambda line: line[goal])
-        best = dict(epoch=top["epoch"], value=top[goal], label=meaning(_bare(goal)).label)
+    for name in GOALS.values():
+        if found := [line for line in epochs if known(line.get(f"val_{name}"))]:
+            top = max(found, key=lambda line: line[f"val_{name}"])
+            best = dict(epoch=top["epoch"], value=top[f"val_{name}"], label=meaning(name).label)
+            break
     unknown = bool(epochs) and "best" in epochs[-1] and not known(epochs[-1]["best"])
     keys = dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key]))
     shown = [[number(line["epoch"]), *(_metric(key, line.get(key)) for key in keys)] for line in epochs]
-    heads = ["epoch", *map(_metric_name, keys)]
+    where = {"train": "training ", "val": "validation "}
+    heads = ["epoch", *(where.get(key.partition("_")[0], "") + meaning(_bare(key)).label for key in keys)]
     return dict(charts=charts, best=best, best_unknown=unknown, heads=heads, numbers=shown)
-
-
-def _updates_of_an_epoch(epochs: Rows) -> float | None:
-    for line in epochs:
-        if known(line.get("updates")) and line["updates"] > 0 and line["epoch"] > 0:
-            return line["updates"] / line["epoch"]
-    return None
-
-
-def _over_epochs(title: str, label: str, unit: str, within: Point | None, series: Sequence[Series]) -> Chart:
-    xs, ys = zip(*(point for line in series for point in line.points), strict=True)
-    across = axis(unit, 0.0, max(1.0, *xs))
-    if across.high < 5:
-        across = Axis(unit, tuple(tick for tick in across.ticks if float(tick).is_integer()))
-    low = 0.0 if title == "Learning rate" else min(ys)
-    return Chart(title, across, axis(label, low, max(ys), within=within), lines=series)
 
 
 def _bare(key: str) -> str:
@@ -100,11 +93,6 @@ def _metric(key: str, value: Any) -> str:
     return number(value) if key.endswith("loss") else figure(_bare(key), value)
 
 
-def _metric_name(key: str) -> str:
-    where = "training " if key.startswith("train_") else "validation " if key.startswith("val_") else ""
-    return where + meaning(_bare(key)).label
-
-
 def calibration(record: Record) -> dict[str, Any]:
     """The reliability diagram, the spread of confidences, their table, and how far they are off."""
     found = record.get("calibration") or {}
@@ -112,46 +100,29 @@ def calibration(record: Record) -> dict[str, Any]:
     filled = [one for one in bins if one.get("count") and numbers(one, "count", "accuracy")]
     if not filled:
         return {}
-    rows = [
-        (_range(one), number(one.get("count")), percent(one.get("confidence")), percent(one.get("accuracy")))
-        for one in bins
-    ]
-    return dict(
-        excess=_excess(filled),
-        errors={key: found[key] for key in ("ece", "mce") if known(found.get(key))},
-        charts=[_reliability(filled), _spread(filled)],
-        bins=rows,
-    )
-
-
-def _excess(filled: Rows) -> float | None:
-    """Points by which confidence exceeds accuracy, mean over the images; None if no confidence is known."""
+    rows = []
+    for one in bins:
+        shares = percent(one.get("confidence")), percent(one.get("accuracy"))
+        rows.append((_range(one), number(one.get("count")), *shares))
+    # Points by which confidence exceeds accuracy, mean over the images; None if no confidence is known.
     sure = [one for one in filled if known(one.get("confidence"))]
     images = sum(one["count"] for one in sure)
-    return sum(one["count"] * (one["confidence"] - one["accuracy"]) for one in sure) / images if images else None
+    excess = sum(one["count"] * (one["confidence"] - one["accuracy"]) for one in sure) / images if images else None
+    errors = {key: found[key] for key in ("ece", "mce") if known(found.get(key))}
 
-
-def _reliability(filled: Rows) -> Chart:
-    bars = [
-        _bin(one, one["accuracy"], f"{percent(one['accuracy'])} right of {plural(one['count'], 'image')}")
-        for one in filled
-    ]
-    return Chart(
-        "Reliability",
-        Axis("confidence, %", _HUNDRED),
-        Axis("accuracy, %", _HUNDRED),
-        bars=bars,
-        lines=[Series("", [(0.0, 0.0), (100.0, 100.0)])],
-        ticks=[_bin(one, one["confidence"]) for one in filled if known(one.get("confidence"))],
-        legend=[("box c0", "accuracy"), ("stroke", "mean confidence: where the bar should end")],
+    total, bars, counts = sum(one["count"] for one in filled), [], []
+    for one in filled:
+        some = plural(one["count"], "image")
+        bars.append(_bin(one, one["accuracy"], f"{percent(one['accuracy'])} right of {some}"))
+        counts.append(_bin(one, 100 * one["count"] / total, some))
+    across, ideal = Axis("confidence, %", _HUNDRED), Series("", [(0.0, 0.0), (100.0, 100.0)])
+    marks: Any = dict(bars=bars, lines=[ideal], ticks=[_bin(one, one["confidence"]) for one in sure])
+    legend = [("box c0", "accuracy"), ("stroke", "mean confidence: where the bar should end")]
+    up = axis("share of the images, %", 0.0, max(bar.value for bar in counts), within=(0.0, 100.0))
+    reliability = Chart("Reliability", across, Axis("accuracy, %", _HUNDRED), legend=legend, **marks)
+    return dict(
+        excess=excess, errors=errors, charts=[reliability, Chart("How sure it is", across, up, bars=counts)], bins=rows
     )
-
-
-def _spread(filled: Rows) -> Chart:
-    total = sum(one["count"] for one in filled)
-    bars = [_bin(one, 100 * one["count"] / total, plural(one["count"], "image")) for one in filled]
-    up = axis("share of the images, %", 0.0, max(bar.value for bar in bars), within=(0.0, 100.0))
-    return Chart("How sure it is", Axis("confidence, %", _HUNDRED), up, bars=bars)
 
 
 def _bin(one: Mapping[str, Any], value: float, about: str = "") -> Bar:
@@ -184,23 +155,29 @@ def _suite(name: str, group: Rows, record: Record) -> dict[str, Any]:
     ]
     strengths = list(dict.fromkeys(row["at"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    shown = dict(title=first.get("title") or name, about=first.get("about"), **_summaries(group, models))
+    found = [suite.get("summary") or {} for suite in group]
+    keys = dict.fromkeys(key for summary in found for key in summary)
+    summary = [
+        (model, *(_summary(key, one.get(key)) for key in keys)) for model, one in zip(models, found, strict=True)
+    ]
+    shown = dict(title=first.get("title") or name, about=first.get("about"))
+    shown |= dict(summary=summary if keys else [], summary_heads=["model", *keys])
     if not rows:
         return shown | dict(form="empty")
     if all(map(known, strengths)) and len(strengths) > 1 and len(cases) <= len(PALETTE):
-        measured = [
-            (row["model"], row["case"], f"{row['at']:g}", percent(row.get("top1")), number(row.get("images")))
-            for row in rows
-        ]
+        measured = []
+        for row in rows:
+            figures = percent(row.get("top1")), number(row.get("images"))
+            measured.append((row["model"], row["case"], f"{row['at']:g}", *figures))
         return shown | dict(form="lines", charts=_lines(first, models, cases, rows), numbers=measured)
     if len(strengths) == 1:
         return shown | dict(form="grid", grids=[_grid("", cases, dict(enumerate(models)), "place", rows)])
     heads = {at: f"{at:g}" if known(at) else str("top-1" if at is None else at) for at in strengths}
-    grids = [
-        _grid(str(first.get("axis", "")), cases, heads, "at", [row for row in rows if row["place"] == place])
-        | dict(model=model if len(models) > 1 else "")
-        for place, model in enumerate(models)
-    ]
+    grids = []
+    for place, model in enumerate(models):
+        mine = [row for row in rows if row["place"] == place]
+        grid = _grid(str(first.get("axis", "")), cases, heads, "at", mine)
+        grids.append(grid | dict(model=model if len(models) > 1 else ""))
     return shown | dict(form="grids", grids=grids)
 
 
@@ -230,8 +207,7 @@ def _lines(first: Record, models: Sequence[str], cases: Sequence[str], rows: Row
 def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, rows: Rows) -> dict[str, Any]:
     """Top-1 of every case in every column; the mean of each row last where columns are several strengths.
 
-    Args:
-        heads: Titles of the columns by the values that rows have under `key`: the place of a model, or a strength.
+    `heads` are titles of the columns by the values that rows have under `key`: the place of a model, or a strength.
     """
     several = key == "at" and len(heads) > 1 and all(map(known, heads))
     values = {(row["case"], row[key]): row.get("top1") for row in rows}
@@ -242,13 +218,6 @@ def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, r
         if present:
             lines.append([case, *found, *([sum(present) / len(present)] if several else [])])
     return dict(model="", axis=axis, heads=["case", *heads.values(), *(["mean"] if several else [])], rows=lines)
-
-
-def _summaries(group: Rows, models: Sequence[str]) -> dict[str, Any]:
-    found = [suite.get("summary") or {} for suite in group]
-    keys = list(dict.fromkeys(key for summary in found for key in summary))
-    rows = [(model, *(_summary(key, one.get(key)) for key in keys)) for model, one in zip(models, found, strict=True)]
-    return dict(summary=rows if keys else [], summary_heads=["model", *keys])
 
 
 def _summary(key: str, value: Any) -> str:

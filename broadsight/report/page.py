@@ -47,11 +47,9 @@ def render(
     """Write a report as one HTML file that loads nothing from anywhere. The same data give the same text.
 
     Args:
-        record: What is known of the run or the evaluation, as the package's own text lists it; all but `title` may
-            be missing.
+        record: What is known of the run or the evaluation, as the package's own text lists it; only `title` must be.
         curves: The lines of `metrics.jsonl`.
-        mistakes: Images that were taken for another class.
-        samples: Images as the model saw them in training.
+        mistakes, samples: Images that were taken for another class, and images as the model saw them in training.
         findings: Images with what was found in them, beside the truth.
     """
     if not record.get("title"):

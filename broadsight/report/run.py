@@ -14,6 +14,8 @@ from ..data.loading import SourceDataset, TrainOrder, default_workers
 from ..data.normalising import Normalise
 from ..data.seeds import seed_everything
 from ..data.sources import Splits
+from ..dense.coco_results import write_results
+from ..evaluation import dense as dense_evaluation
 from ..evaluation.classification import figures, most_confident_mistakes
 from ..evaluation.dense import DenseEvaluation
 from ..evaluation.record import page_of, predictions_csv, record_of
@@ -28,63 +30,44 @@ from ..training.recipes import Recipe
 from ..training.records import check_records
 from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, write_page
 from ..training.settings import title
-from . import CaptionedImage, render
+from ..visual.captioned import CaptionedImage
+from . import dense
+from .page import render
 
-EVALUATION, PREDICTIONS = "evaluation.json", "predictions.csv"
+EVALUATION, PREDICTIONS, RESULTS = "evaluation.json", "predictions.csv", "results.json"
 SHOWN = 24  # images of a kind
 # Settings of a recipe that a reader looks for, in the order of a report.
-SETTINGS = {
-    "epochs": "epochs",
-    "batch": "batch_size",
-    "image": "image_size",
-    "optimizer": "optimizer",
-    "learning rate": "lr",
-    "weight decay": "weight_decay",
-    "warm-up epochs": "warmup_epochs",
-    "mixup": "mixup",
-    "cutmix": "cutmix",
-    "erasing": "erasing",
-    "auto-augment": "auto_augment",
-    "label smoothing": "smoothing",
-    "drop path": "drop_path",
-    "distillation": "distill",
-    "weights averaged": "ema",
-    "precision": "precision",
-}
+SETTINGS = {"epochs": "epochs", "batch": "batch_size", "image": "image_size", "optimizer": "optimizer"}
+SETTINGS |= {"learning rate": "lr", "weight decay": "weight_decay", "warm-up epochs": "warmup_epochs"}
+SETTINGS |= {"mixup": "mixup", "cutmix": "cutmix", "erasing": "erasing", "auto-augment": "auto_augment"}
+SETTINGS |= {"label smoothing": "smoothing", "drop path": "drop_path", "distillation": "distill"}
+SETTINGS |= {"weights averaged": "ema", "precision": "precision"}
 
 
 def write_evaluation(evaluation: Any, folder: Path | None) -> Any:
     """Write evaluation.json, report.html, and predictions.csv or results.json into a folder, which is made.
 
-    Args:
-        evaluation: An Evaluation or a DenseEvaluation.
-        folder: None makes the record alone.
-
-    Returns:
-        The evaluation, which knows its record and its folder by then.
+    Of an Evaluation or a DenseEvaluation; without a folder, its record is made alone. Returns the evaluation, which
+    knows its record and its folder by then.
     """
-    if isinstance(evaluation, DenseEvaluation):
-        from .dense import write_dense_evaluation
-
-        record = write_dense_evaluation(evaluation, folder)
-    else:
-        record = _write(evaluation, folder)
+    is_dense = isinstance(evaluation, DenseEvaluation)
+    record = dense_evaluation.record_of(evaluation) if is_dense else record_of(evaluation)
+    if folder is not None:
+        if is_dense:
+            page = render(dense.page_of(record), findings=evaluation.shown)
+        else:
+            page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(record, folder / EVALUATION)
+            if not is_dense:
+                write_text(predictions_csv(evaluation.results[0]), folder / PREDICTIONS)
+            elif evaluation.results:
+                write_results(evaluation.results, folder / RESULTS)
+            write_text(page, folder / REPORT)
+        except OSError as error:
+            raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
     return replace(evaluation, record=record, folder=folder)
-
-
-def _write(evaluation: Evaluation, folder: Path | None) -> dict[str, Any]:
-    record = record_of(evaluation)
-    if folder is None:
-        return record
-    page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(record, folder / EVALUATION)
-        write_text(predictions_csv(evaluation.results[0]), folder / PREDICTIONS)
-        write_text(page, folder / REPORT)
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
-    return record
 
 
 def report_run(
@@ -103,30 +86,31 @@ def report_run(
         seconds: How long it took, if somebody knows.
         evaluated: Whether to ask the model; without that, curves and settings alone.
     """
-    if is_dense(path):
-        from .dense import report_dense_run
-
-        return report_dense_run(path, workers=workers, device=device, seconds=seconds, evaluated=evaluated)
-    folder = RunFolder(path)
+    folder, is_dense_run = RunFolder(path), is_dense(path)
     check_records(folder)
     config, lines = folder.config(), folder.metrics()
     run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
     record: dict[str, Any] = {"absent": {"figures": "the model was not evaluated, since the run has not finished"}}
     images: dict[str, Sequence[CaptionedImage]] = {}
-    if evaluated and (path / WEIGHTS).is_file():
+    asked = evaluated and (path / WEIGHTS).is_file()
+    if asked and is_dense_run:
+        options: dict[str, Any] = dict(workers=workers, device=device)
+        found = dense_evaluation.evaluate_dense(Request(str(path), **options, command=run["command"]))
+        record, images = dense.page_of(dense_evaluation.record_of(found)), dict(findings=found.shown)
+    elif asked:
         classifier = open_classifier(path, device=device)
         splits = splits or own_splits(classifier)
         evaluation = _evaluation(classifier, splits, workers, run["command"])
         record = page_of(record_of(evaluation))
         images = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
         del record["asked"]
+    about = dense.about_run(config, epochs, seconds) if is_dense_run else _about(run, epochs, seconds)
     record |= {
-        "title": f"{title(run['settings'])} on {run['settings']['data']}",
+        **about,
         "kind": "run",
-        "subtitle": _state(run["recipe"], epochs),
+        "facts": [*record.get("facts", []), *about["facts"]],
         "skipped": {**folder.skipped(), **record.get("skipped", {})},
-        "facts": [*record.get("facts", []), _facts(run, seconds)],
-        "twins": _twins(path),
+        "twins": [] if is_dense_run else _twins(path),
         **{key: run[key] for key in ("command", "seed", "versions", "commit")},
     }
     write_page(render(record, curves=lines, **images), path / REPORT)
@@ -135,8 +119,7 @@ def report_run(
 
 def _evaluation(classifier: Classifier, splits: Splits, workers: int | None, command: str = "") -> Evaluation:
     task = Task(classifier, splits.val, classifier.labels or tuple(splits.classes))
-    workers = default_workers() if workers is None else workers
-    said = ask(task, 64, workers)
+    said = ask(task, 64, default_workers() if workers is None else workers)
     values, absent = figures(said)
     (measured,) = measure([classifier])
     how = dict(batch=64, threads=torch.get_num_threads(), device=classifier.device.type)
@@ -164,11 +147,9 @@ def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[C
     """Training images as the run saw its first ones: transformed, erased and mixed as its recipe says."""
     run = classifier.run["broadsight"]
     recipe, classes = Recipe().change(run["recipe"]), classifier.labels or tuple(splits.classes)
-    transforms = replace(
-        transforms_of(recipe, classifier.run["pretrained_cfg"], classifier.transforms.channels),
-        mean=classifier.transforms.mean,
-        std=classifier.transforms.std,
-    )
+    ours = classifier.transforms
+    transforms = transforms_of(recipe, classifier.run["pretrained_cfg"], ours.channels)
+    transforms = replace(transforms, mean=ours.mean, std=ours.std)
     learned = SourceDataset(splits.train, transforms.build(True), seed=run["seed"], training=True)
     count = min(most, len(splits.train)) // 2 * 2
     order = TrainOrder(splits.train, max(count, 1), seed=run["seed"], repeats=recipe.repeated_aug)
@@ -182,9 +163,11 @@ def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[C
         augment.begin_epoch(0)
         images, targets = augment(normalise(batch.images), batch.labels)
     pixels = normalise.invert(images).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()  # B H W C
-    names = [_target(target, classes) for target in targets]
-    shown = [Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one) for one in pixels]
-    return [CaptionedImage(image, name, name) for image, name in zip(shown, names, strict=True)]
+    shown = []
+    for one, target in zip(pixels, targets, strict=True):
+        name = _target(target, classes)
+        shown.append(CaptionedImage(Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one), name, name))
+    return shown
 
 
 def _target(target: Tensor, classes: Sequence[str]) -> str:
@@ -199,28 +182,24 @@ def _target(target: Tensor, classes: Sequence[str]) -> str:
     return " + ".join(f"{name} {100 * share:.0f} %" for share, name in sorted(found, reverse=True))
 
 
-def _state(recipe: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> str:
-    """Say in a line how far a run came."""
-    whole = recipe["epochs"] + recipe["cooldown_epochs"]
-    done = epochs[-1]["epoch"] if epochs else 0
-    text = f"{'finished' if done >= whole else 'stopped'} after {done} of {whole} epochs"
-    if not epochs or "best" not in epochs[-1]:
-        return text
-    if epochs[-1]["best"] is None:
-        return f"{text}; no epoch has a top-1 to be compared by, so the model of the last one is kept"
-    return f"{text}; the best model, that of epoch {epochs[-1]['best_epoch']}, is kept"
-
-
-def _facts(run: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
-    """Settings of a run as a group of facts."""
+def _about(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], seconds: float | None) -> dict[str, Any]:
+    """Title, subtitle and facts of the report of a run: how far it came, and its settings."""
     settings, recipe = run["settings"], run["recipe"]
+    whole = recipe["epochs"] + recipe["cooldown_epochs"]
+    last = epochs[-1] if epochs else {"epoch": 0}
+    text = f"{'finished' if last['epoch'] >= whole else 'stopped'} after {last['epoch']} of {whole} epochs"
+    if last.get("best") is not None:
+        text += f"; the best model, that of epoch {last['best_epoch']}, is kept"
+    elif "best" in last:
+        text += "; no epoch has a top-1 to be compared by, so the model of the last one is kept"
     changes = ", ".join(f"{key}={value}" for key, value in settings.get("changes", {}).items())
     rows = [["recipe", settings["recipe"]], ["changed", changes or "nothing"]]
     rows += [[name, f"{recipe[key]}"] for name, key in SETTINGS.items() if recipe.get(key) not in (None, 0, "none")]
     rows += [["started", str(run["started"])], ["device", f"{run['device']}, threads: {run['threads']}"]]
     rows += [["processes", str(run["processes"])]]
     rows += [["took", f"{seconds / 60:.1f} minutes"]] if seconds is not None else []
-    return {"group": "Run", "rows": rows}
+    about = f"{title(settings)} on {settings['data']}"
+    return dict(title=about, subtitle=text, facts=[{"group": "Run", "rows": rows}])
 
 
 def _twins(path: Path) -> list[dict[str, Any]]:

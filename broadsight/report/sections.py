@@ -17,11 +17,8 @@ ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5
 MATRIX = 60  # classes up to here are a matrix
 ROOMY = 20  # classes up to here have cells wide enough for any count
-CONFUSIONS = 30
-SKIPPED = 100  # images that are named
-OBJECTS = ("box_", "mask_", "keypoint_")
+CONFUSIONS, SKIPPED = 30, 100  # pairs of classes that are listed, and images that are named
 _COSTS = ("parameters", "macs", "latency_ms")
-_ACROSS = (("macs", 1e9, "MACs, G"), ("latency_ms", 1.0, "latency, ms"))
 
 Record = Mapping[str, Any]
 
@@ -29,32 +26,27 @@ Record = Mapping[str, Any]
 def figures(record: Record, sections: Collection[str]) -> list[dict[str, Any]]:
     """Rows of all figures with their meaning, then of those that could not be measured, with the reason.
 
-    Args:
-        sections: Keys of sections; why one of those is missing is said in its own place.
+    Why one of the `sections` is missing is said in its own place.
     """
     measured = {key: value for key, value in (record.get("figures") or {}).items() if value is not None}
-    absent = {key: why for key, why in (record.get("absent") or {}).items() if key not in (*sections, *measured)}
-    rows = [
-        dict(label=meaning(key).label, value=figure(key, value), about=_about(key, record), absent=None)
-        for key, value in measured.items()
-    ]
-    return rows + [dict(label=meaning(key).label, value=NOTHING, absent=why) for key, why in absent.items()]
-
-
-def _about(key: str, record: Record) -> str:
-    """Meaning of a figure, and over how many classes it is if not over all."""
-    covered = record.get("coverage") or {}
+    covered, rows = record.get("coverage") or {}, []
     there, classes = covered.get("occurring"), covered.get("classes")
-    if there == classes or not (key in MEANS or key.startswith(OBJECTS)):
-        return meaning(key).about
-    return f"{meaning(key).about}; over {there} of {classes} classes, since the others do not occur"
+    for key, value in measured.items():
+        about = meaning(key).about
+        if there != classes and (key in MEANS or key.startswith(("box_", "mask_", "keypoint_"))):
+            about += f"; over {there} of {classes} classes, since the others do not occur"
+        rows.append(dict(label=meaning(key).label, value=figure(key, value), about=about, absent=None))
+    for key, why in (record.get("absent") or {}).items():
+        if key not in (*sections, *measured):
+            rows.append(dict(label=meaning(key).label, value=NOTHING, absent=why))
+    return rows
 
 
 def beside(record: Record) -> dict[str, Any]:
     """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost.
 
-    This model's row is made from the record itself, unless a row of the same title is given. Figures that only one
-    model has are left out: there is nothing to compare.
+    This model's row is made from the record itself, unless a row of its title is given. Figures that only one has are
+    left out: there is nothing to compare.
     """
     others = list(record.get("beside") or ())
     if not others:
@@ -68,25 +60,21 @@ def beside(record: Record) -> dict[str, Any]:
     counts = Counter(key for model in models for key, value in (model.get("figures") or {}).items() if known(value))
     keys = [*costs, *(key for key, count in counts.items() if count > 1 and key not in costs)]
     values = [(model.get("figures") or {}) | {key: model.get(key) for key in costs} for model in models]
-    best = {key: _best(key, [mine.get(key) for mine in values]) for key in keys}
+    best: dict[str, Any] = {}  # of the columns whose values differ, where it is known which way is better
+    for key in keys:
+        column = [mine[key] for mine in values if known(mine.get(key))]
+        if meaning(key).better and len(set(column)) > 1:
+            best[key] = max(column) if meaning(key).better > 0 else min(column)
     rows = []
     for model, mine in zip(models, values, strict=True):
-        cells = [(figure(key, mine.get(key)), best[key] is not None and mine.get(key) == best[key]) for key in keys]
+        cells = [(figure(key, mine.get(key)), key in best and mine.get(key) == best[key]) for key in keys]
         rows.append(dict(title=str(model.get("title", "")), cells=cells))
     return dict(heads=["model", *(meaning(key).label for key in keys)], rows=rows, charts=_cost_charts(models))
 
 
-def _best(key: str, column: Sequence[Any]) -> Any:
-    """The best value if values differ and it is known which way is better."""
-    found, better = [value for value in column if known(value)], meaning(key).better
-    if not better or len(set(found)) < 2:
-        return None
-    return max(found) if better > 0 else min(found)
-
-
 def _cost_charts(models: Sequence[Record]) -> list[Chart]:
     charts = []
-    for key, unit, label in _ACROSS:
+    for key, unit, label in (("macs", 1e9, "MACs, G"), ("latency_ms", 1.0, "latency, ms")):
         dots = []
         for index, model in enumerate(models, 1):
             top1: Any = (model.get("figures") or {}).get("top1")
@@ -134,7 +122,13 @@ def confusion(record: Record) -> dict[str, Any]:
     matrix = record.get("confusion") or ()
     names = [str(name) for name in record.get("classes") or ()]
     names += [str(i) for i in range(len(names), len(matrix))]
-    frequent = record.get("confused") or _most_frequent(matrix, names)
+    frequent = record.get("confused")
+    if not frequent:
+        wrong = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count and i != j)
+        frequent = [
+            {"class": names[i], "as": names[j], "count": -less, "share": -100 * less / sum(matrix[i])}
+            for less, i, j in nsmallest(CONFUSIONS, wrong)
+        ]
     if not matrix and not frequent:
         return {}
     shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix))
@@ -154,14 +148,6 @@ def _matrix(matrix: Sequence[Sequence[int]]) -> dict[str, Any]:
 
     rows = [[(count, colour(i, j)) for j, count in enumerate(row)] for i, row in enumerate(matrix)]
     return dict(matrix=rows, worst=100 * worst)
-
-
-def _most_frequent(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[dict[str, Any]]:
-    wrong = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count and i != j)
-    return [
-        {"class": names[i], "as": names[j], "count": -less, "share": -100 * less / sum(matrix[i])}
-        for less, i, j in nsmallest(CONFUSIONS, wrong)
-    ]
 
 
 def skipped(record: Record) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from ..errors import first_line, reason_of
+from ..errors import first_line
 
 # Where training scripts put the weights in what they save, the usual place first.
 WEIGHTS = ("state_dict", "model", "state_dict_ema")
@@ -48,7 +48,7 @@ def read_file(path: Path) -> Any:
             warnings.simplefilter("ignore")  # remarks on the format, beside which what is wrong is an error
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({reason_of(error)})") from None
+        raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({first_line(error)})") from None
 
 
 def metadata_of(path: Path) -> dict[str, str]:
