@@ -16,9 +16,13 @@ def drawn(**parts):
     return draw(Chart("Loss", X, Y, **parts))
 
 
-def test_edges():
+def test_ticks__edges_and_labels():
     assert (X.x(0), X.x(10), X.x(5)) == (LEFT, RIGHT, (LEFT + RIGHT) / 2)
     assert (Y.y(1), Y.y(3), Y.y(2)) == (BOTTOM, TOP, (BOTTOM + TOP) / 2)
+    labels = [(text(t), float(t.get("x")), float(t.get("y"))) for t in drawn().iter("text") if t.get("class") is None]
+    assert [label for label, _, _ in labels] == ["1", "2", "3", "0", "5", "10"]
+    assert [y - 4 for _, _, y in labels[:3]] == [BOTTOM, (BOTTOM + TOP) / 2, TOP]
+    assert [x for _, x, _ in labels[3:]] == [LEFT, (LEFT + RIGHT) / 2, RIGHT]
 
 
 def test_line__from_edge_to_edge():
@@ -28,32 +32,21 @@ def test_line__from_edge_to_edge():
     ends = [(str(LEFT), str(TOP)), (str(RIGHT), str(BOTTOM))]
     assert [(c.get("cx"), c.get("cy")) for c in chart.iter("circle")] == ends
     assert [text(c) for c in chart.iter("circle")] == ["training: 3.000 (epoch 0)", "training: 1.000 (epoch 10)"]
-
-
-def test_line__one_point_is_seen():
     assert len(list(drawn(lines=[Series("a", [(5.0, 2.0)], 0, marked=False)]).iter("circle"))) == 1
+    line = Series("training", [(0.0, 3.0), (10.0, 1.0)], 0)
+    assert Chart("Loss", X, Y, lines=[line]).description == "Loss: loss by epoch; training from 3.00 to 1.00"
 
 
-def test_bar__height_and_width():
+def test_bar_and_dot():
     (bar,) = drawn(bars=[Bar(0, 5, 2.0, "half")]).iter("rect")
     half = (BOTTOM - TOP) / 2
     assert (float(bar.get("y")), float(bar.get("height"))) == (TOP + half, half)
     assert float(bar.get("width")) == pytest.approx((RIGHT - LEFT) / 2 - 1.5, abs=0.06)
     assert float(bar.get("x")) == pytest.approx(LEFT + 0.75, abs=0.06) and text(bar) == "half"
-
-
-def test_dot__carries_its_number():
     chart = drawn(dots=[Dot(10.0, 3.0, "7", "resnet", True)])
     (dot,) = of_class(chart, "ours")
     assert (dot.find("circle").get("cx"), dot.find("circle").get("cy")) == (str(RIGHT), str(TOP))
     assert text(dot.find("text")) == "7"
-
-
-def test_ticks__on_the_axes():
-    labels = [(text(t), float(t.get("x")), float(t.get("y"))) for t in drawn().iter("text") if t.get("class") is None]
-    assert [label for label, _, _ in labels] == ["1", "2", "3", "0", "5", "10"]
-    assert [y - 4 for _, _, y in labels[:3]] == [BOTTOM, (BOTTOM + TOP) / 2, TOP]
-    assert [x for _, x, _ in labels[3:]] == [LEFT, (LEFT + RIGHT) / 2, RIGHT]
 
 
 @pytest.mark.parametrize(
@@ -76,15 +69,11 @@ def test_axis__ends_at_round_numbers(low, high, within, ticks):
     assert made.ticks == pytest.approx(ticks) and (made.low, made.high) == pytest.approx((ticks[0], ticks[-1]))
 
 
-@pytest.mark.parametrize(
-    ("ticks", "shown"),
-    [
-        ((0, 0.5, 1), ["0", "0.5", "1.0"]),
-        ((0, 5e-5, 1e-4), ["0", "5e-5", "1e-4"]),
-        ((0, 20000), ["0", "20,000"]),
-        ((0, 2e9), ["0", "2e9"]),
-    ],
-)
+TICK_TEXTS = [((0, 0.5, 1), ["0", "0.5", "1.0"]), ((0, 5e-5, 1e-4), ["0", "5e-5", "1e-4"])]
+TICK_TEXTS += [((0, 20000), ["0", "20,000"]), ((0, 2e9), ["0", "2e9"])]
+
+
+@pytest.mark.parametrize(("ticks", "shown"), TICK_TEXTS)
 def test_tick_text(ticks, shown):
     chart = draw(Chart("", X, Axis("", tuple(map(float, ticks)))))
     assert [text(t) for t in chart.iter("text")][: len(shown)] == shown
@@ -96,16 +85,10 @@ def test_thin__keeps_ends_and_extremes():
     kept = thin(points)
     assert len(kept) <= 600 and {points[0], points[-1], points[1234], points[8765]} <= set(kept)
     assert kept == sorted(kept) and thin(points[:600]) == points[:600] and len(thin(points[:601])) <= 600
-
-
-def test_long_lines__are_thinned_and_unmarked():
     line = Series("a", [(float(i), i % 2) for i in range(10_000)], 0)
     chart = draw(Chart("", Axis("", (0.0, 9999.0)), Axis("", (0.0, 1.0)), lines=[line]))
     (path,) = of_class(chart.find(".//g[@class='c0']"), "line")
     assert len(re.findall("[ML]", path.get("d"))) <= 600 and not list(chart.iter("circle"))
-
-
-def test_finite():
     assert finite([(1, 2.0), (2, None), (3, math.nan), (math.inf, 1), ("4", 1), (5, True)]) == [(1.0, 2.0)]
 
 
@@ -115,8 +98,3 @@ def test_legend__names_the_lines_if_there_are_several():
     assert [text(item) for item in legend] == ["a < b", "c"]
     assert of_class(legend, "c1")[0].find("path").get("stroke-dasharray") == "7 4"  # colours begin anew after the last
     assert of_class(drawn(lines=[Series("a", [(0.0, 1.0)], 0)]), "legend") == []
-
-
-def test_description__tells_what_is_seen():
-    line = Series("training", [(0.0, 3.0), (10.0, 1.0)], 0)
-    assert Chart("Loss", X, Y, lines=[line]).description == "Loss: loss by epoch; training from 3.00 to 1.00"

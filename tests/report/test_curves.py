@@ -43,21 +43,15 @@ def test_curves__those_there_are_numbers_for(lines, titles):
     assert [text(caption) for caption in curves(lines).iter("figcaption")] == titles
 
 
-def test_curves__updates_are_placed_among_the_epochs():
+def test_curves__points_are_placed_among_the_epochs():
     rate = curves([*STEPS, *EPOCHS]).findall(".//figure")[2]
     (line,) = of_class(rate, "line")
     assert line.get("d").endswith(f"L{RIGHT} {TOP}")  # update 20 of 20 at the end of epoch 2, at the highest rate
     alone = curves(STEPS).findall(".//figure")[1]
     assert [text(label) for label in of_class(alone, "name")] == ["learning rate", "updates"]
-
-
-def test_curves__one_epoch_is_a_point_at_the_end():
     loss = curves(EPOCHS[:1]).find(".//figure")
     assert [c.get("cx") for c in loss.iter("circle")] == [str(RIGHT)] * 2
     assert [text(label) for label in loss.iter("text") if label.get("y") == str(BOTTOM + 17)] == ["0", "1"]
-
-
-def test_curves__what_is_no_number_is_left_out():
     lines = [*EPOCHS, dict(kind="epoch", epoch=3, updates=30, train_loss=math.nan, val_loss=None, val_top1=math.inf)]
     assert len(list(curves(lines).find(".//figure").iter("circle"))) == 4
 
@@ -70,7 +64,7 @@ def test_curves__numbers_in_a_table():
     assert "Best after epoch 2: 80.0\u00a0% top-1" in text(found)
 
 
-def test_calibration__bars_as_high_as_the_accuracy():
+def test_calibration__bars_as_high_as_the_accuracy_and_a_table():
     reliability, spread = calibration(bins=BINS).findall(".//figure")
     bars, shares = list(reliability.iter("rect")), list(spread.iter("rect"))
     assert [float(bar.get("height")) for bar in bars] == [TALL / 4, TALL / 2]
@@ -80,6 +74,8 @@ def test_calibration__bars_as_high_as_the_accuracy():
     assert [text(bar) for bar in shares] == ["25 to 50\u00a0%: 10 images", "50 to 100\u00a0%: 30 images"]
     heights = [TALL * 25 / 80, TALL * 75 / 80]  # the axis ends at 80 %
     assert [float(bar.get("height")) for bar in shares] == pytest.approx(heights, abs=0.06)
+    (table,) = tables(calibration(bins=BINS))
+    assert table[1] == ["0 to 25\u00a0%", "0", "–", "–"] and len(table) == 4  # noqa: RUF001
 
 
 @pytest.mark.parametrize(
@@ -89,11 +85,6 @@ def test_calibration__bars_as_high_as_the_accuracy():
 def test_calibration__in_words(accuracy, words):
     found = text(calibration(ece=4.2, mce=11.0, bins=[BINS[1], BINS[2] | dict(accuracy=accuracy)]))
     assert words in found and "differ by 4.2 points on average (ECE), by 11.0 in the worst bin (MCE)." in found
-
-
-def test_calibration__table_names_empty_bins_too():
-    (table,) = tables(calibration(bins=BINS))
-    assert table[1] == ["0 to 25\u00a0%", "0", "–", "–"] and len(table) == 4  # noqa: RUF001
 
 
 def suite(model="ours", cases=("a",), at=(0, 10), name="s", **others):
@@ -109,28 +100,22 @@ def lines_of(tree):
     return [path for chart in of_class(tree, "chart") for g in chart.iter("g") for path in of_class(g, "line")]
 
 
-def test_suites__strengths_make_a_line_for_every_model_and_case():
+def test_suites__strengths_make_lines_in_as_few_charts_as_can_be_read():
     found = suites(suite("ours", ("a", "b")), suite("other", ("a", "b")))
     assert len(of_class(found, "chart")) == 1 and len(lines_of(found)) == 4
     assert lines_of(found)[0].get("d") == f"M{LEFT} {TOP}L{RIGHT} {BOTTOM}"
     (legend,) = of_class(found, "legend")
     assert [text(item) for item in legend] == ["ours, a", "ours, b", "other, a", "other, b"]
     assert len(tables(found)[0]) == 9
-
-
-def test_suites__a_chart_for_each_model_if_lines_are_too_many():
     charts = of_class(suites(suite("ours", "abcde"), suite("other", "abcde")), "chart")
     assert [text(chart.find("figcaption")) for chart in charts] == ["ours", "other"]
 
 
-def test_suites__many_cases_make_a_heat_table_with_the_mean():
+def test_suites__many_cases_or_words_make_heat_tables():
     found = suites(suite(cases="abcdefg", at=(1, 2, 3)))
     (table,) = tables(found)
     assert table[0] == ["case", "1", "2", "3", "mean"] and table[1] == ["a", "100.0", "90.0", "80.0", "90.0"]
     assert len(table) == 8 and len(of_class(found, "h10")) == 7 and lines_of(found) == []
-
-
-def test_suites__words_make_a_heat_table_for_each_model():
     found = suites(suite("ours", at=("top", "side")), suite("other", at=("top", "side")))
     assert [table[0] for table in tables(found)] == [["case", "top", "side"]] * 2
     assert [text(strong) for strong in found.iter("strong")] == ["ours", "other"]
@@ -139,6 +124,9 @@ def test_suites__words_make_a_heat_table_for_each_model():
 def test_suites__one_strength_puts_models_beside_each_other():
     found = suites(suite("ours", "ab", (None,)), suite("other", "ab", (None,)))
     assert tables(found) == [[["case", "ours", "other"], ["a", "100.0", "100.0"], ["b", "100.0", "100.0"]]]
+    one, two = suite(at=(None,)), suite(at=(None,))
+    two["rows"][0]["top1"] = 50.0
+    assert tables(suites(one, two)) == [[["case", "ours", "ours"], ["a", "100.0", "50.0"]]]
 
 
 def test_suites__summary_of_every_model():
@@ -157,12 +145,6 @@ def test_suites__by_name_and_without_figures():
     for strengths in ((1, 2), ("top", "side")):
         rows = [dict(case="a", at=at, top1=None) for at in strengths]
         assert "No accuracy was measured." in text(suites(suite(rows=rows)))
-
-
-def test_suites__of_models_with_one_name_stay_apart():
-    one, two = suite(at=(None,)), suite(at=(None,))
-    two["rows"][0]["top1"] = 50.0
-    assert tables(suites(one, two)) == [[["case", "ours", "ours"], ["a", "100.0", "50.0"]]]
 
 
 @pytest.mark.parametrize("data", [None, {}, dict(ece=1.0), dict(bins=[]), dict(bins=BINS[:1])])

@@ -85,15 +85,11 @@ def sections(html: str) -> list[str]:
 
 
 @pytest.mark.parametrize("key", SECTIONS)
-def test_section__is_there_if_its_data_are(key):
+def test_section__is_there_or_says_why_not(key):
     record, arguments = dict(title="x") | DATA.get(key, {}), ARGUMENTS.get(key, {})
     assert sections(render(record, **arguments)) == [key]
     empty = {name: type(value)() for name, value in record.items() if name != "title"}
     assert sections(render(dict(title="x") | empty, **{name: [] for name in arguments})) == []
-
-
-@pytest.mark.parametrize("key", SECTIONS)
-def test_section__says_why_it_is_not_there(key):
     html = render(dict(title="x", absent={key: "too few images"}))
     assert sections(html) == [key] and "Not measured: too few images." in text(read(html).find(".//main"))
 
@@ -104,21 +100,25 @@ def plain():
     return read(whole())
 
 
-def test_contents__lead_to_every_section_in_order(plain):
+def test_page__is_well_made(plain):
     assert [a.get("href") for a in plain.iter("a")] == [f"#{key}" for key in SECTIONS]
     assert sections(whole()) == list(SECTIONS)
-
-
-def test_ids__are_unique_and_refer(plain):
     ids = [element.get("id") for element in plain.iter() if element.get("id")]
     assert len(ids) == len(set(ids))
     assert {e.get("aria-labelledby") for e in plain.iter() if e.get("aria-labelledby")} <= set(ids)
-
-
-def test_headings__in_order(plain):
     levels = [int(element.tag[1]) for element in plain.iter() if re.fullmatch("h[1-6]", element.tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
+    boxed = [table for box in of_class(plain, "scroll") for table in box.findall("table")]
+    assert boxed == list(plain.iter("table"))
+    assert plain.find("html").get("lang") == "en"
+    assert all(th.get("scope") in ("col", "row") for th in plain.iter("th"))
+    assert all(table.find("caption") is not None for table in plain.iter("table"))
+    for drawing in plain.iter("svg"):
+        named = drawing.get("role") == "img" and drawing.get("aria-label") == drawing.find("title").text
+        assert named or drawing.get("aria-hidden") == "true"
+    assert all("alt" in image.attrib for image in plain.iter("img"))
+    assert all(figure.find("figcaption") is not None for figure in plain.iter("figure"))
 
 
 def test_page__loads_nothing():
@@ -153,23 +153,6 @@ def test_text__that_cannot_be_written_as_utf8():
     assert text(read(html).find(".//h1")) == "a\ufffd\ufffdb" and html.encode("utf-8")
 
 
-def test_access(plain):
-    page = plain
-    assert page.find("html").get("lang") == "en"
-    assert all(th.get("scope") in ("col", "row") for th in page.iter("th"))
-    assert all(table.find("caption") is not None for table in page.iter("table"))
-    for drawing in page.iter("svg"):
-        named = drawing.get("role") == "img" and drawing.get("aria-label") == drawing.find("title").text
-        assert named or drawing.get("aria-hidden") == "true"
-    assert all("alt" in image.attrib for image in page.iter("img"))
-    assert all(figure.find("figcaption") is not None for figure in page.iter("figure"))
-
-
-def test_tables__scroll_in_their_own_box(plain):
-    boxed = [table for box in of_class(plain, "scroll") for table in box.findall("table")]
-    assert boxed == list(plain.iter("table"))
-
-
 def test_headline():
     card = dict(label="top-1", value="34.5 %", note="epoch 8 of 8")
     page = read(render(dict(title="x", kind="evaluation", headline=[card, dict(label="a", value="b")])))
@@ -178,12 +161,9 @@ def test_headline():
     assert "Evaluation" in text(page.find(".//header"))
 
 
-def test_same_data_same_text():
+def test_title__is_needed_and_the_same_data_give_the_same_text():
     assert whole() == whole()
     assert render(json.loads(json.dumps(whole_record()))) == render(whole_record())
-
-
-def test_title__is_needed():
     with pytest.raises(ValueError, match=r"^a report needs a title; expected record\['title'\], e.g. 'resnet18 on"):
         render(dict(kind="run"))
 
@@ -203,7 +183,7 @@ def test_any_number__anywhere(value):
     assert sections(html) and "nan" not in text(read(html).find(".//main")).lower().split()
 
 
-def test_thousand_classes__small_and_quick():
+def test_size__of_many_classes_and_images():
     names = [f"class {i} of a thousand, with a name" for i in range(1000)]
     classes = [
         {"class": name, "images": 50, "recall": i / 10, "precision": 50.0, "f1": 50.0, "most_confused_with": names[0]}
@@ -212,9 +192,6 @@ def test_thousand_classes__small_and_quick():
     began = time.process_time()
     html = render(dict(title="x", classes=names, per_class=classes, confusion=[[1] * 1000 for _ in range(1000)]))
     assert time.process_time() - began < 1.5 and len(html) < 1_000_000
-
-
-def test_images__fit():
     noise = Image.effect_noise((400, 300), 80).convert("RGB")  # the worst that a JPEG can meet
     images = [CaptionedImage(noise, "a", "b")] * 24
     assert len(render(dict(title="x"), mistakes=images, samples=images)) < 2_500_000
@@ -243,14 +220,11 @@ def test_images__of_every_mode(mode):
     assert shown(Image.new(mode, (40, 30)))[1].mode == "RGB"
 
 
-def test_shrunk__many_levels_are_brought_into_range():
+def test_shrunk__in_range_on_white_and_the_original_stays():
     deep = Image.new("I;16", (2, 1))
     deep.putpixel((0, 0), 1000)
     deep.putpixel((1, 0), 3000)
     assert [shrunk(deep).getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
-
-
-def test_shrunk__transparent_becomes_white_and_the_original_stays():
     assert shrunk(Image.new("RGBA", (4, 4), (200, 0, 0, 0))).getpixel((0, 0)) == (255, 255, 255)
     large = Image.new("RGB", (500, 500))
     shrunk(large)

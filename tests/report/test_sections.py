@@ -20,24 +20,12 @@ def rows_of(count):
     return [{"class": f"c{i}", "images": 10, "recall": float(i % 97), "precision": 50.0} for i in range(count)]
 
 
-def confusion(**record):
-    return section("confusion", record)
+NOTHING_IN = [("per_class", dict(classes=["a"])), ("confusion", dict(confusion=[], confused=[]))]
+NOTHING_IN += [("confusion", dict(classes=["a"])), ("figures", dict(absent=dict(curves="not kept")))]
+NOTHING_IN += [("beside", OURS), ("twins", OURS), *((key, {}) for key in ("class_figures", "figures", "facts"))]
 
 
-@pytest.mark.parametrize(
-    ("key", "record"),
-    [
-        ("per_class", dict(classes=["a"])),
-        ("confusion", dict(confusion=[], confused=[])),
-        ("confusion", dict(classes=["a"])),
-        ("class_figures", {}),
-        ("beside", OURS),
-        ("twins", OURS),
-        ("figures", dict(absent=dict(curves="not kept"))),
-        ("figures", {}),
-        ("facts", {}),
-    ],
-)
+@pytest.mark.parametrize(("key", "record"), NOTHING_IN)
 def test_nothing__no_section(key, record):
     assert section(key, record) is None
 
@@ -66,13 +54,10 @@ def test_per_class__of_many_the_weakest_the_strongest_and_the_others_folded_away
     assert "91 classes; recall from 0.0\u00a0% (c0) to 89.0\u00a0% (c89)" in text(found)
 
 
-def test_per_class__without_images():
+def test_per_class__a_confused_one_and_one_without_images():
     row = {"class": "none", "images": 0, "recall": None, "precision": None, "f1": None, "most_confused_with": None}
     found = per_class(row)
     assert tables(found)[0][1] == ["none", "0", *[NOTHING] * 4] and of_class(found, "bar") == []
-
-
-def test_per_class__a_confused_one_is_named_with_its_count():
     row = {"class": "cat", "images": 9, "recall": 25.0, "most_confused_with": "<dog>", "confused": 4}
     found = per_class(row)
     assert tables(found)[0][1][-1] == "<dog> 4"
@@ -80,7 +65,7 @@ def test_per_class__a_confused_one_is_named_with_its_count():
 
 
 def test_matrix__right_and_wrong_by_colour():
-    found = confusion(classes=["cat", "dog", "owl"], confusion=[[8, 2, 0], [1, 9, 0], [0, 0, 0]])
+    found = section("confusion", dict(classes=["cat", "dog", "owl"], confusion=[[8, 2, 0], [1, 9, 0], [0, 0, 0]]))
     matrix, frequent = tables(found)
     assert matrix[1:] == [["cat", "8", "2", ""], ["dog", "1", "9", ""], ["owl", "", "", ""]]
     kinds = [[cell.get("class") for cell in row.iter("td")] for row in found.find(".//tbody").iter("tr")]
@@ -88,14 +73,12 @@ def test_matrix__right_and_wrong_by_colour():
     assert frequent[1:] == [["cat", "dog", "2", "20.0\u00a0%"], ["dog", "cat", "1", "10.0\u00a0%"]]
 
 
-def test_matrix__without_names_or_mistakes():
-    found = confusion(confusion=[[3, 0], [0, 4]])
+def test_matrix__without_names_or_too_large_to_read():
+    found = section("confusion", dict(confusion=[[3, 0], [0, 4]]))
     assert tables(found)[0][0][1:] == ["0", "1"] and "No image was taken for another class." in text(found)
-
-
-def test_matrix__too_large_to_read():
     size = MATRIX + 1
-    found = confusion(confusion=[[int(j == (i + 1) % size) for j in range(size)] for i in range(size)])
+    matrix = [[int(j == (i + 1) % size) for j in range(size)] for i in range(size)]
+    found = section("confusion", dict(confusion=matrix))
     (frequent,) = tables(found)
     assert len(frequent) == 31 and "A matrix of 61 classes is too large to be read." in text(found)
 

@@ -72,6 +72,7 @@ def test_description__is_what_was_asked_for():
     assert (arguments["pool"], arguments["pool_args"]) == ("map", {"level": 2, "tokens": 1, "dim": 24})
     assert (arguments["broadcast"], arguments["broadcast_args"]) == ("cb", {"branch": "mlp", "position": "mid"})
     assert not arguments["any_size"]
+    assert description_of(fuse(add_context_broadcast(vit())))[0] == "edited"  # there was nothing to fold
 
 
 def test_description__of_a_registered_model_is_its_name():
@@ -136,11 +137,6 @@ def test_timm__never_loads_another_model_in_its_place(make, reason, tmp_path):
 def pruned(model):
     model.prune_intermediate_layers(1)
     return model
-
-
-def test_fuse__of_what_has_nothing_to_fold_stays_described():
-    model = fuse(add_context_broadcast(vit()))
-    assert description_of(model)[0] == "edited"
 
 
 def test_timm__does_not_fetch_what_a_folder_names(tmp_path):

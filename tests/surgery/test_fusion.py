@@ -57,10 +57,14 @@ def test_fuse__keeps_the_outputs(model, fused, size):
 
 @each_kind
 @torch.no_grad()
-def test_fuse__keeps_the_outputs_of_a_batch(model, fused):
+def test_fuse__of_a_batch_stored_and_again(model, fused):
     images = torch.randn(3, 3, 56, 40, dtype=torch.float64)
-    assert_close(fused(images), model(images), tolerance=1e-9)
+    got = fused(images)
+    assert_close(got, model(images), tolerance=1e-9)
     assert_close(fused.forward_features(images), model.forward_features(images), tolerance=1e-9)
+    assert torch.equal(pickle.loads(pickle.dumps(fused))(images), got)
+    once, twice = fused.state_dict(), broadsight.fuse(fused).state_dict()
+    assert once.keys() == twice.keys() and all(torch.equal(once[key], twice[key]) for key in once)
 
 
 @each_kind
@@ -74,11 +78,6 @@ def test_fuse__leaves_the_model_alone(name):
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_fuse__result_is_for_inference(fused):
-    assert not any(module.training for module in fused.modules())
-    assert not any(p.requires_grad for p in fused.parameters())
-
-
 def test_fuse__leaves_no_norm_that_could_be_folded(model, fused):
     # In STViT's stem the norm follows the activation, and the next convolution pads after it.
     kept = [f"stem.norm{i}" for i in (1, 2, 3, 4)] if isinstance(model, STViT) else []
@@ -88,13 +87,8 @@ def test_fuse__leaves_no_norm_that_could_be_folded(model, fused):
     assert len(norms(model)) >= len(kept) + 3
     assert not any(isinstance(module, LayerScale) for module in fused.modules())
     assert len(layers(fused)) < len(layers(model))
-
-
-@each_kind
-@torch.no_grad()
-def test_fuse__twice_is_once(fused):
-    once, twice = fused.state_dict(), broadsight.fuse(fused).state_dict()
-    assert once.keys() == twice.keys() and all(torch.equal(once[key], twice[key]) for key in once)
+    assert not any(module.training for module in fused.modules())
+    assert not any(p.requires_grad for p in fused.parameters())
 
 
 @each_kind
@@ -108,35 +102,22 @@ def test_fuse__features(name):
         assert_close(got, expected, tolerance=1e-9)
 
 
-@pytest.mark.parametrize("arguments", [dict(pool_first=True), dict(stem="conv2"), dict(stem="patch7", mlp_conv=True)])
+VARIANTS = {
+    "partialformer_b0": [dict(pool_first=True), dict(stem="conv2"), dict(stem="patch7", mlp_conv=True)],
+    "mat_1": [dict(embed="conv"), dict(embed="merge"), dict(mixer="none"), dict(mlp_conv=False)],
+    "stvit_small": [
+        dict(projection=0),
+        dict(stem="patch", position="relative", ffn="plain"),
+        dict(layer_scale=[0.5] * 4),
+    ],
+}
+MIXERS = ("baseline", "whiten", "patch2", "gated", "c_mhsa", "no_split", "no_fusion")
+VARIANTS["emsnet_xtiny"] = [dict(mixer=mixer) for mixer in MIXERS]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(name, one) for name, some in VARIANTS.items() for one in some])
 @torch.no_grad()
-def test_fuse__partialformer_variants(arguments):
-    assert_fuses("partialformer_b0", arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments", [dict(embed="conv"), dict(embed="merge"), dict(mixer="none"), dict(mlp_conv=False)]
-)
-@torch.no_grad()
-def test_fuse__mat_variants(arguments):
-    assert_fuses("mat_1", arguments)
-
-
-@pytest.mark.parametrize("variant", ["baseline", "whiten", "patch2", "gated", "c_mhsa", "no_split", "no_fusion"])
-@torch.no_grad()
-def test_fuse__emsnet_variants(variant):
-    assert_fuses("emsnet_xtiny", dict(mixer=variant))
-
-
-@pytest.mark.parametrize(
-    "arguments", [dict(projection=0), dict(stem="patch", position="relative", ffn="plain"), dict(layer_scale=[0.5] * 4)]
-)
-@torch.no_grad()
-def test_fuse__stvit_variants(arguments):
-    assert_fuses("stvit_small", arguments)
-
-
-def assert_fuses(name: str, arguments: dict) -> None:
+def test_fuse__variants(name, arguments):
     model = randomize(shallow(name, **arguments)).double().eval()
     images = torch.randn(1, 3, 72, 40, dtype=torch.float64)
     assert_close(broadsight.fuse(model)(images), model(images), tolerance=1e-9)
@@ -150,13 +131,6 @@ def test_fuse__works_on_any_timm_model(name, folds):
     assert (len(layers(fused)) < len(layers(model))) == folds
     images = torch.randn(1, 3, 64, 64)
     assert_close(fused(images), model(images), tolerance=1e-4)
-
-
-@each_kind
-@torch.no_grad()
-def test_fuse__result_can_be_stored(fused):
-    images = torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    assert torch.equal(pickle.loads(pickle.dumps(fused))(images), fused(images))
 
 
 @pytest.mark.slow
