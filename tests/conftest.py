@@ -13,35 +13,14 @@ from tests.golden import read
 torch.set_num_threads(1)  # for fixtures of a module too, which run before the one below
 
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
-LONGEST = (
-    "test_verify",
-    "test_distributed",
-    "test_pooling",
-    "test_resume",
-    "test_compile_export",
-    "test_registry",
-    "test_broadcasting",
-    "test_docs",
-    "test_map",
-    "test_cli",
-    "test_released_map",
-    "test_recipes",
-    "test_run_folder",
-    "test_fusion",
-    "test_pyramid",
-    "test_synchronise",
-    "test_processes",
-    "test_macs",
-    "test_benchmark",
-    "test_dense_training",
-    "test_dense_commands",
-    "test_stages",
-    "test_training",
+LONGEST = "verify distributed pooling resume compile_export registry broadcasting docs map cli released_map recipes"
+LONGEST += (
+    " run_folder fusion pyramid synchronise processes macs benchmark dense_training dense_commands stages training"
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    names = {name: place for place, name in enumerate(LONGEST)}
+    names = {f"test_{name}": place for place, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: names.get(item.path.stem, len(names)))
 
 

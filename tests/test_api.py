@@ -52,11 +52,8 @@ def test_run__predicts_evaluates_explains_exports(run, data, tmp_path, capsys, m
     images = sorted((data / "red").glob("*.png"))
     found = run.predict(images[0])
     assert len(found) == 1 and set(found[0].classes) == {"blue", "red"}
-    assert (
-        found
-        == broadsight.predict(run.source, [images[0]], device="cpu")
-        == broadsight.predict(Request(run, images[0]))
-    )
+    asked = Request(run, images[0])
+    assert found == broadsight.predict(run.source, [images[0]], device="cpu") == broadsight.predict(asked)
     evaluation = run.evaluate(data, part="all", latency=False, workers=0)
     assert len(evaluation.results[0].predictions) == 16 and 0 <= evaluation.figures["top1"] <= 100
     seen = run.explain(images[:2], kinds="gradcam")
@@ -83,29 +80,18 @@ def test_files__where_an_option_names_a_place(run, data, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "m.json").read_text())["measure"] == "variance"
 
 
-def test_bench__gives_a_report(tmp_path):
+def test_bench_and_json__write_where_asked(run, tmp_path, capsys):
     report = broadsight.bench("test_vit", rounds=1, warmup=0, size=32, batch=1, json=tmp_path / "b.json")
     assert report.rows[0].model == "test_vit"
     assert json.loads((tmp_path / "b.json").read_text())["command"].startswith("broadsight.bench(['test_vit'], ")
-
-
-def test_json__on_the_output_where_asked(run, tmp_path, capsys):
     run.export("onnx", out=tmp_path / "net.onnx", rounds=0, compare=1, json="-")
     record = json.loads(capsys.readouterr().out)
     assert record["command"].startswith("broadsight.export(") and record["artefact"] == "net.onnx"
 
 
 def test_dense__run(tmp_path):
-    head = dict(width=64, assigner="atss")
-    run = broadsight.train(
-        "scenes:8",
-        task="detect",
-        model="test_resnet",
-        head_args=head,
-        out=tmp_path / "run",
-        report=False,
-        **SMALL | {"size": 64},
-    )
+    head, options = dict(width=64, assigner="atss"), SMALL | dict(size=64, report=False, out=tmp_path / "run")
+    run = broadsight.train("scenes:8", task="detect", model="test_resnet", head_args=head, **options)
     assert isinstance(run, DenseModel) and run.task == "detect" and run.metrics["epoch"] == 1
     image = fill(tmp_path / "images", 40, red=1) / "red" / "000.png"
     assert [row[0] for row in run.predict(image).rows] == [str(image)]
@@ -122,10 +108,7 @@ def test_mistakes__are_usage_errors(run, data, tmp_path):
         (lambda: run.predict("nowhere.png"), "no such file or folder: nowhere.png"),
         (lambda: run.predict(tmp_path, slide=True), "--slide is for runs of --task segment; this is a classifier"),
         (lambda: run.evaluate("nowhere"), "no such data: nowhere"),
-        (
-            lambda: broadsight.predict(run, next(data.glob("red/*")), size=64),
-            "is open already; give size when you open it",
-        ),
+        (lambda: broadsight.predict(run, data, size=64), "is open already; give size when you open it"),
         (lambda: run.explain(next(data.glob("red/*")), raw=True), "--raw without a folder for files; give out="),
         (lambda: run.export("onyx"), "unknown format 'onyx'"),
         (lambda: broadsight.analyze("varience", [run]), "did you mean 'variance'?"),

@@ -43,9 +43,8 @@ def test_one_line__of_a_worker_is_its_cause(error, said):
 
 def test_one_line__of_a_chain_is_its_end():
     text = "Caught OSError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
-    text += (
-        '  File "a.py", line 1\n    x()\nKeyError: 1\n\nDuring handling of the above exception, another occurred:\n\n'
-    )
+    text += '  File "a.py", line 1\n    x()\nKeyError: 1\n\n'
+    text += "During handling of the above exception, another occurred:\n\n"
     text += 'Traceback (most recent call last):\n  File "b.py", line 2\n    y()\n    ^^^\nOSError: no space left\n'
     assert one_line(OSError(text)) == "no space left"
 
@@ -62,7 +61,7 @@ def test_one_line__of_a_chain_is_its_end():
         ("a\x1b[31mb\u2028c\udcff", "a\\x1b[31mb c\\xff"),
     ],
 )  # fmt: skip
-def test_one_line__without_frames(text, line):
+def test_one_line__without_frames_or_what_is_not_printable(text, line):
     assert one_line(RuntimeError(text)) == line
 
 
@@ -81,28 +80,21 @@ def test_one_line__is_bounded_and_names_lengths():
     assert "(10,000 characters)" in one_line(ValueError("a" * 10_000)) and len(one_line(ValueError("a" * 10_000))) < 400
     assert len(one_line(ValueError("many words " * 9999))) < 2200
     assert one_line(OSError(errno.ENAMETOOLONG, "File name too long", "x")).endswith("'x'; give a shorter one")
+    assert printable("grün\n\udcff") == "grün\\n\\xff"
 
 
-@pytest.mark.parametrize(
-    ("error", "usage"),
-    [
-        (ValueError(), True),
-        (UsageError(), True),
-        (FileNotFoundError("x"), True),
-        (OSError(errno.ENAMETOOLONG, "x"), True),
-        (IsADirectoryError(errno.EISDIR, "x"), True),
-        (NotADirectoryError(errno.ENOTDIR, "x"), True),
-        (PermissionError(errno.EACCES, "x"), True),
-        (OSError(errno.ENOSPC, "x"), False),
-        (OSError(errno.EIO, "x"), False),
-        (ImportError("run: pip install x"), True),
-        (ImportError("x"), False),
-        (RuntimeError(), False),
-        (MemoryError(), False),
-    ],
-)
-def test_is_usage(error, usage):
-    assert is_usage(error) is usage
+USAGE = [ValueError(), UsageError(), FileNotFoundError("x"), ImportError("run: pip install x")]
+USAGE += [
+    OSError(errno.ENAMETOOLONG, "x"),
+    IsADirectoryError(errno.EISDIR, "x"),
+    NotADirectoryError(errno.ENOTDIR, "x"),
+]
+USAGE += [PermissionError(errno.EACCES, "x")]
+OTHERS = [OSError(errno.ENOSPC, "x"), OSError(errno.EIO, "x"), ImportError("x"), RuntimeError(), MemoryError()]
+
+
+def test_is_usage():
+    assert all(map(is_usage, USAGE)) and not any(map(is_usage, OTHERS))
 
 
 def test_refuse_idle():
@@ -126,7 +118,3 @@ def test_check_arguments():
         check_arguments(function, ["brunch"], "--broadcast-args", ["model", "kind"])
     with pytest.raises(UsageError, match=r"^--broadcast-args kind: there is no such argument; known are branch$"):
         check_arguments(function, ["kind"], "--broadcast-args", ["model", "kind"])
-
-
-def test_printable():
-    assert printable("grün\n\udcff") == "grün\\n\\xff"

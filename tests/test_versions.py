@@ -14,15 +14,15 @@ except ModuleNotFoundError:  # Python 3.10; pytest brings this one
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-LISTS = ("oldest.txt", "dev.lock")
 PIN = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^\s;]+)(?: ; (.+?))?(?: \\)?")
 
 pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="the package without its repository")
 
 
 def declared(*extras: str) -> dict[str, Requirement]:
-    """The requirements of the package by name, with those of the extras and of the extras that they name."""
+    """The requirements of the package by name, with those of the extras, "every" for all, and of those they name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = tuple(project["optional-dependencies"]) if extras == ("every",) else extras
     found: dict[str, Requirement] = {}
     waiting = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     while waiting:
@@ -32,10 +32,6 @@ def declared(*extras: str) -> dict[str, Requirement]:
             else:
                 found[canonicalize_name(requirement.name)] = requirement
     return found
-
-
-def every_extra() -> list[str]:
-    return list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
 def oldest_allowed(requirement: Requirement) -> Version | None:
@@ -56,13 +52,9 @@ def pins(name: str) -> dict[str, list[Version]]:
     return found
 
 
-def test_every_dependency_says_how_old_it_may_be():
-    silent = [name for name, requirement in declared(*every_extra()).items() if oldest_allowed(requirement) is None]
-    assert not silent
-
-
-def test_oldest_list_pins_every_lower_bound():
+def test_every_dependency_says_how_old_it_may_be_and_the_oldest_are_pinned():
     """Newer Pythons may need newer ones, so the lowest of several pins counts."""
+    assert [name for name, requirement in declared("every").items() if oldest_allowed(requirement) is None] == []
     pinned = pins("oldest.txt")
     wanted = {name: oldest_allowed(requirement) for name, requirement in declared("test", "data").items()}
     assert {name: min(pinned.get(name, []), default=None) for name in wanted} == wanted
@@ -85,7 +77,7 @@ def test_every_locked_version_has_its_hashes():
         assert rest and all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in rest), first
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", ["oldest.txt", "dev.lock"])
 def test_lists_hold_no_addresses(name: str):
     text = (ROOT / "requirements" / name).read_text()
     assert not re.search(r"://| @ |--(?!hash=)\w|file:|(?<!\w)/\w", text)

@@ -131,16 +131,13 @@ def test_measure__says_how_to_install_what_is_missing(runtime, package, extra, m
         measure(["test_resnet"], dataclasses.replace(QUICK, runtimes=("eager", runtime)))
 
 
-def test_measure__a_file_is_no_folder_for_artefacts(tmp_path):
-    tmp_path.joinpath("file").touch()
-    with pytest.raises(ValueError, match="it is a file; give the name of a folder"):
-        measure(["test_resnet"], QUICK, artefacts=tmp_path / "file")
-
-
-def test_file_bytes__all_files_of_an_artefact(tmp_path):
+def test_file_bytes_and_folders(tmp_path):
     for name, size in (("a.xml", 3), ("a.bin", 40), ("a.onnx", 500)):
         tmp_path.joinpath(name).write_bytes(bytes(size))
     assert (file_bytes(tmp_path / "a.xml"), file_bytes(tmp_path / "a.onnx")) == (43, 500)
+    tmp_path.joinpath("file").touch()
+    with pytest.raises(ValueError, match="it is a file; give the name of a folder"):
+        measure(["test_resnet"], QUICK, artefacts=tmp_path / "file")
 
 
 @pytest.mark.slow

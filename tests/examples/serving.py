@@ -20,18 +20,15 @@ from service import Service, config_for, create_app
 from broadsight.deployment.description import Description
 from broadsight.deployment.session import Session
 
-SIDE = 8
+SIDE, CLASSES = 8, ("red", "green", "blue")
 POISON = (255, 0, 255)
 COLOURS = [(37 * k % 256, 91 * k % 256, 151 * k % 256) for k in range(1, 65)]
 
 
 class Colours:
-    """Logits are the mean colours of an image, times ten. Notes who calls it and with how many.
+    """Logits are the mean colours of an image times ten, or those of the next. Notes who calls, with how many.
 
     Black has no answer, and a batch with POISON fails. While `gate` is not set, a batch does not end.
-
-    Args:
-        shifted: Every answer is given to the next one.
     """
 
     def __init__(self, shifted: bool = False):
@@ -59,14 +56,13 @@ def session_of(run: Any, any_batch: bool = True) -> Session:
     """Images are colours between 0 and 1."""
     image = dict(channels=3, height=SIDE, width=SIDE, any_batch=any_batch, any_size=False)
     preprocessing = dict(crop=SIDE, crop_pct=1.0, interpolation="bicubic", mean=[0.0] * 3, std=[1.0] * 3)
-    return Session(
-        Description("classify", "colours", "colours", ("red", "green", "blue"), ("logits",), image, preprocessing), run
-    )
+    about = Description("classify", "colours", "colours", CLASSES, ("logits",), image, preprocessing)
+    return Session(about, run)
 
 
 def expected(colour: tuple[int, ...]) -> dict[str, float]:
     raised = np.exp(10 * np.array(colour) / 255)
-    return dict(zip(("red", "green", "blue"), raised / raised.sum(), strict=True))
+    return dict(zip(CLASSES, raised / raised.sum(), strict=True))
 
 
 def image(*colour: int, size: tuple[int, int] = (12, 9), form: str = "PNG") -> bytes:
@@ -109,12 +105,19 @@ def connected(url: str) -> httpx.AsyncClient:
 async def inside(run: Any, any_batch: bool = True, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
     """The service without a socket between: client and service in one process, ready."""
     app = create_app(lambda: session_of(run, any_batch), Options("colours", **options))
+    async with beside(app) as client:
+        await until_ready(client)
+        run.batches.clear()
+        yield client, app.state.service
+
+
+@asynccontextmanager
+async def beside(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client in the process of the service, while that lives."""
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=None) as client:
-            await until_ready(client)
-            run.batches.clear()
-            yield client, app.state.service
+            yield client
 
 
 @asynccontextmanager

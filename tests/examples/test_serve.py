@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from dataclasses import fields, replace
 from pathlib import Path
 
-import httpx
 import load_test
 import numpy as np
 import pytest
@@ -22,22 +21,8 @@ from service import create_app, public
 
 from broadsight.deployment.request import Request
 from tests.deployment.tiny import described
-from tests.examples.serving import (
-    COLOURS,
-    POISON,
-    Colours,
-    check,
-    connected,
-    expected,
-    image,
-    inside,
-    listening,
-    png_header,
-    send,
-    sending,
-    session_of,
-    until,
-)
+from tests.examples import serving
+from tests.examples.serving import COLOURS, POISON, Colours, check, expected, image, inside, listening, send, until
 from tests.training.small_runs import leave_run
 
 SERVE = Path(__file__).parents[2] / "examples" / "serve"
@@ -71,10 +56,8 @@ async def test_classify__everybody_gets_his_own_answer_and_batches_form():
     run = Colours()
     async with inside(run, max_batch=16) as (client, service):
         run.gate.clear()  # a slow model: all of them are here before the first is answered
-        asked = [
-            asyncio.create_task(send(client, *colour, headers={"X-Request-ID": f"id-{place}"}))
-            for place, colour in enumerate(COLOURS)
-        ]
+        names = [{"X-Request-ID": f"id-{place}"} for place in range(64)]
+        asked = [asyncio.create_task(send(client, *c, headers=n)) for c, n in zip(COLOURS, names, strict=True)]
         await until(lambda: 48 <= service.metrics()["waiting"] == 64 - service.metrics()["images"])
         run.gate.set()
         answers = await asyncio.gather(*asked)
@@ -84,9 +67,8 @@ async def test_classify__everybody_gets_his_own_answer_and_batches_form():
         assert answer.json()["id"] == f"id-{place}"
     assert sum(run.batches) == 64 and max(run.batches) == 16 and len(run.batches) <= 5
     assert run.most_inside == 1 and len(run.threads) <= 2  # one loads, one runs
-    assert {int(size): count for size, count in counted["batch_sizes"].items()} == {
-        size: run.batches.count(size) for size in set(run.batches)
-    }
+    sizes = {str(size): run.batches.count(size) for size in set(run.batches)}
+    assert counted["batch_sizes"] == sizes
 
 
 async def test_classify__one_by_one_where_the_artefact_takes_no_more():
@@ -107,32 +89,32 @@ async def test_limits__bytes_pixels_and_what_is_no_image():
     exact = image(9, 8, 7).ljust(most, b"\0")  # what follows the end of a PNG is nobody's business
     options = dict(max_megabytes=most / 2**20, max_megapixels=0.01)
     async with inside(Colours(), **options) as (client, service):
-
-        async def refused(status: int, reason: str, **upload):
+        cut_short = image(1, 2, 3, size=(90, 90))[:-30]
+        for status, reason, upload in (
+            (413, "more than 0.0019", dict(content=large)),
+            (413, "more than", dict(content=pieces(large))),
+            (413, "more than", dict(files={"file": ("x.png", large)})),
+            (413, "more than", dict(files={"file": ("x.png", large * 20)})),
+            (413, "101 x 100 pixels; expected up to 0.01 million", dict(content=serving.png_header(101, 100))),
+            (413, "12,000 x 11,000 pixels", dict(files={"file": ("x.png", serving.png_header(12_000, 11_000))})),
+            (413, "far too large", dict(content=serving.png_header(60_000, 60_000))),
+            (400, "cannot be read", dict(content=serving.png_header(90, 100))),
+            (400, "cannot be read", dict(content=cut_short)),
+            (415, "not an image", dict(content=b"GIF or not")),
+            (415, "not an image", dict(content=b"%!PS-Adobe-3.0 EPSF-3.0\n")),
+            (415, "compressed", dict(content=b"x", headers={"content-encoding": "gzip"})),
+            (400, "empty", dict(content=b"")),
+            (400, "empty", dict(files={"file": ("x.png", b"")})),
+            (400, "no file", dict(files={"file": (None, "text")})),
+            (400, "form cannot be read", dict(files={"a": ("a", b"1"), "b": ("b", b"2")})),
+            (400, "form cannot be read", dict(content=b"x", headers={"content-type": "multipart/form-data"})),
+            (400, "top=0", dict(content=exact, params={"top": 0})),
+            (400, "top=many", dict(content=exact, params={"top": "many"})),
+            (400, "X-Request-ID", dict(content=exact, headers={"X-Request-ID": "two words"})),
+        ):
             answer = await client.post("/classify", **upload)
             assert answer.status_code == status, answer.text
             assert reason in answer.json()["error"] and "\n" not in answer.json()["error"]
-
-        await refused(413, "more than 0.0019", content=large)
-        await refused(413, "more than", content=pieces(large))
-        await refused(413, "more than", files={"file": ("x.png", large)})
-        await refused(413, "more than", files={"file": ("x.png", large * 20)})
-        await refused(413, "101 x 100 pixels; expected up to 0.01 million", content=png_header(101, 100))
-        await refused(413, "12,000 x 11,000 pixels", files={"file": ("x.png", png_header(12_000, 11_000))})
-        await refused(413, "far too large", content=png_header(60_000, 60_000))
-        await refused(400, "cannot be read", content=png_header(90, 100))
-        await refused(400, "cannot be read", content=image(1, 2, 3, size=(90, 90))[:-30])
-        await refused(415, "not an image", content=b"GIF or not")
-        await refused(415, "not an image", content=b"%!PS-Adobe-3.0 EPSF-3.0\n")
-        await refused(415, "compressed", content=b"x", headers={"content-encoding": "gzip"})
-        await refused(400, "empty", content=b"")
-        await refused(400, "empty", files={"file": ("x.png", b"")})
-        await refused(400, "no file", files={"file": (None, "text")})
-        await refused(400, "form cannot be read", files={"a": ("a", b"1"), "b": ("b", b"2")})
-        await refused(400, "form cannot be read", content=b"x", headers={"content-type": "multipart/form-data"})
-        await refused(400, "top=0", content=exact, params={"top": 0})
-        await refused(400, "top=many", content=exact, params={"top": "many"})
-        await refused(400, "X-Request-ID", content=exact, headers={"X-Request-ID": "two words"})
         check(await client.post("/classify", content=exact), (9, 8, 7))
         check(await client.post("/classify", files={"file": ("x.png", exact)}), (9, 8, 7))
         for answer in (await client.get("/nothing"), await client.get("/classify")):
@@ -140,11 +122,11 @@ async def test_limits__bytes_pixels_and_what_is_no_image():
         assert service.metrics()["here"] == 0
 
 
-async def test_limits__of_requests_that_are_here():
+async def test_limits__of_requests_that_are_here_and_of_time():
     run = Colours()
     async with inside(run, max_waiting=4, max_batch=2) as (client, service):
         run.gate.clear()
-        asked = sending(client, COLOURS[:10])
+        asked = serving.sending(client, COLOURS[:10])
         await until(lambda: service.metrics()["answers"] == {"503": 6})
         run.gate.set()
         answers = await asyncio.gather(*asked)
@@ -157,8 +139,6 @@ async def test_limits__of_requests_that_are_here():
             assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
             assert answer.json()["error"] == "4 requests are here already; try again"
 
-
-async def test_limits__of_time():
     async def slowly():
         yield image(1, 2, 3)[:20]
         await asyncio.sleep(9)
@@ -180,47 +160,42 @@ async def test_health__loading_ready_and_failed():
 
     def slowly():
         opening.wait(10)
-        return session_of(Colours())
+        return serving.session_of(Colours())
 
     def never():
         raise ValueError("there is no x.onnx; `broadsight export` writes one")
 
     ended = []
     app = create_app(slowly, Options("x"))
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-            health, early = await client.get("/health"), await client.post("/classify", content=b"x")
-            assert (health.status_code, health.json()) == (503, {"status": "loading"})
-            assert early.status_code == 503 and early.headers["retry-after"] == "1"
-            assert (await client.get("/model")).status_code == 503
-            opening.set()
-            while (health := await client.get("/health")).status_code != 200:
-                await asyncio.sleep(0.002)
-            assert health.json() == {"status": "ready"}
-            model = (await client.get("/model")).json()
-            assert model["classes"] == ["red", "green", "blue"] and model["preprocessing"]["crop"] == 8
-            assert model["limits"]["max_megapixels"] == 40
+    async with serving.beside(app) as client:
+        health, early = await client.get("/health"), await client.post("/classify", content=b"x")
+        assert (health.status_code, health.json()) == (503, {"status": "loading"})
+        assert early.status_code == 503 and early.headers["retry-after"] == "1"
+        assert (await client.get("/model")).status_code == 503
+        opening.set()
+        await serving.until_ready(client)
+        assert (await client.get("/health")).json() == {"status": "ready"}
+        model = (await client.get("/model")).json()
+        assert model["classes"] == ["red", "green", "blue"] and model["preprocessing"]["crop"] == 8
+        assert model["limits"]["max_megapixels"] == 40
     assert app.state.service.status == "stopping"
     app = create_app(never, Options("x"), ended.append)
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
-            while (health := await client.get("/health")).json()["status"] == "loading":
-                await asyncio.sleep(0.002)
-            assert health.status_code == 503 and "log says why" in health.json()["error"]
-            assert (await client.post("/classify", content=b"x")).status_code == 503
+    async with serving.beside(app) as client:
+        while (health := await client.get("/health")).json()["status"] == "loading":
+            await asyncio.sleep(0.002)
+        assert health.status_code == 503 and "log says why" in health.json()["error"]
+        assert (await client.post("/classify", content=b"x")).status_code == 503
     assert [service.status for service in ended] == ["stopping"] and ended[0].failure
 
 
-async def test_failing_batch__fails_alone():
+async def test_failing_batch__fails_alone_and_nobody_gets_another_ones_answer():
     run = Colours()
     async with inside(run, max_batch=4, max_wait_ms=0) as (client, service):
         run.gate.clear()
         asked = [asyncio.create_task(send(client, 9, 9, 9))]
         await until(lambda: run.inside == 1)
         for number, colours in enumerate([COLOURS[:4], [POISON, *COLOURS[:3]], COLOURS[4:8]], 1):
-            asked += sending(client, colours)
+            asked += serving.sending(client, colours)
             await until(lambda number=number: service.metrics()["waiting"] == 4 * number)
         run.gate.set()
         first, *answers = await asyncio.gather(*asked)
@@ -235,9 +210,6 @@ async def test_failing_batch__fails_alone():
         assert answer.status_code == 500 and "log says why" in answer.json()["error"]
     assert run.batches == [1, 4, 4, 4, 1, 1]
     assert counted["failed_batches"] == 1 and counted["status"] == "ready"
-
-
-async def test_wrong_number_of_answers__nobody_gets_another_ones():
     run = Colours()
     short = lambda images: [run(images)[0][: max(1, len(images) - 1)]]  # noqa: E731
     short.batches = run.batches
@@ -256,14 +228,13 @@ async def test_disconnected_clients__disturb_nobody():
 
         async def send(body: bytes, said: int) -> asyncio.StreamWriter:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(
-                b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, said) + body
-            )
+            head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, said)
+            writer.write(head + body)
             return writer
 
         run.gate.clear()
-        async with connected(url) as client:
-            stay = sending(client, COLOURS[:12])
+        async with serving.connected(url) as client:
+            stay = serving.sending(client, COLOURS[:12])
             await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 12)
             leave = [await send(image(*colour), len(image(*colour))) for colour in COLOURS[12:24]]
             await until(lambda: service.metrics()["waiting"] + service.metrics()["images"] == 24)
@@ -285,8 +256,8 @@ async def test_shutdown__answers_all_that_wait():
     run = Colours()
     async with listening(run, max_batch=4) as (url, server, service):
         run.gate.clear()
-        async with connected(url) as client:
-            asked = sending(client, COLOURS[:24])
+        async with serving.connected(url) as client:
+            asked = serving.sending(client, COLOURS[:24])
             await until(lambda: service.metrics()["here"] == 24)
             server.should_exit = True
             await asyncio.sleep(0.2)  # it has noticed
@@ -295,13 +266,7 @@ async def test_shutdown__answers_all_that_wait():
     for answer, colour in zip(answers, COLOURS, strict=False):
         check(answer, colour)
     assert service.status == "stopping" and sum(run.batches) == 24
-
-
-async def test_upload_too_long__is_told_so_over_the_wire():
-    async with (
-        listening(Colours(), max_megabytes=0.5) as (url, server, service),
-        connected(url) as client,
-    ):
+    async with listening(Colours(), max_megabytes=0.5) as (url, server, service), serving.connected(url) as client:
         whole = await client.post("/classify", content=bytes(5 * 2**20))
         chunked = await client.post("/classify", content=pieces(bytes(5 * 2**20), 2**16))
         check(await send(client, 1, 9, 3), (1, 9, 3))
@@ -370,7 +335,7 @@ async def test_limits__of_all_uploads_together():
 
 def test_model__tells_no_path():
     about = replace(
-        session_of(Colours()).description,
+        serving.session_of(Colours()).description,
         source="/home/me/runs/best",
         provenance={"command": "broadsight export /home/me/runs/best", "run": {"settings": {"model": "/home/me/net"}}},
         quantised={"calibrated": "128 images of /home/me/photos"},
@@ -400,10 +365,16 @@ def test_load_test__sees_what_goes_wrong(fault):
     tally, run = asyncio.run(ask())
     assert tally.asked == 48 and tally.lost == 0
     assert tally.answered + tally.failed["415"] == 48 and len(tally.seconds) == tally.answered
-    assert (tally.mixed > 0, tally.wrong > 0, bool(+tally.failed)) == tuple(
-        fault == kind for kind in ("mixed", "wrong", "failed")
-    )
+    seen = {"mixed": tally.mixed > 0, "wrong": tally.wrong > 0, "failed": bool(+tally.failed)}
+    assert [kind for kind, found in seen.items() if found] == [fault] * (fault is not None)
     assert tally.faultless == (fault is None)
+
+
+def leaves(capsys, said: str, call, *arguments) -> None:
+    with pytest.raises(SystemExit) as left:
+        call(*arguments)
+    error = capsys.readouterr().err
+    assert left.value.code == 2 and said in error and error.count("\n") == 1
 
 
 def test_options__command_line_before_environment(capsys):
@@ -421,10 +392,7 @@ def test_options__command_line_before_environment(capsys):
         (["m", "--max-total-megabytes", "5"], {}, "--max-total-megabytes 5; expected at least --max-megabytes"),
         (["m"], {"BROADSIGHT_SERVE_THREADS": "two"}, "BROADSIGHT_SERVE_THREADS=two; expected int"),
     ]:
-        with pytest.raises(SystemExit) as left:
-            parse(arguments, environment)
-        error = capsys.readouterr().err
-        assert left.value.code == 2 and said in error and error.count("\n") == 1
+        leaves(capsys, said, parse, arguments, environment)
 
 
 def test_load_test__options_of_its_own_and_of_services(capsys):
@@ -437,10 +405,7 @@ def test_load_test__options_of_its_own_and_of_services(capsys):
         (["--decoder", "3"], "service.py: unrecognized arguments: --decoder 3"),
         (["--url", "http://x", "--decoders", "3"], "load_test.py: --decoders is an option of a service"),
     ]:
-        with pytest.raises(SystemExit) as left:
-            load_test.parse(["m", *wrong])
-        error = capsys.readouterr().err
-        assert left.value.code == 2 and said in error and error.count("\n") == 1
+        leaves(capsys, said, load_test.parse, ["m", *wrong])
 
 
 def test_readme__commands_limits_and_routes_are_those_of_the_code():
@@ -471,7 +436,7 @@ def test_readme__commands_limits_and_routes_are_those_of_the_code():
     assert said == {one.name: f"{one.default}".removesuffix(".0") for one in fields(Options) if one.name != "model"}
 
     routes = set(re.findall(r"^\| `(\w+ /\w+)", text, re.MULTILINE))
-    app = create_app(lambda: session_of(Colours()), Options("colours"))
+    app = create_app(lambda: serving.session_of(Colours()), Options("colours"))
     ours = {f"{way.upper()} {path}" for path, ways in app.openapi()["paths"].items() for way in ways}
     assert routes == ours
 

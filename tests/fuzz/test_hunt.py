@@ -34,14 +34,11 @@ def target(monkeypatch, tmp_path):
     return start
 
 
-def test_begins_with_the_seeds_and_mutates_them(target):
+def test_begins_with_the_seeds_and_mutates_them_while_there_is_time(target):
     seen, count, _ = target()
     assert seen[:2] == [b"first seed", b"second"] and count == len(seen) == 200
     assert len(set(seen)) > 100
     assert target(number=1)[0] != seen == target()[0]  # by the number alone
-
-
-def test_no_time_means_seeds_alone(target):
     assert target(seconds=0)[0] == [b"first seed", b"second"]
 
 

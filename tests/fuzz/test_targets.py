@@ -13,26 +13,16 @@ from fuzz.mutations import mutated
 SOON = 120  # seeds of a target that are tried in the usual tests: an even choice of them
 
 
-def try_all(name: str, every: int) -> None:
-    """Try one in `every` seeds, the last first; with 0 an even choice."""
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_seeds__are_read_or_refused_as_promised(name, every):
+    """All of them, or an even choice of about SOON; the last first."""
     target = importlib.import_module(f"fuzz.{name}")
     found = target.seeds()
     assert len(found) > 20 and all(isinstance(data, bytes) for data in found)
-    for data in found[:: -(every or max(1, len(found) // SOON))]:
+    for data in found[:: -(1 if every else max(1, len(found) // SOON))]:
         target.one(data)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TARGETS)
-def test_seeds__some_are_read_or_refused_as_promised(name):
-    try_all(name, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TARGETS)
-def test_seeds__all_are_read_or_refused_as_promised(name):
-    try_all(name, 1)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -31,54 +31,38 @@ per_group_map = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(per_group_map)
 
 
-@pytest.mark.parametrize(
-    ("layer", "convention", "extra"),
-    [
-        (nn.BatchNorm2d(3), FVCORE, 2 * 3 * 4 * 6),
-        (nn.BatchNorm2d(3), OLD_PROFILER, 2 * 3 * 4 * 6),
-        (nn.BatchNorm2d(3), PRODUCTS, 0),
-        (LayerNorm2d(3), FVCORE, 5 * 3 * 4 * 6),
-        (nn.LayerNorm(6), FVCORE, 5 * 3 * 4 * 6),
-        (nn.LayerNorm(6), PRODUCTS, 0),
-        (nn.GELU(), OLD_PROFILER, 3 * 4 * 6),
-        (nn.GELU(), FVCORE, 0),
-        (nn.ReLU(), OLD_PROFILER, 0),
-        (SelectAdaptivePool2d(pool_type="avg"), FVCORE, 3 * 4 * 6),
-        (SelectAdaptivePool2d(pool_type="avg"), FVCORE_MEAN, 0),
-        (SelectAdaptivePool2d(pool_type=""), FVCORE, 0),
-    ],
-)
-def test_published__adds_what_the_tool_counts(layer, convention, extra):
-    model = nn.Sequential(layer)
+POOLED = SelectAdaptivePool2d(pool_type="avg")
+ADDED = [(nn.BatchNorm2d(3), FVCORE, 2), (nn.BatchNorm2d(3), OLD_PROFILER, 2), (nn.BatchNorm2d(3), PRODUCTS, 0)]
+ADDED += [(LayerNorm2d(3), FVCORE, 5), (nn.LayerNorm(6), FVCORE, 5), (nn.LayerNorm(6), PRODUCTS, 0)]
+ADDED += [(nn.GELU(), OLD_PROFILER, 1), (nn.GELU(), FVCORE, 0), (nn.ReLU(), OLD_PROFILER, 0)]
+ADDED += [(POOLED, FVCORE, 1), (POOLED, FVCORE_MEAN, 0), (SelectAdaptivePool2d(pool_type=""), FVCORE, 0)]
+
+
+@pytest.mark.parametrize(("layer", "convention", "each"), ADDED)
+def test_published__adds_what_the_tool_counts(layer, convention, each):
+    model, extra = nn.Sequential(layer), each * 3 * 4 * 6
     assert count(model, (1, 3, 4, 6), convention=convention) == (0, extra)
     assert published_macs(model, (4, 6), convention) == extra and executed_macs(model, (4, 6)) == 0
 
 
 def test_published__adds_up_over_a_model():
     pool = SelectAdaptivePool2d(pool_type="avg", flatten=True)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), LayerNorm2d(8), pool, nn.Linear(8, 2)
-    )
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), LayerNorm2d(8)
+    model = nn.Sequential(*layers, pool, nn.Linear(8, 2))
     pixels, products = 4 * 6, 4 * 6 * 8 * 27 + 8 * 2
     assert published_macs(model, (4, 6), PRODUCTS) == products
     assert published_macs(model, (4, 6), FVCORE) == products + pixels * 8 * (2 + 5 + 1)
     assert published_macs(model, (4, 6), OLD_PROFILER) == products + pixels * 8 * (2 + 1 + 5)
-
-
-def test_published__asks_the_layer_for_what_it_saves():
-    model = BilinearPatchEmbed(4, 8)
-    executed, extra = count(model, (1, 4, 10, 6), convention=Convention("samples alone", sample=4))
-    cells = 5 * 3
-    assert executed == cells * (4 * 9 + 4 * 2 + 4 * 9 + 4 * 8)
-    assert extra == 4 * cells * 4
-
-
-def test_published__layers_alone():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, groups=1), nn.BatchNorm2d(8), Attention(8, 2, True))
     tokens, linear = 5 * 7, 5 * 7 * (8 * 24 + 8 * 8)
     assert published_macs(model, (5, 7), LAYERS) == tokens * 27 * 8 + linear
     executed, extra = count(model, (1, 3, 5, 7), convention=LAYERS)
     assert extra == -2 * tokens * tokens * 8 and executed == executed_macs(model, (5, 7))
+    model = BilinearPatchEmbed(4, 8)
+    executed, extra = count(model, (1, 4, 10, 6), convention=Convention("samples alone", sample=4))
+    cells = 5 * 3
+    assert executed == cells * (4 * 9 + 4 * 2 + 4 * 9 + 4 * 8)
+    assert extra == 4 * cells * 4
 
 
 class OfMaps(nn.Module):
@@ -96,21 +80,13 @@ POOL = dict(level=2, dim=24, groups=3, tokens=4, gram_groups=12, attn_dim=12, he
 MAPS = ((2, 6, 16, 12), (2, 10, 8, 6), (2, 12, 4, 3), (2, 20, 2, 2))
 
 
+CHANGES = [{}, dict(head_mixing=True), dict(light=True), dict(mean_token=False), dict(gram=False, classifier="linear")]
+CHANGES += [dict(groups=1, tokens=1, mean_token=False, mlp_ratio=2, mlp_groups=1), dict(level=-1)]
+CHANGES += [dict(level=-1, dim=20, attn_dim=20, heads=2, gram=False)]
+
+
 @pytest.mark.parametrize("convention", [LAYERS, PRODUCTS], ids=lambda convention: convention.name)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        dict(head_mixing=True),
-        dict(light=True),
-        dict(mean_token=False),
-        dict(gram=False, classifier="linear"),
-        dict(groups=1, tokens=1, mean_token=False, mlp_ratio=2, mlp_groups=1),
-        dict(level=-1),
-        dict(level=-1, dim=20, attn_dim=20, heads=2, gram=False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_published__pool_as_its_authors_formulate_it(changes, convention):
     channels = [shape[1] for shape in MAPS]
     arguments = POOL | changes
@@ -157,9 +133,10 @@ MODELS = {
 LARGEST = ("map_maxvit_small", "map_maxvit_tiny", "map_convnext_small", "map_resnet101d", "map_resnet75d")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGEST else name for name in MODELS]
-)
+MARKED = [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGEST)) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_published__pooled_models(name):
     train, inference, light, layers, products = MODELS[name]
     with torch.device("meta"):
