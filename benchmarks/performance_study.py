@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import broadsight.models  # noqa: F401  registers the models
+from broadsight.benchmark.accuracy_plot import published
 from broadsight.benchmark.candidates import Variant, create, name_and_size
-from broadsight.benchmark.published_accuracy import published
 from broadsight.benchmark.run import Settings, fixed_threads, measure, write_json
 from broadsight.benchmark.runtimes import Artefacts
 

@@ -15,9 +15,7 @@ __version__ = "0.1.0"
 def lazy(package: str, modules: Mapping[str, str], rooms: Iterable[str] = ()) -> tuple[Callable, Callable]:
     """`__getattr__` and `__dir__` of a package whose public names are imported when they are asked for.
 
-    Args:
-        modules: The public names of each module, which is named relative to the package.
-        rooms: Modules that are public themselves.
+    They are listed by the module that has them, relative to the package; `rooms` are modules that are public.
     """
     places = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -8,7 +8,7 @@ place, or with `keep=True` where the command line puts them. A run and an export
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,12 @@ OF_CALL = {
 }
 
 
-def _shown(progress: bool, json: str | None = None) -> tuple[Any, Callable[[str], None]]:
+@contextmanager
+def _shown(progress: bool, json: str | None = None) -> Any:
     """A progress bar and what shows notes, or neither; no bar on a terminal that JSON is printed to."""
     silent = nullcontext(lambda *_: None)
-    if not progress:
-        return silent, lambda note: None
-    return silent if json == "-" and sys.stdout.isatty() else progress_bar(), note
+    with progress_bar() if progress and not (json == "-" and sys.stdout.isatty()) else silent as shown:
+        yield shown, note if progress else lambda note: None
 
 
 def _write_record(record: Any, json: str | None) -> None:
@@ -99,8 +99,7 @@ def evaluate(request: Evaluate, *, progress: bool = False, keep: bool = False) -
     from .evaluation.run import evaluate as run
     from .report.run import write_evaluation
 
-    bar, tell = _shown(progress, request.json)
-    with bar as shown:
+    with _shown(progress, request.json) as (shown, tell):
         found = run(request, shown, tell)
     if keep and folder is None:
         data = Path(str(found.data.get("data") or found.data.get("kind"))).name or "data"
@@ -118,8 +117,7 @@ def predict(request: Predict, *, progress: bool = False) -> Any:
         check_writable(path)
     from .prediction.run import predict as run
 
-    bar, tell = _shown(progress)
-    with bar as shown:
+    with _shown(progress) as (shown, tell):
         return run(request, shown, tell)
 
 
@@ -135,8 +133,7 @@ def explain(request: Explain, *, progress: bool = False, keep: bool = False) -> 
     from .prediction.classification import check_output
 
     check_output("--json", request.json)
-    bar, tell = _shown(progress, request.json)
-    with bar as shown:
+    with _shown(progress, request.json) as (shown, tell):
         usual = (lambda title: folder or next_folder(EXPLANATIONS, title)) if keep else (lambda title: folder)
         found = run(request, shown, tell, usual)
     _write_record(found.record, request.json)
@@ -156,8 +153,7 @@ def analyze(request: Analyze, *, progress: bool = False, keep: bool = False) -> 
     if keep or folder is not None or request.plot is not None:
         need_matplotlib()
         plot_format(request.plot or "x.png")
-    bar, tell = _shown(progress, request.json)
-    with bar as shown:
+    with _shown(progress, request.json) as (shown, tell):
         found = run(request, shown)
     for one in found.notes:
         tell(one)
@@ -176,8 +172,7 @@ def export(request: Export, *, progress: bool = False) -> Any:
     check_writable(request.json)
     from .deployment.run import export as run
 
-    bar, tell = _shown(progress, request.json)
-    with bar as shown:
+    with _shown(progress, request.json) as (shown, tell):
         found = run(request, shown, tell)
     _write_record({"command": request.command, **found.record()}, request.json)
     return found
@@ -191,7 +186,7 @@ def bench(request: Bench, *, progress: bool = False) -> Any:
     from .benchmark.bench import bench as run
     from .benchmark.bench import draw, record_of
 
-    with _shown(progress, request.json)[0] as shown:
+    with _shown(progress, request.json) as (shown, _):
         found = run(request, shown)
     _write_record(record_of(found, request), request.json)
     draw(found, request)

@@ -76,12 +76,9 @@ def printable(text: str) -> str:
 
 
 def refuse_idle(given: Mapping[str, str], needs: Mapping[str, Iterable[str]], facts: Mapping[str, str | None]) -> None:
-    """Refuse what would be ignored.
+    """Refuse what was `given`, in the user's words by name, and would be ignored.
 
-    Args:
-        given: What the user gave, by name, in his words.
-        needs: By name what it is for; one of these must hold. Names that are missing are for everything.
-        facts: Of what something can be for, why it does not hold here, or None where it does.
+    One of what a name `needs` must hold, if it is listed there; `facts` say why one does not, or None where it does.
     """
     for name, words in given.items():
         wanted = list(needs.get(name, ()))

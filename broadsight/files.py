@@ -14,13 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 
 def odd_kind(path: str | Path) -> str | None:
@@ -29,12 +24,8 @@ def odd_kind(path: str | Path) -> str | None:
     To open a pipe waits for somebody who writes into it, and /dev/zero has no end: whoever reads a given file asks.
     """
     with suppress(OSError, ValueError):  # not there, or no path at all: whoever opens it has the words for that
-        return _kind(os.stat(path))
+        return KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     return None
-
-
-def _kind(found: os.stat_result) -> str | None:
-    return next((kind for holds, kind in KINDS if holds(found.st_mode)), None)
 
 
 def refuse_odd(path: str | Path) -> None:
@@ -47,7 +38,7 @@ def refuse_odd(path: str | Path) -> None:
 def check_regular(path: str | Path, most: int | None = None) -> None:
     """Refuse what is no regular file, or has more bytes than `most`: OSErrors as of opening it, or a ValueError."""
     found = os.stat(path)
-    kind = _kind(found)
+    kind = KINDS.get(stat.S_IFMT(found.st_mode))
     if kind == "a folder":
         raise IsADirectoryError(errno.EISDIR, "Is a directory", os.fspath(path))
     if kind is not None:
@@ -79,9 +70,8 @@ def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, No
 def whole_folder(folder: str | Path, *, replace: bool = False, durable: bool = False) -> Generator[Path, None, None]:
     """Another folder to write to. It becomes `folder` once that has succeeded; else nothing changes.
 
-    Args:
-        replace: What is in `folder` by then may go; otherwise it has to be new or empty, and an OSError says if not.
-        durable: First wait until the content is on the disk.
+    What is in `folder` by then may go with `replace`; otherwise it has to be new or empty, and an OSError says if not.
+    If `durable`, first wait until the content is on the disk.
     """
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)

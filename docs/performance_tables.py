@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from broadsight.benchmark.accuracy_plot import NAMES, Point, points
+from broadsight.benchmark.accuracy_plot import NAMES, Point, points, published
 from broadsight.benchmark.candidates import name_and_size
-from broadsight.benchmark.published_accuracy import published
 from broadsight.benchmark.run import Report, Row
 
 ROOT = Path(__file__).parents[1]

@@ -1,13 +1,19 @@
-"""Published accuracy against measured latency, ours beside what a user would pick instead."""
+"""Published ImageNet-1K top-1 against measured latency, ours beside what a user would pick instead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import timm
+import yaml
+
+from ..models import FAMILIES
+from ..papers.verify import SOURCES, printed_of_models
 from ..visual.plots import PALETTE, new_figure, plot_format, save
 from .candidates import name_and_size
-from .published_accuracy import Published, published
 from .report import headline, is_int8
 from .run import Report, Row
 
@@ -21,6 +27,33 @@ MIXED = (NAMES["map"], NAMES["context_broadcast"])  # on many kinds of backbones
 # Where a name may stand beside its point, in points of distance to the right and upwards
 OFFSETS = [(dx, dy) for far in (7, 16, 26) for dx, dy in ((far, 0), (-far, 0), (0, far), (0, -far), (far, far))]
 OFFSETS += [(dx, dy) for far in (12, 22, 34) for dx, dy in ((far, -far), (-far, far), (-far, -far), (far, far))]
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure."""
+
+    family: str  # of `models.FAMILIES`, or what its authors call it if it is not ours
+    top1: float  # percent of the validation images of ImageNet-1K
+    size: int  # side of the images in pixels
+    source: str  # where it is printed
+    ours: bool
+    weights: str | None = None  # timm's tag of the weights that reach it; None if none were published
+
+
+@cache
+def published() -> dict[str, Published]:
+    """Read all figures of our sources, by the timm name of the model."""
+    found: dict[str, Published] = {}
+    for family in FAMILIES:
+        for name, row in printed_of_models(family).items():
+            if "top1" in row and timm.is_model(name):  # the papers of our models publish for 224 pixels
+                found[name] = Published(family, float(row["top1"]), 224, SOURCES[family], ours=True)
+    data: dict[str, Any] = yaml.safe_load(files("broadsight.papers").joinpath("published_top1.yaml").read_text("utf-8"))
+    for group in ("ours", "others"):
+        for name, row in data[group].items():
+            found[name] = Published(**row | {"source": data["sources"][row["source"]], "ours": group == "ours"})
+    return found
 
 
 @dataclass(frozen=True)

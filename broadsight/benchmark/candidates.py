@@ -32,27 +32,18 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to be timed.
-
-    Args:
-        macs: Multiply-accumulates that one image's forward pass executes.
-        forward: A forward pass, in training with its loss.
-        call: What is timed.
-        artefact: The file that it starts from: what an exported runtime runs, or the weights; None where no exported
-            runtime is among the contenders.
-        difference: How far an exported runtime's outputs are from the model's, relative to the largest.
-    """
+    """Something to be timed."""
 
     name: str
     runtime: str
     model: nn.Module
-    macs: int
-    forward: Callable[[], Tensor]
-    call: Callable[[], Any]
+    macs: int  # multiply-accumulates that one image's forward pass executes
+    forward: Callable[[], Tensor]  # a forward pass, in training with its loss
+    call: Callable[[], Any]  # what is timed
     variant: "Variant"
     size: tuple[int, int]
-    artefact: Path | None = None
-    difference: float | None = None
+    artefact: Path | None = None  # what an exported runtime runs, or the weights; None where no runtime is exported
+    difference: float | None = None  # of an exported runtime's outputs from the model's, relative to the largest
 
     def __str__(self) -> str:
         return f"{self.name} ({self.runtime})"
@@ -96,11 +87,8 @@ def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
 def build(
     variant: Variant, settings: Settings, rival: type[nn.Module] | None = None, artefacts: "Artefacts | None" = None
 ) -> list[Contender]:
-    """A model under every runtime; after the rival's form of its pool, with the same weights, if there is one.
-
-    Args:
-        artefacts: Where exported runtimes find or leave their files.
-    """
+    """A model under every runtime, exported ones in files that `artefacts` keeps; after the rival's form of its pool,
+    with the same weights, if there is one."""
     title = str(variant)
     settings = settings if variant.size is None else replace(settings, size=variant.size)
     model = create(variant, settings)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..deployment.formats import runtimes
 from ..visual.plots import PALETTE, new_figure, save
+from ..visual.terminal import number
 from .run import Report, Row, Summary
 from .settings import Settings
 
@@ -137,10 +138,6 @@ def headline(settings: Settings, sizes: str | None = None) -> str:
 
 def is_int8(runtime: str) -> bool:
     return runtimes().get(runtime, ("", False))[1]
-
-
-def number(value: float | None, unit: float, digits: int) -> str:
-    return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
 def plus_minus(summary: Summary, digits: int) -> str:

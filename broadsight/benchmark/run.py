@@ -117,11 +117,8 @@ def measure(
 ) -> Report:
     """Time models against each other; all of them are held in memory at once.
 
-    Args:
-        names: timm model names or wildcards such as `stvit_*`. The first is what the others are compared with; naming
-            a model twice shows the noise of the measurement. `NAME@256` is timed at a size of its own.
-        progress: Called before every step with steps done, steps in all, and a few words on what comes.
-        artefacts: Folder that keeps what is exported, to be used again; without one it is gone afterwards.
+    Names are those of timm or wildcards such as `stvit_*`, or `NAME@256` for a size of its own. The first is what the
+    others are compared with; naming one twice shows the noise. What is exported is kept in the folder `artefacts`.
     """
     settings = settings or Settings()
     return measure_sizes(names, settings, [settings.size], progress, artefacts)[0]

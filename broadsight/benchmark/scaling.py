@@ -14,8 +14,9 @@ from typing import Any
 from rich.table import Table
 
 from ..visual.plots import PALETTE, new_figure, save
+from ..visual.terminal import number
 from .candidates import Settings
-from .report import caption, headline, number, plus_minus, table_of
+from .report import caption, headline, plus_minus, table_of
 from .run import Progress, Report, measure_sizes
 from .timing import median_interval
 
@@ -78,15 +79,10 @@ def measure(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> Growth:
-    """Time models at several image sizes and find how their costs grow.
+    """Time models at several image sizes, in place of the settings' own, and find how their costs grow.
 
-    Args:
-        names: timm model names or wildcards, see `benchmark.measure`.
-        sizes: Height and width of images, in place of the settings' own.
-        growth_from: Side of a square; sizes of fewer pixels do not count for the exponents.
+    For the exponents sizes of fewer pixels than the square of side `growth_from` do not count.
     """
-    if growth_from < 1:
-        raise ValueError(f"growth_from={growth_from}; expected 1 or more, the side of a square in pixels")
     for place, size in enumerate(sizes):
         if size in sizes[:place]:
             raise ValueError(f"size {size[0]}x{size[1]} is given twice; expected different sizes")

@@ -6,7 +6,6 @@ a Convention says, and work that our form of a layer does not do, as the cases o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, cast
 
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
@@ -63,81 +62,59 @@ def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> t
     return executed, extra - (executed if convention.layers_only else 0)
 
 
-@singledispatch
 def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any) -> int:
     """What the published form and the tool have beyond the products that a layer executes in one call."""
-    if isinstance(module, (nn.LayerNorm, LayerNorm2d)):
-        return convention.layer_norm * output.numel()
-    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
-        return convention.batch_norm * output.numel()
-    return convention.gelu * output.numel() if isinstance(module, nn.GELU) else 0
+    match module:
+        case nn.LayerNorm() | LayerNorm2d():
+            return convention.layer_norm * output.numel()
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            return convention.batch_norm * output.numel()
+        case nn.GELU():
+            return convention.gelu * output.numel()
+        case SelectAdaptivePool2d():
+            return 0 if module.is_identity() else convention.pool * inputs[0].numel()
+        case nn.Conv2d() | nn.Linear() | nn.ConvTranspose2d():
+            positions = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
+            return positions.numel() * module.weight[0].numel() if convention.layers_only else 0
+        case BilinearPatchEmbed():  # the samples themselves, which are no matrix product
+            return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
+        case SuperTokenAttention():  # the authors' unfold and fold, which are convolutions, and their first pooling
+            B, C, H, W = output.shape
+            (h, w), p, q = module.cell, -(-H // module.cell[0]), -(-W // module.cell[1])
+            moved = 81 * (module.iterations * (2 * C + 1) + C)
+            return 0 if module.cell == (1, 1) else B * p * q * (moved + convention.pool * C * h * w)
+        case PartialAttention():  # the equations project every token, background included, before the one query
+            B, N, C = output.shape
+            background = N - module.foreground_count(N)
+            executed = 2 * C**2 + 2 * module.heads * N * C
+            return B * (background * (3 * C**2 + 2 * C) - executed) if background else 0
+        case AttentionPath():  # the paper widens before it pools: the same result from a projection at full size
+            B, H, W, _ = inputs[0].shape
+            coarse = -(-H // module.patch) * -(-W // module.patch)
+            return B * (H * W - coarse) * module.expand.weight.numel()
+        case Propagate():  # the products, which a counter of convolutions does not see in our form
+            return (output if convention.transposed_at_output else inputs[0]).numel() * module.patch**2
+        case AbstractTokenAttention():  # windows are padded before the projections; we pad after them
+            B, H, W, _ = inputs[0].shape
+            added = (H + -H % module.window) * (W + -W % module.window) - H * W
+            return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
+        case MultiTokenNeck():
+            return _of_neck(module, inputs[0]) if convention.layers_only else 0
+        case MultiTokenPool():
+            return _of_pool(module, convention, inputs[0])
+        case PooledModel() if module.pooled and isinstance(module.head, MultiTokenPool):
+            images, pyramid = inputs[0], module.pyramid  # its pool is called by parts there and seen by no hook
+            shapes = zip(pyramid.channels, pyramid.sizes, strict=True)
+            maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
+            if tuple(images.shape[-2:]) != pyramid.image_size:
+                maps = pyramid(module.backbone, images)
+            return _of_pool(module.head, convention, maps)
+    return 0
 
 
-@beyond.register
-def _(module: SelectAdaptivePool2d, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    return 0 if module.is_identity() else convention.pool * inputs[0].numel()
-
-
-@beyond.register(nn.Conv2d)
-@beyond.register(nn.Linear)
-@beyond.register(nn.ConvTranspose2d)
-def _(module: Any, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    positions = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
-    return positions.numel() * module.weight[0].numel() if convention.layers_only else 0
-
-
-@beyond.register
-def _(module: BilinearPatchEmbed, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The samples themselves, which are no matrix product."""
-    return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
-
-
-@beyond.register
-def _(module: SuperTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The authors' unfold and fold, which are convolutions, and their first pooling."""
-    B, C, H, W = output.shape
-    (h, w), p, q = module.cell, -(-H // module.cell[0]), -(-W // module.cell[1])
-    moved = 81 * (module.iterations * (2 * C + 1) + C)
-    return 0 if module.cell == (1, 1) else B * p * q * (moved + convention.pool * C * h * w)
-
-
-@beyond.register
-def _(module: PartialAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The equations project every token, background included, before the one query."""
-    B, N, C = output.shape
-    background = N - module.foreground_count(N)
-    executed = 2 * C**2 + 2 * module.heads * N * C
-    return B * (background * (3 * C**2 + 2 * C) - executed) if background else 0
-
-
-@beyond.register
-def _(module: AttentionPath, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The paper widens before it pools: the same result from a projection at full size."""
-    B, H, W, _ = inputs[0].shape
-    coarse = -(-H // module.patch) * -(-W // module.patch)
-    return B * (H * W - coarse) * module.expand.weight.numel()
-
-
-@beyond.register
-def _(module: Propagate, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The products, which a counter of convolutions does not see in our form."""
-    return (output if convention.transposed_at_output else inputs[0]).numel() * module.patch**2
-
-
-@beyond.register
-def _(module: AbstractTokenAttention, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """The published figures are those of windows padded before the projections; we pad after them."""
-    B, H, W, _ = inputs[0].shape
-    added = (H + -H % module.window) * (W + -W % module.window) - H * W
-    return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
-
-
-@beyond.register
-def _(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any) -> int:
+def _of_neck(module: MultiTokenNeck, maps: Sequence[Tensor]) -> int:
     """The merging, keys and values at every position, and the tokens' own part: in ours no layers."""
-    if not convention.layers_only:
-        return 0
-    B, _, height, width = inputs[0][module.merge.level].shape
+    B, _, height, width = maps[module.merge.level].shape
     positions, block, tokens = height * width, module.block, module.learned.shape[1]
     projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
     attention = projections * block.q.weight.numel()
@@ -145,10 +122,9 @@ def _(module: MultiTokenNeck, convention: Convention, inputs: tuple, output: Any
     return B * (module.merge.weight.numel() * positions + attention + mlp)
 
 
-@beyond.register
-def _(module: MultiTokenPool, convention: Convention, inputs: tuple, output: Any) -> int:
+def _of_pool(module: MultiTokenPool, convention: Convention, maps: Sequence[Tensor]) -> int:
     """Maps at one grid, keys and values for all, every token asks; if layers alone count, all of it: ours are none."""
-    maps, at = inputs[0], module.level if module.level > 0 else -1
+    at = module.level if module.level > 0 else -1
     B, grid = maps[at].shape[0], maps[at].shape[-2:]
     positions, made = grid[0] * grid[1], module.tokens + module.distill_tokens
     Q = made + module.mean_token
@@ -172,17 +148,3 @@ def _(module: MultiTokenPool, convention: Convention, inputs: tuple, output: Any
         growing = [x for x in maps if grows(x.shape[-2:], grid)]
         extra += sum(B * D * x.shape[1] * (positions - x.shape[2] * x.shape[3]) for x in growing)
     return extra
-
-
-@beyond.register
-def _(module: PooledModel, convention: Convention, inputs: tuple, output: Tensor) -> int:
-    """That of its pool, which is called by parts there and seen by no hook."""
-    if not module.pooled or not isinstance(module.head, MultiTokenPool):
-        return 0
-    images, pyramid = inputs[0], module.pyramid
-    if tuple(images.shape[-2:]) == pyramid.image_size:
-        shapes = zip(pyramid.channels, pyramid.sizes, strict=True)
-        maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
-    else:
-        maps = pyramid(module.backbone, images)
-    return beyond(module.head, convention, (maps,), output)

@@ -52,38 +52,25 @@ ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOW
 
 @dataclass(frozen=True)
 class Check:
-    """One printed figure beside ours. Parameters in millions; operations (MACs) in the unit of the row.
-
-    Args:
-        family, row, figure: Which number of which table; figure is "params", "macs", either "over" another model or
-            "at" another image size (height x width), one of SIZES, or the operations that context broadcasting adds.
-        convention: How operations are counted.
-        paper: The figure as printed.
-        ours: The same figure of our model, in the paper's formulation; None if there is no model to run.
-        executed: Operations that our faster form really runs, in the same unit.
-        status: "match" at the printed precision, "explained" where the papers contradict themselves or do not say
-            enough, "not run" where there is no model, or "miss".
-        note: Why a figure is explained or was not run.
-    """
+    """One printed figure beside ours. Parameters in millions; operations (MACs) in the unit of the row."""
 
     family: str
     row: str
+    # "params", "macs", either "over" another model or "at" another image size (height x width), one of SIZES, or the
+    # operations that context broadcasting adds.
     figure: str
-    convention: str
-    paper: str
-    ours: float | None
-    executed: float | None
+    convention: str  # how operations are counted
+    paper: str  # as printed
+    ours: float | None  # of our model, in the paper's formulation; None if there is no model to run
+    executed: float | None  # operations that our faster form really runs
+    # "match" at the printed precision, "explained" where the papers contradict themselves or do not say enough, "not
+    # run" where there is no model, or "miss".
     status: str
-    note: str = ""
+    note: str = ""  # why it is explained or was not run
 
 
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
-    """Recompute every static figure of the given families' classifiers, of all dense tables, or of all.
-
-    Args:
-        families: Some of SUBJECTS; none means all.
-        progress: Called before each row is computed: rows done, rows in all, the row's name.
-    """
+    """Recompute every static figure of some of SUBJECTS, of all if none is named; progress is told before each row."""
     for family in families:
         if family not in SUBJECTS:
             raise ValueError(f"unknown family {family!r}; choose among {', '.join(SUBJECTS)}")

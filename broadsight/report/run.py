@@ -81,10 +81,7 @@ def report_run(
 ) -> Path:
     """Write a run's report.html: what it is, how it went, and what its best model says of the validation images.
 
-    Args:
-        splits: The run's data, if somebody has opened it already.
-        seconds: How long it took, if somebody knows.
-        evaluated: Whether to ask the model; without that, curves and settings alone.
+    Splits and seconds are what somebody may know already; not `evaluated`, it has curves and settings alone.
     """
     folder, is_dense_run = RunFolder(path), is_dense(path)
     check_records(folder)

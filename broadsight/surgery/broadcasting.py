@@ -80,11 +80,7 @@ def add_context_broadcast(
 
 
 class WindowedBroadcast(ContextBroadcast):
-    """Context broadcasting among all tokens of an image where its windows are separate rows of the batch.
-
-    Args:
-        images: Says how many images there are.
-    """
+    """Context broadcasting among all tokens of an image, of which `images` knows how many, cut into windows as rows."""
 
     def __init__(self, kind: str, dim: int, images: "ImageCount", *, channels_last: bool):
         super().__init__(kind, dim, channels_last=channels_last, class_token=False)

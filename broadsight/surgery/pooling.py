@@ -33,9 +33,7 @@ class PooledModel(nn.Module):
     `forward_features` goes as far as the one map (B, num_features, h, w) that is pooled, `forward_head` from there to
     the logits. `forward_intermediates` and `feature_info` are the backbone's.
 
-    Args:
-        backbone, pyramid: The model as `as_backbone` gives it, and how its maps are obtained, from `find_pyramid`.
-        head: A pool over these maps.
+    Of the backbone as `as_backbone` gives it, its pyramid as `find_pyramid` does, and a pool over these maps as head.
     """
 
     def __init__(self, backbone: nn.Module, pyramid: Pyramid, head: nn.Module):

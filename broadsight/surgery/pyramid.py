@@ -40,28 +40,18 @@ class Tap:
 
 @dataclass(frozen=True)
 class Pyramid:
-    """How the maps of one model are obtained; made by `find_pyramid`, for what `as_backbone` makes of the model.
+    """How the maps of one model are obtained; made by `find_pyramid`, for what `as_backbone` makes of the model."""
 
-    Args:
-        image_size: (H, W) that the model was built for.
-        in_chans: Channels of an image.
-        indices: Positions among the model's intermediate features, the upper maps; None if it does not offer these.
-        taps: Hooks at the modules whose outputs are the lower maps, or all of them.
-        channels, sizes: Of each map, lowest level first; (H, W) for an image of `image_size`.
-        forms: Of each tapped map, see `Layout`; tokens may come in a pair with their (H, W).
-        idle: Names of the parameters that no map depends on.
-        dropped: Names of the model's children that consist of such alone.
-    """
-
-    image_size: tuple[int, int]
+    image_size: tuple[int, int]  # (H, W) that the model was built for
     in_chans: int
+    # Positions among the model's intermediate features, the upper maps; None if it does not offer these.
     indices: tuple[int, ...] | None = None
-    taps: tuple[Tap, ...] = field(default=(), repr=False)
-    channels: tuple[int, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ()
-    forms: tuple[str, ...] = ()
-    idle: tuple[str, ...] = field(default=(), repr=False)
-    dropped: tuple[str, ...] = field(default=(), repr=False)
+    taps: tuple[Tap, ...] = field(default=(), repr=False)  # at what gives the lower maps, or all of them
+    channels: tuple[int, ...] = ()  # of each map, lowest level first
+    sizes: tuple[tuple[int, int], ...] = ()  # (H, W) of each for an image of `image_size`
+    forms: tuple[str, ...] = ()  # of each tapped map, see `Layout`; tokens may come in a pair with their (H, W)
+    idle: tuple[str, ...] = field(default=(), repr=False)  # names of the parameters that no map depends on,
+    dropped: tuple[str, ...] = field(default=(), repr=False)  # and of the children that consist of such alone
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the model's final norm."""
@@ -116,7 +106,7 @@ def find_pyramid(
     in_chans: int | None = None,
     image_size: int | Sequence[int] | None = None,
 ) -> Pyramid:
-    """How to obtain the pyramid of a model, which is not changed: `as_backbone` does that.
+    """How to obtain the pyramid of a model, which `as_backbone` changes, not this; a ValueError if it has none.
 
     Args:
         model: A timm model, or one that offers `forward_intermediates` or `forward_features` likewise.
@@ -127,9 +117,6 @@ def find_pyramid(
         last_only: Only the last map is wanted.
         in_chans: Channels of an image; by default as many as the model's first convolution takes.
         image_size: Side or (H, W) that the model was built for; by default what it says itself.
-
-    Raises:
-        ValueError: The model offers no feature maps.
     """
     info = _feature_info(model)
     pyramid = Pyramid(as_pair(image_size) if image_size else built_for(model), 0)

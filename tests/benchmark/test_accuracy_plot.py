@@ -6,7 +6,7 @@ import pytest
 import timm
 
 from broadsight.benchmark import accuracy_plot
-from broadsight.benchmark.published_accuracy import published
+from broadsight.benchmark.accuracy_plot import published
 from broadsight.benchmark.run import Report
 from broadsight.benchmark.settings import Settings
 from broadsight.models import FAMILIES
