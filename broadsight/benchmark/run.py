@@ -217,10 +217,7 @@ def measure_sizes(
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """timm names as given, wildcards replaced by what they match and is not listed yet; unknown names are refused.
-
-    A size behind an @ stays where it is.
-    """
+    """timm names as given, with their sizes, wildcards replaced by what they match and is not listed yet."""
     found: list[str] = []
     for name in names:
         given, name = name, name_and_size(name)[0]
@@ -247,10 +244,7 @@ def write_json(data: Any, path: str | Path) -> None:
 
 
 def _share_weights(source: nn.Module, target: nn.Module) -> None:
-    """Hold parameters of equal shape once, or a model at six sizes would take six times its memory.
-
-    They are random, and nothing here learns.
-    """
+    """Hold random parameters of equal shape once, or a model at six sizes would take six times its memory."""
     theirs = dict(source.named_parameters())
     for name, parameter in target.named_parameters():
         same = theirs.get(name)

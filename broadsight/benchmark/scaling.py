@@ -63,12 +63,11 @@ class Growth:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Growth":
-        def revive(row: dict[str, Any]) -> GrowthRow:
-            values: dict[str, Any] = {key: Exponent(**value) for key, value in row.items() if isinstance(value, dict)}
-            return GrowthRow(**(row | values))
-
-        reports = [Report.from_dict(report) for report in data["reports"]]
-        return cls(data["growth_from"], [revive(row) for row in data["rows"]], reports)
+        rows = []
+        for row in data["rows"]:
+            found: dict[str, Any] = {key: Exponent(**value) for key, value in row.items() if isinstance(value, dict)}
+            rows.append(GrowthRow(**(row | found)))
+        return cls(data["growth_from"], rows, [Report.from_dict(report) for report in data["reports"]])
 
 
 def measure(

@@ -26,12 +26,8 @@ def more_rows(topic: str) -> dict[str, Any]:
 @cache
 def contradictions() -> dict[tuple[str, str, str], str]:
     """Why no reading reproduces a figure, by family, row and figure. Anything else that disagrees is a miss."""
-    return {
-        (family, *place): entry["why"]
-        for family, entries in more_rows("contradictions").items()
-        for entry in entries
-        for place in entry["figures"]
-    }
+    entries = [(family, entry) for family, some in more_rows("contradictions").items() for entry in some]
+    return {(family, *place): entry["why"] for family, entry in entries for place in entry["figures"]}
 
 
 def static_figures(entry: dict[str, str]) -> dict[str, str]:

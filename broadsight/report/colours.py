@@ -63,8 +63,8 @@ def style() -> str:
 
 
 def _variables(theme: Theme) -> Iterator[str]:
-    for name in ("page", "surface", "sunken", "ink", "muted", "edge"):
-        yield f"--{name}:{getattr(theme, name)};"
+    for name, value in vars(theme).items():
+        yield f"--{name}:{value};"
     yield f"--link:{readable(PALETTE[0], theme, TEXT)};--warn:{readable(PALETTE[5], theme, TEXT)};"
     for i, colour in enumerate(PALETTE):
         yield f"--c{i}:{readable(colour, theme, GRAPHIC)};"

@@ -54,32 +54,29 @@ def render(
     """
     if not record.get("title"):
         raise ValueError("a report needs a title; expected record['title'], e.g. 'resnet18 on photos'")
-    bodies: dict[str, Any] = {
-        "curves": plotted.curves(curves),
-        "figures": sections.figures(record, SECTIONS),
-        "twins": record.get("twins"),
-        "findings": gallery(findings, LARGE),
+    given = ("beside", "class_figures", "per_class", "confusion", "skipped", "facts")
+    bodies: dict[str, Any] = {section: getattr(sections, section)(record) for section in given}
+    bodies |= {
         "calibration": plotted.calibration(record),
         "suites": plotted.suites(record),
-        "mistakes": gallery(mistakes),
-        "samples": gallery(samples),
+        "twins": record.get("twins"),
     }
-    for section in ("beside", "class_figures", "per_class", "confusion", "skipped", "facts"):
-        bodies[section] = getattr(sections, section)(record)
+    bodies |= {"curves": plotted.curves(curves), "figures": sections.figures(record, SECTIONS)}
+    bodies |= {"mistakes": gallery(mistakes), "samples": gallery(samples), "findings": gallery(findings, LARGE)}
     absent = record.get("absent") or {}
     shown = [
         dict(key=key, title=title, body=bodies[key], absent=absent.get(key))
         for key, title in SECTIONS.items()
         if bodies[key] or key in absent
     ]
-    script = _asset("sort.js")
+    script, look = (Path(__file__).with_name(name).read_text("utf-8") for name in ("sort.js", "style.css"))
     return html.render(
         "report/page",
         record=record,
         kind=KINDS.get(str(record.get("kind")), "Report"),
         version=(record.get("versions") or {}).get("broadsight"),
         sections=shown,
-        style=f"{colours.style()}\n{_asset('style.css')}",
+        style=f"{colours.style()}\n{look}",
         script=script,
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
@@ -110,7 +107,3 @@ def shrunk(image: Image.Image, side: int = SIDE) -> Image.Image:
     if transparent:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image
-
-
-def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")

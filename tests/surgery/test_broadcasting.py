@@ -121,6 +121,7 @@ ARCHITECTURES = DEFAULT + [pytest.param(name, marks=pytest.mark.slow) for name i
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.enable_grad()
 def test_models__keep_all_they_had(name):
     """Scaled by zero nothing changes, and every key stays; every parameter learns; each image has its own context."""
     plain, x = make_model(name), images(name)
@@ -151,6 +152,7 @@ def test_models__keep_all_they_had(name):
 
 @pytest.mark.parametrize("name", ["vit", "swin", "mixer", "stvit", "local_vit"])
 @pytest.mark.parametrize("kind", ["cb", "gate", "hybrid"])
+@torch.enable_grad()
 def test_learning__with_the_other_kinds(name, kind):
     """What is overwritten is not what autograd has kept."""
     assert_learns(name, kind, "both")
@@ -251,7 +253,6 @@ CASES += [
 
 
 @pytest.mark.parametrize(("name", "kind", "branch", "position"), CASES)
-@torch.no_grad()
 def test_values__are_the_equations(name, kind, branch, position):
     x = images(name, 3).double()
     by_hand = make_model(name).double()
@@ -264,6 +265,7 @@ def test_values__are_the_equations(name, kind, branch, position):
 
 
 @pytest.mark.parametrize("kind", ["cb", "scaled", "gate"])
+@torch.enable_grad()
 def test_values__gradients_are_those_of_the_equations(kind):
     x = images("swin").double()
     by_hand = make_model("swin").double()
@@ -272,19 +274,11 @@ def test_values__gradients_are_those_of_the_equations(kind):
     assert_same_gradients(by_hand, model, x, 1e-8)
 
 
-def swin_of_any_size() -> nn.Module:
-    model = timm.create_model(
-        "swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), strict_img_size=False
-    )
-    torch.manual_seed(0)
-    return randomize(model).double().eval()
-
-
 @pytest.mark.parametrize(("kind", "size"), [("gate", 56), ("gate", 112), ("gate", 168), ("cb", 56), ("cb", 64)])
-@torch.no_grad()
 def test_values__windows_of_other_image_sizes(kind, size):
     """A single window may cover the image; 16 x 16 tokens are padded to 21 x 21, of which the mean is that of 256."""
-    by_hand = swin_of_any_size()
+    sizes = dict(embed_dim=16, depths=(1, 1), num_heads=(1, 2), strict_img_size=False)
+    by_hand = randomize(timm.create_model("swin_tiny_patch4_window7_224", **sizes)).double().eval()
     ours = add_context_broadcast(copy.deepcopy(by_hand), kind, "attn")
     if kind == "gate":
         places = [(layer.blocks[0].attn, None, -1) for layer in by_hand.layers]
@@ -297,7 +291,6 @@ def test_values__windows_of_other_image_sizes(kind, size):
 
 
 @pytest.mark.parametrize("size", [64, 448])
-@torch.no_grad()
 def test_values__our_windows_of_any_image_size(size):
     """The middle of the attention sees windows, its end the map: for cb that may not matter."""
     x = torch.randn(1, 3, size, size, dtype=torch.float64)
@@ -307,7 +300,6 @@ def test_values__our_windows_of_any_image_size(size):
 
 @pytest.mark.parametrize("kind", ["gate", "hybrid"])
 @pytest.mark.parametrize("class_token", [None, True, False])
-@torch.no_grad()
 def test_class_token__of_a_distilled_vit(kind, class_token):
     name = "deit_tiny_distilled_patch16_224"
     x = images(name, 2).double()
@@ -319,7 +311,6 @@ def test_class_token__of_a_distilled_vit(kind, class_token):
     assert {module.class_token for module in layers(model)} == {class_token is not False}
 
 
-@torch.no_grad()
 def test_class_token__of_a_distilled_pit_and_none_of_a_swin():
     x = images("pit_distilled").double()
     by_hand = make_model("pit_distilled").double()
@@ -334,25 +325,14 @@ def test_class_token__of_a_distilled_pit_and_none_of_a_swin():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("position", POSITIONS)
-@torch.no_grad()
 def test_others__pyramid_with_a_late_class_token(kind, position):
     x = images("pvt").double()
-    by_hand = randomized("pvt")
+    by_hand = make_model("pvt").double()
     for block, class_token in ((by_hand.block1, False), (by_hand.block2, True)):
         places = [(block.attn, block.attn.proj, -1), (block.mlp, block.mlp.fc2, -1)]
         apply_by_hand(block, kind, position, places, class_token)
-    model = fill_scales(add_context_broadcast(randomized("pvt"), kind, "both", position))
+    model = fill_scales(add_context_broadcast(make_model("pvt").double(), kind, "both", position))
     assert_close(model(x), by_hand(x), tolerance=1e-10)
-
-
-@cache
-def _foreign(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return randomize(FOREIGN[name]()).double().eval()
-
-
-def randomized(name: str) -> nn.Module:
-    return copy.deepcopy(_foreign(name))
 
 
 OTHERS = [
@@ -362,10 +342,9 @@ OTHERS = [
 
 @pytest.mark.parametrize(("name", "kind"), OTHERS)
 @pytest.mark.parametrize("position", POSITIONS)
-@torch.no_grad()
 def test_others__mlps(name, kind, position):
     """Convolutions with the residual inside, which have a map in the middle too, and torchvision's."""
-    by_hand = randomized(name)
+    by_hand = make_model(name).double()
     if name == "torchvision_vit":
         places = [(block.mlp, block.mlp[3], -1) for block in by_hand.encoder.layers]
     else:
@@ -374,27 +353,28 @@ def test_others__mlps(name, kind, position):
             places = [(block.conv.conv[6], None, 1) for block in by_hand.blocks]
     by_map = name == "local_vit" and position == "mid"
     apply_by_hand(by_hand, kind, "front" if by_map else position, places, class_token=False)
-    model = add_context_broadcast(randomized(name), kind, "mlp", position, **options(name))
+    model = add_context_broadcast(make_model(name).double(), kind, "mlp", position, **options(name))
     x = images(name).double()
     assert_close(fill_scales(model)(x), by_hand(x), tolerance=1e-10)
 
 
 @pytest.mark.parametrize("position", ["front", "end"])
 @pytest.mark.parametrize("learns", [False, True])
+@torch.enable_grad()
 def test_others__torchs_attention(position, learns):
     """In front of it all that it takes gets context: queries, keys and values."""
     x = images("torchvision_vit").double()
-    by_hand = randomized("torchvision_vit")
+    by_hand = make_model("torchvision_vit").double()
     for block in by_hand.encoder.layers:
         if position == "front":
             block.ln_1.register_forward_hook(lambda _, inputs, y: equation(y, "cb", 2, -1, False))
         else:
             block.self_attention.register_forward_hook(lambda _, i, y: (equation(y[0], "cb", 2, -1, False), y[1]))
-    model = add_context_broadcast(randomized("torchvision_vit"), "cb", "attn", position, image_size=SIDE)
+    model = add_context_broadcast(make_model("torchvision_vit").double(), "cb", "attn", position, image_size=SIDE)
     with torch.set_grad_enabled(learns):
         assert_close(model(x), by_hand(x), tolerance=1e-10)
     with pytest.raises(ValueError, match=r"^there is no 'mid' in encoder.*self_attention \(MultiheadAttention\)"):
-        add_context_broadcast(randomized("torchvision_vit"), "cb", "attn", "mid", image_size=SIDE)
+        add_context_broadcast(make_model("torchvision_vit").double(), "cb", "attn", "mid", image_size=SIDE)
 
 
 class Encoder(nn.Module):
@@ -408,6 +388,7 @@ class Encoder(nn.Module):
         return self.layer(x)
 
 
+@torch.enable_grad()
 def test_others__torchs_encoder_layer_in_inference():
     plain = randomize(TokenModel(Encoder())).eval()
     model = add_context_broadcast(copy.deepcopy(plain), "cb", "attn")
@@ -420,7 +401,6 @@ def test_others__torchs_encoder_layer_in_inference():
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("kind", ["cb", "scaled"])
-@torch.no_grad()
 def test_others__sequences_in_sequences(kind, position):
     """What is added to a sequence is not run as one more of its layers."""
     mlp = nn.Sequential(nn.Sequential(nn.Linear(16, 24), nn.GELU()), nn.Sequential(nn.Linear(24, 16), nn.Tanh()))
@@ -437,6 +417,7 @@ def test_others__sequences_in_sequences(kind, position):
 
 @pytest.mark.parametrize("name", ["vit", "swin", "mixer", "pvtv2", "local_vit"])
 @pytest.mark.parametrize("position", ["front", "end"])
+@torch.enable_grad()
 def test_weights__new_ones_are_like_those_of_their_place(name, position):
     for dtype in (torch.bfloat16, torch.float64):
         model = make_model(name).to(dtype).requires_grad_(False)
@@ -468,7 +449,6 @@ def test_weights__modes_are_kept(training):
         assert {m.training for m in block.modules()} == {training != (i == 1)}
 
 
-@torch.no_grad()
 def test_weights__half_precision_stays_close():
     for kind in KINDS:
         model, x = fill_scales(broadcast("swin", kind, "both")), images("swin")
@@ -482,7 +462,6 @@ def test_weights__half_precision_stays_close():
 
 @pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
 @pytest.mark.parametrize("kind", ["scaled", "gate"])
-@torch.no_grad()
 def test_copies__are_equal(name, kind, tmp_path):
     model, x = fill_scales(broadcast(name, kind, "both", where(name))), images(name)
     model(x[:1])
@@ -497,7 +476,6 @@ def test_copies__are_equal(name, kind, tmp_path):
         assert torch.equal(same(x), model(x))
 
 
-@torch.no_grad()
 def test_copies__count_their_own_images():
     """A copy of a windowed model, run between, has another batch."""
     model = broadcast("swin", "cb", "attn", "mid")
@@ -508,7 +486,6 @@ def test_copies__count_their_own_images():
     assert torch.equal(other(x), expected)
 
 
-@torch.no_grad()
 def test_threads__do_not_see_each_other():
     """Both threads are inside the first block, with batches of different sizes, before either goes on."""
     model = broadcast("swin", "cb", "attn", "mid")
@@ -517,12 +494,8 @@ def test_threads__do_not_see_each_other():
     barrier = threading.Barrier(2)
     handle = model.layers[0].blocks[0].norm1.register_forward_hook(lambda *_: barrier.wait(60) < 0 or None)
 
-    def run(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return model(x)
-
     with ThreadPool(2) as threads:
-        got = threads.map(run, batches, chunksize=1)
+        got = threads.map(torch.no_grad()(model.forward), batches, chunksize=1)
     handle.remove()
     for one, other in zip(got, expected, strict=True):
         assert_close(one, other, tolerance=1e-5)
@@ -530,7 +503,6 @@ def test_threads__do_not_see_each_other():
 
 @pytest.mark.parametrize("name", ["vit", "swin"])
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
-@torch.no_grad()
 def test_export__gives_the_same_numbers(name, dynamic):
     model, x = fill_scales(broadcast(name, "scaled", "both", where(name))), images(name)
     shapes = ({0: Dim("batch", min=1, max=16)},) if dynamic else None
@@ -546,6 +518,7 @@ COMPILED = [(name, kind) for name in ("vit", "swin", "stvit") for kind in KINDS]
 @pytest.mark.parametrize(
     ("name", "kind"), [pytest.param(*one, marks=[pytest.mark.slow] * (one != ("swin", "cb"))) for one in COMPILED]
 )
+@torch.enable_grad()
 def test_compile__is_one_graph_with_the_same_gradients(name, kind):
     model, x = fill_scales(broadcast(name, kind, "both", where(name)).double()), images(name).double()
     torch._dynamo.reset()
@@ -556,6 +529,7 @@ def test_compile__is_one_graph_with_the_same_gradients(name, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
 @pytest.mark.parametrize("kind", ["scaled", "gate"])
+@torch.enable_grad()
 def test_compile__inductor_gives_the_same_numbers(name, kind):
     model, x = fill_scales(broadcast(name, kind, "both", where(name))), images(name)
     torch._dynamo.reset()
@@ -564,7 +538,6 @@ def test_compile__inductor_gives_the_same_numbers(name, kind):
 
 
 @pytest.mark.parametrize(("name", "node"), [("vit", "blocks.1.mlp.fc2"), ("swin", "layers.1.blocks.0.mlp.fc2")])
-@torch.no_grad()
 def test_fx__features_have_context(name, node):
     model, x = broadcast(name, "cb", "both"), images(name)
     seen = []
@@ -577,6 +550,7 @@ def test_fx__features_have_context(name, node):
 
 @pytest.mark.parametrize("name", ["vit", "swin", "stvit_plain"])
 @pytest.mark.parametrize("kind", ["scaled", "gate"])
+@torch.enable_grad()
 def test_checkpointing__changes_no_gradient(name, kind):
     model, x = fill_scales(broadcast(name, kind, "both", where(name))).double().train(), images(name).double()
     other = copy.deepcopy(model)
@@ -592,6 +566,7 @@ def one_process(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit", "swin"])
+@torch.enable_grad()
 def test_distributed__steps_as_alone(name, one_process):
     model, x = broadcast(name, "scaled", "both", where(name)).train(), images(name)
     alone = copy.deepcopy(model)
@@ -608,7 +583,6 @@ def test_distributed__steps_as_alone(name, one_process):
 
 
 @pytest.mark.parametrize("name", ["vit", "swin"])
-@torch.no_grad()
 def test_intermediates__have_context(name):
     model, x = broadcast(name, "gate", "both"), images(name)
     final, maps = model.forward_intermediates(x)
@@ -620,7 +594,6 @@ def test_intermediates__have_context(name):
 @pytest.mark.parametrize(
     ("name", "branch"), [("test_vit", "both"), ("swin_tiny_patch4_window7_224", "both"), ("test_convnext", "mlp")]
 )
-@torch.no_grad()
 def test_features_only__are_those_of_the_whole_model(name, branch):
     torch.manual_seed(0)
     features = timm.create_model(name, features_only=True, **SHRUNK[name]).eval()
@@ -657,7 +630,6 @@ FOLDED += [
 
 
 @pytest.mark.parametrize(("name", "kind", "position"), FOLDED)
-@torch.no_grad()
 def test_fuse__keeps_the_outputs(name, kind, position):
     branch = "mlp" if name != "emsnet" and position == "mid" else "both"
     if name == "emsnet" and position != "front":
@@ -680,7 +652,6 @@ def test_fuse__keeps_the_outputs(name, kind, position):
         ),
     ],
 )
-@torch.no_grad()
 def test_fuse__keeps_the_outputs_of_others(name, branch, position, dtype):
     model, x = broadcast(name, "cb", branch, position).to(dtype), images(name).to(dtype)
     fused = fuse(model)
@@ -702,7 +673,6 @@ def test_residual__is_added_apart_only_where_context_comes_between(branch, apart
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("position", ["front", "end"])
-@torch.no_grad()
 def test_slices__are_taken_with_context_but_not_with_other_hooks(name, position, monkeypatch):
     model, x = broadcast(name, "scaled", "mlp", position), torch.randn(3, 3, 32, 32)
     expected, seen = fill_scales(model)(x), []
@@ -716,7 +686,6 @@ def test_slices__are_taken_with_context_but_not_with_other_hooks(name, position,
 
 
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224"])
-@torch.no_grad()
 def test_pooling__before_and_after_are_the_same(name):
     settings = dict(dim=48, heads=4, mlp_dim=96, attn_dim=24, num_classes=7)
     first = swap_pool(add_context_broadcast(created(name), "gate", "both"), "map", **settings).eval()
@@ -747,7 +716,6 @@ def untouched(model: nn.Module, call: Callable[[nn.Module], object], words: str)
 
 @pytest.mark.parametrize("name", ["vit", "swin"])
 @pytest.mark.parametrize("again", [{}, dict(kind="scaled", branch="attn"), dict(position="front")])
-@torch.no_grad()
 def test_refused__a_second_time(name, again):
     model, x = broadcast(name, "scaled", "both").train(), images(name)
     expected = model(x)

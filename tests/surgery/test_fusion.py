@@ -45,7 +45,6 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (41, 75)])
-@torch.no_grad()
 def test_fuse__keeps_the_outputs(model, fused, size):
     images = torch.randn(1, 3, *size, dtype=torch.float64)
     features, maps = model.forward_intermediates(images)
@@ -56,7 +55,6 @@ def test_fuse__keeps_the_outputs(model, fused, size):
 
 
 @each_kind
-@torch.no_grad()
 def test_fuse__of_a_batch_stored_and_again(model, fused):
     images = torch.randn(3, 3, 56, 40, dtype=torch.float64)
     got = fused(images)
@@ -68,6 +66,7 @@ def test_fuse__of_a_batch_stored_and_again(model, fused):
 
 
 @each_kind
+@torch.enable_grad()
 def test_fuse__leaves_the_model_alone(name):
     model = randomize(shallow(name)).train()
     state, modules = deepcopy(model.state_dict()), [type(module) for module in model.modules()]
@@ -78,6 +77,7 @@ def test_fuse__leaves_the_model_alone(name):
     assert all(p.requires_grad for p in model.parameters())
 
 
+@torch.enable_grad()
 def test_fuse__leaves_no_norm_that_could_be_folded(model, fused):
     # In STViT's stem the norm follows the activation, and the next convolution pads after it.
     kept = [f"stem.norm{i}" for i in (1, 2, 3, 4)] if isinstance(model, STViT) else []
@@ -92,7 +92,6 @@ def test_fuse__leaves_no_norm_that_could_be_folded(model, fused):
 
 
 @each_kind
-@torch.no_grad()
 def test_fuse__features(name):
     model = randomize(shallow(name, features_only=True, out_indices=(1, 3))).double().eval()
     fused = broadsight.fuse(model)
@@ -116,7 +115,6 @@ VARIANTS["emsnet_xtiny"] = [dict(mixer=mixer) for mixer in MIXERS]
 
 
 @pytest.mark.parametrize(("name", "arguments"), [(name, one) for name, some in VARIANTS.items() for one in some])
-@torch.no_grad()
 def test_fuse__variants(name, arguments):
     model = randomize(shallow(name, **arguments)).double().eval()
     images = torch.randn(1, 3, 72, 40, dtype=torch.float64)
@@ -124,7 +122,6 @@ def test_fuse__variants(name, arguments):
 
 
 @pytest.mark.parametrize(("name", "folds"), [("test_resnet", False), ("repvit_m0_9", True), ("fastvit_t8", True)])
-@torch.no_grad()
 def test_fuse__works_on_any_timm_model(name, folds):
     model = randomize(timm.create_model(name, num_classes=3)).eval()
     fused = broadsight.fuse(model)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from timm.models import group_parameters
 from timm.optim import create_optimizer_v2
-from torch import Tensor, nn
+from torch import nn
 
 from broadsight import fuse, swap_pool
 from broadsight.layers import AveragePool, FlattenPool, FourierPool, GroupLogits, MultiTokenPool
@@ -69,7 +69,6 @@ def model(name) -> PooledModel:
     return pooled(name, in_chans=1)
 
 
-@torch.no_grad()
 def test_models__logits_in_train_and_eval(name, model):
     x = images(name, channels=1)
     logits = model.eval()(x)
@@ -84,6 +83,7 @@ def test_models__logits_in_train_and_eval(name, model):
     assert model(x, groups=True).per_token is None
 
 
+@torch.enable_grad()
 def test_models__every_parameter_receives_a_gradient(name, model):
     """In a loop that knows of the groups, and in one that does not."""
     x = images(name, channels=1)
@@ -120,7 +120,6 @@ def test_models__parameters_are_grouped_and_decayed_as_timms_are(name, model):
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("size", [(61, 83), (50, 37)])
-@torch.no_grad()
 def test_sizes__odd_images(name, size):
     model = pooled(name, in_chans=1)
     x = torch.randn(2, 1, *size)
@@ -139,7 +138,6 @@ def test_sizes__odd_images(name, size):
         *(("vit_tiny_patch16_224", 96), ("maxvit_tiny_tf_224", 64), ("hiera_tiny_224", 64), ("levit_128s", 64)),
     ],
 )
-@torch.no_grad()
 def test_sizes__models_by_name_take_any_or_the_given_one(name, sizes):
     small = {key: value for key, value in SHRUNK[name].items() if key != "img_size"}
     built = dict(img_size=sizes) if isinstance(sizes, int) else dict(in_chans=1)
@@ -204,7 +202,6 @@ BY_HAND = ["test_resnet", "test_convnext", "test_vit", "swin_tiny_patch4_window7
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-@torch.no_grad()
 def test_values__are_the_pools_on_the_models_maps(name):
     model, x = pooled(name), images(name)
     maps = model.pyramid(model.backbone, x)
@@ -220,7 +217,6 @@ def test_values__are_the_pools_on_the_models_maps(name):
     assert_close(model(x), model.forward_groups(x).tokens.mean(1), tolerance=1e-5)
 
 
-@torch.no_grad()
 def test_values__options_reach_the_pool():
     x = images("test_resnet")
     for level in (1, 2, 4):  # its grid is that of the map
@@ -246,7 +242,6 @@ each_pool = pytest.mark.parametrize(("name", "pool"), WITH_POOLS, ids=[f"{name},
 
 
 @each_pool
-@torch.no_grad()
 def test_classifier__replaced_and_removed(name, pool):
     model, x = pooled(name, pool), images(name)
     features = model.forward_features(x)
@@ -280,7 +275,6 @@ def test_classifier__reset_keeps_precision_and_mode(pool, training):
 
 
 @each_contract
-@torch.no_grad()
 def test_intermediates__are_the_backbones(name):
     model, x, whole = pooled(name), images(name), created(name)
     if not hasattr(whole, "forward_intermediates"):
@@ -302,6 +296,7 @@ def test_intermediates__of_a_model_without():
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit", "densenet121", "test_convnext"])
+@torch.enable_grad()
 def test_checkpointing__changes_nothing(name):
     model, x = pooled(name, pool_options=dict(drop=0.0)).train(), images(name, batch=4)
     other = copy.deepcopy(model)
@@ -337,7 +332,6 @@ def test_layer_decay__the_pool_learns_fastest(name, pool):
 
 
 @each_pool
-@torch.no_grad()
 def test_copies__are_equal(name, pool, tmp_path):
     model, x = pooled(name, pool), images(name)
     expected = model(x)
@@ -352,25 +346,15 @@ def test_copies__are_equal(name, pool, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "met"), [("test_convnext", "stages.0"), ("dla46_c", "level3")])
-@torch.no_grad()
 def test_threads__do_not_see_each_other(name, met):
     """Both threads are past the stem before either goes on."""
     model = pooled(name)
     batches = [images(name) for _ in range(2)]
     expected = [model(x) for x in batches]
     barrier = threading.Barrier(2)
-
-    def meet(*_) -> None:
-        barrier.wait(60)
-
-    model.backbone.get_submodule(met).register_forward_pre_hook(meet)
-
-    def run(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return model(x)
-
+    model.backbone.get_submodule(met).register_forward_pre_hook(lambda *_: barrier.wait(60) < 0 or None)
     with ThreadPool(2) as threads:
-        got = threads.map(run, batches, chunksize=1)
+        got = threads.map(torch.no_grad()(model.forward), batches, chunksize=1)
     for one, other in zip(got, expected, strict=True):
         assert_close(one, other, tolerance=1e-5)
     assert (expected[0] - expected[1]).abs().max() > 1e-3 * expected[0].abs().max()  # far above the tolerance
@@ -388,14 +372,12 @@ def test_compile__is_one_graph(name, groups):
     model, x = pooled(name), images(name)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        got, expected = compiled(x, groups=groups), model(x, groups=groups)
+    got, expected = compiled(x, groups=groups), model(x, groups=groups)
     for one, other in zip(got[:2], expected[:2], strict=True):
         assert_close(one, other, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", ["convnext_atto", "test_resnet"])
-@torch.no_grad()
 def test_export__gives_the_same_numbers(name):
     model, x = pooled(name), images(name)
     program = torch.export.export(model, (x,), strict=False)
@@ -405,7 +387,6 @@ def test_export__gives_the_same_numbers(name):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@torch.no_grad()
 def test_precision__bfloat16_stays_close(pool):
     model, x = pooled("test_convnext", pool), images("test_convnext")
     expected = model(x)
@@ -416,7 +397,6 @@ def test_precision__bfloat16_stays_close(pool):
 
 
 @each_contract
-@torch.no_grad()
 def test_memory__channels_last_changes_nothing(name):
     model, x = pooled(name), images(name)
     expected = model(x)
@@ -428,7 +408,6 @@ def test_memory__channels_last_changes_nothing(name):
 
 
 @pytest.mark.parametrize("how", ["map-light", "light=True", "lighten"])
-@torch.no_grad()
 def test_light__classifies_with_the_averaged_tokens(how):
     full, x = pooled("test_convnext"), images("test_convnext")
     if how == "lighten":
@@ -458,7 +437,6 @@ def test_light__other_pools_have_no_such_form(pool):
 # ---- the other pools
 
 
-@torch.no_grad()
 def test_gap__is_timms_own_model_and_norms_where_that_does():
     whole, x = created("resnet10t"), images("resnet10t")
     model = swap_pool(created("resnet10t"), "gap").eval()
@@ -476,7 +454,6 @@ def test_gap__is_timms_own_model_and_norms_where_that_does():
 
 
 @pytest.mark.parametrize(("heads", "expected"), [(None, 8), (16, 16)])
-@torch.no_grad()
 def test_cap__is_class_attention_on_the_last_map(heads, expected):
     model, x = pooled("resnet10t", "cap", heads=heads), images("resnet10t")
     last = created("resnet10t").forward_features(x)
@@ -490,7 +467,6 @@ def test_cap__is_class_attention_on_the_last_map(heads, expected):
     assert model.forward_groups(x).average is None
 
 
-@torch.no_grad()
 def test_ga__is_groups_of_one_token():
     model, x = pooled("test_resnet", "ga", groups=3), images("test_resnet")
     maps = model.pyramid(model.backbone, x)
@@ -505,7 +481,6 @@ def test_ga__is_groups_of_one_token():
 
 @pytest.mark.parametrize(("pool", "kind"), [("vgg", FlattenPool), ("dft", FourierPool)])
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "dla46_c"])
-@torch.no_grad()
 def test_flat_pools__are_their_layers_on_the_last_map(name, pool, kind):
     model = pooled(name, pool)
     assert isinstance(model.head, kind)
@@ -521,6 +496,7 @@ def test_flat_pools__are_their_layers_on_the_last_map(name, pool, kind):
 
 @pytest.mark.parametrize("pool", ["gap", "cap", "vgg", "dft"])
 @pytest.mark.parametrize("name", ["test_resnet", "regnetx_002", "mobilenetv4_conv_small_035", "vit_tiny_patch16_224"])
+@torch.enable_grad()
 def test_plain_pools__every_parameter_receives_a_gradient(name, pool):
     model = pooled(name, pool).train()
     model(images(name)).square().sum().backward()
@@ -612,6 +588,7 @@ def test_fixed_sizes__are_really_refused_elsewhere():
 
 @pytest.mark.parametrize("frozen", ["", "layer1", "stem", "stages", "blocks"])
 @pytest.mark.parametrize("name", ["test_resnet", "convnext_atto", "test_vit"])
+@torch.enable_grad()
 def test_object__frozen_by_its_owner_is_whole(name, frozen):
     inner, untouched = created(name), created(name)
     untouched.load_state_dict(inner.state_dict())
@@ -653,5 +630,4 @@ def test_onnx__gives_the_same_numbers(name, fused, tmp_path):
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     x = torch.randn(5, 3, *model.pyramid.image_size)
     (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    with torch.no_grad():
-        assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)
+    assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)

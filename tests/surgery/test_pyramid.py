@@ -34,7 +34,6 @@ TAKEN |= {"vit_tiny_patch16_224": (2, 5, 8, 11), "test_vit": (0, 2, 3, 5), "pit_
 
 
 @pytest.mark.parametrize("name", TAKEN)
-@torch.no_grad()
 def test_maps__are_the_models_intermediates(name):
     whole, x, taken = created(name), images(name), TAKEN[name]
     expected = whole.forward_intermediates(x, indices=list(taken), intermediates_only=True)
@@ -55,7 +54,6 @@ for swin_like in ("swin_tiny_patch4_window7_224", "pvt_v2_b0"):
 
 
 @pytest.mark.parametrize("name", STEMS)
-@torch.no_grad()
 def test_maps__the_lowest_is_the_stem(name):
     x = images(name)
     expected = STEMS[name](created(name), x)
@@ -67,7 +65,6 @@ def test_maps__the_lowest_is_the_stem(name):
 
 
 @pytest.mark.parametrize("name", ["densenet121", "dla46_c", "test_nfnet"])
-@torch.no_grad()
 def test_maps__models_without_intermediates_are_listened_to(name):
     model, x = without_intermediates(created(name)), images(name)
     assert not hasattr(model, "forward_intermediates")
@@ -81,7 +78,6 @@ def test_maps__models_without_intermediates_are_listened_to(name):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "dla46_c", "pvt_v2_b0"])
-@torch.no_grad()
 def test_maps__the_last_alone(name):
     x = images(name)
     model, pyramid = backbone_of(created(name))
@@ -92,6 +88,7 @@ def test_maps__the_last_alone(name):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "hiera_tiny_224"])
+@torch.enable_grad()
 def test_maps__gradients_reach_what_they_are_made_of(name):
     model, pyramid = backbone_of(created(name))
     x = images(name).requires_grad_()
@@ -105,7 +102,6 @@ def test_maps__gradients_reach_what_they_are_made_of(name):
 
 
 @pytest.mark.parametrize("indices", [(1, 3), (0, 2, 4), (3,)])
-@torch.no_grad()
 def test_indices__chosen_maps_and_nothing_after_them(indices):
     x = images("test_resnet")
     expected = created("test_resnet").forward_intermediates(x, indices=list(indices), intermediates_only=True)
@@ -116,7 +112,6 @@ def test_indices__chosen_maps_and_nothing_after_them(indices):
     assert any(True for _ in model.layer4.parameters()) == (max(indices) == 4)
 
 
-@torch.no_grad()
 def test_stem__another_module_or_none():
     x = images("test_convnext")
     whole = created("test_convnext")
@@ -168,7 +163,6 @@ def test_shapes__are_the_papers(name, channels, sides):
 @pytest.mark.parametrize(
     ("name", "size"), [("vit_tiny_patch16_224", 96), ("swin_tiny_patch4_window7_224", 112), ("mixer_s32_224", 96)]
 )
-@torch.no_grad()
 def test_image_size__is_what_the_model_was_built_for(name, size):
     model, pyramid = backbone_of(timm.create_model(name, img_size=size).eval())
     assert pyramid.image_size == (size, size)
@@ -255,6 +249,7 @@ def test_model__is_not_changed_by_finding_its_pyramid(name, training):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "densenet121", "pvt_v2_b0"])
+@torch.enable_grad()
 def test_model__a_backbone_keeps_weights_and_mode(name, training):
     model = created(name).train(training)
     model.get_parameter(next(key for key, _ in model.named_parameters())).requires_grad_(False)
@@ -287,6 +282,7 @@ LISTED = ["levit_128s", "tiny_vit_5m_224", "efficientformerv2_s0", "cait_xxs24_2
 
 
 @pytest.mark.parametrize("name", LISTED)
+@torch.enable_grad()
 def test_model__nothing_that_the_maps_depend_on_is_frozen(name):
     model, pyramid = backbone_of(created(name))
     frozen = {key for key, p in model.named_parameters() if not p.requires_grad}
@@ -297,7 +293,6 @@ def test_model__nothing_that_the_maps_depend_on_is_frozen(name):
 
 @pytest.mark.parametrize("name", ["test_convnext", "densenet121"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
-@torch.no_grad()
 def test_copies__listen_to_their_own_model(name, copied):
     model, pyramid = backbone_of(created(name))
     other, its_pyramid = copied((model, pyramid))
