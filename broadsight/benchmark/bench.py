@@ -15,9 +15,10 @@ from .settings import Settings
 
 def settings_of(request: Request) -> Settings:
     """What is measured; a ValueError if it cannot be."""
-    same = {one.name: getattr(request, one.name) for one in fields(Settings) if hasattr(request, one.name)}
-    several = dict(runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
-    return Settings(**same | several | dict(size=request.sizes[0]))
+    names = [one.name for one in fields(Settings)]
+    asked: dict[str, Any] = {name: getattr(request, name) for name in names if hasattr(request, name)}
+    asked |= dict(size=request.sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
+    return Settings(**asked)
 
 
 def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Growth:

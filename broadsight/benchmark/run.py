@@ -167,14 +167,14 @@ def measure_sizes(
         done += weight
 
     compiling = _room_for_compilations(per_size * len(sizes)) if "compile" in settings.runtimes else nullcontext()
-    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as artefacts:
+    with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as kept:
         machine = describe_machine(settings)
         entries: list[_Entry] = []
         for here, weight in zip(each, weights, strict=True):
             first, at = len(entries), " at {}x{}".format(*here.size) if len(sizes) > 1 else ""
             for variant in models:
                 step(f"building {variant}{at}")
-                made = build(variant, here, rival, artefacts)
+                made = build(variant, here, rival, kept)
                 yardstick = first if rival is None else len(entries)
                 entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):

@@ -117,7 +117,7 @@ def catalogue(
         if progress:
             progress(done, len(names), name)
         model, paper = blank_model(name), printed[family].get(ALIASES.get(name, name), {})
-        row = {"model": name, "family": family}
+        row: dict[str, Any] = {"model": name, "family": family}
         row |= {"params": sum(p.numel() for p in model.parameters()), "macs": executed_macs(model, SIZE)}
         for key, figure in {"paper_params_m": "params", "paper_macs_g": "macs", "paper_top1": "top1"}.items():
             row[key] = float(paper[figure]) if figure in paper else None

@@ -88,7 +88,7 @@ def report_run(
     config, lines = folder.config(), folder.metrics()
     run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
     record: dict[str, Any] = {"absent": {"figures": "the model was not evaluated, since the run has not finished"}}
-    images: dict[str, Sequence[CaptionedImage]] = {}
+    images: dict[str, Any] = {}
     asked = evaluated and (path / WEIGHTS).is_file()
     if asked and is_dense_run:
         options: dict[str, Any] = dict(workers=workers, device=device)

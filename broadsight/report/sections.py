@@ -62,7 +62,7 @@ def beside(record: Record) -> dict[str, Any]:
     values = [(model.get("figures") or {}) | {key: model.get(key) for key in costs} for model in models]
     best: dict[str, Any] = {}  # of the columns whose values differ, where it is known which way is better
     for key in keys:
-        column = [mine[key] for mine in values if known(mine.get(key))]
+        column: list[Any] = [mine[key] for mine in values if known(mine.get(key))]
         if meaning(key).better and len(set(column)) > 1:
             best[key] = max(column) if meaning(key).better > 0 else min(column)
     rows = []
