@@ -9,7 +9,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from .errors import UsageError, did_you_mean, refuse_idle
@@ -200,7 +200,10 @@ class Options:
         settings = {}
         for one in found:
             default = one.default if one.default_factory is MISSING else one.default_factory()
-            settings[one.name] = Setting(one.name, _kind(one), default, one.metadata["option"])
+            kind: Any = one.type
+            if get_origin(kind) in (Union, types.UnionType):  # without its None
+                kind = Union[tuple(arg for arg in get_args(kind) if arg is not type(None))]  # noqa: UP007
+            settings[one.name] = Setting(one.name, kind, default, one.metadata["option"])
         return settings
 
     @classmethod
@@ -268,13 +271,6 @@ def value_of(text: Any) -> Any:
     if isinstance(value, int) and abs(value) >= 2**31:
         raise UsageError(f"{_short(value)} is too large a number; expected less than {2**31}")
     return value
-
-
-def _kind(one: Field) -> Any:
-    """The type of a field without its None."""
-    args = [arg for arg in get_args(one.type) if arg is not type(None)]
-    union = get_origin(one.type) in (Union, types.UnionType)
-    return one.type if not union else args[0] if len(args) == 1 else Union[tuple(args)]  # noqa: UP007
 
 
 def _plain(value: Any) -> Any:

@@ -117,11 +117,6 @@ class Chart:
         ends = [f"{one.name} from {number(one.points[0][1])} to {number(one.points[-1][1])}" for one in shown]
         return "; ".join([f"{self.title}: {self.y.label} by {self.x.label}", *ends, *(dot.about for dot in self.dots)])
 
-    @property
-    def named_lines(self) -> list[Series]:
-        """Lines of the legend, which appears for two marks or more: of a single one the title says what it is."""
-        return [line for line in self.lines if line.name]
-
     def path(self, line: Series) -> str:
         """Path of a line, for SVG."""
         points = (f"{coordinate(self.x.x(x))} {coordinate(self.y.y(y))}" for x, y in thin(line.points))

@@ -4,6 +4,7 @@ Every function gives plain data that `templates/sections.html` writes; an empty 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..visual.metrics import GOALS, figure, meaning
@@ -78,7 +79,9 @@ def curves(lines: Rows) -> dict[str, Any]:
             break
     unknown = bool(epochs) and "best" in epochs[-1] and not known(epochs[-1]["best"])
     keys = dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key]))
-    shown = [[number(line["epoch"]), *(_metric(key, line.get(key)) for key in keys)] for line in epochs]
+    # Losses have no unit: what a model is trained by may be the sum of several.
+    written = {key: number if key.endswith("loss") else partial(figure, _bare(key)) for key in keys}
+    shown = [[number(line["epoch"]), *(write(line.get(key)) for key, write in written.items())] for line in epochs]
     where = {"train": "training ", "val": "validation "}
     heads = ["epoch", *(where.get(key.partition("_")[0], "") + meaning(_bare(key)).label for key in keys)]
     return dict(charts=charts, best=best, best_unknown=unknown, heads=heads, numbers=shown)
@@ -86,11 +89,6 @@ def curves(lines: Rows) -> dict[str, Any]:
 
 def _bare(key: str) -> str:
     return key.removeprefix("train_").removeprefix("val_")
-
-
-def _metric(key: str, value: Any) -> str:
-    """Value of a metric with its unit. Losses have none: what a model is trained by may be the sum of several."""
-    return number(value) if key.endswith("loss") else figure(_bare(key), value)
 
 
 def calibration(record: Record) -> dict[str, Any]:

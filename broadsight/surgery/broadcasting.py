@@ -64,9 +64,14 @@ def add_context_broadcast(
     # Everything is made before anything is changed, so that a refusal leaves the model as it was.
     made = []
     for one in found:
-        if one.kind in BRANCHES[branch]:
-            tokens = _tokens(one, position)
-            made.append((one, tokens, _made(kind, tokens, class_token, [tokens.module, one.module, model])))
+        if one.kind not in BRANCHES[branch]:
+            continue
+        tokens: Tokens | None = getattr(one, position)
+        if tokens is None:
+            where = f"in {one.name} ({type(one.module).__name__}) where all tokens of the image pass"
+            possible = ", ".join(repr(place) for place in POSITIONS if getattr(one, place) is not None)
+            raise ValueError(f"there is no {position!r} {where}; there is {possible}")
+        made.append((one, tokens, _made(kind, tokens, class_token, [tokens.module, one.module, model])))
     described = as_edited(model)
     for one, tokens, broadcast in made:
         _insert(model, one, tokens, broadcast)
@@ -101,17 +106,6 @@ class ImageCount:
 
     def __call__(self, module: nn.Module, inputs: tuple) -> None:
         self.count.put(inputs[self.argument].shape[0])
-
-
-def _tokens(branch: Branch, position: str) -> Tokens:
-    tokens = getattr(branch, position)
-    if tokens is None:
-        possible = ", ".join(repr(place) for place in POSITIONS if getattr(branch, place) is not None)
-        raise ValueError(
-            f"there is no {position!r} in {branch.name} ({type(branch.module).__name__}) where all tokens of the image "
-            f"pass; there is {possible}"
-        )
-    return tokens
 
 
 def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn.Module]) -> ContextBroadcast:

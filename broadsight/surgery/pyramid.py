@@ -23,11 +23,6 @@ class Tap:
     def __init__(self, module: str, kind: str = "forward") -> None:
         self.module, self.kind, self.kept = module, kind, Passed()
 
-    def attach(self, model: nn.Module) -> None:
-        module = model.get_submodule(self.module)
-        register = module.register_forward_pre_hook if self.kind == "forward_pre" else module.register_forward_hook
-        register(self)
-
     def detach(self, model: nn.Module) -> None:
         module = model.get_submodule(self.module)
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -182,7 +177,8 @@ def _edit(model: Any, pyramid: Pyramid) -> None:
     if pyramid.indices is not None and has_head and not makes_maps:  # a norm or a hidden layer may be left in it
         model.head = nn.Identity()
     for tap in pyramid.taps:
-        tap.attach(model)
+        module = model.get_submodule(tap.module)
+        (module.register_forward_pre_hook if tap.kind == "forward_pre" else module.register_forward_hook)(tap)
     if pyramid.indices is None and pyramid.taps:
         for child in model.children():
             if hasattr(child, "inplace"):  # it would overwrite the map that is kept from the layer before it

@@ -35,7 +35,14 @@ def test_plot__writes_what_the_name_says(suffix, inference, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_plot__failing_leaves_no_file_and_spares_an_old_one(inference, tmp_path, monkeypatch):
+def test_plot__refuses_or_fails_and_leaves_no_file(inference, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
+        plot(inference, tmp_path / "latency.jpg")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
+        plot(inference, tmp_path / "latency.png")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
     figure = pytest.importorskip("matplotlib.figure")
 
     def fails(self, path: Path, **options) -> None:
@@ -48,12 +55,3 @@ def test_plot__failing_leaves_no_file_and_spares_an_old_one(inference, tmp_path,
         with pytest.raises(OSError, match="disk full"):
             plot(inference, tmp_path / name)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("old.png", "old")]
-
-
-def test_plot__refuses_other_formats_and_a_missing_matplotlib(inference, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
-        plot(inference, tmp_path / "latency.jpg")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r'pip install "broadsight\[plot\]"'):
-        plot(inference, tmp_path / "latency.png")
-    assert list(tmp_path.iterdir()) == []

@@ -50,9 +50,6 @@ def test_measure__rows_of_exported_runtimes(report, kept):
     sizes = {path.suffix: path.stat().st_size for path in kept.iterdir()}
     assert (eager.artefact_bytes, exported.artefact_bytes) == (sizes[".safetensors"], sizes[".pt2"])
     assert eager.artefact_bytes > 4 * eager.params and len(sizes) == 2
-
-
-def test_report__survives_json_and_is_shown(report):
     assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
     text = shown(render(report))
     assert all(word in text for word in ("start-up", "resident", "file", "0.25", "4.0", "folded first"))

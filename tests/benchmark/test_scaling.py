@@ -105,14 +105,6 @@ def test_measure__every_round_runs_every_model_at_every_size(calls):
     assert data.keys() == {"growth_from", "rows", "reports"} and len(data["reports"]) == 3
 
 
-def test_measure__a_size_alone_gives_the_report_of_that_size(calls):
-    (alone,) = benchmark.measure_sizes(["test_resnet"], SETTINGS, [(48, 64)])
-    plain = benchmark.measure(["test_resnet"], dataclasses.replace(SETTINGS, size=(48, 64)))
-    assert alone.settings == plain.settings
-    one, other = (dataclasses.replace(report.rows[0], peak_fraction=0) for report in (alone, plain))  # peaks differ
-    assert one == other
-
-
 def test_measure__a_model_at_many_sizes_holds_its_weights_once(calls):
     measure(["test_resnet", "test_vit"], dataclasses.replace(SETTINGS, rounds=1, warmup=0), ((32, 32), (64, 64)))
     of = {(contender.name, settings.size[0]): contender.model for contender, settings in calls}

@@ -538,7 +538,7 @@ def test_compile__inductor_gives_the_same_numbers(name, kind):
 
 
 @pytest.mark.parametrize(("name", "node"), [("vit", "blocks.1.mlp.fc2"), ("swin", "layers.1.blocks.0.mlp.fc2")])
-def test_fx__features_have_context(name, node):
+def test_fx_and_intermediates__features_have_context(name, node):
     model, x = broadcast(name, "cb", "both"), images(name)
     seen = []
     handle = model.get_submodule(node).register_forward_hook(lambda m, inputs, y: seen.append(y.clone()))
@@ -546,6 +546,11 @@ def test_fx__features_have_context(name, node):
     handle.remove()
     extractor = create_feature_extractor(model, {node: "features"})
     assert_close(extractor(x)["features"], seen[0], tolerance=1e-5)
+    model = broadcast(name, "gate", "both")
+    final, maps = model.forward_intermediates(x)
+    plain = make_model(name).forward_intermediates(x, intermediates_only=True)
+    assert not any(torch.allclose(one, other, rtol=1e-3) for one, other in zip(maps, plain, strict=True))
+    assert_close(model.forward_head(final), model(x), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "stvit_plain"])
@@ -580,15 +585,6 @@ def test_distributed__steps_as_alone(name, one_process):
     for (key, p), (_, q) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         assert_close(p.detach(), q.detach(), key, 1e-4)
     assert all(module.scale.any() for module in layers(model))
-
-
-@pytest.mark.parametrize("name", ["vit", "swin"])
-def test_intermediates__have_context(name):
-    model, x = broadcast(name, "gate", "both"), images(name)
-    final, maps = model.forward_intermediates(x)
-    plain = make_model(name).forward_intermediates(x, intermediates_only=True)
-    assert not any(torch.allclose(one, other, rtol=1e-3) for one, other in zip(maps, plain, strict=True))
-    assert_close(model.forward_head(final), model(x), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -758,12 +754,10 @@ def test_refused__and_left_as_it_was(name, arguments, words):
     untouched(model, lambda model: add_context_broadcast(model, **{**options(name), **arguments}), words)
 
 
-@pytest.mark.parametrize("model", ["test_vit", None, nn.Linear])
-def test_refused__no_model(model):
-    refused(r"^model is a (str|NoneType|type); expected a model, as timm\.create_model", add_context_broadcast, model)
-
-
-def test_returns__the_model_itself():
+def test_refused__no_model_which_is_returned():
+    for model in ("test_vit", None, nn.Linear):
+        words = r"^model is a (str|NoneType|type); expected a model, as timm\.create_model"
+        refused(words, add_context_broadcast, model)
     model = make_model("vit")
     assert add_context_broadcast(model) is model and len(layers(model)) == 2
     assert "ContextBroadcast('cb', dim=32)" in repr(model)

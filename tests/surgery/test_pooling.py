@@ -426,14 +426,6 @@ def test_light__classifies_with_the_averaged_tokens(how):
     assert light.forward_groups(x).tokens is None and light.get_classifier() is light.head.average_classifier
 
 
-@pytest.mark.parametrize("pool", ["gap", "cap", "ga", "vgg", "dft"])
-def test_light__other_pools_have_no_such_form(pool):
-    with pytest.raises(ValueError, match=rf"^light=True with pool='{pool}'; only map and map-light have a light form$"):
-        swap_pool(created("test_resnet"), pool, light=True)
-    model = pooled("test_resnet", pool)
-    refused("light form", model.lighten)
-
-
 # ---- the other pools
 
 
@@ -571,12 +563,18 @@ def test_refused__what_are_no_images(pool, shape):
         refused(words, method, torch.zeros(shape))
 
 
-@pytest.mark.parametrize(("pool", "kind"), [("gap", "AveragePool"), ("vgg", "FlattenPool"), ("dft", "FourierPool")])
-def test_refused__what_a_model_has_not(pool, kind):
+PLAIN = {"gap": "AveragePool", "vgg": "FlattenPool", "dft": "FourierPool"}
+
+
+@pytest.mark.parametrize("pool", [*PLAIN, "cap", "ga"])
+def test_refused__what_a_model_has_not(pool):
     model, x = pooled("test_resnet", pool), images("test_resnet")
-    for call in (lambda: model.forward_groups(x), lambda: model(x, groups=True)):
-        refused(f"^{kind} has no groups of tokens; pool with 'map' or 'ga'$", call)
+    for call in (lambda: model.forward_groups(x), lambda: model(x, groups=True)) if pool in PLAIN else ():
+        refused(f"^{PLAIN[pool]} has no groups of tokens; pool with 'map' or 'ga'$", call)
     refused(r"^ResNet has no set_input_size; create it with img_size=\.\.\.$", model.set_input_size, img_size=64)
+    refused("light form", model.lighten)
+    words = rf"^light=True with pool='{pool}'; only map and map-light have a light form$"
+    refused(words, swap_pool, created("test_resnet"), pool, light=True)
 
 
 def test_fixed_sizes__are_really_refused_elsewhere():
