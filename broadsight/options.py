@@ -340,9 +340,7 @@ class Views(Options):
         (1.0,), "of a dense run: look at images in several sizes, such as 0.75,1,1.25", of=(WHOLE_IMAGES,)
     )
     slide: bool = option(
-        False,
-        "of a run that segments: look through overlapping windows, not at the whole image",
-        of=(SEGMENTERS,),
+        False, "of a run that segments: look through overlapping windows, not at the whole image", of=(SEGMENTERS,)
     )
 
 

@@ -24,9 +24,6 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
 
 from .. import lazy
 
-_PUBLIC = {
-    ".visual.captioned": "CaptionedImage",
-    "page": "render",
-}
+_PUBLIC = {".visual.captioned": "CaptionedImage", "page": "render"}
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

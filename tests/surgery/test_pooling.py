@@ -87,10 +87,7 @@ def test_models__logits_in_train_and_eval(name, model):
 def test_models__every_parameter_receives_a_gradient(name, model):
     """In a loop that knows of the groups, and in one that does not."""
     x = images(name, channels=1)
-    for loss in (
-        lambda: MultiTokenLoss("ce")(model(x, groups=True), torch.tensor([1, 2])),
-        lambda: model(x).sum(),
-    ):
+    for loss in (lambda: MultiTokenLoss("ce")(model(x, groups=True), torch.tensor([1, 2])), lambda: model(x).sum()):
         model.train().zero_grad()
         loss().backward()
         assert without_gradient(model) == []
