@@ -87,8 +87,7 @@ def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
 def build(
     variant: Variant, settings: Settings, rival: type[nn.Module] | None = None, artefacts: "Artefacts | None" = None
 ) -> list[Contender]:
-    """A model under every runtime, exported ones in files that `artefacts` keeps; after the rival's form of its pool,
-    with the same weights, if there is one."""
+    """A model under every runtime; after its pool in the rival's form, with the same weights, if there is one."""
     title = str(variant)
     settings = settings if variant.size is None else replace(settings, size=variant.size)
     model = create(variant, settings)

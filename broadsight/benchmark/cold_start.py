@@ -26,11 +26,10 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class StartUp:
-    """Figures of a fresh process: it imports, loads the artefact, or in torch builds the model and loads its weights,
-    and runs once; compiling included. Of a mapped file only the touched pages count as memory."""
+    """Figures of a fresh process, compiling included. Of a mapped file only the touched pages count as memory."""
 
     import_s: float  # seconds to import this package and the runtime's
-    seconds: float  # from then on to the first answer
+    seconds: float  # from then on, with a model or artefact that is loaded, to the first answer
     resident_bytes: int | None  # largest growth of the resident memory meanwhile; None where the system does not say
 
 

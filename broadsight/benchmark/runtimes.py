@@ -58,7 +58,6 @@ class Artefacts:
         making = ["graph", "preparation", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
         path = self.folder / f"{_key(model, title, images, making)}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
             if int8:
                 source, shape = self.path(name, model, title, images), (8, *images.shape[1:])
                 noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))  # good for nothing but speed

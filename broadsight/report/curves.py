@@ -14,25 +14,17 @@ from .charts import DASHES, Axis, Bar, Chart, Point, Series, axis, finite
 from .colours import LEVELS
 
 _HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped", "val_classes"}
-# Charts of a run's metrics: title, label, limits; and their lines: key, name, colour, dash
+# Charts of a run's metrics: title, label, limits, names of lines; and their lines: key, colour, dash
+_QUALITY = {"val_box_ap": (1, 0), "val_box_ap50": (1, 2), "val_mask_ap": (5, 0), "val_mask_ap50": (5, 2)}
+_QUALITY |= {"val_keypoint_ap": (3, 0), "val_miou": (5, 0), "val_macc": (0, 2)}
+_ACCURACY = {"train_top1": (0, 0), "val_top1": (5, 0), "val_top5": (5, 2)}
 _CURVES = {
-    ("Loss", "loss", None): (("train_loss", "training", 0, 0), ("val_loss", "validation", 5, 0)),
-    ("Accuracy", "accuracy, %", (0.0, 100.0)): (
-        ("train_top1", "training, top-1", 0, 0),
-        ("val_top1", "validation, top-1", 5, 0),
-        ("val_top5", "validation, top-5", 5, 2),
-    ),
-    ("Quality", "%", (0.0, 100.0)): (
-        ("val_box_ap", "box AP", 1, 0),
-        ("val_box_ap50", "box AP50", 1, 2),
-        ("val_mask_ap", "mask AP", 5, 0),
-        ("val_mask_ap50", "mask AP50", 5, 2),
-        ("val_keypoint_ap", "keypoint AP", 3, 0),
-        ("val_miou", "mIoU", 5, 0),
-        ("val_macc", "mAcc", 0, 2),
-    ),
-    ("Learning rate", "learning rate", None): (),
+    ("Loss", "loss", None, "{where}"): {"train_loss": (0, 0), "val_loss": (5, 0)},
+    ("Accuracy", "accuracy, %", (0.0, 100.0), "{where}, {label}"): _ACCURACY,
+    ("Quality", "%", (0.0, 100.0), "{label}"): _QUALITY,
+    ("Learning rate", "learning rate", None, ""): {},
 }
+_WHERE = {"train": "training", "val": "validation"}
 _HUNDRED = tuple(float(tick) for tick in range(0, 101, 20))
 
 Record = Mapping[str, Any]
@@ -52,10 +44,11 @@ def curves(lines: Rows) -> dict[str, Any]:
         return finite([(line["updates"] / scale, line.get(key)) for scale in scales for line in steps])
 
     charts = []
-    for (title, label, within), keys in _CURVES.items():
+    for (title, label, within, name), keys in _CURVES.items():
         series = []
-        for key, name, colour, dash in keys:
-            series.append(Series(name, finite([(line["epoch"], line.get(key)) for line in epochs]), colour, dash))
+        for key, look in keys.items():
+            named = name.format(where=_WHERE[key.partition("_")[0]], label=meaning(_bare(key)).label)
+            series.append(Series(named, finite([(line["epoch"], line.get(key)) for line in epochs]), *look))
         if title == "Loss":
             series.insert(0, Series("during the epoch", during("loss")))
         elif title == "Learning rate":
@@ -82,8 +75,9 @@ def curves(lines: Rows) -> dict[str, Any]:
     # Losses have no unit: what a model is trained by may be the sum of several.
     written = {key: number if key.endswith("loss") else partial(figure, _bare(key)) for key in keys}
     shown = [[number(line["epoch"]), *(write(line.get(key)) for key, write in written.items())] for line in epochs]
-    where = {"train": "training ", "val": "validation "}
-    heads = ["epoch", *(where.get(key.partition("_")[0], "") + meaning(_bare(key)).label for key in keys)]
+    heads = ["epoch"]
+    for key in keys:
+        heads.append(f"{_WHERE.get(key.partition('_')[0], '')} {meaning(_bare(key)).label}".strip())
     return dict(charts=charts, best=best, best_unknown=unknown, heads=heads, numbers=shown)
 
 

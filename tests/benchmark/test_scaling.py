@@ -130,10 +130,6 @@ def test_measure__refuses_before_anything_is_timed(calls):
         measure(["test_resnet", "nest_tiny"], SETTINGS, ((224, 224), (64, 96)))
     with pytest.raises(RuntimeError, match=r"test_vit failed while being prepared: .* \(65\) should be divisible"):
         measure(["test_vit"], SETTINGS, ((64, 64), (64, 65)))
-    with pytest.raises(ValueError, match=r"size=\(0, 0\); expected two positive numbers"):
-        measure(["test_resnet"], SETTINGS, ((64, 64), (0, 0)))
-    with pytest.raises(ValueError, match="size 64x64 is given twice; expected different sizes"):
-        measure(["test_resnet"], SETTINGS, ((64, 64), (32, 32), (64, 64)))
     assert calls == []
 
 
@@ -197,13 +193,6 @@ def test_bench__several_sizes(calls, capsys, tmp_path):
     growth = Growth.from_dict(record)
     assert [found.settings.size for found in growth.reports] == list(SIZES) and growth.growth_from == 32
     assert growth.rows[0].time.value == pytest.approx(1.2)
-
-
-def test_bench__one_size_is_a_plain_report(calls, capsys):
-    code, out, _ = run(capsys, "test_resnet", "--size", "48x64", *QUICK[:-2], "--json")  # without --growth-from
-    record = json.loads(out)
-    assert code == 0 and record.keys() == {"command", "machine", "settings", "rows"}
-    assert Report.from_dict(record).settings.size == (48, 64)
 
 
 @pytest.mark.parametrize(
