@@ -159,7 +159,7 @@ def _label(panel: "Axes", found: Sequence[Point]) -> None:
         look: dict[str, Any] = dict(fontsize=6, color="#444444")
         if point.published.ours:
             look = dict(fontsize=6.5, color="black", fontweight="bold")
-        best: Any = None
+        tried: list[tuple[int, Any, Any]] = []
         for dx, dy in OFFSETS:
             arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999"} if max(abs(dx), abs(dy)) > 12 else None
             look["ha"] = "left" if dx > 0 else "right" if dx < 0 else "center"
@@ -171,12 +171,11 @@ def _label(panel: "Axes", found: Sequence[Point]) -> None:
             clashes = sum(box.overlaps(other) for other in taken)
             clashes += sum(box.contains(*other) for other in where if tuple(other) != tuple(own))
             clashes += box.x0 < panel.bbox.x0 or box.x1 > panel.bbox.x1  # would be cut off
-            if best is not None and clashes >= best[0]:
-                text.remove()
-                continue
-            if best is not None:
-                best[1].remove()
-            best = clashes, text, box
+            tried.append((clashes, text, box))
             if clashes == 0:
                 break
-        taken.append(best[2])
+        _, kept, box = min(tried, key=lambda one: one[0])
+        for _, text, _ in tried:
+            if text is not kept:
+                text.remove()
+        taken.append(box)

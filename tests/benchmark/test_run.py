@@ -159,9 +159,6 @@ def test_report__older_files_are_read(file):
         assert 1 / row.speedup.median == pytest.approx(row.cpu_ratio.median, rel=0.1)
 
 
-# ---- pools
-
-
 PER_GROUP = str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py")
 ONCE = Settings(batch=2, size=(64, 64), rounds=1, warmup=0)
 

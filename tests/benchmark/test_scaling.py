@@ -39,9 +39,6 @@ def report(size, wall, **figures) -> Report:
     return Report(MACHINE | dict(rounds_completed=len(wall)), Settings(batch=1, size=size, rounds=len(wall)), [one])
 
 
-# ---- arithmetic
-
-
 def test_slope__of_an_exact_power_is_its_exponent():
     pixels = [512 * 512, 768 * 768, 1024 * 1024, 1333 * 800]
     assert slope(pixels, [3e-5 * count**1.2 for count in pixels]) == pytest.approx(1.2, abs=1e-12)
@@ -78,9 +75,6 @@ def test_exponents__small_images_do_not_count():
     reports = [report(size, [1.0 * size[0] * size[1]]) for size in ((600, 400), (400, 700), (2048, 128), (64, 64))]
     assert exponents(reports, 512)[0].time.value == pytest.approx(1)  # pixels decide, not sides: 280,000 and 262,144
     assert exponents(reports[:2], 512)[0].time is None
-
-
-# ---- measuring
 
 
 def test_measure__every_round_runs_every_model_at_every_size(calls):
@@ -133,9 +127,6 @@ def test_measure__refuses_before_anything_is_timed(calls):
     assert calls == []
 
 
-# ---- showing
-
-
 def powers(*, growth_from: int = 512) -> Growth:
     reports = [
         report((side, side), [side * side / 1e4 * slow for slow in (0.9, 1, 1.1)], peak_bytes=side * side * 40)
@@ -168,9 +159,6 @@ def test_plot__exponents_stand_in_the_legend(tmp_path):
     with pytest.raises(ValueError, match="expected a name ending in png, svg, pdf"):
         plot(powers(), tmp_path / "growth.txt")
     assert list(tmp_path.iterdir()) == [path]
-
-
-# ---- the command
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:

@@ -107,8 +107,6 @@ def hooks(model: nn.Module) -> dict[str, int]:
     return {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()}
 
 
-# ---- any architecture
-
 WITHOUT = ("regnetx_002", "dla46_c", "mobilenetv3_small_050", "mobilenetv4_conv_small_035")  # any such block
 
 DEFAULT = [
@@ -182,9 +180,6 @@ def assert_learns(name: str, kind: str, branch: str) -> None:
     scales = [module.scale.grad for module in layers(model) if module.scale is not None]
     assert all(gradient.isfinite().all() and gradient.any() for gradient in scales)
     assert len(scales) == (len(layers(model)) if kind == "scaled" else 0) and len(layers(model)) > 0
-
-
-# ---- values: the equations by hooks of our own on a plain model
 
 
 def equation(x: Tensor, kind: str, batch: int, axis: int, class_token: bool) -> Tensor:
@@ -320,9 +315,6 @@ def test_class_token__of_a_distilled_pit_and_none_of_a_swin():
     assert {module.class_token for module in layers(broadcast("swin", "gate", "both"))} == {False}
 
 
-# ---- models of others
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_others__pyramid_with_a_late_class_token(kind, position):
@@ -412,9 +404,6 @@ def test_others__sequences_in_sequences(kind, position):
     assert_close(model(x), by_hand(x), tolerance=1e-10)
 
 
-# ---- weights
-
-
 @pytest.mark.parametrize("name", ["vit", "swin", "mixer", "pvtv2", "local_vit"])
 @pytest.mark.parametrize("position", ["front", "end"])
 @torch.enable_grad()
@@ -455,9 +444,6 @@ def test_weights__half_precision_stays_close():
         half = copy.deepcopy(model).bfloat16()(x.bfloat16())
         assert half.dtype == torch.bfloat16
         assert_close(half.float(), model(x), kind, 0.2)
-
-
-# ---- copies, threads, tools
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
@@ -611,9 +597,6 @@ def renamed(features: nn.Module, whole: nn.Module) -> dict[str, Tensor]:
     return {key: state[known[key]] for key in whole.state_dict() if key in known}
 
 
-# ---- folding, slices, pooling
-
-
 FOLDED = [(name, *how) for name in ("stvit", "emsnet") for how in zip(("cb", "scaled", "gate"), POSITIONS, strict=True)]
 FOLDED += [("stvit_plain", "cb", "end")]
 FOLDED += [
@@ -693,9 +676,6 @@ def test_pooling__before_and_after_are_the_same(name):
     plain = swap_pool(created(name), "map", **settings).eval()
     plain.load_state_dict(first.state_dict())
     assert not torch.allclose(plain(x), first(x), rtol=1e-3)
-
-
-# ---- refused
 
 
 def untouched(model: nn.Module, call: Callable[[nn.Module], object], words: str) -> None:

@@ -48,9 +48,6 @@ def without_gradient(model: nn.Module) -> list[str]:
     return [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
 
 
-# ---- any architecture
-
-
 # Of these the same is known of a relative above, and they take the longest.
 LONG = ("mvitv2_tiny", "hiera_tiny_224", "coatnet_pico_rw_224", "maxvit_tiny_tf_224", "efficientformerv2_s0")
 LONG += ("resmlp_12_224", "fastvit_t8", "tiny_vit_5m_224")
@@ -146,9 +143,6 @@ def test_sizes__models_by_name_take_any_or_the_given_one(name, sizes):
         assert model(torch.randn(1, model.in_chans, *size)).isfinite().all()
 
 
-# ---- weights
-
-
 @pytest.mark.parametrize(
     "name", ["test_resnet", "convnext_atto", "test_vit", "swin_tiny_patch4_window7_224", "densenet121", "tinynet_e"]
 )
@@ -193,8 +187,6 @@ def test_classes__as_the_model_had_or_as_asked(given, asked, expected):
     assert model.num_classes == model.head.num_classes == expected
 
 
-# ---- values
-
 BY_HAND = ["test_resnet", "test_convnext", "test_vit", "swin_tiny_patch4_window7_224", "densenet121", "pit_ti_224"]
 
 
@@ -229,8 +221,6 @@ def test_values__options_reach_the_pool():
     assert chosen.pyramid.channels == (48, 192, 96) and chosen.head.level == 1
     assert pooled("test_convnext", stem="").pyramid.channels == (24, 32, 48, 64)
 
-
-# ---- the timm contract
 
 CONTRACT = ["test_resnet", "test_convnext", "test_vit", "dla46_c"]
 each_contract = pytest.mark.parametrize("name", CONTRACT)
@@ -401,9 +391,6 @@ def test_memory__channels_last_changes_nothing(name):
     assert_close(last(x.contiguous(memory_format=torch.channels_last)), expected, tolerance=1e-4)
 
 
-# ---- light
-
-
 @pytest.mark.parametrize("how", ["map-light", "light=True", "lighten"])
 def test_light__classifies_with_the_averaged_tokens(how):
     full, x = pooled("test_convnext"), images("test_convnext")
@@ -421,9 +408,6 @@ def test_light__classifies_with_the_averaged_tokens(how):
     assert light.head_hidden_size == G * D
     assert light.forward_head(light.forward_features(x), pre_logits=True).shape == (2, G * D)
     assert light.forward_groups(x).tokens is None and light.get_classifier() is light.head.average_classifier
-
-
-# ---- the other pools
 
 
 def test_gap__is_timms_own_model_and_norms_where_that_does():
@@ -491,9 +475,6 @@ def test_plain_pools__every_parameter_receives_a_gradient(name, pool):
     model(images(name)).square().sum().backward()
     assert without_gradient(model) == []
     assert model.has_groups == (pool == "cap")
-
-
-# ---- refused
 
 
 class Plain(nn.Module):

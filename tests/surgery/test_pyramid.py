@@ -25,9 +25,6 @@ def backbone_of(model: nn.Module, **options) -> tuple[nn.Module, Pyramid]:
     return as_backbone(model, pyramid), pyramid
 
 
-# ---- values
-
-
 TAKEN = dict.fromkeys(("test_resnet", "tinynet_e"), (0, 1, 2, 3, 4))
 TAKEN |= dict.fromkeys(("test_convnext", "swin_tiny_patch4_window7_224", "pvt_v2_b0"), (0, 1, 2, 3))
 TAKEN |= {"vit_tiny_patch16_224": (2, 5, 8, 11), "test_vit": (0, 2, 3, 5), "pit_ti_224": (0, 1, 2)}
@@ -98,9 +95,6 @@ def test_maps__gradients_reach_what_they_are_made_of(name):
     assert [key for key, p in model.named_parameters() if p.grad is None] == []
 
 
-# ---- choices
-
-
 @pytest.mark.parametrize("indices", [(1, 3), (0, 2, 4), (3,)])
 def test_indices__chosen_maps_and_nothing_after_them(indices):
     x = images("test_resnet")
@@ -135,9 +129,6 @@ LEVELS += [
 @pytest.mark.parametrize(("sides", "level"), LEVELS)
 def test_level__is_the_last_map_of_the_second_smallest_size(sides, level):
     assert Pyramid((224, 224), 3, sizes=tuple((side, 2 * side) for side in sides)).level == level
-
-
-# ---- what it says about the model
 
 
 @pytest.mark.parametrize(
@@ -193,9 +184,6 @@ def test_in_chans__where_no_convolution_sees_the_image(given):
     assert (pyramid.in_chans, pyramid.channels, pyramid.sizes) == (3, (8,), ((8, 8),))
     x = torch.randn(2, 3, 16, 24)
     assert_equal(pyramid(model, x), [model.forward_features(x)])
-
-
-# ---- the model itself
 
 
 def state(model: nn.Module) -> list:
@@ -304,9 +292,6 @@ def test_copies__listen_to_their_own_model(name, copied):
     assert not any(torch.equal(one, two) for one, two in zip(changed, expected, strict=True))
     assert_equal(pyramid(model, x), expected)
     assert all(tap.kept.get() is None for tap in pyramid.taps)  # passes leave nothing behind
-
-
-# ---- refused
 
 
 class Plain(nn.Module):
