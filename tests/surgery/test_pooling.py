@@ -187,23 +187,32 @@ def test_classes__as_the_model_had_or_as_asked(given, asked, expected):
     assert model.num_classes == model.head.num_classes == expected
 
 
-BY_HAND = ["test_resnet", "test_convnext", "test_vit", "swin_tiny_patch4_window7_224", "densenet121", "pit_ti_224"]
+SIZES = dict(level=3, dim=48, groups=2, tokens=4, heads=4, attn_dim=24, mlp_ratio=2)
+ONE_TOKEN = dict(groups=1, tokens=1, mean_token=False, gram=False, classifier="linear")
+BY_HAND = [(name, "map", {}, SIZES) for name in ("test_resnet", "test_convnext", "test_vit", "densenet121")]
+BY_HAND += [("swin_tiny_patch4_window7_224", "map", {}, SIZES), ("pit_ti_224", "map", {}, SIZES | dict(level=2))]
+BY_HAND += [("test_resnet", "ga", dict(groups=3), SIZES | dict(groups=3, tokens=1, mean_token=False))]
+for heads, expected in ((None, 8), (16, 16)):  # class attention on the last map
+    of_cap = dict(level=-1, dim=512, heads=expected, mlp_ratio=2, mlp_groups=1)
+    BY_HAND.append(("resnet10t", "cap", dict(heads=heads), ONE_TOKEN | of_cap))
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_values__are_the_pools_on_the_models_maps(name):
-    model, x = pooled(name), images(name)
+@pytest.mark.parametrize(("name", "pool", "options", "arguments"), BY_HAND)
+def test_values__are_the_pools_on_the_models_maps(name, pool, options, arguments):
+    model, x = pooled(name, pool, **options), images(name)
     maps = model.pyramid(model.backbone, x)
-    level = {"pit_ti_224": 2}.get(name, 3)
-    pool = MultiTokenPool(
-        [m.shape[1] for m in maps], CLASSES, level=level, dim=48, groups=2, tokens=4, heads=4, attn_dim=24, mlp_ratio=2
-    )
-    pool.load_state_dict(model.head.state_dict())
-    pool.eval()
-    assert torch.equal(model(x), pool(maps))
-    for got, expected in zip(model.forward_groups(x, per_token=True), pool.forward_groups(maps, True), strict=True):
+    by_hand = MultiTokenPool([m.shape[1] for m in maps], CLASSES, **arguments).eval()
+    by_hand.load_state_dict(model.head.state_dict())
+    assert torch.equal(model(x), by_hand(maps))
+    groups = model.forward_groups(x, per_token=True)
+    for got, expected in zip(groups, by_hand.forward_groups(maps, True), strict=True):
         assert (got is None and expected is None) or torch.equal(got, expected)
-    assert_close(model(x), model.forward_groups(x).tokens.mean(1), tolerance=1e-5)
+    assert_close(model(x), groups.tokens.mean(1), tolerance=1e-5)
+    assert groups.per_token.shape == (2, arguments["groups"], arguments["tokens"], CLASSES)
+    assert (groups.average is None) == (pool != "map") and model.head.blocks[0].heads == arguments["heads"]
+    if pool == "cap":
+        last = created(name).forward_features(x)
+        assert model.head.merge is None and torch.equal(model.forward_features(x), last) and torch.equal(maps[0], last)
 
 
 def test_values__options_reach_the_pool():
@@ -424,32 +433,6 @@ def test_gap__is_timms_own_model_and_norms_where_that_does():
     mean = whole.forward_features(x).mean((2, 3))
     normed = F.layer_norm(mean, mean.shape[1:], whole.head.norm.weight, whole.head.norm.bias, 1e-6)
     assert_close(model.forward_head(model.forward_features(x), pre_logits=True), normed, tolerance=1e-5)
-
-
-@pytest.mark.parametrize(("heads", "expected"), [(None, 8), (16, 16)])
-def test_cap__is_class_attention_on_the_last_map(heads, expected):
-    model, x = pooled("resnet10t", "cap", heads=heads), images("resnet10t")
-    last = created("resnet10t").forward_features(x)
-    one_token = dict(groups=1, tokens=1, mean_token=False, gram=False, classifier="linear")
-    sizes = dict(level=-1, dim=512, heads=expected, mlp_ratio=2, mlp_groups=1)
-    pool = MultiTokenPool([512], CLASSES, **one_token, **sizes).eval()
-    pool.load_state_dict(model.head.state_dict())
-    assert model.head.blocks[0].heads == expected and model.head.merge is None
-    assert torch.equal(model.forward_features(x), last)
-    assert torch.equal(model(x), pool([last]))
-    assert model.forward_groups(x).average is None
-
-
-def test_ga__is_groups_of_one_token():
-    model, x = pooled("test_resnet", "ga", groups=3), images("test_resnet")
-    maps = model.pyramid(model.backbone, x)
-    sizes = dict(level=3, dim=48, groups=3, tokens=1, mean_token=False, heads=4, attn_dim=24, mlp_ratio=2)
-    pool = MultiTokenPool([m.shape[1] for m in maps], CLASSES, **sizes).eval()
-    pool.load_state_dict(model.head.state_dict())
-    assert torch.equal(model(x), pool(maps))
-    groups = model.forward_groups(x, per_token=True)
-    assert groups.tokens.shape == (2, 3, CLASSES) and groups.average is None
-    assert groups.per_token.shape == (2, 3, 1, CLASSES)
 
 
 @pytest.mark.parametrize(("pool", "kind"), [("vgg", FlattenPool), ("dft", FourierPool)])
