@@ -194,7 +194,7 @@ def test_pools__training_takes_the_groups(monkeypatch):
     assert rows[0].saved_ratio == 1 and rows[1].saved_ratio == rows[1].saved_bytes / rows[0].saved_bytes
 
 
-def test_head_only__maps_of_the_backbone():
+def test_head_only__maps_of_the_backbone_and_none_of_its_costs():
     settings = dataclasses.replace(ONCE, head_only=True, size=(64, 96), train=True)
     (contender,) = build(Variant("test_resnet", "map"), settings)
     maps = []
@@ -207,13 +207,9 @@ def test_head_only__maps_of_the_backbone():
     own = list(contender.model.parameters())
     assert sum(p.numel() for p in own) == sum(p.numel() for p in model.head.parameters())
     assert all(p.grad is not None for p in own)
-
-
-def test_head_only__no_pool_no_backbone_in_the_figures():
     pooled = dataclasses.replace(ONCE, pools=("map",))
-    whole, alone = (
-        measure(["test_resnet"], one).rows[0] for one in (pooled, dataclasses.replace(pooled, head_only=True))
-    )
+    (whole,) = measure(["test_resnet"], pooled).rows
+    (alone,) = measure(["test_resnet"], dataclasses.replace(pooled, head_only=True)).rows
     assert alone.params < whole.params and alone.macs < whole.macs
     assert alone.launches > 10 and whole.launches is None
 
@@ -238,25 +234,18 @@ def test_against__same_weights_first_and_the_yardstick_of_its_pool(options):
         assert ours.saved_ratio == (ours.saved_bytes / theirs.saved_bytes if settings.train else None)
 
 
-def test_against__refuses_another_result(tmp_path):
-    file = tmp_path / "wrong.py"
-    source = Path(PER_GROUP).read_text()
-    assert source.count("attn.softmax(-1)") == 1
-    file.write_text(source.replace("attn.softmax(-1)", "attn.sigmoid()"))
-    settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file))
-    with pytest.raises(RuntimeError, match=r"test_resnet \+ map failed .* outputs differ by up to"):
-        measure(["test_resnet"], settings)
-
-
 RIVALS = {"x = 1": "defines no module class PerGroupPool", "import no_such": "cannot be imported: ModuleNotFoundError"}
+OTHER = Path(PER_GROUP).read_text().replace("attn.softmax(-1)", "attn.sigmoid()")
+RIVALS[OTHER] = r"test_resnet \+ map failed .* outputs differ by up to"
 
 
-@pytest.mark.parametrize(("source", "message"), RIVALS.items())
-def test_against__refuses_other_files(source, message, tmp_path):
+@pytest.mark.parametrize("source", RIVALS, ids=["nothing", "broken", "other"])
+def test_against__refuses_other_files_and_results(source, tmp_path):
     file = tmp_path / "rival.py"
     file.write_text(source)
-    with pytest.raises(ValueError, match=message):
-        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file)))
+    settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file))
+    with pytest.raises(RuntimeError if source == OTHER else ValueError, match=RIVALS[source]):
+        measure(["test_resnet"], settings)
 
 
 def test_against_and_light__refuse_pools_without_groups():
