@@ -94,40 +94,35 @@ def exponents(reports: Sequence[Report], growth_from: int) -> list[GrowthRow]:
     counted = [report for report in reports if math.prod(report.settings.size) >= growth_from**2]
     pixels = [math.prod(report.settings.size) for report in counted]
 
-    def over_rounds(samples: list[list[float]]) -> Exponent | None:
-        slopes = [found for times in zip(*samples, strict=True) if (found := slope(pixels, times)) is not None]
+    def exponent(samples: list[Any]) -> Exponent | None:
+        """Of costs by size, and for each size by round."""
+        slopes = [found for costs in zip(*samples, strict=True) if (found := slope(pixels, costs)) is not None]
         return Exponent(statistics.median(slopes), *median_interval(slopes)) if slopes else None
-
-    def exact(values: list[int | None]) -> Exponent | None:
-        known = [value for value in values if value is not None]
-        found = slope(pixels, known) if len(known) == len(values) else None
-        return None if found is None else Exponent(found, found, found)
 
     rows = []
     for place, first in enumerate(reports[0].rows):
         mine = [report.rows[place] for report in counted]
-        time = over_rounds([row.wall_samples_ms for row in mine])
-        cpu_time = over_rounds([row.cpu_samples_ms for row in mine])
-        memory, macs = exact([row.peak_bytes for row in mine]), exact([row.macs for row in mine])
-        rows.append(GrowthRow(first.model, first.runtime, first.params, time, cpu_time, memory, macs))
+        times = exponent([row.wall_samples_ms for row in mine]), exponent([row.cpu_samples_ms for row in mine])
+        exact = exponent([[row.peak_bytes] for row in mine]), exponent([[row.macs] for row in mine])
+        rows.append(GrowthRow(first.model, first.runtime, first.params, *times, *exact))
     return rows
 
 
-def slope(pixels: Sequence[int], values: Sequence[float]) -> float | None:
-    """Slope of the least-squares line of log(value) over log(pixels); None without two sizes or with a value that is
-    not positive."""
-    if len(set(pixels)) < 2 or min(values) <= 0:
+def slope(pixels: Sequence[int], values: Sequence[float | None]) -> float | None:
+    """Slope of the least-squares line of log(value) over log(pixels); None without two sizes and positive values."""
+    known = [value for value in values if value is not None and value > 0]
+    if len(set(pixels)) < 2 or len(known) < len(values):
         return None
-    x, y = [math.log(count) for count in pixels], [math.log(value) for value in values]
+    x, y = [math.log(count) for count in pixels], [math.log(value) for value in known]
     return statistics.linear_regression(x, y).slope
 
 
 def render(growth: Growth) -> Table:
     """Make a table with one row per candidate: time and memory at every size, and the exponents."""
+    first = growth.growth_from
     about = (
         f"{caption(growth.reports[0])}\n± is the inter-quartile range; MB at the worst moment of a call beyond weights "
-        "and images\nexponents in pixels, from "
-        f"{growth.growth_from}x{growth.growth_from} up: median of the rounds' slopes and where it lies"
+        f"and images\nexponents in pixels, from {first}x{first} up: median of the rounds' slopes and where it lies"
     )
     headings = ["params\nM"]
     for report in growth.reports:
@@ -153,19 +148,21 @@ def plot(growth: Growth, path: str | Path) -> None:
         if not ticks or count > 1.1 * max(ticks):  # the names of nearly equal sizes would overlap
             ticks[count] = _size(report)
     several = len({row.runtime for row in growth.rows}) > 1
-    for place, row in enumerate(growth.rows):
-        found = [report.rows[place] for report in reports]
-        name = f"{row.model} ({row.runtime})" if several else row.model
-        look: dict[str, Any] = dict(color=PALETTE[place % len(PALETTE)], marker="o", markersize=4)
-        look["linestyle"] = STYLES[place // len(PALETTE) % len(STYLES)]
-        for panel, values, exponent in (
-            (panels[0], [one.wall_ms.median for one in found], row.time),
-            (panels[1], [math.nan if one.peak_bytes is None else one.peak_bytes / 1e6 for one in found], row.memory),
-        ):
-            label = f"{name}: {'-' if exponent is None else f'{exponent.value:.2f}'}"
-            panel.plot(pixels, values, label=label, **look)
-    labels = f"time, ms per batch of {reports[0].settings.batch}", "peak memory, MB"
-    for panel, label in zip(panels, labels, strict=True):
+    for panel, label, cost, exponent in (
+        (panels[0], f"time, ms per batch of {reports[0].settings.batch}", lambda one: one.wall_ms.median, "time"),
+        (
+            panels[1],
+            "peak memory, MB",
+            lambda one: math.nan if one.peak_bytes is None else one.peak_bytes / 1e6,
+            "memory",
+        ),
+    ):
+        for place, row in enumerate(growth.rows):
+            name, found = f"{row.model} ({row.runtime})" if several else row.model, getattr(row, exponent)
+            look: dict[str, Any] = dict(color=PALETTE[place % len(PALETTE)], marker="o", markersize=4)
+            look["linestyle"] = STYLES[place // len(PALETTE) % len(STYLES)]
+            look["label"] = f"{name}: {'-' if found is None else f'{found.value:.2f}'}"
+            panel.plot(pixels, [cost(report.rows[place]) for report in reports], **look)
         panel.set(xscale="log", yscale="log", xlabel="image, on a scale of pixels", ylabel=label)
         panel.set_xticks(list(ticks), list(ticks.values()), rotation=45, ha="right", minor=False)
         panel.set_xticks([], minor=True)

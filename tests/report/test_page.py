@@ -20,25 +20,6 @@ from .reading import of_class, read, section, text
 NASTY = '<b>&"x"</b><script>alert(1)</script>'
 BIN = dict(low=0.5, high=1.0, count=10, confidence=80.0, accuracy=70.0)
 IMAGE = CaptionedImage(Image.new("RGB", (8, 8), "teal"), "cat taken for dog\n97 % sure", "a cat")
-# What makes each section appear: keys of the record, or arguments
-DATA = {
-    "figures": dict(figures={"top1": 50.0}),
-    "twins": dict(twins=[{"title": "twin", "top1": 50.0}]),
-    "beside": dict(beside=[{"title": "resnet18", "figures": {"top1": 40.0}}]),
-    "class_figures": dict(class_figures=[{"name": "cat", "objects": 2, "box_ap": 50.0}]),
-    "per_class": dict(per_class=[{"class": "cat", "images": 2, "recall": 50.0}]),
-    "confusion": dict(confusion=[[1, 1], [0, 2]], classes=["cat", "dog"]),
-    "calibration": dict(calibration={"ece": 10.0, "bins": [BIN]}),
-    "suites": dict(suites=[{"name": "blur", "rows": [{"case": "blur", "at": 1, "top1": 40.0, "images": 3}]}]),
-    "skipped": dict(skipped={"a.jpg": "cut short"}),
-    "facts": dict(facts=[{"group": "Data", "rows": [["classes", "2"]]}]),
-}
-ARGUMENTS = {
-    "curves": dict(curves=[{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, "val_loss": 1.0}]),
-    "mistakes": dict(mistakes=[IMAGE]),
-    "samples": dict(samples=[IMAGE]),
-    "findings": dict(findings=[IMAGE]),
-}
 
 
 def whole_record(name: str = "cat") -> dict:
@@ -72,6 +53,12 @@ def whole_record(name: str = "cat") -> dict:
         commit=name,
         seed=0,
     )
+
+
+# What makes each section appear: keys of the record, or arguments
+DATA = {key: {key: whole_record()[key]} for key in whole_record().keys() & SECTIONS.keys()}
+ARGUMENTS = {key: {key: [IMAGE]} for key in ("mistakes", "samples", "findings")}
+ARGUMENTS["curves"] = dict(curves=[{"kind": "epoch", "epoch": 1, "updates": 3, "train_loss": 1.0, "val_loss": 1.0}])
 
 
 def whole(name: str = "cat") -> str:

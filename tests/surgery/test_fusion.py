@@ -66,7 +66,6 @@ def test_fuse__of_a_batch_stored_and_again(model, fused):
 
 
 @each_kind
-@torch.enable_grad()
 def test_fuse__leaves_the_model_alone(name):
     model = randomize(shallow(name)).train()
     state, modules = deepcopy(model.state_dict()), [type(module) for module in model.modules()]
@@ -77,7 +76,6 @@ def test_fuse__leaves_the_model_alone(name):
     assert all(p.requires_grad for p in model.parameters())
 
 
-@torch.enable_grad()
 def test_fuse__leaves_no_norm_that_could_be_folded(model, fused):
     # In STViT's stem the norm follows the activation, and the next convolution pads after it.
     kept = [f"stem.norm{i}" for i in (1, 2, 3, 4)] if isinstance(model, STViT) else []
