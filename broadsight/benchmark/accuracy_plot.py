@@ -12,7 +12,7 @@ import yaml
 
 from ..models import FAMILIES
 from ..papers.verify import SOURCES, printed_of_models
-from ..visual.plots import PALETTE, new_figure, plot_format, save
+from ..visual.plots import PALETTE, new_figure, save
 from .candidates import name_and_size
 from .report import headline, is_int8
 from .run import Report, Row
@@ -102,7 +102,6 @@ def check(names: Sequence[str], size: tuple[int, int]) -> None:
 
 def plot(reports: Sequence[Report], path: str | Path) -> None:
     """Draw top-1 over latency into a png, svg or pdf file: in eager torch, and in each model's fastest runtime."""
-    plot_format(path)
     best, missing = points(reports)
     if not best:
         raise ValueError(f"no published top-1 at its size for any of {', '.join(missing)}: there is nothing to draw")

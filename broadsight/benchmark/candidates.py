@@ -124,8 +124,7 @@ def build(
                     calls = _calls(form.train(settings.train), runtime, inputs, labels, grouped)
                     made.append(Contender(name, runtime, form, macs[name], *calls, variant, size, weights))
                     continue
-                if artefacts is None:
-                    raise ValueError(f"runtime {runtime!r} without a folder for its files; pass artefacts")
+                assert artefacts is not None
                 opened = artefacts.open(runtime, model, name, inputs[0])
                 calls = (lambda run=opened.run: torch.from_numpy(run())), opened.run
                 exported = opened.path, opened.difference

@@ -15,7 +15,6 @@ from broadsight.benchmark.cold_start import StartUp
 from broadsight.benchmark.report import render
 from broadsight.benchmark.run import Report, Settings, measure
 from broadsight.benchmark.runtimes import Artefacts, file_bytes
-from broadsight.benchmark.settings import RUNTIMES
 from broadsight.deployment.formats import runtimes
 
 from .conftest import shown
@@ -33,12 +32,6 @@ def report(kept) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start_up, "measure", lambda contender, settings, artefact: StartUp(1.5, 0.25, 4_000_000))
         return measure(["test_resnet"], QUICK, artefacts=kept)
-
-
-def test_runtimes__every_one_has_a_format():
-    assert ("eager", "compile", *runtimes()) == RUNTIMES
-    assert {name for name, _ in runtimes().values()} <= set(exported_runtimes.FORMATS)
-    assert all(exported_runtimes.FORMATS[name].int8 for name, int8 in runtimes().values() if int8)
 
 
 def test_measure__rows_of_exported_runtimes(report, kept):
