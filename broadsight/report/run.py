@@ -15,6 +15,7 @@ from ..data.normalising import Normalise
 from ..data.seeds import seed_everything
 from ..data.sources import Splits
 from ..dense.coco_results import write_results
+from ..dense.scoring import defined, why_missing
 from ..evaluation import dense as dense_evaluation
 from ..evaluation.classification import figures, most_confident_mistakes
 from ..evaluation.dense import DenseEvaluation
@@ -28,10 +29,11 @@ from ..runs.opening import is_dense
 from ..training.augmentation import BatchAugmentation, transforms_of
 from ..training.recipes import Recipe
 from ..training.records import check_records
-from ..training.run_folder import REPORT, WEIGHTS, RunFolder, is_run, write_page
+from ..training.run_folder import CLASSES_JUDGED, REPORT, WEIGHTS, RunFolder, is_run, over_classes, write_page
 from ..training.settings import title
 from ..visual.captioned import CaptionedImage
-from . import dense
+from ..visual.metrics import GOALS, HEADLINES, label, meaning
+from ..visual.words import percent
 from .page import render
 
 EVALUATION, PREDICTIONS, RESULTS = "evaluation.json", "predictions.csv", "results.json"
@@ -54,7 +56,7 @@ def write_evaluation(evaluation: Any, folder: Path | None) -> Any:
     record = dense_evaluation.record_of(evaluation) if is_dense else record_of(evaluation)
     if folder is not None:
         if is_dense:
-            page = render(dense.page_of(record), findings=evaluation.shown)
+            page = render(_dense_page_of(record), findings=evaluation.shown)
         else:
             page = render(page_of(record), mistakes=mistakes(evaluation.results[0]))
         try:
@@ -93,7 +95,7 @@ def report_run(
     if asked and is_dense_run:
         options: dict[str, Any] = dict(workers=workers, device=device)
         found = dense_evaluation.evaluate_dense(Request(str(path), **options, command=run["command"]))
-        record, images = dense.page_of(dense_evaluation.record_of(found)), dict(findings=found.shown)
+        record, images = _dense_page_of(dense_evaluation.record_of(found)), dict(findings=found.shown)
     elif asked:
         classifier = open_classifier(path, device=device)
         splits = splits or own_splits(classifier)
@@ -101,7 +103,7 @@ def report_run(
         record = page_of(record_of(evaluation))
         images = dict(mistakes=mistakes(evaluation.results[0]), samples=samples(classifier, splits))
         del record["asked"]
-    about = dense.about_run(config, epochs, seconds) if is_dense_run else _about(run, epochs, seconds)
+    about = _about_dense(config, epochs, seconds) if is_dense_run else _about(run, epochs, seconds)
     record |= {
         **about,
         "kind": "run",
@@ -197,6 +199,60 @@ def _about(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], seconds:
     rows += [["took", f"{seconds / 60:.1f} minutes"]] if seconds is not None else []
     about = f"{title(settings)} on {settings['data']}"
     return dict(title=about, subtitle=text, facts=[{"group": "Run", "rows": rows}])
+
+
+def _dense_page_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the record of an evaluation into that of a report."""
+    task, scores, data = record["task"], record["figures"], record["data"]
+    goal, place = GOALS[task], data.get("place") or data.get("val")
+    names = [name for name in HEADLINES[task] if name in scores]
+    there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
+    over = over_classes(there, classes).strip()
+    asked = [f"{data['images']:,} images of {place}"]
+    asked += ["mirrored as well"] * record["views"]["flip"] + ["by windows"] * record["views"]["slide"]
+    if record["views"]["scales"] != [1.0]:
+        asked.append(f"scales {', '.join(f'{scale:g}' for scale in record['views']['scales'])}")
+    absent = dict(record["absent"])
+    if scores.get(goal) is None:
+        absent["figures"] = f"{meaning(goal).label} {why_missing(goal, there)}"
+    latency = f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"
+    device = f"{record['device']}, threads: {record['threads']}"
+    rows = [["data", str(place)], ["time of an image", latency], ["device", device]]
+    return {
+        "title": record["model"]["title"],
+        "kind": "evaluation",
+        "subtitle": "; ".join(asked),
+        "headline": [
+            {"label": meaning(name).label, "value": percent(scores[name])} | ({"note": over} if name != "aacc" else {})
+            for name in names
+        ],
+        "figures": defined(scores),
+        "absent": absent,
+        "class_figures": record["per_class"],
+        "parameters": record["model"]["parameters"],
+        "notes": [*record["notes"], *(["interrupted: not all images were asked about"] * record["interrupted"])],
+        "facts": [{"group": "Evaluation", "rows": rows}],
+        **{key: record[key] for key in ("skipped", "command", "versions", "commit")},
+    }
+
+
+def _about_dense(
+    config: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], seconds: float | None
+) -> dict[str, Any]:
+    """Title, subtitle and facts of the report of a run, from its configuration and the metrics of its epochs."""
+    run = config["broadsight"]
+    settings, recipe = run["settings"], run["recipe"]
+    rows = [["data", str(settings["data"])], ["head", settings["head"]], ["neck", settings["neck"]]]
+    rows += [[name.replace("_", " "), str(recipe[name])] for name in ("epochs", "batch_size", "image_size", "lr")]
+    rows += [["minutes", f"{seconds / 60:.1f}"]] if seconds else []
+    last = epochs[-1] if epochs else {}
+    goal, text = label(run["goal"]), f"{len(epochs)} of {recipe['epochs']} epochs"
+    if last.get("best") is not None:
+        text += f"; best {goal} {last['best']:.1f} %{over_classes(last.get(CLASSES_JUDGED), config['num_classes'])}"
+    elif "best" in last:
+        text += f"; no epoch has a {goal} to be compared by, so the model of the last one is kept"
+    title = f"{settings['head']} with {settings['model']} on {settings['data']}"
+    return dict(title=title, subtitle=text, facts=[{"group": "Training", "rows": rows}])
 
 
 def _twins(path: Path) -> list[dict[str, Any]]:
