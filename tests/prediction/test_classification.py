@@ -151,15 +151,7 @@ def test_predict__grey_models_see_grey(images, tmp_path):
     (found,) = predict_images(grey, Unlabelled(images[:1]))
     compare(found, by_hand(grey, noise(0).convert("L")))
     four = dataclasses.replace(grey, transforms=dataclasses.replace(grey.transforms, channels=4))
-    assert "images of 4 channels" in refusal(lambda: predict_images(four, Unlabelled(images[:1])))
-
-
-def test_predict__refuses_before_the_first_image(classifier):
-    for option, least in (("top", 1), ("batch", 1), ("workers", 0)):
-        said = refusal(
-            lambda option=option, least=least: predict_images(classifier, Unlabelled([]), **{option: least - 1})
-        )
-        assert said == f"--{option} {least - 1}; expected {least} or more"
+    assert "images of 4 channels" in refusal(lambda: next(predict_images(four, Unlabelled(images[:1]))))
 
 
 def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, images):
@@ -361,6 +353,7 @@ def test_command__refuses_before_the_model_is_opened(ask, images, monkeypatch):
         (["gone.png", "0.png"], "no such file or folder: gone.png (1 of 2 given)"),
         ([], "no images given; expected files, folders, quoted patterns, or a --list of files"),
         (["0.png", "--top", "0"], "--top 0; expected 1 or more; see `broadsight predict --help`"),
+        (["0.png", "--batch", "0"], "--batch 0; expected 1 or more; see `broadsight predict --help`"),
         (["0.png", "--threads", "0"], "--threads 0; expected 1 or more; see `broadsight predict --help`"),
         (["--csv", "1.png", "0.png"], "--csv 1.png, which is named like an image; put --csv last, or write --csv=FILE"),
         (["0.png", "--csv", "--json"], "--csv and --json both to the terminal; expected different files"),
