@@ -25,9 +25,6 @@ _MARKS = re.compile(r"([\\`*_\[\]<>#|~&@$]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
 _NO_FILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u2028-\u202e\u2066-\u2069]')
 
 
-# --- CSV -----------------------------------------------------------------------------------------------------------
-
-
 class CsvRows:
     """Writes rows of a CSV file for programs and spreadsheets alike.
 
@@ -58,9 +55,6 @@ def csv_text(cell: str) -> str:
     return _QUOTED_FORMULA.sub("", cell)
 
 
-# --- Markdown ------------------------------------------------------------------------------------------------------
-
-
 def markdown(text: object) -> str:
     """Any text as one line of Markdown without links, HTML or further columns."""
     return _MARKS.sub(r"\\\1", printable(str(text)))
@@ -69,23 +63,25 @@ def markdown(text: object) -> str:
 def markdown_code(text: object) -> str:
     """The same as inline code; not for tables, where a bar would end the column."""
     text = printable(str(text))
-    marks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    marks = _fence(text)
     space = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") or not text else ""
     return f"{marks}{space}{text}{space}{marks}"
 
 
 def markdown_block(text: str) -> list[str]:
     """The lines of a code block for any text."""
-    marks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    marks = max(_fence(text), "```", key=len)
     return [f"{marks}text", *map(printable, text.split("\n")), marks]
+
+
+def _fence(text: str) -> str:
+    """More backticks than the text has in a row."""
+    return "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def address(path: str) -> str:
     """A relative path as the address of a link in Markdown or HTML."""
     return quote(os.fsencode(path), safe="/")
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
 
 
 def file_stem(name: str, otherwise: str = "image") -> str:

@@ -18,24 +18,29 @@ def turn(name: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
+def ranks(turns: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The place (N,) of each sample within its class, by turn."""
+    order, counts = np.lexsort((turns, labels)), np.bincount(labels)
+    found = np.empty(len(labels), np.int64)
+    found[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]
+    return found
+
+
 def stratified(
     names: Sequence[str], classes: Sequence[Sequence[int]], fraction: float, seed: int, sizes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Which of N images to hold out, (N,) of booleans; each may show several classes or none.
+    """Which of N images to hold out, (N,) of booleans, in the order of the hashes of their names.
 
-    Of every class a fraction is held out, at least one image and never the last, the rarest class first; more than the
-    fraction where the classes need it. A class is still missed if it is in a single image, or only in images that other
-    classes cannot lose; see `missed`.
-
-    Args:
-        names: Of the images; their hashes give the order.
-        classes: The classes in each image.
-        sizes: The weight of each image, (N,); 1 if None.
+    Each may show several classes or none, and has a weight in `sizes`. Of every class a fraction is held out, at least
+    one image and never the last, the rarest class first; more than the fraction where the classes need it. A class is
+    still missed if it is in a single image, or only in images that other classes cannot lose; see `missed`.
     """
     sets, count = _sets(classes)
     sizes = np.ones(len(names)) if sizes is None else np.asarray(sizes, float)
     best, fewest = np.zeros(len(names), bool), count + 1
-    reachable = _reachable(sets, count)
+    numbers = np.array([len(some) for some in _images_of(sets, count)], np.int64)
+    # some image could be held out for them: none of what it shows is in that image alone
+    reachable = {one for shown in sets if (numbers[shown] > 1).all() for one in shown.tolist()}
     for attempt in range(ORDERS if len(names) < MANY else FEW_ORDERS):
         turns = [turn(name, seed) if not attempt else turn(f"{attempt}/{name}", seed) for name in names]
         held = _held(np.argsort(np.array(turns, np.uint64), kind="stable"), sets, count, fraction, sizes)
@@ -51,7 +56,7 @@ def missed(classes: Sequence[Sequence[int]], held: np.ndarray) -> tuple[list[int
     """The classes that no held-out image shows: those in a single image, and those in several."""
     sets, count = _sets(classes)
     images, there = _images_of(sets, count), _shown(sets, held)
-    lost = [one for one in range(count) if len(images[one]) and one not in there]
+    lost = [one for one in range(count) if images[one] and one not in there]
     return [one for one in lost if len(images[one]) == 1], [one for one in lost if len(images[one]) > 1]
 
 
@@ -99,12 +104,6 @@ def _images_of(sets: list[np.ndarray], count: int, order: np.ndarray | None = No
         for one in sets[image].tolist():
             images[one].append(image)
     return images
-
-
-def _reachable(sets: list[np.ndarray], count: int) -> set[int]:
-    """Classes that some image could be held out for: none of what it shows is in that image alone."""
-    numbers = np.array([len(some) for some in _images_of(sets, count)], np.int64)
-    return {one for shown in sets if (numbers[shown] > 1).all() for one in shown.tolist()}
 
 
 def _shown(sets: list[np.ndarray], held: np.ndarray) -> set[int]:

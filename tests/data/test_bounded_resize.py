@@ -5,9 +5,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
-from broadsight.data import bounded_resize
-from broadsight.data.bounded_resize import BoundedResize
-from broadsight.data.loading import Transforms
+from broadsight.data import loading
+from broadsight.data.loading import BoundedResize, Transforms
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -22,8 +21,8 @@ def test_cropped_first_is_as_resized_first(monkeypatch, mode, size, side, crop):
     resize, middle = Resize(side, InterpolationMode(mode)), CenterCrop(crop)
     image = noise(*size)
     usual = np.asarray(middle(resize(image))).astype(int)
-    monkeypatch.setattr(bounded_resize, "MOST_PIXELS", 0)
-    monkeypatch.setattr(bounded_resize, "MOST_CROPS", 0)
+    monkeypatch.setattr(loading, "MOST_PIXELS", 0)
+    monkeypatch.setattr(loading, "MOST_CROPS", 0)
     part = BoundedResize(resize, crop)(image)
     assert max(part.size) <= crop
     found = np.asarray(middle(part)).astype(int)
@@ -53,4 +52,4 @@ def test_transforms__narrow_images_take_no_more_memory_than_others(monkeypatch, 
         assert tuple(image.shape) == (3, 224, 224)
         if not training and crop_pct <= 1:
             assert [int(channel.float().mean().round()) for channel in image] == [10, 200, 30]
-    assert largest and max(largest) <= bounded_resize.MOST_PIXELS
+    assert largest and max(largest) <= loading.MOST_PIXELS

@@ -21,11 +21,7 @@ from .coco_masks import MaskPool
 from .sample_table import Names
 from .walking import missing_files
 
-NO_AREA = "annotations of no area inside of their image dropped"
 NO_MASK = "annotations without a mask dropped"
-CLIPPED = "boxes that reached out of their image clipped to it"
-CROWD = "crowds, which nothing is learned from"
-MARKED = 'annotations marked "ignore", which COCO does not know, taken as any other'
 
 
 class CocoDataset(Dataset):
@@ -36,11 +32,8 @@ class CocoDataset(Dataset):
     occurs in every large data set is repaired, with a line in `notes`. Crowds and images without objects are kept.
 
     Args:
-        annotations: The JSON file.
         images: The folder that its file names start from; looked for around the file if not given.
         masks: Whether targets have masks; annotations without one are dropped then.
-        keypoints: Whether targets have keypoints.
-        channels: 3 for RGB, 1 for grey images.
 
     Attributes:
         classes: Names of the categories by category id. The label of the first is 1, 0 being the background.
@@ -68,17 +61,14 @@ class CocoDataset(Dataset):
         return len(self._names)
 
     def name(self, i: int) -> str:
-        """The image's file name, as the COCO file has it."""
         return self._names[i]
 
     def open(self, i: int) -> Image.Image:
-        """The image in mode RGB or L, the way round in which its boxes were drawn."""
         height, width = map(int, self._sizes[i])
         labels = f"{self.annotations.name} says"
         return open_labelled(self.images / self.name(i), (width, height), self.channels, labels)
 
-    def _rows(self, i: int) -> np.ndarray:
-        """Rows of the objects of an image."""
+    def _rows(self, i: int) -> np.ndarray:  # of the objects of an image
         i = range(len(self))[i]
         return self._order[self._ends[i] : self._ends[i + 1]]
 
@@ -126,7 +116,6 @@ class CocoDataset(Dataset):
         return np.unique(self._labels[rows][counted]).tolist()
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image and its objects; see `contents`."""
         rows = self._rows(index)
         objects = [self._labelled[rows], self._labels[rows], self._crowds[rows], self._areas[rows], self._sizes[index]]
         if self.masks:
@@ -207,11 +196,15 @@ class CocoDataset(Dataset):
                 raise ValueError(f"{self.annotations}: annotation {name}: {error}") from None
             reach = max(abs(a - b) for a, b in zip(whole, box, strict=True))
             kept = not (empty or unmasked)
-            clipped = kept and reach > 1  # by less than a pixel, boxes of every data set do
-            facts = {CROWD: item.get("iscrowd"), MARKED: item.get("ignore"), NO_AREA: empty, NO_MASK: unmasked}
-            for what, is_so in (facts | {CLIPPED: clipped}).items():
-                if not is_so:
-                    continue
+            facts = {
+                "crowds, which nothing is learned from": item.get("iscrowd"),
+                'annotations marked "ignore", which COCO does not know, taken as any other': item.get("ignore"),
+                "annotations of no area inside of their image dropped": empty,
+                NO_MASK: unmasked,
+                # by less than a pixel, boxes of every data set do
+                "boxes that reached out of their image clipped to it": kept and reach > 1,
+            }
+            for what in (what for what, is_so in facts.items() if is_so):
                 told[what] += 1
                 first.setdefault(what, name)
             if kept:

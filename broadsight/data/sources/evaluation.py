@@ -2,63 +2,47 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ..stratify import METHOD
 from .hold_out import hold_out
-from .registry import Options, Source, cache_folder, check_places, open_parts
+from .registry import Options, Source, check_places, open_parts
 
 Which = Literal["auto", "train", "val", "test", "all"]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Images to evaluate on.
-
-    Args:
-        place: Where they are.
-        notes: What the user should know.
-        description: What was found, as plain types.
-    """
+    """Images to evaluate on."""
 
     source: Source
     place: str
-    notes: tuple[str, ...]
-    description: dict[str, Any]
+    notes: tuple[str, ...]  # what the user should know
+    description: dict[str, Any]  # what was found, as plain types
 
 
 def open_part(
-    data: str,
-    part: Which = "auto",
-    *,
-    split: float | None = None,
-    seed: int = 0,
-    channels: int = 3,
-    scenes_size: int = 64,
-    root: str | None = None,
-    download: bool = False,
-    cache: str | Path | None = None,
-    method: int = METHOD,
+    data: str, part: Which = "auto", *, split: float | None = None, method: int = METHOD, **how: Any
 ) -> Found:
-    """Open one part of DATA.
+    """Open one part of DATA, as `resolve` reads it.
 
     Args:
-        data, seed, channels, scenes_size, root, download, cache: As for `resolve`.
         part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
             scenes, "test" are those parts; "all" is for data without parts.
         split: Where nothing is set apart, take the fraction of each class that training with this split and seed would
             hold out (or, as "train", the rest).
         method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
+        how: As `Options` has it.
     """
-    check_places([data], root, download)
+    options = Options(**how)
+    check_places([data], options.root, options.download)
     if split is not None and not 0 < split < 1:
         raise ValueError(f"split={split} is not between 0 and 1; 0.1 is a tenth of each class")
-    kind, parts = open_parts(data, Options(channels, cache_folder(cache), root, download, seed, scenes_size))
+    kind, parts = open_parts(data, options)
     if split is not None:
         if "all" not in parts:
             raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
-        parts = dict(zip(("train", "val"), hold_out(parts["all"], split, seed, method), strict=True))
+        parts = dict(zip(("train", "val"), hold_out(parts["all"], split, options.seed, method), strict=True))
     chosen = next((name for name in (("val", "all", "train") if part == "auto" else (part,)) if name in parts), None)
     if chosen is None:
         there = ", ".join(parts)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..stratify import METHOD, stratified, turn
+from ..stratify import METHOD, ranks, stratified, turn
 from ..view import View, labels_of
 from .registry import Source
 from .sample_table import Part, some
@@ -12,15 +12,15 @@ def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tu
     """Two parts of one: to train on, and to validate on.
 
     A hash of its name decides when an image is held out, so that added files do not reshuffle the rest. Crops of one
-    image stay together.
-
-    Args:
-        method: As the run began with it; see `stratify.METHOD`.
+    image stay together. A run keeps the `method` that it began with; see `stratify.METHOD`.
     """
     source, notes, whole = part.source, [*part.notes], ""
     labels, images = labels_of(source), getattr(source, "images", None)
     if images is None:
-        held = _of_each_class(source, labels, fraction, seed)
+        turns = np.array([turn(source.name(row), seed) for row in range(len(source))], np.uint64)
+        counts = np.bincount(labels, minlength=len(source.classes))
+        quotas = np.minimum(np.maximum(np.rint(fraction * counts), 1), counts - 1)  # at least one, never all
+        held = ranks(turns, labels) < quotas[labels]
         images = np.arange(len(source))
     else:
         held = _whole_images(source, labels, images, fraction, seed, method)
@@ -37,19 +37,6 @@ def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tu
     notes.append(f"{what} (split {fraction}, seed {seed}){whole}")
     train, val = (View(source, np.flatnonzero(chosen)) for chosen in (~held, held))
     return Part(train, part.place, notes), Part(val, part.place)
-
-
-def _of_each_class(source: Source, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which samples (N,) to hold out: a fraction of each class, at least one, never all."""
-    turns = np.array([turn(source.name(row), seed) for row in range(len(source))], np.uint64)
-    counts = np.bincount(labels, minlength=len(source.classes))
-    quotas = np.minimum(np.maximum(np.rint(fraction * counts), 1), counts - 1)
-    order = np.lexsort((turns, labels))
-    ordered = labels[order]
-    rank = np.arange(len(source)) - (np.cumsum(counts) - counts)[ordered]  # within its class
-    held = np.zeros(len(source), bool)
-    held[order] = rank < quotas[ordered]
-    return held
 
 
 def _whole_images(

@@ -5,8 +5,8 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..inside import refuse_outside
 from ..names import csv_text
@@ -29,8 +29,7 @@ SPLIT = ("split", "part", "partition", "subset", "set")
 Line = tuple[int, list[str]]  # its number in the file, and its fields
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The places of the fields in a line, their number, the names of unused ones, and whether line 1 has the names."""
 
     path: int
@@ -54,18 +53,16 @@ def open_list(data: str, options: Options) -> Parts:
     """
     path = Path(data)
     columns, lines = _table(path, labelled=True)
-    names, labels, splits = [], [], []
-    for number, fields in lines:
-        name, label = fields[columns.path], fields[columns.label]
-        if not name or not label:
-            what = "label" if name else "path"
+    splits = ["all"] * len(lines)
+    for row, (number, fields) in enumerate(lines):
+        if not fields[columns.path] or not fields[columns.label]:
+            what = "label" if fields[columns.path] else "path"
             raise ValueError(f"{path} line {number} has no {what}; expected a path and a label on each line")
-        word = "all" if columns.split is None else fields[columns.split].lower()
-        if word not in ("all", *TRAIN, *VAL) or (word == "all" and columns.split is not None):
-            raise ValueError(f"{path} line {number} is of part {fields[columns.split or 0]!r}; expected train or val")
-        names.append(name)
-        labels.append(label)
-        splits.append(word)
+        if columns.split is not None:
+            splits[row] = fields[columns.split].lower()
+            if splits[row] not in (*TRAIN, *VAL):
+                raise ValueError(f"{path} line {number} is of part {fields[columns.split]!r}; expected train or val")
+    names, labels = ([fields[place] for _, fields in lines] for place in (columns.path, columns.label))
     _check_files(path, names)
 
     numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
@@ -107,9 +104,6 @@ def read_paths(path: Path) -> list[str]:
     return [_place(path, name) for name in names]
 
 
-# --- lines ---------------------------------------------------------------------------------------------------------
-
-
 def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
     """The columns of a list, and the lines below their names, each with a field for every column."""
     lines = list(_lines(path, whole=not labelled))
@@ -125,8 +119,7 @@ def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
 def _lines(path: Path, whole: bool) -> Iterator[Line]:
     """The lines that are neither empty nor comments, in fields without white space around them.
 
-    Args:
-        whole: Whether a line of words is a path with spaces in it rather than a path and a label.
+    If `whole`, a line of words is a path with spaces in it rather than a path and a label.
     """
     text, comments = _text(path), path.suffix.lower() not in (".csv", ".tsv")
     separator = _separator(path, text)
@@ -147,8 +140,7 @@ def _lines(path: Path, whole: bool) -> Iterator[Line]:
 
 
 def _said(path: Path, field: str) -> str:
-    """A field without the apostrophe that our own tables put before what a spreadsheet would take for a formula; a file
-    that has one in its name keeps it."""
+    """A field without the apostrophe of our own tables (`csv_cell`); a file that has one in its name keeps it."""
     text = csv_text(field)
     named_so = text != field and os.path.isfile(_place(path, field)) and not os.path.isfile(_place(path, text))
     return field if named_so else text
@@ -174,11 +166,9 @@ def _separator(path: Path, text: str) -> str | None:
     suffix = path.suffix.lower()
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not (line.startswith("#") and suffix != ".csv")), "")
-    if suffix == ".tsv":
-        return "\t"
     if suffix == ".csv":
         return next((mark for mark in ",;\t" if mark in first), ",")
-    if "\t" in first:
+    if suffix == ".tsv" or "\t" in first:
         return "\t"
     return "," if "," in first and len(first.split()) == 1 and not _is_image(first) else None
 
@@ -189,9 +179,6 @@ def _is_image(field: str) -> bool:
 
 def _place(path: Path, name: str) -> str:
     return os.path.join(os.path.abspath(path.parent), name)
-
-
-# --- columns -------------------------------------------------------------------------------------------------------
 
 
 def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
@@ -228,17 +215,11 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
     return Columns(images[0], 1 - images[0])
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
 def _check_files(path: Path, names: Sequence[str]) -> None:
     """Refuse images outside of the list's folder, and in one line all that do not exist."""
     refuse_outside(path, names, [path.parent])
-    shown = missing_files(os.path.abspath(path.parent), names)
-    if not shown:
-        return
-    what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
-    if os.path.isabs(shown[0]):
-        raise ValueError(f"{what}; correct the paths")
-    hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
-    raise ValueError(f"{what}; paths are relative to {os.path.abspath(path.parent)}{hint}")
+    if shown := missing_files(os.path.abspath(path.parent), names):
+        hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
+        hint = f"paths are relative to {os.path.abspath(path.parent)}{hint}"
+        what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
+        raise ValueError(f"{what}; {'correct the paths' if os.path.isabs(shown[0]) else hint}")

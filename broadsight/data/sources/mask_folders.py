@@ -33,13 +33,11 @@ class MaskFolder(Dataset):
     same on both sides. Images without a mask and masks without an image are left out, with a line in `notes`.
 
     Args:
-        images, masks: The folders.
         classes: Names of the classes from 0 up, or a file with them: YAML, a list or a mapping from index to name,
             under `classes`, `names` or nothing; or text, a name a line. If not given, classes.yaml or classes.txt in
             one of the folders or beside them. An index that the file leaves out is "unused" and may not occur.
         ignore: The value of pixels that belong to no class, which masks keep; None if there is none.
         suffix: The end of the masks' names, before the extension, that images do not have: "_mask".
-        channels: 3 for RGB, 1 for grey images.
     """
 
     def __init__(
@@ -73,20 +71,24 @@ class MaskFolder(Dataset):
         self.notes = tuple(f"{what} left out: {len(files)} (first: {files[0]})" for files, what in alone if files)
         self._images, self._masks = Names(photos[key] for key in both), Names(drawn[key] for key in both)
         if len(self.classes) == 2 and ignore == 255:
-            self._refuse_black_and_white()
+            # masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn
+            seen = set().union(*(np.unique(read_indices(self.mask(i))) for i in range(min(8, len(self)))))
+            if seen == {0, 255}:
+                raise ValueError(
+                    f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
+                    "save the object as 1, or give ignore= another value if only the first masks are like this"
+                )
 
     def __len__(self) -> int:
         return len(self._images)
 
     def name(self, i: int) -> str:
-        """The image's path from the folder of images."""
         return self._images[i]
 
     def mask(self, i: int) -> Path:
         return self.masks / self._masks[i]
 
     def open(self, i: int) -> Image.Image:
-        """The image in mode RGB or L."""
         return self[i][0]
 
     def target(self, i: int) -> tv_tensors.Mask:
@@ -95,9 +97,9 @@ class MaskFolder(Dataset):
         known = (indices >= 0) & (indices < len(self._listed))
         known[known] = self._listed[indices[known]]
         if not known.all():
-            ignored = "" if self.ignore is None else f" or {self.ignore} to ignore"
             what = f"{self.mask(i)} holds {indices[~known][0]}, which is none of the {len(self.classes)} classes"
-            raise ValueError(f"{what}{ignored}; correct the mask or the list of classes")
+            what += "" if self.ignore is None else f" or {self.ignore} to ignore"
+            raise ValueError(f"{what}; correct the mask or the list of classes")
         return tv_tensors.Mask(torch.from_numpy(indices))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
@@ -115,17 +117,7 @@ class MaskFolder(Dataset):
         return [value for value in values if 0 <= value < len(self.classes) and value != self.ignore]
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image and its mask; see `contents`."""
         return of_file(self.images / self._images[index], content) + of_file(self.mask(index), content)
-
-    def _refuse_black_and_white(self) -> None:
-        """Masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn."""
-        seen = set().union(*(np.unique(read_indices(self.mask(i))) for i in range(min(8, len(self)))))
-        if seen == {0, 255}:
-            raise ValueError(
-                f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
-                "save the object as 1, or give ignore= another value if only the first masks are like this"
-            )
 
 
 @lru_cache(1 << 18)
@@ -173,17 +165,15 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
 
 def class_file(images: Path, masks: Path, *others: Path) -> Path | None:
     """The file of class names in or beside the folders of masks or of images, or in other folders."""
-    folders = (masks, masks.parent, images, images.parent, *others)
-    places = (folder / name for folder in folders for name in CLASS_FILES)
+    places = (folder / name for folder in (masks, masks.parent, images, images.parent, *others) for name in CLASS_FILES)
     return next((place for place in places if place.is_file()), None)
 
 
 def _read_classes(classes: Sequence[str] | str | Path | None, images: Path, masks: Path) -> dict[int, str]:
     """Names by index."""
+    classes = class_file(images, masks) if classes is None else classes
     if classes is None:
-        classes = class_file(images, masks)
-        if classes is None:
-            raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
+        raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
     if not isinstance(classes, str | Path):
         return _numbered(list(classes), "classes")
     file = Path(classes)

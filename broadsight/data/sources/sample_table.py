@@ -112,14 +112,10 @@ class Names(Sequence[str]):
 
 
 class Listed:
-    """Base of the sources whose samples are rows of arrays. A sub-class says where the file of a row is (`file`), or
-    how its image is read (`image`) and what stands for its content (`vouch`, see `contents`).
+    """Base of the sources whose samples are rows of arrays: names for reports, and labels, indices into classes.
 
-    Args:
-        names: One per sample, as reports show it.
-        labels: One per sample, an index into classes.
-        classes: Their names.
-        channels: 3 for RGB, 1 for grey images.
+    A sub-class says where the file of a row is (`file`), or how its image is read (`image`) and what stands for its
+    content (`vouch`, see `contents`).
     """
 
     def __init__(
@@ -162,18 +158,12 @@ class Listed:
 
 @dataclass
 class Part:
-    """A part of a data set: training, validation, or all of it.
-
-    Attributes:
-        place: Where it is, for messages.
-        notes: What the user should know, a line each.
-        about: What runs record of the source besides, as plain types.
-    """
+    """A part of a data set: training, validation, or all of it."""
 
     source: Any
-    place: str
-    notes: list[str] = field(default_factory=list)
-    about: dict[str, Any] = field(default_factory=dict)
+    place: str  # for messages
+    notes: list[str] = field(default_factory=list)  # what the user should know, a line each
+    about: dict[str, Any] = field(default_factory=dict)  # what runs record of the source besides, as plain types
 
 
 # The parts that were found: "train", "val", or "all" where nothing is set apart for validation.

@@ -23,7 +23,7 @@ from ..decoding import MOST_BYTES, UnreadableImage, decode
 from .registry import TARS, Options, register_source
 from .sample_table import TRAIN, VAL, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, part_names, some
 from .tar_index import Index, index_of, row_and_label
-from .walking import entries, holds_images, is_folder, parts_in
+from .walking import entries, holds_images, is_folder, no_classes, parts_in
 
 MOST_CLASSES = 1 << 20
 OPEN_FILES = 64
@@ -31,11 +31,9 @@ MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
-    """Members of tars, each by its place. Every process opens the tars for itself.
+    """Members of tars: for each sample (N, 2) its tar, and its image's row in that tar's index.
 
-    Args:
-        indices: What is in the tars.
-        members: (N, 2) for each sample the tar that its image is in, and the image's row in the index of that.
+    Every process opens the tars for itself.
     """
 
     def __init__(
@@ -77,10 +75,9 @@ class TarSource(Listed):
 
     def vouch(self, index: int, content: bool) -> bytes:
         """What stands for an image's bytes; see `contents`."""
-        start, shard = int(self.offsets[index]), int(self.shards[index])
         try:
-            handle = self.opened(shard).fileno() if content else -1
-            return of_bytes(int(self.sizes[index]), lambda at, length: os.pread(handle, length, start + at), content)
+            file = self.opened(int(self.shards[index])) if content else None
+            return of_bytes(int(self.sizes[index]), file, int(self.offsets[index]))
         except OSError:
             return b"unreadable"
 
@@ -99,12 +96,9 @@ class ShardSource(TarSource):
     kind = "shards"
 
     def shuffled(self, generator: torch.Generator, shards_at_once: int = 16, rows: np.ndarray | None = None) -> Tensor:
-        """All indices (N,) in a random order that reads large data nearly in sequence.
+        """All indices (N,), or places among some rows, in a random order that reads large data nearly in sequence.
 
         The order of shards is random, and samples are shuffled within windows of some shards, not across them.
-
-        Args:
-            rows: Only these samples; the result has their places among these.
         """
         own = self.shards if rows is None else self.shards[rows]
         order = np.argsort(own, kind="stable")
@@ -125,7 +119,8 @@ def matching(pattern: str) -> list[Path]:
         found = in_order(glob.glob(one)) if glob.has_magic(one) else [one] * os.path.exists(one)
         if not found:
             raise FileNotFoundError(f"no such shard: {one}; it was expected from {pattern}")
-        paths += [path for name in found for path in (tars_in(Path(name)) if os.path.isdir(name) else [Path(name)])]
+        for path in map(Path, found):
+            paths += tars_in(path) if path.is_dir() else [path]
     if not paths:
         raise FileNotFoundError(f"no shards match {pattern}; expected .tar files")
     return paths
@@ -143,18 +138,13 @@ def expanded(pattern: str) -> list[str]:
         choices = [f"{number:0{len(span[1])}}" for number in range(first, last + 1)]
     else:
         choices = braces[1].split(",")
-    return [
-        after for choice in choices for after in expanded(pattern[: braces.start()] + choice + pattern[braces.end() :])
-    ]
+    start, end = pattern[: braces.start()], pattern[braces.end() :]
+    return [after for choice in choices for after in expanded(f"{start}{choice}{end}")]
 
 
 def tars_in(folder: Path) -> list[Path]:
-    names = in_order(entry.name for entry in entries(folder) if is_tar(entry.name) and entry.is_file())
-    return [folder / name for name in names]
-
-
-def is_tar(name: str) -> bool:
-    return name.lower().endswith(TARS) and not name.startswith(".")
+    files = [entry.name for entry in entries(folder) if entry.name.lower().endswith(TARS) and entry.is_file()]
+    return [folder / name for name in in_order(files) if not name.startswith(".")]
 
 
 def tars_of(folder: Path) -> list[Path]:
@@ -184,12 +174,11 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
     kinds = set()
     for key, tars in groups.items():
         indices = [index_of(path, cache, notes) for path in tars]
-        shards = [index for index in indices if index.is_shard]
+        shards = any(index.is_shard for index in indices)
         odd = [index.shown for index in indices if len(index.names) and not index.is_shard]
         if shards and odd:
-            what = f"{odd[0]} has no labels beside its images as the other shards have"
-            raise ValueError(f"{what}; remove or repair it")
-        kinds.add(bool(shards))
+            raise ValueError(f"{odd[0]} has no labels beside its images as the other shards have; remove or repair it")
+        kinds.add(shards)
         if shards:
             parts[key] = part_of_shards(tars, indices, channels)
             continue
@@ -216,22 +205,14 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
     """Tars of class folders: train/ and val/ in them, below a single top folder or not, or the folders themselves."""
     notes: list[str] = []
     place = _place(paths, indices, notes)
-    rows: list[tuple[list[str], int, int]] = []  # path in the tar, which tar, which member
-    ignored = []
-    for tar, index in enumerate(indices):
-        for member, name in enumerate(index.names):
-            inner = name.split("/")
-            if any(map(is_hidden, inner)):
-                continue
-            if is_image(inner[-1]):
-                rows.append((inner, tar, member))
-            else:
-                ignored.append(name)
+    every = [(name, tar, row) for tar, index in enumerate(indices) for row, name in enumerate(index.names)]
+    seen = [(name.split("/"), tar, row) for name, tar, row in sorted(every)]  # path in the tar, which tar, which member
+    seen = [row for row in seen if not any(map(is_hidden, row[0]))]
+    rows = [row for row in seen if is_image(row[0][-1])]
     if not rows:
-        raise ValueError(f"no images in {place}; expected folders named after classes, with images in them")
-    if ignored:
+        raise no_classes(place, 0)
+    if ignored := ["/".join(inner) for inner, _, _ in seen if not is_image(inner[-1])]:
         notes.append(f"{place}: files that are no images are ignored: {some(ignored)}")
-    rows.sort(key=lambda row: ("/".join(row[0]), *row[1:]))
     inside = [inner for inner, _, _ in rows]
     depth = 0
     while len({inner[depth] for inner in inside}) == 1 and min(map(len, inside)) > depth + 2:
@@ -247,8 +228,7 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
         chosen = [row for row in rows if top is None or row[0][depth] == top]
         labelled = [row for row in chosen if len(row[0]) > level + 1]
         if not labelled:
-            what = f"{place} holds {len(chosen):,} images but no class folders"
-            raise ValueError(f"{what}; put the images of each class into a folder named after it")
+            raise no_classes(place, len(chosen))
         if loose := ["/".join(inner) for inner, _, _ in chosen if len(inner) <= level + 1]:
             notes.append(f"{place}: images outside class folders are ignored: {some(loose)}")
         classes = in_order({inner[level] for inner, _, _ in labelled})
@@ -270,9 +250,9 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
             row, label = row_and_label(index, rows)
             if row is None or label is None:
                 skipped.append(f"{index.shown}:{name} (no {'image' if row is None else 'label'})")
-                continue
-            members.append((shard, row))
-            labels.append(label)
+            else:
+                members.append((shard, row))
+                labels.append(label)
     notes = [f"samples skipped: {some(skipped)}"] if skipped else []
     place = _place(paths, indices, notes)
     if max(labels) >= MOST_CLASSES:

@@ -50,14 +50,20 @@ def missing_files(root: Path | str, names: Iterable[str]) -> list[str]:
     return [name for name in given if name in missing]
 
 
+def no_classes(place: str | Path, images: int) -> ValueError:
+    """The error for class folders that are missing: there is no image, or so many lie outside of such folders."""
+    if not images:
+        return ValueError(f"no images in {place}; expected folders named after classes, with images in them")
+    what = f"{place} holds {images:,} images but no class folders"
+    return ValueError(f"{what}; put the images of each class into a folder named after it")
+
+
 class Walk:
     """Finds the images below folders. Links are followed, but nothing is found twice.
 
     What lies in a folder itself comes before what links lead to, so that an image keeps its own name. A link to what
-    was found otherwise, or to a folder around the link, is not followed; `again` has the names of such links.
-
-    Args:
-        ignored: Gets the names of files other than images, and of pipes, sockets and devices.
+    was found otherwise, or to a folder around the link, is not followed; `again` has the names of such links. `ignored`
+    gets the names of files other than images, and of pipes, sockets and devices.
     """
 
     def __init__(self, ignored: list[str]):
@@ -117,10 +123,7 @@ class Walk:
                     self.ignored.append(name)
 
     def linked(self, owner: str = "") -> Iterator[str]:
-        """Names of the images that the owner's links to folders lead to, after `own`.
-
-        Raises ValueError if links of two owners lead to one image that has no place of its own.
-        """
+        """Names of the images that the owner's links to folders lead to, after `own`; see `_found` for errors."""
         while links := sorted(self._links.pop(owner, [])):
             for name, path in links:
                 real = os.path.realpath(path)
@@ -167,12 +170,7 @@ class Walk:
 
 
 def images_below(folder: Path | str, prefix: str, ignored: list[str], files_once: bool = True) -> Iterator[str]:
-    """Names of all images below a folder, each with the prefix.
-
-    Args:
-        ignored: Gets the names of files other than images.
-        files_once: Whether an image counts once, or under each name that a link gives it, as masks may.
-    """
+    """Names of all images below a folder, each once or, as masks may, under each name that a link gives it."""
     return Walk(ignored).all(folder, prefix, files_once=files_once)
 
 
