@@ -65,6 +65,16 @@ def grey(source: Source, row: int) -> int:
     return source.open(row).getpixel((0, 0))[0]
 
 
+def greys(source: Source) -> list[int]:
+    """The brightness of all images."""
+    return [grey(source, row) for row in range(len(source))]
+
+
+def counts(splits: Splits) -> tuple[int, int]:
+    """How many images train and validate."""
+    return len(splits.train), len(splits.val)
+
+
 def said(splits: Splits, *words: str) -> bool:
     """Whether a note has all these words."""
     return any(all(word in note for word in words) for note in splits.notes)
