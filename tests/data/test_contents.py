@@ -84,41 +84,33 @@ def test_replaced__noticed__moved_or_copied__not(kind, tmp_path):
     assert found(moved, task) == before
 
 
-def edit(key, value):
-    def change(content):
-        content["annotations"][1][key] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("task", "change"),
+    ("task", "key", "value"),
     [
-        ("detect", edit("bbox", [1, 1, 20, 20])),
-        ("detect", edit("category_id", 3)),
-        ("detect", edit("iscrowd", 1)),
-        ("instances", edit("segmentation", [[1, 1, 20, 1, 20, 21]])),
-        ("segment", edit("segmentation", [[1, 1, 20, 1, 20, 21]])),
-        (None, edit("bbox", [1, 1, 20, 20])),
+        ("detect", "bbox", [1, 1, 20, 20]),
+        ("detect", "category_id", 3),
+        ("detect", "iscrowd", 1),
+        ("instances", "segmentation", [[1, 1, 20, 1, 20, 21]]),
+        ("segment", "segmentation", [[1, 1, 20, 1, 20, 21]]),
+        (None, "bbox", [1, 1, 20, 20]),
     ],
 )
-def test_coco__edited_labels(task, change, tmp_path):
+def test_coco__edited_labels(task, key, value, tmp_path):
     file = write_coco(tmp_path)
     content = json.loads(file.read_text())
     before = found(file, task, split=0.25)
     file.write_text(json.dumps(content, indent=3))
     assert found(file, task, split=0.25) == before  # the same in other words
-    change(content)
+    content["annotations"][1][key] = value
     file.write_text(json.dumps(content))
     assert found(file, task, split=0.25) != before
 
 
-def test_swapped_classes_and_a_mask(tmp_path):
+def test_swapped_classes(tmp_path):
     data = fill(tmp_path / "data", cat=6, dog=6)
     before = found(data)
-    (data / "cat").rename(data / "x")
-    (data / "dog").rename(data / "cat")
-    (data / "x").rename(data / "dog")
+    for old, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
+        (data / old).rename(data / new)
     assert found(data) != before
 
 
@@ -160,16 +152,13 @@ def test_other_libraries__what_they_can_say():
 
     one, other = (contents({"train": source(*colours)}) for colours in (("red", "blue"), ("red", "green")))
     assert one != other and one == contents({"train": source("red", "blue")})
-
-
-def test_scenes__are_drawn():
+    # scenes are drawn
     assert found("scenes:8") == found("scenes:8", "segment") == {}
 
 
 def test_same_contents():
     one = {"contents": {"train": "a", "val": "b"}}
     assert same_contents(one, one) and same_contents({}, one) and same_contents(one, {"contents": {"val": "b"}})
+    other = {"contents": {"val": "c"}}
     assert not same_contents(one, {"contents": {"train": "a", "val": "c"}})
-    assert not same_contents(one, {"contents": {"val": "c"}}) and same_contents(
-        one, {"contents": {"val": "c"}}, ["train"]
-    )
+    assert not same_contents(one, other) and same_contents(one, other, ["train"])

@@ -1,16 +1,16 @@
 """Batches: which images, in which order, augmented how; and images that cannot be read."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from broadsight.data import loading
 from broadsight.data.decoding import decode
-from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transforms, default_workers, load
+from broadsight.data.loading import BoundedResize, EvalOrder, SourceDataset, TrainOrder, Transforms
 from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
 from tests.refusals import refused
@@ -45,10 +45,6 @@ def pixels(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def keys(order: TrainOrder | EvalOrder) -> list[list[tuple[int, int, int]]]:
-    return list(order)
-
-
 def indices(order: TrainOrder | EvalOrder) -> list[int]:
     return [index for batch in order for _, _, index in batch]
 
@@ -66,7 +62,7 @@ def test_train_order__is_a_permutation_and_another_each_epoch():
 def test_train_order__keys_name_epoch_and_place():
     order = TrainOrder(Numbered(10), 4)
     order.start(3)
-    batches = keys(order)
+    batches = list(order)
     assert order.updates == len(order) == len(batches) == 2  # two images wait for another epoch
     assert [key[:2] for batch in batches for key in batch] == [(3, place) for place in range(8)]
 
@@ -77,7 +73,7 @@ def test_train_order__an_update_has_the_same_images_for_any_number_of_processes(
     source = Numbered(50)
     whole = [set(batch) for batch in TrainOrder(source, 8, seed=5)]
     shares = [
-        keys(TrainOrder(source, 8, seed=5, rank=rank, processes=processes, accumulate=accumulate))
+        list(TrainOrder(source, 8, seed=5, rank=rank, processes=processes, accumulate=accumulate))
         for rank in range(processes)
     ]
     assert {len(share) for share in shares} == {6 * accumulate}
@@ -92,10 +88,10 @@ def test_train_order__an_update_has_the_same_images_for_any_number_of_processes(
 def test_train_order__starts_anywhere(accumulate):
     order = TrainOrder(Numbered(22), 4, accumulate=accumulate)
     order.start(2)
-    whole = keys(order)
+    whole = list(order)
     for first in range(6):
         order.start(2, first)
-        assert keys(order) == whole[first * accumulate :] and len(order) == len(whole) - first * accumulate
+        assert list(order) == whole[first * accumulate :] and len(order) == len(whole) - first * accumulate
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
@@ -138,7 +134,7 @@ def test_train_order__refuses_a_batch(batch, options, message):
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_eval_order__every_image_once(processes):
     orders = [EvalOrder(Numbered(11), 4, rank=rank, processes=processes) for rank in range(processes)]
-    assert [len(order) for order in orders] == [len(keys(order)) for order in orders]
+    assert [len(order) for order in orders] == [len(list(order)) for order in orders]
     assert sorted(index for order in orders for index in indices(order)) == list(range(11))
     assert all(len(batch) <= 4 for order in orders for batch in order)
 
@@ -172,7 +168,7 @@ def test_images__the_same_for_any_number_of_workers(tmp_path):
     found = []
     for workers in (0, 1, 2):
         order = TrainOrder(source, 4, seed=2)
-        loader = load(SourceDataset(source, transform, seed=2, training=True), order, workers=workers)
+        loader = loading.load(SourceDataset(source, transform, seed=2, training=True), order, workers=workers)
         epochs = []
         for epoch in (0, 1):
             order.start(epoch, epoch)
@@ -224,10 +220,55 @@ def test_transforms__every_interpolation_of_a_recipe(interpolation, training):
     assert transform(decode(png(1, 2, 3))).shape == (3, 16, 16)
 
 
+def noisy(width: int, height: int) -> Image.Image:
+    values = np.random.default_rng(width + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("size", [(300, 7), (5, 401), (640, 481), (97, 97), (1, 60), (63, 2)])
+@pytest.mark.parametrize("side, crop", [(64, 56), (56, 56), (40, 56)])  # the last is padded
+def test_cropped_first_is_as_resized_first(monkeypatch, mode, size, side, crop):
+    resize, middle = Resize(side, InterpolationMode(mode)), CenterCrop(crop)
+    image = noisy(*size)
+    usual = np.asarray(middle(resize(image))).astype(int)
+    monkeypatch.setattr(loading, "MOST_PIXELS", 0)
+    monkeypatch.setattr(loading, "MOST_CROPS", 0)
+    part = BoundedResize(resize, crop)(image)
+    assert max(part.size) <= crop
+    found = np.asarray(middle(part)).astype(int)
+    assert found.shape == usual.shape == (crop, crop, 3)
+    assert abs(found - usual).max() <= 1 and (found != usual).mean() < 0.03
+
+
+@pytest.mark.parametrize("size", [(500, 375), (3000, 1000), (32, 32), (4000, 30), (1, 200)])
+def test_ordinary_images_are_resized_as_ever(size):
+    image, resize = noisy(*size), Resize(256, InterpolationMode.BICUBIC)
+    assert np.array_equal(np.asarray(BoundedResize(resize, 224)(image)), np.asarray(resize(image)))
+
+
+@pytest.mark.parametrize("size", [(8000, 1), (1, 8000), (200_000, 1), (1, 3_000_000), (170_000, 3)])
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0, 1e-4])
+def test_transforms__narrow_images_take_no_more_memory_than_others(monkeypatch, size, crop_pct):
+    largest = []
+    whole = Image.Image.resize
+
+    def counted(self, size, *arguments, **options):
+        largest.append(size[0] * size[1])
+        return whole(self, size, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", counted)
+    for training in (False, True):
+        image = Transforms(224, crop_pct=crop_pct).build(training)(Image.new("RGB", size, (10, 200, 30)))
+        assert tuple(image.shape) == (3, 224, 224)
+        if not training and crop_pct <= 1:
+            assert [int(channel.float().mean().round()) for channel in image] == [10, 200, 30]
+    assert largest and max(largest) <= loading.MOST_PIXELS
+
+
 def test_unreadable__training_takes_the_next():
-    batch = SourceDataset(Numbered(9, broken=(3, 4, 8)), pixels, training=True).__getitems__(
-        [(0, 0, 3), (0, 1, 1), (0, 2, 8)]
-    )
+    images = SourceDataset(Numbered(9, broken=(3, 4, 8)), pixels, training=True)
+    batch = images.__getitems__([(0, 0, 3), (0, 1, 1), (0, 2, 8)])
     assert batch.images[:, 0, 0, 0].tolist() == [5, 1, 0] and batch.labels.tolist() == [1, 1, 0]
     assert [name for name, _ in batch.skipped] == ["3.png", "4.png", "8.png"]
     assert all("not an image" in reason for _, reason in batch.skipped)
@@ -247,7 +288,9 @@ def test_unreadable__evaluation_leaves_it_out():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable__strict(training, workers):
     source = Numbered(9, broken=(3,))
-    loader = load(SourceDataset(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers)
+    loader = loading.load(
+        SourceDataset(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers
+    )
     failures = [batch.failure for batch in loader]  # not an error, which would leave a worker with a page of text
     assert re.match(r"3.png cannot be read \(not an image.*without --strict it would be skipped$", failures[0])
     assert failures[1:] == ["", ""]
@@ -282,43 +325,33 @@ def test_unreadable__fifty_in_a_row():
     failure = images.__getitems__([(0, 0, 2)]).failure
     assert failure.startswith("50 images in a row cannot be read, last 51.png: not an image")
     assert images.__getitems__([(0, 0, 3)]).images[0, 0, 0, 0] == 52
-    assert loading.IN_A_ROW == 50
-
-
-def test_unreadable__all_of_a_few():
-    """With fewer than fifty there is no use in asking again."""
+    # with fewer than fifty there is no use in asking again
     batch = SourceDataset(Numbered(3, broken=(0, 1, 2)), pixels, training=True).__getitems__([(0, 0, 1)])
     assert re.match(r"[1-3] images", batch.failure), f"there are three images: {batch.failure}"
 
 
-def broken_files(folder: Path) -> list[str]:
-    whole = png(1, 2, 3, size=64)
-    (folder / "empty.png").write_bytes(b"")
-    (folder / "text.jpg").write_text("not an image")
-    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
-    (folder / "damaged.png").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
-    (folder / "gone.png").symlink_to(folder / "nowhere.png")
-    return ["empty.png", "text.jpg", "cut.png", "damaged.png"]
-
-
 def test_unreadable__files(tmp_path):
-    fill(tmp_path, a=2, b=2)
-    names = broken_files(tmp_path / "a")
+    folder, whole = fill(tmp_path, a=2, b=2) / "a", png(1, 2, 3, size=64)
+    broken = {"empty.png": b"", "text.jpg": b"not an image", "cut.png": whole[: len(whole) // 2]}
+    broken["damaged.png"] = whole[:40] + b"\xff" * 20 + whole[60:]
+    for name, content in broken.items():
+        (folder / name).write_bytes(content)
+    (folder / "gone.png").symlink_to(folder / "nowhere.png")
     splits = resolve(str(tmp_path), val=str(tmp_path))
-    loader = load(SourceDataset(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
+    loader = loading.load(SourceDataset(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
     batches = list(loader)
     assert sum(len(batch.labels) for batch in batches) == 4
     skipped = dict(pair for batch in batches for pair in batch.skipped)
-    assert sorted(skipped) == sorted(f"a/{name}" for name in names)
+    assert skipped.keys() == {f"a/{name}" for name in broken}
     assert all(reason and "\n" not in reason for reason in skipped.values())
     assert skipped["a/empty.png"] == "empty file"  # its name stands beside it already
 
 
 def test_workers__leave_a_core_to_training(monkeypatch):
     monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert (default_workers(), default_workers(2), default_workers(6)) == (5, 2, 1)
+    assert (loading.default_workers(), loading.default_workers(2), loading.default_workers(6)) == (5, 2, 1)
     monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(64)))
-    assert default_workers() == 8
+    assert loading.default_workers() == 8
 
 
 def test_train_order__epochs_of_so_many_updates_go_through_pass_after_pass():

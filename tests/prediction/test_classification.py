@@ -7,6 +7,7 @@ import json
 import os
 from contextlib import closing, redirect_stdout
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,15 +18,7 @@ from broadsight.cli.main import main
 from broadsight.data.names import csv_text
 from broadsight.data.sources.unlabelled import Unlabelled, find_images
 from broadsight.prediction import classification as predicting
-from broadsight.prediction.classification import (
-    CsvWriter,
-    JsonWriter,
-    Prediction,
-    Summary,
-    predict_images,
-    printable,
-    writing,
-)
+from broadsight.prediction.classification import CsvWriter, JsonWriter, Prediction, Summary, predict_images, writing
 from broadsight.runs.classifier import Classifier, open_classifier
 from broadsight.runs.names import imagenet_names as imagenet_names
 
@@ -33,16 +26,7 @@ from ..training.small_runs import leave_run, refusal
 
 LABELS = ("cat", "dog, wet", 'the "odd" one', "Käfer")
 NOT_UNICODE = os.fsdecode(b"not \xff unicode.png")
-ODD = [
-    "a,b.png",
-    'q"u"ote.png',
-    "Käfer 虫.png",
-    "line\nbreak.png",
-    "return\r.png",
-    "[red]x.png",
-    "-.png",
-    NOT_UNICODE,
-]
+ODD = ["a,b.png", 'q"u"ote.png', "Käfer 虫.png", "line\nbreak.png", "return\r.png", "[red]x.png", "-.png", NOT_UNICODE]
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +87,11 @@ def test_predict__is_a_direct_pass(classifier, tmp_path):
     turned, exif = noise(2), Image.Exif()
     exif[0x0112] = 6  # the camera was held upright: right-hand side on top
     grey = noise(3).convert("L")
-    saved = {
-        "rgb": (rgb, {}),
-        "rgba": (Image.fromarray(rgba), {}),
-        "exif": (turned, {"exif": exif}),
-        "grey": (grey, {}),
-    }
-    for name, (image, options) in saved.items():
-        image.save(tmp_path / f"{name}.png", **options)
-    source, _ = find_images([tmp_path / f"{name}.png" for name in saved])
+    turned.info["exif"] = exif.tobytes()
+    files = [tmp_path / f"{number}.png" for number in range(4)]
+    for file, image in zip(files, (rgb, Image.fromarray(rgba), turned, grey), strict=True):
+        image.save(file, exif=image.info.get("exif", b""))
+    source, _ = find_images(files)
     seen = [rgb, Image.fromarray(white), turned.rotate(-90, expand=True), grey.convert("RGB")]
     found = list(predict_images(classifier, source, top=9))
     for prediction, image in zip(found, seen, strict=True):
@@ -209,20 +189,15 @@ def test_json__reads_back(tmp_path, name):
     written(tmp_path / name, "json")
     text = (tmp_path / name).read_text("ascii")
     found = json.loads(text) if name == "x.json" else [json.loads(line) for line in text.splitlines()]
-    good = [
-        {"class": "dog, wet", "index": 1, "probability": 0.75},
-        {"class": 'the "odd" one', "index": 2, "probability": 1.23457e-9},
-    ]
+    values = ((1, "dog, wet", 0.75), (2, 'the "odd" one', 1.23457e-9))
+    good = [{"class": label, "index": index, "probability": value} for index, label, value in values]
     assert found[:-1] == [{"file": name, "predictions": good} for name in ODD]
     assert found[-1] == {"file": "broken,\r\n.png", "predictions": [], "error": 'no "image"'}
 
 
-def test_json__of_nothing_is_an_empty_array(tmp_path):
+def test_writers__hand_on_every_image_at_once(tmp_path):
     written(tmp_path / "x.json", "json", [])
     assert json.loads((tmp_path / "x.json").read_text()) == []
-
-
-def test_writers__hand_on_every_image_at_once():
     file = io.StringIO()
     for writer in (CsvWriter(file, 2), JsonWriter(file)):
         before = len(file.getvalue())
@@ -260,19 +235,11 @@ def test_writing__standard_output_keeps_bytes(capfdbinary):
     assert text.getvalue().encode("utf-8", "surrogateescape") == out
 
 
-def test_printable():
-    assert printable("Käfer 虫 [x]") == "Käfer 虫 [x]"
-    assert printable("a\nb\x1b[31m" + NOT_UNICODE) == r"a\nb\x1b[31mnot \xff unicode.png"
-
-
 def test_summary__keeps_little_of_much():
     summary = Summary(10_000)
     for number in range(10_000):
-        place = number % 30
-        bad = number % 100 == 0
-        summary.add(
-            Prediction(f"{number}", error="bad") if bad else Prediction(f"{number}", (f"c{place}",), (place,), (1,))
-        )
+        found = dict(classes=(f"c{number % 30}",), indices=(number % 30,), probabilities=(1,))
+        summary.add(Prediction(f"{number}", **({"error": "bad"} if number % 100 == 0 else found)))
     assert (len(summary.first), len(summary.failures), summary.failed, summary.read) == (20, 20, 100, 9900)
     assert summary.class_table().row_count == 21 and summary.table().row_count == 20
     lines = summary.complaints()
@@ -316,9 +283,6 @@ def test_command__files_and_standard_output_agree(ask, images):
     assert code == 0 and json.loads(out) == records
     code, out, _ = ask(".", "--csv=-")
     assert code == 0 and out == Path("all.csv").read_text()
-
-
-def test_command__odd_names(ask, images):
     for name in ODD:
         os.link("1.png", name)
     code, out, _ = ask(".", "--top", "1")
@@ -337,17 +301,17 @@ def test_command__many_images_in_short(ask, tmp_path, monkeypatch):
     assert code == 0 and "p/1.bmp" not in out and "images" in out and "written: all.csv" in out
 
 
-def test_command__none_can_be_read(ask, images):
+def test_command__a_list_and_none_that_can_be_read(ask, images):
+    Path("some.txt").write_text("1.png\n0.png\n")
+    code, out, _ = ask("--list", "some.txt", "--json")
+    assert code == 0 and [os.path.basename(record["file"]) for record in json.loads(out)] == ["1.png", "0.png"]
     code, _, err = ask("3.png", "6.png", "--csv", "all.csv")
     assert code == 1 and "2 of 2 images could not be read" in err and "6.png: empty file" in err
     assert len(Path("all.csv").read_text().splitlines()) == 3
 
 
 def test_command__refuses_before_the_model_is_opened(ask, images, monkeypatch):
-    def never(*arguments, **options):
-        raise AssertionError("this must not run")
-
-    monkeypatch.setattr("broadsight.runs.opening.open_classifier", never)
+    monkeypatch.setattr("broadsight.runs.opening.open_classifier", None)  # must not be called
     before = Path("1.png").read_bytes()
     for argv, said in (
         (["gone.png", "0.png"], "no such file or folder: gone.png (1 of 2 given)"),
@@ -366,15 +330,6 @@ def test_command__refuses_before_the_model_is_opened(ask, images, monkeypatch):
 
 
 def test_command__interrupted(ask, images, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(CsvWriter, "write", interrupted)
+    monkeypatch.setattr(CsvWriter, "write", Mock(side_effect=KeyboardInterrupt))
     assert ask("0.png", "1.png", "--csv", "all.csv") == (130, "", "broadsight: interrupted\n")
     assert sorted(os.listdir()) == sorted(images)
-
-
-def test_command__list(ask, images):
-    Path("some.txt").write_text("1.png\n0.png\n")
-    code, out, _ = ask("--list", "some.txt", "--json")
-    assert code == 0 and [os.path.basename(record["file"]) for record in json.loads(out)] == ["1.png", "0.png"]
