@@ -151,14 +151,14 @@ def check_output(option: str, path: str | None) -> None:
 @contextmanager
 def writing(path: str, top: int, form: str) -> Generator[CsvWriter | JsonWriter, None, None]:
     """A writer of `form` "csv" or "json" to a file that appears when all is written, or to "-", the standard output."""
-    with _text_file(path) as file:
+    with text_file(path) as file:
         writer = CsvWriter(file, top) if form == "csv" else JsonWriter(file, lines=path.lower().endswith(".jsonl"))
         yield writer
         writer.finish()
 
 
 @contextmanager
-def _text_file(path: str) -> Generator[TextIO, None, None]:
+def text_file(path: str) -> Generator[TextIO, None, None]:
     """A file that takes names which are not Unicode; so does the standard output for as long as this lasts."""
     names: dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape")
     if path != STDOUT:

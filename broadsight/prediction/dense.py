@@ -23,6 +23,7 @@ from ..provenance import header
 from ..runs.dense_model import DenseModel, pixels_of
 from ..training.dense import crop_size
 from ..visual.objects import draw_objects, draw_semantic, palette_png
+from .classification import text_file
 
 RESULTS = "results.json"
 
@@ -173,8 +174,7 @@ def write_findings(
         write_results(findings.entries, results)
     if table is not None:
         names = {number: run.classes[label - 1] for label, number in run.category_ids.items()}
-        options: dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape", newline="")  # names keep their bytes
-        with whole_file(table) as unfinished, open(unfinished, "w", **options) as file:
+        with text_file(str(table)) as file:
             rows = CsvRows(file)
             rows.write(["file", "class", "score", "x", "y", "width", "height"])
             for entry in findings.entries:

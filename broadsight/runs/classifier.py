@@ -10,21 +10,50 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
+import broadsight
+
 from ..data.loading import Transforms
 from ..data.normalising import Normalise, per_channel
 from ..errors import first_line
 from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history
-from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
+from ..training.run_folder import CONFIG, WEIGHTS, RunFolder, is_run
 from ..training.seal import check_seal
 from ..training.settings import title as model_title
 from ..weights.loading import load_given
 from ..weights.packaged import load_packaged
 from .names import imagenet_names
-from .verbs import Verbs
 
 PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
+
+
+class Verbs:
+    """What can be done with a Classifier or a DenseModel: the verbs of the package, with this run first."""
+
+    @property
+    def metrics(self: Any) -> Mapping[str, Any]:
+        """What metrics.jsonl says of the epoch whose model a run kept; empty for others."""
+        lines = RunFolder(Path(self.source)).metrics() if is_run(Path(self.source)) else []
+        epochs = [line for line in lines if line["kind"] == "epoch"]
+        kept = epochs[-1].get("best_epoch") if epochs else None
+        return next((line for line in epochs if line["epoch"] == kept), epochs[-1] if epochs else {})
+
+    def predict(self, images: Any, **options: Any) -> Any:
+        """What images show; see `broadsight.predict`."""
+        return broadsight.predict(self, images, **options)
+
+    def evaluate(self, data: Any = None, **options: Any) -> Any:
+        """How good it is on labelled images; see `broadsight.evaluate`."""
+        return broadsight.evaluate(self, data, **options)
+
+    def explain(self, images: Any = (), **options: Any) -> Any:
+        """What it looks at; see `broadsight.explain`."""
+        return broadsight.explain(self, images, **options)
+
+    def export(self, format: str = "onnx", **options: Any) -> Any:
+        """A file for another runtime; see `broadsight.export`."""
+        return broadsight.export(self, format=format, **options)
 
 
 @dataclass(frozen=True)

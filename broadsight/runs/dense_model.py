@@ -22,8 +22,7 @@ from ..training.recipes import Recipe
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
 from ..training.settings import title
 from ..weights.loading import load_given
-from .classifier import chosen_device
-from .verbs import Verbs
+from .classifier import Verbs, chosen_device
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,14 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     described, classes = described_as(config, where), label_names(config, where)
     if size is not None:
         recipe, arguments = _resized(recipe, arguments, size)
-    model: Any = _made(path, arguments)
+    try:
+        if (path / WEIGHTS).is_file():  # the model is as large as these, or refused
+            refuse_large(lambda: make_dense_model(**arguments), (path / WEIGHTS).stat().st_size // 2, where)
+        model: Any = make_dense_model(**arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
     model.pretrained_cfg = described
     load_given(model, path)
     chosen = chosen_device(device)
@@ -113,19 +119,6 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         parameters=about["parameters"],
         device=chosen,
     )
-
-
-def _made(path: Path, arguments: dict[str, Any]) -> Any:
-    """The model without its weights; as large as those, or refused."""
-    try:
-        if (path / WEIGHTS).is_file():
-            numbers = (path / WEIGHTS).stat().st_size // 2
-            refuse_large(lambda: make_dense_model(**arguments), numbers, str(path / CONFIG))
-        return make_dense_model(**arguments)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
 
 
 def pixels_of(image: Image.Image) -> Tensor:

@@ -34,12 +34,6 @@ class CocoDataset(Dataset):
     Args:
         images: The folder that its file names start from; looked for around the file if not given.
         masks: Whether targets have masks; annotations without one are dropped then.
-
-    Attributes:
-        classes: Names of the categories by category id. The label of the first is 1, 0 being the background.
-        category_ids: From a label to the id of its category in the file.
-        keypoint_names: In the order in which targets have them.
-        notes: What was repaired, a line each.
     """
 
     def __init__(
@@ -73,34 +67,23 @@ class CocoDataset(Dataset):
         return self._order[self._ends[i] : self._ends[i + 1]]
 
     def target(self, i: int) -> dict[str, Any]:
-        """The N objects of an image, which is not read for it; N may be 0.
-
-        Returns:
-            boxes: `BoundingBoxes` (N, 4), x1 y1 x2 y2 in pixels inside of the image.
-            labelled_boxes: (N, 4), the same as the file has them; COCO's tools score against these.
-            labels: int64 (N,), from 1.
-            iscrowd: int64 (N,), 1 for a crowd.
-            area: float32 (N,), of the object, not of its box, as the file has it.
-            image_id: As the file has it.
-            masks: `Mask` (N, H, W), uint8 0 or 1; if asked for.
-            keypoints: float32 (N, K, 3), x, y and 0 not labelled, 1 hidden or 2 visible; if asked for.
-        """
+        """The N objects of an image, which is not read for it; N may be 0."""
         rows, (height, width) = self._rows(i), map(int, self._sizes[i])
-        boxes = torch.from_numpy(self._boxes[rows])
+        boxes = torch.from_numpy(self._boxes[rows])  # x1 y1 x2 y2 in pixels inside of the image
         target = dict(
             boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # ty: ignore[no-matching-overload]
-            labelled_boxes=torch.from_numpy(self._labelled[rows]),
-            labels=torch.from_numpy(self._labels[rows]).long(),
-            iscrowd=torch.from_numpy(self._crowds[rows]).long(),
-            area=torch.from_numpy(self._areas[rows]),
+            labelled_boxes=torch.from_numpy(self._labelled[rows]),  # as in the file: COCO's tools score against these
+            labels=torch.from_numpy(self._labels[rows]).long(),  # from 1
+            iscrowd=torch.from_numpy(self._crowds[rows]).long(),  # 1 for a crowd
+            area=torch.from_numpy(self._areas[rows]),  # of the object, not of its box, as the file has it
             image_id=self._ids[i],
         )
-        if self.masks:
+        if self.masks:  # N H W of 0 and 1
             masks = np.zeros((len(rows), height, width), np.uint8)
             for mask, row in zip(masks, rows, strict=True):
                 mask[:] = self._pool.draw(row, height, width)
             target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
-        if self._points is not None:
+        if self._points is not None:  # N K 3: x, y and 0 not labelled, 1 hidden or 2 visible
             target["keypoints"] = torch.from_numpy(self._points[rows])
         return target
 
@@ -134,6 +117,7 @@ class CocoDataset(Dataset):
             raise ValueError(f'{self.annotations}: a category has no "id" (a whole number) or no "name"') from None
         if not names or len(names) < len(categories):
             raise ValueError(f"{self.annotations} has {len(categories)} categories of {len(names)} different ids")
+        # The label of the first category by id is 1, 0 being the background
         self._label_of = {category: label for label, category in enumerate(sorted(names), 1)}
         self.category_ids = {label: category for category, label in self._label_of.items()}
         self.classes = tuple(names[category] for category in sorted(names))
@@ -165,7 +149,13 @@ class CocoDataset(Dataset):
             raise FileNotFoundError(f"{where}, {what}")
         for i, size in enumerate(sizes):
             if size == (None, None):  # a few exporters leave it out
-                sizes[i] = _size_of(self.images / names[i])
+                file = self.images / names[i]
+                try:
+                    with open_image(file) as image:
+                        sizes[i] = image.height, image.width
+                except Exception as error:
+                    what = f"{file} cannot be read for its size, which the COCO file does not give"
+                    raise ValueError(f"{what}: {error}") from None
             elif not all(isinstance(side, int | float) and 1 <= side < 1e6 for side in size):
                 at = f"{self.annotations}: image {self._ids[i]}"
                 raise ValueError(f"{at} has height, width = {size}; expected pixels")
@@ -259,12 +249,3 @@ def _clip(box: Any, height: int, width: int) -> tuple[list[float], list[float]]:
     x, y, w, h = box
     corners = [x, y, x + w, y + h]
     return corners, [min(max(at, 0.0), side) for at, side in zip(corners, (width, height) * 2, strict=True)]
-
-
-def _size_of(file: Path) -> tuple[int, int]:
-    """Height and width of an image as stored."""
-    try:
-        with open_image(file) as image:
-            return image.height, image.width
-    except Exception as error:
-        raise ValueError(f"{file} cannot be read for its size, which the COCO file does not give: {error}") from None

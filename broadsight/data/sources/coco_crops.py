@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,21 @@ from ..decoding import UnreadableImage
 from ..dense.samples import find_images, homes, is_coco, open_labelled
 from ..inside import refuse_outside
 from .registry import Options, register_source
-from .sample_table import Listed, Names, Part, Parts, by_name, refuse_crowd, some
+from .sample_table import Listed, Names, Part, Parts, by_name, noted, refuse_crowd
 from .walking import entries, missing_files, parts_in
 
 SMALLEST = 8  # pixels; less is noise
 
 
 class CocoSource(Listed):
-    """Crops of images.
-
-    Args:
-        files: Paths of the M images.
-        sizes: (M, 2) width and height of the images.
-        images: (N,) for each crop its image. A hold-out keeps crops of one image together.
-        boxes: (N, 4) left, top, right, bottom in pixels.
-        listed: Names, labels, classes and channels, as `Listed` takes them.
-    """
+    """Crops of images, `listed` as `Listed` takes them. A hold-out keeps crops of one image together."""
 
     def __init__(self, files: Sequence[str], sizes: Any, images: Any, boxes: Any, *listed: Any):
         super().__init__(*listed)
-        self.files, self.sizes = Names(files), np.asarray(sizes, np.int32).reshape(-1, 2)
-        self.images, self.boxes = np.asarray(images, np.int32), np.asarray(boxes, np.int32).reshape(-1, 4)
+        self.files = Names(files)
+        self.sizes = np.asarray(sizes, np.int32).reshape(-1, 2)  # width and height of each file
+        self.images = np.asarray(images, np.int32)  # of each crop
+        self.boxes = np.asarray(boxes, np.int32).reshape(-1, 4)  # left, top, right, bottom in pixels
 
     def file(self, index: int) -> Path:
         return Path(self.files[int(self.images[index])])
@@ -99,7 +94,7 @@ def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], chan
     lost = set(missing_files(root, called))
     there = {key for key, image in images.items() if str(image["file_name"]) not in lost}
     number = {key: row for row, key in enumerate(images)}
-    categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}
+    categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=itemgetter("id"))}
     out: Counter[str] = Counter()
     names, kinds, rows, boxes = [], [], [], []
     for one in sorted(content["annotations"], key=lambda one: (number.get(one["image_id"], -1), one["id"])):
@@ -122,8 +117,7 @@ def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], chan
     classes = [name for name in known if name in set(kinds)]
     label = {name: place for place, name in enumerate(classes)}
     notes = [f"{path}: boxes left out: " + ", ".join(f"{n:,} {why}" for why, n in out.items())] if out else []
-    if empty := [name for name in known if name not in label]:
-        notes.append(f"{path}: categories without boxes are left out: {some(empty)}")
+    notes += noted(f"{path}: categories without boxes are left out", [name for name in known if name not in label])
     files = [os.path.join(os.path.abspath(root), name) for name in called]
     sizes = [(image["width"], image["height"]) for image in images.values()]
     labels = [label[kind] for kind in kinds]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .registry import Options, register_source
-from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
+from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, noted, part_names
 from .walking import Walk, entries, is_folder, no_classes
 
 # How folder pairs for segmentation are called.
@@ -40,8 +40,9 @@ def open_folder(data: str, options: Options) -> Parts:
 
     called = part_names(folders, is_part)
     parts = {key: part_of(path / (name or ""), options.channels) for key, name in called.items()}
-    if None not in called.values() and (others := [f"{name}/" for name in folders if name not in called.values()]):
-        next(iter(parts.values())).notes.append(f"not used in {path}: {some(others)}")
+    if None not in called.values():
+        others = [f"{name}/" for name in folders if name not in called.values()]
+        next(iter(parts.values())).notes.extend(noted(f"not used in {path}", others))
     return parts
 
 
@@ -72,13 +73,10 @@ def part_of(path: Path, channels: int) -> Part:
     if not names:
         raise no_classes(path, len(loose))
     labels = [label for label, name in enumerate(classes) for _ in found[name]]
-    notes = walk.notes(path)
-    for what, some_names in (
-        ("class folders without images are left out", [name for name, files in found.items() if not files]),
-        ("images outside class folders are ignored", sorted(loose)),
-        ("files that are no images are ignored", sorted(ignored)),
-    ):
-        notes += [f"{path}: {what}: {some(some_names)}"] * bool(some_names)
+    empty = [name for name, files in found.items() if not files]
+    notes = walk.notes(path) + noted(f"{path}: class folders without images are left out", empty)
+    notes += noted(f"{path}: images outside class folders are ignored", sorted(loose))
+    notes += noted(f"{path}: files that are no images are ignored", sorted(ignored))
     return Part(FolderSource(path, names, labels, classes, channels), str(path), notes)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from ..stratify import METHOD, ranks, stratified, turn
 from ..view import View, labels_of
 from .registry import Source
-from .sample_table import Part, some
+from .sample_table import Part, noted
 
 
 def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tuple[Part, Part]:
@@ -31,8 +31,8 @@ def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tu
             "give the images to validate on (val)"
         )
     numbers = np.bincount(np.unique(np.stack([images, labels]), axis=1)[1], minlength=len(source.classes))
-    if lonely := [source.classes[label] for label in np.flatnonzero(numbers == 1)]:
-        notes.append(f"classes with a single image keep it for training: {some(lonely)}")
+    lonely = [source.classes[label] for label in np.flatnonzero(numbers == 1)]
+    notes += noted("classes with a single image keep it for training", lonely)
     what = f"{held.sum():,} of {len(source):,} images of {part.place} are held out to validate"
     notes.append(f"{what} (split {fraction}, seed {seed}){whole}")
     train, val = (View(source, np.flatnonzero(chosen)) for chosen in (~held, held))

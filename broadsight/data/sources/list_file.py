@@ -12,7 +12,7 @@ from ..inside import refuse_outside
 from ..names import csv_text
 from .folder import FolderSource
 from .registry import LISTS, Options, register_source
-from .sample_table import TRAIN, VAL, Part, Parts, in_order, is_image, some
+from .sample_table import PARTS, TRAIN, VAL, Part, Parts, in_order, is_image, noted, some
 from .walking import missing_files
 
 # Names of columns, by their letters alone; the first of them that is there counts.
@@ -60,7 +60,7 @@ def open_list(data: str, options: Options) -> Parts:
             raise ValueError(f"{path} line {number} has no {what}; expected a path and a label on each line")
         if columns.split is not None:
             splits[row] = fields[columns.split].lower()
-            if splits[row] not in (*TRAIN, *VAL):
+            if splits[row] not in PARTS:
                 raise ValueError(f"{path} line {number} is of part {fields[columns.split]!r}; expected train or val")
     names, labels = ([fields[place] for _, fields in lines] for place in (columns.path, columns.label))
     _check_files(path, names)
@@ -82,10 +82,7 @@ def open_list(data: str, options: Options) -> Parts:
             source = FolderSource(path.parent, [names[row] for row in rows], given, classes, options.channels)
             parts[key] = Part(source, str(path) if key == "all" else f"{path} ({used})")
     notes = next(iter(parts.values())).notes
-    if unused:
-        notes.append(f"not used in {path}: {some(unused)}")
-    if columns.unused:
-        notes.append(f"columns not used in {path}: {some(columns.unused)}")
+    notes += noted(f"not used in {path}", unused) + noted(f"columns not used in {path}", columns.unused)
     if twice := len(names) - len(set(names)):
         notes.append(f"{path} lists images that it has listed before: {twice:,} lines")
     return parts
@@ -107,13 +104,13 @@ def read_paths(path: Path) -> list[str]:
 def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
     """The columns of a list, and the lines below their names, each with a field for every column."""
     lines = list(_lines(path, whole=not labelled))
-    columns, rows = _columns(path, lines, labelled), []
+    columns = _columns(path, lines, labelled)
     for number, fields in lines[columns.header :]:
         if any(fields[columns.count :]):
             what = f"{path} line {number} has {len(fields)} fields, the first line {columns.count}"
             raise ValueError(f"{what}; put those with separators in them in quotation marks")
-        rows.append((number, fields + [""] * (columns.count - len(fields))))
-    return columns, rows
+        fields += [""] * (columns.count - len(fields))
+    return columns, lines[columns.header :]
 
 
 def _lines(path: Path, whole: bool) -> Iterator[Line]:
@@ -149,15 +146,14 @@ def _said(path: Path, field: str) -> str:
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+        good = data if "\0" not in text else data[: data.index(0)]
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of images") from None
-    try:
-        text = data.decode("utf-8-sig")
-        bad = text.encode()[: text.index("\0")] if "\0" in text else None
     except UnicodeDecodeError as error:
-        bad = data[: error.start]
-    if bad is not None:
-        raise ValueError(f"{path} line {bad.count(10) + 1} is no text in UTF-8; save the list as such")
+        good = data[: error.start]
+    if good != data:
+        raise ValueError(f"{path} line {good.count(10) + 1} is no text in UTF-8; save the list as such")
     return text
 
 

@@ -22,7 +22,6 @@ CLASS_FILES = ("classes.yaml", "classes.yml", "classes.txt")
 
 # PIL stretches PNG's grey values of 2 and 4 bits to bytes; indices they are again divided by these.
 STRETCHED = {"L;2": 85, "L;4": 17}
-LOSSY = (".jpg", ".jpeg")
 
 
 class MaskFolder(Dataset):
@@ -53,18 +52,16 @@ class MaskFolder(Dataset):
         self.images, self.masks, self.ignore, self.channels = Path(images), Path(masks), ignore, channels
         names = _read_classes(classes, self.images, self.masks)
         self.classes = tuple(names.get(i, f"unused {i}") for i in range(max(names) + 1))
-        listed = {*names, *([ignore] if ignore is not None and ignore >= 0 else [])}
-        self._listed = np.isin(np.arange(max(listed) + 1), list(listed))
+        listed = [*names, *([ignore] if ignore is not None and ignore >= 0 else [])]
+        self._listed = np.isin(np.arange(max(listed) + 1), listed)
 
         photos, drawn = _list(self.images, ""), _list(self.masks, suffix)
         both = in_order(photos.keys() & drawn.keys())
         if not both:
             one, other = min(photos.values(), default="no image"), min(drawn.values(), default=f"no *{suffix}.png")
-            raise ValueError(
-                f"no mask in {masks} has the name of an image in {images} (there: {other}, {one}); see suffix="
-            )
-        lossy = next((drawn[key] for key in both if drawn[key].lower().endswith(LOSSY)), None)
-        if lossy:
+            what = f"no mask in {masks} has the name of an image in {images}"
+            raise ValueError(f"{what} (there: {other}, {one}); see suffix=")
+        if lossy := next((drawn[key] for key in both if drawn[key].lower().endswith((".jpg", ".jpeg"))), None):
             raise ValueError(f"{self.masks / lossy} is a JPEG, which alters values; save masks as PNG")
         lost = [(photos, drawn, "images without a mask"), (drawn, photos, "masks without an image")]
         alone = [(sorted(mine[key] for key in mine.keys() - theirs.keys()), what) for mine, theirs, what in lost]

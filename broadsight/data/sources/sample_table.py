@@ -28,6 +28,7 @@ EXTENSIONS = frozenset(get_img_extensions()) | {".webp", ".bmp", ".gif", ".tif",
 # How timm, and folders found in the wild, call the parts of a data set; the first of them that is there counts.
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation", "eval", "evaluation", "test", "testing")
+PARTS = (*TRAIN, *VAL)
 
 
 def is_hidden(name: str) -> bool:
@@ -57,7 +58,7 @@ def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[s
     """
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
-    if all(name.lower() in (*TRAIN, *VAL) for name in folders) or (train and is_part(train)):
+    if all(name.lower() in PARTS for name in folders) or (train and is_part(train)):
         return {key: name for key, name in (("train", train), ("val", val)) if name} or {"all": None}
     return {"all": None}
 
@@ -70,7 +71,7 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
     apart = len({path.parent for path in paths}) > 1
     for path in paths:
         words = re.findall("[a-z]+", path.name.lower()) + [path.parent.name.lower()] * apart
-        keys = ["train" if word in TRAIN else "val" for word in words if word in (*TRAIN, *VAL)]
+        keys = ["train" if word in TRAIN else "val" for word in words if word in PARTS]
         groups.setdefault(keys[0] if keys else "all", []).append(path)
     if "all" in groups and len(groups) > 1:
         groups["unused" if "train" in groups else "train"] = groups.pop("all")
@@ -80,6 +81,11 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
 def some(names: Sequence[str], most: int = 5) -> str:
     """The first of many names, in a line."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def noted(what: str, names: Sequence[str]) -> list[str]:
+    """A note with the first of some names, if there are any."""
+    return [f"{what}: {some(names)}"] * bool(names)
 
 
 class Names(Sequence[str]):

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..contents import of_bytes
 from ..decoding import MOST_BYTES, UnreadableImage, decode
 from .registry import TARS, Options, register_source
-from .sample_table import TRAIN, VAL, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, part_names, some
+from .sample_table import PARTS, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, noted, part_names, some
 from .tar_index import Index, index_of, row_and_label
 from .walking import entries, holds_images, is_folder, no_classes, parts_in
 
@@ -31,20 +31,13 @@ MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
-    """Members of tars: for each sample (N, 2) its tar, and its image's row in that tar's index.
+    """Members of tars: of each sample its tar, and its image's row in that tar's index; labels are as for `Listed`.
 
     Every process opens the tars for itself.
     """
 
-    def __init__(
-        self,
-        indices: Sequence[Index],
-        members: Sequence[tuple[int, int]],
-        labels: Sequence[int],
-        classes: Sequence[str],
-        channels: int,
-    ):
-        super().__init__([indices[tar].names[row] for tar, row in members], labels, classes, channels)
+    def __init__(self, indices: Sequence[Index], members: Sequence[tuple[int, int]], *labelled: Any):
+        super().__init__([indices[tar].names[row] for tar, row in members], *labelled)
         self.tars, self.shown = tuple(index.tar for index in indices), tuple(index.shown for index in indices)
         self.shards, rows = np.array(members, np.int32).reshape(-1, 2).T
         places = np.cumsum([0, *(len(index.names) for index in indices)])[self.shards] + rows
@@ -74,7 +67,6 @@ class TarSource(Listed):
         return decode(data, self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image's bytes; see `contents`."""
         try:
             file = self.opened(int(self.shards[index])) if content else None
             return of_bytes(int(self.sizes[index]), file, int(self.offsets[index]))
@@ -168,10 +160,9 @@ def open_tar(data: str, options: Options) -> Parts:
 def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
     """Tars as one data set. Their names or folders say which part several are: train-000.tar, val/000.tar."""
     notes: list[str] = []
-    groups = by_name(paths)
-    unused = groups.pop("unused", [])
     parts: Parts = {}
-    kinds = set()
+    groups, kinds = by_name(paths), set()
+    unused = groups.pop("unused", [])
     for key, tars in groups.items():
         indices = [index_of(path, cache, notes) for path in tars]
         shards = any(index.is_shard for index in indices)
@@ -187,17 +178,15 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
     if len(kinds) > 1:
         raise ValueError(f"{paths[0].parent} mixes shards with tars of class folders; give one kind, and val the other")
     first = next(iter(parts.values()))
-    first.notes[:0] = notes
-    if unused:
-        first.notes.append(f"not used, being neither train nor val: {some([path.name for path in unused])}")
+    first.notes = notes + first.notes + noted("not used, being neither train nor val", [path.name for path in unused])
     return parts
 
 
 def _place(paths: Sequence[Path], indices: Sequence[Index], notes: list[str]) -> str:
     """The tars in a few words, with a note on what is refused in them."""
     place = some([str(path) for path in paths], 1)
-    if refused := [name for index in indices for name in index.refused]:
-        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
+    refused = [name for index in indices for name in index.refused]
+    notes += noted(f"{place}: links and names that lead out of the tar are ignored", refused)
     return place
 
 
@@ -211,12 +200,12 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
     rows = [row for row in seen if is_image(row[0][-1])]
     if not rows:
         raise no_classes(place, 0)
-    if ignored := ["/".join(inner) for inner, _, _ in seen if not is_image(inner[-1])]:
-        notes.append(f"{place}: files that are no images are ignored: {some(ignored)}")
+    ignored = ["/".join(inner) for inner, _, _ in seen if not is_image(inner[-1])]
+    notes += noted(f"{place}: files that are no images are ignored", ignored)
     inside = [inner for inner, _, _ in rows]
     depth = 0
     while len({inner[depth] for inner in inside}) == 1 and min(map(len, inside)) > depth + 2:
-        if inside[0][depth].lower() in (*TRAIN, *VAL):
+        if inside[0][depth].lower() in PARTS:
             break
         depth += 1
     tops = in_order({inner[depth] for inner in inside if len(inner) > depth + 1})
@@ -229,15 +218,15 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
         labelled = [row for row in chosen if len(row[0]) > level + 1]
         if not labelled:
             raise no_classes(place, len(chosen))
-        if loose := ["/".join(inner) for inner, _, _ in chosen if len(inner) <= level + 1]:
-            notes.append(f"{place}: images outside class folders are ignored: {some(loose)}")
+        loose = ["/".join(inner) for inner, _, _ in chosen if len(inner) <= level + 1]
+        notes += noted(f"{place}: images outside class folders are ignored", loose)
         classes = in_order({inner[level] for inner, _, _ in labelled})
         number = {name: label for label, name in enumerate(classes)}
         labels = [number[inner[level]] for inner, _, _ in labelled]
         source = TarSource(indices, [(tar, member) for _, tar, member in labelled], labels, classes, channels)
         parts[key] = Part(source, place if top is None else f"{place}:{top}")
-    if None not in called.values() and (others := [f"{top}/" for top in tops if top not in called.values()]):
-        notes.append(f"not used in {place}: {some(others)}")
+    if None not in called.values():
+        notes += noted(f"not used in {place}", [f"{top}/" for top in tops if top not in called.values()])
     next(iter(parts.values())).notes += notes
     return parts
 
@@ -253,7 +242,7 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
             else:
                 members.append((shard, row))
                 labels.append(label)
-    notes = [f"samples skipped: {some(skipped)}"] if skipped else []
+    notes = noted("samples skipped", skipped)
     place = _place(paths, indices, notes)
     if max(labels) >= MOST_CLASSES:
         raise ValueError(f"{place}: label {max(labels)} is no class; expected numbers from 0")
@@ -266,15 +255,15 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
 
 def class_names(folder: Path) -> tuple[list[str], Path | None]:
     """Names from classes.txt (a line each) or _info.json ("classes") beside the shards or one folder up."""
-    for near in (folder, folder.parent):
-        file = near / "classes.txt"
-        if file.is_file():
-            return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()], file
-        file = near / "_info.json"
-        if file.is_file():
-            with contextlib.suppress(ValueError):
-                info = json.loads(file.read_text("utf-8"))
-                for key in ("classes", "class_names", "names"):
-                    if isinstance(info, dict) and isinstance(info.get(key), list):
-                        return [str(name) for name in info[key]], file
+    for file in (near / name for near in (folder, folder.parent) for name in ("classes.txt", "_info.json")):
+        if not file.is_file():
+            continue
+        text = file.read_text("utf-8")
+        if file.suffix == ".txt":
+            return [line.strip() for line in text.splitlines() if line.strip()], file
+        with contextlib.suppress(ValueError):
+            info = json.loads(text)
+            for key in ("classes", "class_names", "names"):
+                if isinstance(info, dict) and isinstance(info.get(key), list):
+                    return [str(name) for name in info[key]], file
     return [], None

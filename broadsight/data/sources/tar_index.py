@@ -43,7 +43,6 @@ DAMAGES = (EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, g
 DAMAGES += (RecursionError, OverflowError, MemoryError, LookupError, TypeError, AttributeError)
 
 FORMAT = 1  # of the cached index; another number makes the old ones stale
-LABEL_BYTES = 1 << 20  # a label file is small; a larger one is something else
 
 
 class TooMuch(ValueError):
@@ -51,13 +50,10 @@ class TooMuch(ValueError):
 
 
 class Index:
-    """The files in a tar by name, place and size, and their labels (-1: holds none).
-
-    It is made of the arrays that `scanned` gives, the path of the uncompressed file, and its name in reports.
-    """
+    """The files in a tar by name, place and size, and their labels (-1: holds none), from what `scanned` gives."""
 
     def __init__(self, content: Mapping[str, np.ndarray], tar: Path, shown: str):
-        self.tar, self.shown = str(tar), shown
+        self.tar, self.shown = str(tar), shown  # the uncompressed file, and its name in reports
         self.names = Names.of(content["text"], content["ends"])
         self.refused = Names.of(content["refused_text"], content["refused_ends"])
         self.offsets, self.sizes, self.labels = content["offsets"], content["sizes"], content["labels"]
@@ -142,12 +138,10 @@ def scanned(path: Path, tar: Path) -> dict[str, np.ndarray]:
 def label_in(name: str, members: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     """The label that a member holds, or -1."""
     kind = os.path.splitext(name)[1].lower()
-    if kind not in (".cls", ".json") or member.size > LABEL_BYTES:
+    if kind not in (".cls", ".json") or member.size > 1 << 20:  # a larger one is something else
         return -1
-    file = members.extractfile(member)
-    text = file.read() if file else b""
     try:
-        value = json.loads(text)
+        value = json.loads(cast(IO[bytes], members.extractfile(member)).read())
     except ValueError:
         return -1
     if kind == ".json":
@@ -208,15 +202,12 @@ def _unpack(path: Path, opener: Callable[..., Any], file: IO[bytes], folder: Pat
         while block := cast(IO[bytes], packed).read(1 << 20):
             written += len(block)
             if written > most:
-                raise TooMuch(
-                    f"{path} unpacks to more than {_size(most)} ({why}); if that is meant, set {VARIABLE} "
-                    "to gigabytes that suffice, or unpack it yourself"
-                )
+                hint = f"if that is meant, set {VARIABLE} to gigabytes that suffice, or unpack it yourself"
+                raise TooMuch(f"{path} unpacks to more than {_size(most)} ({why}); {hint}")
             if written > room:
-                raise TooMuch(
-                    f"{path} unpacks to more than {folder} has room for ({_size(max(room, 0))} beside the last "
-                    f"{_size(LEFT)}); set BROADSIGHT_CACHE to a folder with room, or unpack it yourself"
-                )
+                what = f"{folder} has room for ({_size(max(room, 0))} beside the last {_size(LEFT)})"
+                hint = "set BROADSIGHT_CACHE to a folder with room, or unpack it yourself"
+                raise TooMuch(f"{path} unpacks to more than {what}; {hint}")
             file.write(block)
 
 

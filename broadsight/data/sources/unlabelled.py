@@ -13,7 +13,7 @@ import numpy as np
 from ...files import odd_kind, refuse_odd
 from .folder import FolderSource
 from .list_file import read_paths
-from .sample_table import in_order, is_hidden, is_image, some
+from .sample_table import in_order, is_hidden, is_image, noted, some
 from .walking import Walk
 
 
@@ -79,7 +79,8 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
 
 def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[str]]) -> list[str]:
     """The images of one argument, or none and an entry among what is wrong."""
-    walk.ignored, walk.again = ignored, again = [], []
+    ignored: list[str] = []
+    walk.ignored, walk.again = ignored, []
     if os.path.isfile(argument):
         return [argument]
     names: list[str] = []
@@ -94,9 +95,7 @@ def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[st
     if not names:
         wrong[kind].append(argument)
         return []
-    notes += walk.notes(argument) if again else []
-    if ignored:
-        notes.append(f"{argument}: files that are no images are ignored: {some(in_order(ignored))}")
+    notes += walk.notes(argument) + noted(f"{argument}: files that are no images are ignored", in_order(ignored))
     return names
 
 
