@@ -5,6 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from broadsight.data.decoding import decode
 from broadsight.data.sources import Source, Splits
 
 
@@ -24,12 +25,12 @@ def fill(folder: Path, **counts: int) -> Path:
 
 
 class Shades:
-    """A source of the plainest kind."""
+    """Images whose brightness is their number; those in `broken` are no images."""
 
-    classes = ("dark", "light")
+    classes = ("even", "odd")
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, broken: tuple[int, ...] = ()):
+        self.count, self.broken = count, broken
 
     def __len__(self) -> int:
         return self.count
@@ -38,10 +39,10 @@ class Shades:
         return index % 2
 
     def name(self, index: int) -> str:
-        return f"shades/{index}"
+        return f"{index}.png"
 
     def open(self, index: int) -> Image.Image:
-        return Image.new("RGB", (8, 8), (100 * self.label(index),) * 3)
+        return decode(b"no image" if index in self.broken else png(index))
 
 
 def png(shade: int) -> bytes:
