@@ -8,8 +8,8 @@ import struct
 import subprocess
 import sys
 import warnings
-import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from broadsight.data import decoding
 from broadsight.data.decoding import UnreadableImage, decode, open_image, within_memory
 from tests.refusals import refused
 
+from .reading import raw_png
+
 WIDE = np.arange(24 * 16 * 3, dtype=np.uint8).reshape(16, 24, 3) // 2  # 24 wide, 16 high, no two corners alike
 
 
@@ -27,10 +29,6 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
-
-
-def pixels(image: Image.Image) -> np.ndarray:
-    return np.asarray(image)
 
 
 def bad(words: str, file) -> None:
@@ -46,11 +44,11 @@ def photograph(side: int = 64) -> Image.Image:
 def test_decode__is_what_pil_converts_to(kind):
     data = saved(photograph(), kind)
     with Image.open(io.BytesIO(data)) as image:
-        expected = {3: pixels(image.convert("RGB")), 1: pixels(image.convert("L"))}
+        expected = {3: np.asarray(image.convert("RGB")), 1: np.asarray(image.convert("L"))}
     for channels, mode in ((3, "RGB"), (1, "L")):
         image = decode(data, channels)
         assert image.mode == mode
-        np.testing.assert_array_equal(pixels(image), expected[channels])
+        np.testing.assert_array_equal(np.asarray(image), expected[channels])
 
 
 def test_decode__takes_paths_files_bytes_and_images_and_leaves_no_file_open(tmp_path):
@@ -58,7 +56,7 @@ def test_decode__takes_paths_files_bytes_and_images_and_leaves_no_file_open(tmp_
     Image.fromarray(WIDE).save(path)
     with path.open("rb") as file:
         for one in (path, str(path), path.read_bytes(), file, Image.open(path)):
-            np.testing.assert_array_equal(pixels(decode(one)), WIDE)
+            np.testing.assert_array_equal(np.asarray(decode(one)), WIDE)
     path = tmp_path / "x.gif"  # an animation, which PIL keeps open to look for the next frame
     frames = [Image.new("L", (8, 8), value) for value in (40, 80)]
     frames[0].save(path, save_all=True, append_images=frames[1:])
@@ -88,9 +86,9 @@ def test_decode__turns_upright(kind, orientation):
     exif[0x0112] = orientation
     options = dict(JPEG=dict(quality=100, subsampling=0), WEBP=dict(lossless=True)).get(kind, {})
     image = decode(saved(stored, kind, exif=exif.tobytes(), **options))
-    difference = np.abs(pixels(image).astype(int) - pixels(upright))
+    difference = np.abs(np.asarray(image).astype(int) - np.asarray(upright))
     assert difference.max() <= (4 if kind == "JPEG" else 0)
-    np.testing.assert_array_equal(pixels(decode(image)), pixels(image))  # not turned twice
+    np.testing.assert_array_equal(np.asarray(decode(image)), np.asarray(image))  # not turned twice
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -102,12 +100,12 @@ def test_decode__a_damaged_note_leaves_the_pixels(kind, note):
 def test_decode__transparent_becomes_white():
     image = Image.new("RGBA", (2, 1), (200, 100, 0, 255))
     image.putpixel((1, 0), (200, 100, 0, 0))
-    assert pixels(decode(saved(image, "PNG"))).tolist() == [[[200, 100, 0], [255, 255, 255]]]
+    assert np.asarray(decode(saved(image, "PNG"))).tolist() == [[[200, 100, 0], [255, 255, 255]]]
     image.putpixel((1, 0), (200, 100, 0, 51))  # a fifth of the colour
-    assert pixels(decode(saved(image, "PNG")))[0, 1].tolist() == [244, 224, 204]
+    assert np.asarray(decode(saved(image, "PNG")))[0, 1].tolist() == [244, 224, 204]
     grey = Image.new("LA", (2, 1), (90, 255))
     grey.putpixel((1, 0), (90, 0))
-    assert pixels(decode(saved(grey, "PNG"), 1)).tolist() == [[90, 255]]
+    assert np.asarray(decode(saved(grey, "PNG"), 1)).tolist() == [[90, 255]]
 
 
 def test_decode__palette_or_colour_with_transparency():
@@ -115,36 +113,31 @@ def test_decode__palette_or_colour_with_transparency():
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
     image.putdata([0, 1, 2])
     plain = [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]]
-    assert pixels(decode(saved(image, "PNG"))).tolist() == plain
+    assert np.asarray(decode(saved(image, "PNG"))).tolist() == plain
     plain[0][1] = [255, 255, 255]
     for one, transparency in ((image, 1), (image, b"\xff\x00\xff"), (image.convert("RGB"), (40, 50, 60))):
-        assert pixels(decode(saved(one, "PNG", transparency=transparency))).tolist() == plain
+        assert np.asarray(decode(saved(one, "PNG", transparency=transparency))).tolist() == plain
 
 
 def test_decode__cmyk_ycbcr_and_bilevel():
     image = Image.new("CMYK", (16, 16), (255, 0, 0, 0))  # cyan
     for kind in ("JPEG", "TIFF"):  # PIL writes JPEG inverted, as Adobe does
-        assert np.abs(pixels(decode(saved(image, kind))).astype(int) - [0, 255, 255]).max() <= 2
+        assert np.abs(np.asarray(decode(saved(image, kind))).astype(int) - [0, 255, 255]).max() <= 2
     image = Image.new("YCbCr", (4, 4), (128, 128, 128))
-    assert np.abs(pixels(decode(image)).astype(int) - 128).max() <= 1
+    assert np.abs(np.asarray(decode(image)).astype(int) - 128).max() <= 1
     bits = Image.new("1", (2, 1))
     bits.putpixel((1, 0), 1)
-    assert pixels(decode(saved(bits, "PNG"), 1)).tolist() == [[0, 255]]
+    assert np.asarray(decode(saved(bits, "PNG"), 1)).tolist() == [[0, 255]]
 
 
 def test_decode__sixteen_bits_are_scaled():
     values = Image.fromarray(np.array([[0, 128, 257, 32896, 65535]], np.uint16))
     for kind in ("PNG", "TIFF"):
-        assert pixels(decode(saved(values, kind), 1)).tolist() == [[0, 0, 1, 128, 255]]
-        assert pixels(decode(saved(values, kind)))[0, 3].tolist() == [128, 128, 128]
+        assert np.asarray(decode(saved(values, kind), 1)).tolist() == [[0, 0, 1, 128, 255]]
+        assert np.asarray(decode(saved(values, kind)))[0, 3].tolist() == [128, 128, 128]
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)  # of colours, which PIL does not write
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
-    data += chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(">HHH", 65535, 0x8040, 0))) + chunk(b"IEND", b"")
-    assert pixels(decode(data)).tolist() == [[[255, 128, 0]]]
+    data = raw_png(1, 1, 16, 2, struct.pack(">HHH", 65535, 0x8040, 0))  # in colours
+    assert np.asarray(decode(data)).tolist() == [[[255, 128, 0]]]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +157,15 @@ def test_decode__sixteen_bits_are_scaled():
 )
 def test_decode__numbers_of_32_bits_are_scaled_from_their_range(values, expected):
     image = Image.fromarray(np.array([values], np.int32 if isinstance(values[0], int) else np.float32))
-    assert pixels(decode(saved(image, "TIFF"), 1)).tolist() == [expected]
+    assert np.asarray(decode(saved(image, "TIFF"), 1)).tolist() == [expected]
 
 
-def test_decode__first_frame_of_an_animation():
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_decode__first_frame_of_an_animation(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    for kind in ("GIF", "WEBP", "PNG"):
-        options = {"lossless": True} if kind == "WEBP" else {}
-        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
-        assert pixels(decode(data))[4, 4].tolist() == [255, 0, 0]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert np.asarray(decode(data))[4, 4].tolist() == [255, 0, 0]
 
 
 def noise(side: int) -> Image.Image:
@@ -245,10 +238,7 @@ def test_decode__no_such_file_a_folder_and_what_is_too_large(tmp_path, monkeypat
     ],
 )
 def test_decode__any_error_is_that_of_one_image_but_interrupts_escape(monkeypatch, error, expected):
-    def stop(*_, **__):
-        raise error
-
-    monkeypatch.setattr(Image, "open", stop)
+    monkeypatch.setattr(Image, "open", Mock(side_effect=error))
     refused(expected or "", decode, b"x", error=UnreadableImage if expected else KeyboardInterrupt)
 
 

@@ -17,7 +17,7 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources.coco import CocoDataset
 from tests.refusals import refused
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
+from ..reading import shared
 
 CATEGORIES = [dict(id=7, name="dog"), dict(id=3, name="cat"), dict(id=90, name="brush")]
 BOX = dict(id=1, image_id=10, category_id=3, bbox=[1, 2, 3, 4])
@@ -283,14 +283,8 @@ def test_target__goes_through_pickle_workers_and_transforms_and_can_be_changed(w
     assert data.target(0)["boxes"].tolist() == [[1, 2, 4, 6]] and data.target(0)["labels"].tolist() == [1]
 
 
-def real(path: str) -> Path:
-    if not (DATA / path).exists():
-        pytest.skip(f"{path} is not beside the repository")
-    return DATA / path
-
-
 def test_real__instances():
-    file = real("coco/instances.json")
+    file = shared("coco/instances.json")
     content = json.loads(file.read_text())
     data = CocoDataset(file)
     assert (len(data), len(data.classes), data.classes[0], data.category_ids[80]) == (128, 80, "person", 90)
@@ -316,7 +310,7 @@ def test_real__instances():
 
 
 def test_real__keypoints():
-    data = CocoDataset(real("coco_keypoints/person_keypoints.json"), keypoints=True)
+    data = CocoDataset(shared("coco_keypoints/person_keypoints.json"), keypoints=True)
     assert (len(data), len(data.keypoint_names), data.keypoint_names[0]) == (4, 17, "nose")
     assert sum(len(target["keypoints"]) for _, target in data) == 14
     target = data.target(0)

@@ -1,7 +1,6 @@
 """Masks from polygons and run lengths: by hand on small grids, and pixel by pixel against pycocotools."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from broadsight.data.sources.coco_masks import MaskPool, expand_text, read_polygon
 from tests.refusals import refused
 
-INSTANCES = Path(__file__).parents[4] / "shared" / "data" / "coco" / "instances.json"
+from ..reading import shared
 
 
 def draw(segmentation, height: int, width: int) -> np.ndarray:
@@ -112,9 +111,7 @@ def test_polygon__equals_pycocotools_whatever_its_corners():
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_masks__of_real_annotations_equal_pycocotools():
     oracle = pytest.importorskip("pycocotools.mask")
-    if not INSTANCES.exists():
-        pytest.skip("COCO images are not beside the repository")
-    content = json.loads(INSTANCES.read_text())
+    content = json.loads(shared("coco/instances.json").read_text())
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
     different, kinds = [], {list: 0, dict: 0}
     for item in content["annotations"]:

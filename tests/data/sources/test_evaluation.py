@@ -9,6 +9,7 @@ from broadsight.data.view import labels_of
 from tests.refusals import refused
 
 from ...training.small_runs import fill
+from ..reading import rows
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +32,12 @@ def test_parts__validation_unless_asked_otherwise(parts, part, count):
     assert found.description["part"] == ("train" if part == "train" else "val")
 
 
-def test_whole__all_of_it(whole):
+def test_whole__all_of_it_or_what_training_held_out(whole):
     found = open_part(whole)
     assert np.bincount(labels_of(found.source)).tolist() == [10, 20]
     assert (found.description["part"], found.place) == ("all", whole)
-
-
-def test_whole__what_training_held_out(whole):
-    found = open_part(whole, split=0.2, seed=3)
-    splits = resolve(whole, split=0.2, seed=3)
-    names = [splits.val.name(row) for row in range(len(splits.val))]
-    assert [found.source.name(row) for row in range(len(found.source))] == names and len(names) == 6
+    found = rows(open_part(whole, split=0.2, seed=3).source)
+    assert list(found) == list(rows(resolve(whole, split=0.2, seed=3).val)) and len(found) == 6
     assert len(open_part(whole, "train", split=0.2, seed=3).source) == 24
 
 

@@ -1,8 +1,6 @@
 """Folders of masks: values as stored, whatever kind of PNG, and what is said of folders that are wrong."""
 
 import pickle
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources.mask_folders import MaskFolder, read_indices
 from tests.refusals import refused
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
+from ..reading import raw_png, shared
+
 CLASSES = ["sky", "tree", "dog"]
 VALUES = np.array([[0, 1, 2, 255], [2, 1, 0, 0]], np.uint8)
 
@@ -28,19 +27,6 @@ def pair(tmp_path):
     Image.new("RGB", (4, 2), (200, 10, 10)).save(tmp_path / "images" / "a.jpg")
     Image.fromarray(VALUES).save(tmp_path / "masks" / "a.png")
     return tmp_path / "images", tmp_path / "masks"
-
-
-def grey_png(path: Path, values: np.ndarray, bits: int) -> None:
-    """A grey PNG of few bits, which PIL does not write."""
-    height, width = values.shape
-    digits = (values[..., None] >> np.arange(bits)[::-1]) & 1
-    rows = np.packbits(digits.reshape(height, -1), axis=1)
-    lines = b"".join(b"\0" + row.tobytes() for row in rows)
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)), (b"IDAT", zlib.compress(lines))]
-    written = b"\x89PNG\r\n\x1a\n"
-    for name, body in [*chunks, (b"IEND", b"")]:
-        written += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-    path.write_bytes(written)
 
 
 def first(*folders: Path, **options) -> tuple[Image.Image, torch.Tensor]:
@@ -76,7 +62,9 @@ def test_masks__with_a_palette_or_16_bits_are_read_as_indices(pair):
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_masks__of_few_bits_are_not_stretched(tmp_path, bits):
     values = np.arange(2**bits).reshape(2, -1) if bits > 1 else np.array([[0, 1, 1], [1, 0, 0]])
-    grey_png(tmp_path / "a.png", values, bits)
+    digits = (values[..., None] >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(digits.reshape(2, -1), axis=1).tobytes()
+    (tmp_path / "a.png").write_bytes(raw_png(values.shape[1], 2, bits, 0, rows))
     assert read_indices(tmp_path / "a.png").tolist() == values.tolist()
 
 
@@ -102,12 +90,6 @@ def test_masks__refused(pair, mask, words, options):
     refused(words, first, *pair, **{"classes": CLASSES, **options})
 
 
-def test_masks__as_jpeg_are_refused(pair):
-    (pair[1] / "a.png").unlink()
-    Image.fromarray(VALUES).save(pair[1] / "a.JPG")
-    refused(r"a\.JPG is a JPEG, which alters values; save masks as PNG", MaskFolder, *pair, classes=CLASSES)
-
-
 def test_masks__black_and_white_are_not_ignored_silently(pair):
     Image.fromarray(np.where(VALUES == 1, 255, 0).astype(np.uint8)).save(pair[1] / "a.png")
     words = r"hold 0 and 255 but never dog \(1\), and 255 is ignored; save the object as 1"
@@ -117,8 +99,8 @@ def test_masks__black_and_white_are_not_ignored_silently(pair):
 
 def test_pairs__left_out_are_told(pair):
     images, masks = pair
-    Image.new("RGB", (4, 2)).save(images / "b.jpg")
-    Image.new("RGB", (4, 2)).save(images / "c.jpg")
+    for name in "bc":
+        Image.new("RGB", (4, 2)).save(images / f"{name}.jpg")
     Image.fromarray(VALUES).save(masks / "d.png")
     (masks / "readme.md").write_text("no mask")
     data = MaskFolder(images, masks, classes=CLASSES)
@@ -150,6 +132,9 @@ def test_pairs__errors(pair, tmp_path):
     Image.new("RGB", (4, 2)).save(images / "a.png")
     words = r"images holds a\.\w+ and a\.\w+, which pair with the same; keep one"
     refused(words, MaskFolder, images, masks, classes=CLASSES)
+    (images / "a.png").unlink()
+    (masks / "a.png").rename(masks / "a.JPG")
+    refused(r"a\.JPG is a JPEG, which alters values; save masks as PNG", MaskFolder, images, masks, classes=CLASSES)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
@@ -209,9 +194,7 @@ def test_classes__must_be_known_and_an_index_left_out_may_not_occur(pair):
 
 
 def test_real__semantic():
-    if not (DATA / "coco_semantic").exists():
-        pytest.skip("coco_semantic is not beside the repository")
-    data = MaskFolder(DATA / "coco_semantic" / "images", DATA / "coco_semantic" / "masks")
+    data = MaskFolder(shared("coco_semantic/images"), shared("coco_semantic/masks"))
     assert (len(data), len(data.classes), data.notes) == (100, 201, ())
     assert (data.classes[0], data.classes[1], data.classes[12]) == ("unlabeled", "person", "unused 12")
     for i in range(0, 100, 10):

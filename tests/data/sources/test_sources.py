@@ -19,9 +19,7 @@ from broadsight.data.sources.sample_table import Names, in_order, is_image
 from broadsight.data.view import labels_of
 from tests.refusals import refused
 
-from ..reading import counts, everything, fill, grey, greys, put, rows, said
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
+from ..reading import counts, everything, fill, grey, greys, put, rows, said, shared
 
 
 @pytest.mark.parametrize(
@@ -389,10 +387,8 @@ def test_coco__not_one_or_damaged(tmp_path, content):
 
 
 def test_coco__real_images():
-    if not (DATA / "coco").is_dir():
-        pytest.skip("COCO images are not beside the repository")
-    splits = resolve(str(DATA / "coco"))
-    content = json.loads((DATA / "coco" / "instances.json").read_text())
+    splits = resolve(shared("coco"))
+    content = json.loads(shared("coco/instances.json").read_text())
     named = {one["id"]: one["name"] for one in content["categories"]}
     boxes = {one["id"]: one for one in content["annotations"]}
     for source in (splits.train, splits.val):

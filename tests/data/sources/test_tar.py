@@ -21,9 +21,8 @@ from broadsight.data.sources.tar import ShardSource, expanded
 from broadsight.data.view import View, labels_of
 from tests.refusals import refused
 
-from ..reading import counts, everything, fill, grey, greys, png, put, rows, said
+from ..reading import counts, everything, fill, grey, greys, png, put, rows, said, shared
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 pytestmark = pytest.mark.usefixtures("cache")
 
 
@@ -381,9 +380,7 @@ def test_expanded():
 
 
 def test_cifar__from_its_tars():
-    train, val = DATA / "cifar10_train.tar.gz", DATA / "cifar10_val.tar.gz"
-    if not train.exists():
-        pytest.skip("CIFAR tars are not beside the repository")
+    train, val = shared("cifar10_train.tar.gz"), shared("cifar10_val.tar.gz")
     splits = resolve(str(train), val=str(val))
     assert counts(splits) == (50000, 5000)
     assert splits.classes == ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
