@@ -58,9 +58,10 @@ def of_bytes(size: int, file: IO[bytes] | None = None, start: int = 0) -> bytes:
     """A digest of so many bytes from a place in a file on, or of their number alone."""
     found = hashlib.blake2b(b"%d" % size, digest_size=16)
     spans = [(0, size)] if size <= WHOLE else [(0, WHOLE // 2), (size - WHOLE // 2, WHOLE // 2)]
-    for at, length in spans if file else ():
-        file.seek(start + at)
-        found.update(file.read(length))
+    if file:
+        for at, length in spans:
+            file.seek(start + at)
+            found.update(file.read(length))
     return found.digest()
 
 

@@ -28,16 +28,9 @@ STRIP = 1 << 22  # pixels that are converted at once where that takes several ti
 # Where PIL keeps what may hold an orientation. TIFF is not among them: PIL turns it upright by itself.
 ORIENTED = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
 
-# What makes an image of each EXIF orientation upright; 1 is upright already.
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+# What makes an image of the EXIF orientations from 2 on upright; 1 is upright already.
+TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+UPRIGHT = {orientation: Image.Transpose[name] for orientation, name in enumerate(TURNS, 2)}
 
 # Keeps PIL's remarks about damaged notes and large images from the terminal.
 SILENCE = logging.NullHandler()

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
+from rich.table import Table
 
 from ..data.loading import EvalOrder, SourceDataset, close, default_workers, load
 from ..data.names import CsvRows
@@ -22,9 +23,6 @@ from ..files import whole_file, write_json
 from ..provenance import header
 from ..runs.classifier import Classifier
 from ..visual.terminal import number
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 FEW, FIRST = 50, 20  # up to FEW images are all shown; of more, the FIRST
 STDOUT = "-"
@@ -166,12 +164,12 @@ def text_file(path: str) -> Generator[TextIO, None, None]:
         with nullcontext(path) if odd else whole_file(path) as place, open(place, "w", **names, newline="") as file:
             yield file
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        output, before = sys.stdout, dict(encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+        output, before = sys.stdout, (sys.stdout.encoding, sys.stdout.errors)
         output.reconfigure(**names)
         try:
             yield output
         finally:
-            output.reconfigure(**before)
+            output.reconfigure(encoding=before[0], errors=before[1])
     else:  # somebody has put a text in its place
         yield sys.stdout
 
@@ -197,7 +195,7 @@ class Summary:
             self.read += 1
             self.classes[prediction.indices[0], prediction.classes[0]] += 1
 
-    def table(self) -> "Table":
+    def table(self) -> Table:
         """The first images and their classes."""
         further = any(len(prediction.classes) > 1 for prediction in self.first)
         table = _table("file", "class", "%", *["then"] * further)
@@ -208,7 +206,7 @@ class Summary:
             table.add_row(printable(file), name, number(percent, digits=1), *[then] * further)
         return table
 
-    def class_table(self) -> "Table":
+    def class_table(self) -> Table:
         """How many images show what: the most frequent classes."""
         table = _table("class", "images", "%")
         rows = [(printable(name), count) for (_, name), count in self.classes.most_common(FIRST)]
@@ -227,9 +225,7 @@ class Summary:
         return lines
 
 
-def _table(*columns: str) -> "Table":
-    from rich.table import Table
-
+def _table(*columns: str) -> Table:
     table = Table()
     for name in columns:
         how: Any = dict(justify="right", no_wrap=True) if name in ("images", "%") else dict(overflow="fold")

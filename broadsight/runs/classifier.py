@@ -129,9 +129,8 @@ def open_classifier(
     place = chosen_device(device)
     if size is not None and size < 1:
         raise ValueError(f"--size {size}; expected pixels of a side")
-    path, channels = Path(source), None
+    path, channels, labels = Path(source), None, None
     run: Mapping[str, Any] = {}
-    labels = None
     if path.is_dir():
         if checkpoint or model_args:
             raise ValueError(f"{source} is a run with weights and arguments of its own; give a timm name with others")

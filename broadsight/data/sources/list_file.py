@@ -53,7 +53,7 @@ def open_list(data: str, options: Options) -> Parts:
     """
     path = Path(data)
     columns, lines = _table(path, labelled=True)
-    splits = ["all"] * len(lines)
+    splits: list[str | None] = ["all"] * len(lines)
     for row, (number, fields) in enumerate(lines):
         if not fields[columns.path] or not fields[columns.label]:
             what = "label" if fields[columns.path] else "path"

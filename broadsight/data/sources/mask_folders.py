@@ -171,28 +171,25 @@ def _read_classes(classes: Sequence[str] | str | Path | None, images: Path, mask
     classes = class_file(images, masks) if classes is None else classes
     if classes is None:
         raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
-    if not isinstance(classes, str | Path):
-        return _numbered(list(classes), "classes")
-    file = Path(classes)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not a file; expected class names, or give them as a list")
-    text = file.read_text("utf-8-sig")
-    if file.suffix.lower() not in (".yaml", ".yml", ".json"):
-        return _numbered([line.strip() for line in text.rstrip().splitlines()], str(file))
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not YAML: {str(error).splitlines()[0]}") from None
-    if isinstance(content, Mapping):
-        content = next((content[key] for key in ("classes", "names") if key in content), content)
-    return _numbered(content, str(file))
-
-
-def _numbered(names: Any, source: str) -> dict[int, str]:
+    names: Any = classes if isinstance(classes, str | Path) else list(classes)
+    where = "classes"
+    if isinstance(classes, str | Path):
+        file, where = Path(classes), str(classes)
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is not a file; expected class names, or give them as a list")
+        text = file.read_text("utf-8-sig")
+        names = [line.strip() for line in text.rstrip().splitlines()]
+        if file.suffix.lower() in (".yaml", ".yml", ".json"):
+            try:
+                names = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(f"{file} is not YAML: {str(error).splitlines()[0]}") from None
+            if isinstance(names, Mapping):
+                names = next((names[key] for key in ("classes", "names") if key in names), names)
     names = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(names, Mapping) or not names:
-        raise ValueError(f"{source} has no class names; expected a list, or a mapping from index to name")
+        raise ValueError(f"{where} has no class names; expected a list, or a mapping from index to name")
     for index, name in names.items():
         if not isinstance(index, int) or not 0 <= index < 2**16 or name in (None, ""):
-            raise ValueError(f"{source} has class {index!r}: {name!r}; expected an index from 0 up and a name")
+            raise ValueError(f"{where} has class {index!r}: {name!r}; expected an index from 0 up and a name")
     return {index: str(name) for index, name in names.items()}
