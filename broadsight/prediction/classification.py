@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -45,7 +45,6 @@ def predict_images(
     top: int = 5,
     batch: int = 64,
     workers: int = 0,
-    seen: Callable[[int], None] = lambda count: None,
 ) -> Generator[Prediction, None, None]:
     """Every image of a source, in its order.
 
@@ -54,7 +53,6 @@ def predict_images(
         top: Classes of each image; all if the model has no more.
         batch: Images of a pass through the model.
         workers: Processes that read images; with none, this one does.
-        seen: Told how many more images are done.
     """
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
@@ -77,7 +75,6 @@ def predict_images(
                 else:
                     name, reason = next(skipped)
                     yield Prediction(name, error=reason)
-            seen(len(keys))
     finally:
         close(loader)
 

@@ -68,17 +68,17 @@ def classify(
     total, batch, top = len(source), request.batch, min(request.top, classifier.num_classes)
     workers = useful_workers(total, batch) if request.workers is None else request.workers
 
-    def seen(_: int) -> None:
-        progress(summary.read + summary.failed, total, classifier.title)
-
-    seen(0)
+    progress(0, total, classifier.title)
     with ExitStack() as stack:
         writers = [stack.enter_context(writing(path, top, form)) for form, path in request.outputs.items()]
-        found = predict_images(classifier, source, top=top, batch=batch, workers=workers, seen=seen)
+        found = predict_images(classifier, source, top=top, batch=batch, workers=workers)
         for prediction in stack.enter_context(closing(found)):
             for writer in writers:
                 writer.write(prediction)
             summary.add(prediction)
+            done = summary.read + summary.failed
+            if done % batch == 0 or done == total:  # to draw the bar for each image would take longer than the image
+                progress(done, total, classifier.title)
             yield prediction
     for path in request.outputs.values():
         write_settings(path, request.command, classifier, summary)

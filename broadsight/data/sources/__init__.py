@@ -11,7 +11,7 @@ import numpy as np
 
 from ..stratify import METHOD
 from ..view import labels_of, under
-from .hold_out import hold_out
+from .evaluation import hold_out
 from .registry import LISTS as LISTS
 from .registry import Options, Source, check_places, open_parts
 from .registry import cache_folder as cache_folder

@@ -55,8 +55,7 @@ def test_target__by_hand(write):
         'annotations marked "ignore", which COCO does not know, taken as any other: 1 (first: annotation 2)',
     )
     assert (len(data), data.name(0), data.notes) == (1, "a.png", told)
-    assert data.classes == ("cat", "dog", "brush")
-    assert data.category_ids == {1: 3, 2: 7, 3: 90}
+    assert data.classes == ("cat", "dog", "brush") and data.category_ids == {1: 3, 2: 7, 3: 90}
 
     image, target = data[0]
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (200, 10, 10))
@@ -107,8 +106,7 @@ def test_target__keypoints(write):
     assert data.keypoint_names == ("nose", "tail")
     expected = [[[1, 2, 2], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[3.5, 4.5, 1], [7, 5, 2]]]
     assert data.target(0)["keypoints"].tolist() == expected
-    assert "keypoints" not in CocoDataset(file).target(0)
-    assert "masks" not in data.target(0)
+    assert "keypoints" not in CocoDataset(file).target(0) and "masks" not in data.target(0)
 
 
 def test_boxes__outside_are_clipped_and_those_of_no_area_dropped(write):

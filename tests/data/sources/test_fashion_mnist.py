@@ -41,8 +41,7 @@ def test_fashion_mnist__images_and_labels(package, tmp_path):
     np.testing.assert_array_equal(colours, np.repeat(content["train"][7][..., None], 3, 2))
     grey = resolve("fashion-mnist", cache=tmp_path / "cache", channels=1).val.open(4)
     np.testing.assert_array_equal(np.asarray(grey), content["t10k"][4])
-    assert splits.val.name(4) == "fashion-mnist/val/4"
-    assert splits.description["kind"] == "fashion-mnist"
+    assert splits.val.name(4) == "fashion-mnist/val/4" and splits.description["kind"] == "fashion-mnist"
     for file in folder.iterdir():  # which is unpacked once
         file.unlink()
     assert len(resolve("fashion-mnist", cache=tmp_path / "cache").train) == 12

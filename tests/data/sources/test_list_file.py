@@ -59,8 +59,7 @@ CATS_AND_DOGS = {"cats/1.png": "cat", "dogs/a b.png": "dog", "cats/2.png": "cat"
 def test_list__ways_to_write_it(folder, name, text):
     part = opened(folder, name, text)
     assert rows(part.source) == CATS_AND_DOGS and list(rows(part.source)) == list(CATS_AND_DOGS)
-    assert part.source.classes == ("cat", "dog")
-    assert greys(part.source) == [0, 3, 1]
+    assert part.source.classes == ("cat", "dog") and greys(part.source) == [0, 3, 1]
     assert part.place == str(folder / name) and part.notes == []
 
 
@@ -73,8 +72,7 @@ def test_list__quoted_separators_and_absolute_paths(folder):
 
 def test_list__numbers_by_value_and_the_same_image_twice(folder):
     part = opened(folder, "l.txt", "cats/1.png 10\ncats/2.png 9\ndogs/1.png 010\n10.png -1\n")
-    assert part.source.classes == ("-1", "9", "10")
-    assert part.source.labels.tolist() == [2, 1, 2, 0]
+    assert part.source.classes == ("-1", "9", "10") and part.source.labels.tolist() == [2, 1, 2, 0]
     part = opened(folder, "l.txt", "cats/1.png 10\ncats/2.png 9\n10.png x")
     assert part.source.classes == ("9", "10", "x")
     part = opened(folder, "l.txt", "10.png a\n10.png a\ncats/1.png b")

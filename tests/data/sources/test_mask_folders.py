@@ -39,10 +39,8 @@ def test_getitem__by_hand(pair):
     assert (len(data), data.name(0), data.classes, data.notes) == (1, "a.jpg", tuple(CLASSES), ())
     assert (image.mode, image.size) == ("RGB", (4, 2))
     assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
-    assert mask.tolist() == VALUES.tolist()
-    assert data.open(0).size == (4, 2)
-    assert torch.equal(pickle.loads(pickle.dumps(data)).target(0), mask)
-    assert len(list(data)) == 1
+    assert mask.tolist() == VALUES.tolist() and data.open(0).size == (4, 2)
+    assert torch.equal(pickle.loads(pickle.dumps(data)).target(0), mask) and len(list(data)) == 1
     assert MaskFolder(*pair, classes=CLASSES, channels=1).open(0).mode == "L"
 
 

@@ -267,8 +267,7 @@ def test_scenes(tmp_path):
     assert counts(splits) == (40, 10)
     assert splits.train.open(0).size == (32, 32) and splits.train.open(0).mode == "RGB"
     assert splits.description["kind"] == "scenes" and splits.description["size"] == 32
-    assert len(resolve("scenes").train) == 8000
-    assert len(resolve("scenes:12").val) == 3
+    assert len(resolve("scenes").train) == 8000 and len(resolve("scenes:12").val) == 3
     assert resolve("scenes:12", channels=1).train.open(0).mode == "L"
     other = resolve("scenes:40", scenes_size=32, seed=1)
     assert other.description["fingerprint"] != splits.description["fingerprint"]
@@ -417,8 +416,7 @@ def test_timm__cifar_from_files(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
         splits = resolve("torch/cifar10", root=str(tmp_path))
-    assert counts(splits) == (20, 4)
-    assert splits.classes == tuple(meta["label_names"])
+    assert counts(splits) == (20, 4) and splits.classes == tuple(meta["label_names"])
     assert [splits.train.label(row) for row in (0, 5)] == [0, 2]
     expected = images["data_batch_2"][1].reshape(3, 32, 32).transpose(1, 2, 0)
     np.testing.assert_array_equal(np.asarray(splits.train.open(5)), expected)
