@@ -7,6 +7,7 @@ folder. For HTML see `report.words.escape`.
 import csv
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -95,15 +96,13 @@ def file_stem(name: str, otherwise: str = "image") -> str:
 def unique_stems(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
     """File names for images: theirs, with a number where two would be the same or in `taken`."""
     used = {name.casefold() for name in taken}
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = defaultdict(lambda: 1)
     stems = []
     for name in names:
         stem = first = file_stem(name)
-        number = numbers.get(first.casefold(), 1)
         while stem.casefold() in used:  # to some disks, Dog and dog are the same
-            number += 1
-            stem = f"{first}-{number}"
-        numbers[first.casefold()] = number
+            numbers[first.casefold()] += 1
+            stem = f"{first}-{numbers[first.casefold()]}"
         used.add(stem.casefold())
         stems.append(stem)
     return stems

@@ -1,7 +1,7 @@
 """What a dense model finds in images: drawn onto them, as COCO's results, as a table of boxes."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,11 +148,10 @@ def image_ids(names: Sequence[str]) -> list[int]:
 
 def read_boxes(path: str | Path) -> dict[str, Tensor]:
     """Boxes (N, 4) by file name, from a COCO file or from results that `predict` wrote."""
-    file = Path(path)
-    if not file.is_file():
+    if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file; expected a COCO .json, or results.json of a detector")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
         if isinstance(content, dict):
             names = {image["id"]: Path(image["file_name"]).name for image in content["images"]}
             listed = [(names[entry["image_id"]], entry["bbox"]) for entry in content["annotations"]]
@@ -160,9 +159,9 @@ def read_boxes(path: str | Path) -> dict[str, Tensor]:
             listed = [(Path(entry["file_name"]).name, entry["bbox"]) for entry in content if entry["score"] >= 0.3]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no boxes ({error}); expected a COCO .json, or results.json") from None
-    boxes: dict[str, list[list[float]]] = {}
+    boxes: dict[str, list[list[float]]] = defaultdict(list)
     for name, (x, y, width, height) in listed:
-        boxes.setdefault(name, []).append([x, y, x + width, y + height])
+        boxes[name].append([x, y, x + width, y + height])
     return {name: torch.tensor(rows) for name, rows in boxes.items()}
 
 

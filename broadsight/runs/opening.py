@@ -60,10 +60,10 @@ def name_of(run: Run) -> str:
 
 def with_weights(name: Run) -> tuple[Run, str | None]:
     """NAME@FILE as the name and the file of its weights; without one, None."""
-    if isinstance(name, OPENED) or Path(name).exists() or "@" not in str(name):
+    if isinstance(name, OPENED) or Path(name).exists():
         return name, None
-    name, _, checkpoint = str(name).partition("@")
-    return name, checkpoint or None
+    first, mark, checkpoint = str(name).partition("@")
+    return first if mark else name, checkpoint or None
 
 
 def open_run(

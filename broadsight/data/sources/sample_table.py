@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,8 +19,6 @@ from timm.data.readers.img_extensions import get_img_extensions
 from ..contents import of_file
 from ..decoding import UnreadableImage, decode
 from ..view import labels_of, under
-
-Rows = TypeVar("Rows", bound="Listed")
 
 # What timm reads, and what photographs come in besides.
 EXTENSIONS = frozenset(get_img_extensions()) | {".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
@@ -71,8 +69,8 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
     apart = len({path.parent for path in paths}) > 1
     for path in paths:
         words = re.findall("[a-z]+", path.name.lower()) + [path.parent.name.lower()] * apart
-        keys = ["train" if word in TRAIN else "val" for word in words if word in PARTS]
-        groups.setdefault(keys[0] if keys else "all", []).append(path)
+        key = next(("train" if word in TRAIN else "val" for word in words if word in PARTS), "all")
+        groups.setdefault(key, []).append(path)
     if "all" in groups and len(groups) > 1:
         groups["unused" if "train" in groups else "train"] = groups.pop("all")
     return {"all": groups["val"]} if groups.keys() == {"val"} else groups
@@ -155,7 +153,7 @@ class Listed:
     def vouch(self, index: int, content: bool) -> bytes:
         return of_file(self.file(index), content)
 
-    def under(self: Rows, classes: Sequence[str]) -> Rows:
+    def under(self, classes: Sequence[str]) -> "Listed":
         """The same samples, labelled as another source numbers the classes."""
         same = copy.copy(self)
         same.labels, same.classes = labels_of(under(self, classes)), tuple(classes)
