@@ -171,9 +171,10 @@ def _read_classes(classes: Sequence[str] | str | Path | None, images: Path, mask
     classes = class_file(images, masks) if classes is None else classes
     if classes is None:
         raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
-    names: Any = classes if isinstance(classes, str | Path) else list(classes)
-    where = "classes"
-    if isinstance(classes, str | Path):
+    names: Any
+    if not isinstance(classes, str | Path):
+        names, where = list(classes), "classes"
+    else:
         file, where = Path(classes), str(classes)
         if not file.is_file():
             raise FileNotFoundError(f"{file} is not a file; expected class names, or give them as a list")
