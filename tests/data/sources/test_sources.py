@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -437,20 +438,15 @@ def test_timm__hugging_face_rows(tmp_path, monkeypatch):
     labels = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
 
     class Reader:
-        def __init__(self):
-            self.label_key, self.class_to_idx, self.dataset = "label", {"yes": 1, "no": 0}, {"label": labels}
+        label_key, class_to_idx, dataset = "label", {"yes": 1, "no": 0}, {"label": labels}
 
         def __getitem__(self, row: int):
             return (tmp_path / f"{row}.png").open("rb"), labels[row]
 
-    class Dataset:
-        def __init__(self):
-            self.reader = Reader()
-
     def create(name, root, split, download):
         if split != "train":
             raise ValueError(f"Unknown split {split}")
-        return Dataset()
+        return SimpleNamespace(reader=Reader())
 
     for row in range(10):
         put(tmp_path / f"{row}.png", row)
@@ -459,9 +455,8 @@ def test_timm__hugging_face_rows(tmp_path, monkeypatch):
     splits = resolve("hfds/some/thing", split=0.2)
     assert splits.classes == ("no", "yes") and len(splits.train) == 8
     for source in (splits.train, splits.val):
-        for row in range(len(source)):
-            number = int(source.name(row).rpartition("/")[2])
-            assert source.label(row) == labels[number] and grey(source, row) == number
+        numbers = [int(name.rpartition("/")[2]) for name in rows(source)]
+        assert greys(source) == numbers and labels_of(source).tolist() == [labels[number] for number in numbers]
 
 
 def test_timm__hugging_face_reads_a_folder(tmp_path):
