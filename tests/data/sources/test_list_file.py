@@ -4,7 +4,6 @@ import pickle
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from broadsight.data.inside import outside_allowed
 from broadsight.data.sources import Options, walking
@@ -12,19 +11,18 @@ from broadsight.data.sources.list_file import open_list, read_paths
 from broadsight.data.sources.sample_table import Part
 from tests.refusals import refused
 
-from ..reading import grey, greys, rows
+from ..reading import grey, greys, put, rows
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Six images, each of its own brightness."""
     for number, name in enumerate(("cats/1.png", "cats/2.png", "dogs/1.png", "dogs/a b.png", "x,y.png", "10.png")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (4, 3), (number, number, number)).save(tmp_path / name)
+        put(tmp_path / name, number)
     return tmp_path
 
 
-def put(folder: Path, name: str, text: str | bytes) -> Path:
+def write(folder: Path, name: str, text: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -32,7 +30,7 @@ def put(folder: Path, name: str, text: str | bytes) -> Path:
 
 def opened(folder: Path, name: str, text: str) -> Part:
     """The one part of a list."""
-    parts = open_list(put(folder, name, text), Options())
+    parts = open_list(write(folder, name, text), Options())
     assert list(parts) == ["all"]
     return parts["all"]
 
@@ -82,7 +80,7 @@ def test_list__numbers_by_value_and_the_same_image_twice(folder):
 
 def test_list__parts(folder):
     text = "path,label,split,width\ncats/1.png,cat,train,4\ndogs/1.png,dog,Train,4\n"
-    path = put(folder, "l.csv", text + "cats/2.png,cat,test,4\n10.png,dog,VAL,4\n")
+    path = write(folder, "l.csv", text + "cats/2.png,cat,test,4\n10.png,dog,VAL,4\n")
     parts = open_list(path, Options(1))
     assert rows(parts["train"].source) == {"cats/1.png": "cat", "dogs/1.png": "dog"}
     assert rows(parts["val"].source) == {"10.png": "dog"} and parts["val"].source.classes == ("dog",)
@@ -92,7 +90,7 @@ def test_list__parts(folder):
 
 
 def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
-    put(folder, "l.txt", "10.png a\ncats/1.png b")
+    write(folder, "l.txt", "10.png a\ncats/1.png b")
     monkeypatch.chdir(folder)
     source = open_list("l.txt", Options())["all"].source
     monkeypatch.chdir("/")
@@ -123,25 +121,25 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
     ],
 )
 def test_list__wrong(folder, name, text, said):
-    assert f"{folder}/{said}" in refused("", open_list, put(folder, name, text), Options())
+    assert f"{folder}/{said}" in refused("", open_list, write(folder, name, text), Options())
 
 
 @pytest.mark.parametrize("few", [0, 16])  # by reading folders, or file by file
 def test_list__missing_images(folder, monkeypatch, few):
     monkeypatch.setattr(walking, "FEW", few)
     gone = ["cats/3.png", "cats//4.png", "none/1.png", "z.png", "cats"]
-    path = put(folder, "l.csv", "".join(f"{name},a\n" for name in ["10.png", *gone, "cats/1.png", "z.png", "x.png"]))
+    path = write(folder, "l.csv", "".join(f"{name},a\n" for name in ["10.png", *gone, "cats/1.png", "z.png", "x.png"]))
     message = refused("", open_list, path, Options())
     what = f"6 of 8 images in {path} do not exist: cats/3.png, cats//4.png, none/1.png and 3 more"
     assert message == f"{what}; paths are relative to {folder}"
-    path = put(folder, "l.csv", "10.png,a\n/none/1.png,b\n")
+    path = write(folder, "l.csv", "10.png,a\n/none/1.png,b\n")
     with outside_allowed():
         refused(r"1 of 2 images in .* do not exist: /none/1\.png; correct the paths$", open_list, path, Options())
 
 
 def test_list__paths_from_the_working_directory(folder, monkeypatch):
     (folder / "lists").mkdir()
-    path = put(folder / "lists", "l.txt", "cats/1.png 0\ncats/2.png 1\n")
+    path = write(folder / "lists", "l.txt", "cats/1.png 0\ncats/2.png 1\n")
     monkeypatch.chdir(folder)
     refused(r"paths are relative to .*lists; these are relative to the working directory$", open_list, path, Options())
 
@@ -160,7 +158,7 @@ def test_list__paths_from_the_working_directory(folder, monkeypatch):
     ],
 )
 def test_read_paths(folder, name, text):
-    assert read_paths(put(folder, name, text)) == [f"{folder}/cats/1.png", f"{folder}/dogs/a b.png"]
+    assert read_paths(write(folder, name, text)) == [f"{folder}/cats/1.png", f"{folder}/dogs/a b.png"]
 
 
 @pytest.mark.parametrize(
@@ -174,5 +172,5 @@ def test_read_paths(folder, name, text):
     ],
 )
 def test_read_paths__wrong(folder, name, text, said):
-    assert f"{folder}/{said}" in refused("", read_paths, put(folder, name, text))
+    assert f"{folder}/{said}" in refused("", read_paths, write(folder, name, text))
     refused(r"none\.txt: no such file or directory; give a list of images", read_paths, folder / "none.txt")
