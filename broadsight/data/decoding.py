@@ -21,7 +21,8 @@ from ..files import check_regular
 
 # Formats by PIL's names. MPO is JPEG with further images behind it; HEIF needs pillow-heif.
 ACCEPTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO", "HEIF")
-NO_IMAGE = "not an image, or of a kind that is not read here; expected JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF"
+KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF"
+NO_IMAGE = f"not an image, or of a kind that is not read here; expected {KINDS}"
 MOST_BYTES = 2 * 2**30  # of a file; the largest image that PIL takes has half of that uncompressed
 STRIP = 1 << 22  # pixels that are converted at once where that takes several times the memory of the image
 

@@ -106,8 +106,6 @@ class CsvWriter:
         cells = [cell for pair in pairs for cell in pair] or [""] * (2 * self.top)
         self.rows.write([prediction.file, *cells, prediction.error])
 
-    def finish(self) -> None: ...
-
 
 class JsonWriter:
     """One object for each image, in an array or each on a line of its own.
@@ -149,7 +147,8 @@ def writing(path: str, top: int, form: str) -> Generator[CsvWriter | JsonWriter,
     with text_file(path) as file:
         writer = CsvWriter(file, top) if form == "csv" else JsonWriter(file, lines=path.lower().endswith(".jsonl"))
         yield writer
-        writer.finish()
+        if isinstance(writer, JsonWriter):
+            writer.finish()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from PIL import Image
 
@@ -57,47 +57,36 @@ class Options:
         object.__setattr__(self, "cache", cache_folder(self.cache))
 
 
-Opener = Callable[[str, Options], Parts]
-
-
 @dataclass(frozen=True)
 class Registered:
-    """What `register_source` was given."""
+    """A source, as `register_source` was told of it."""
 
-    kind: str
+    kind: str  # what runs record as the kind of their data
     names: tuple[str, ...]
-    open: Opener
-    claims: Callable[[Path], Any]
-    known: Sequence[str]
-    downloads: bool
+    open: Callable[[str, Options], Parts]
+    claims: Callable[[Path], Any] = lambda _: False  # whether it takes a folder; what nobody claims holds class folders
+    known: Sequence[str] = ()  # names that error messages suggest
+    downloads: bool = False  # whether the options `root` and `download` are for it
 
     def is_named(self, data: str) -> bool:
         return any(data == name or (name[-1] in "/:" and data.startswith(name)) for name in self.names)
 
 
+Opener = TypeVar("Opener", bound=Callable[[str, Options], Parts])
 _REGISTERED: dict[str, Registered] = {}
 
 
-def register_source(
-    kind: str,
-    *names: str,
-    claims: Callable[[Path], Any] = lambda _: False,
-    known: Sequence[str] = (),
-    downloads: bool = False,
-) -> Callable[[Opener], Opener]:
+def register_source(kind: str, *names: str, **how: Any) -> Callable[[Opener], Opener]:
     """Register a function of (data, options) that gives the parts of a source: "train" and "val", or "all".
 
     Args:
-        kind: What runs record as the kind of their data.
         names: What users write: a whole name; the beginning of one, with / or : at its end; or the ending of files,
             with a dot in front.
-        claims: Whether the source takes a folder. A folder that no source claims holds class folders.
-        known: Names that error messages suggest.
-        downloads: Whether the options `root` and `download` are for this source.
+        how: `claims`, `known` and `downloads`, as `Registered` has them.
     """
 
     def register(opener: Opener) -> Opener:
-        _REGISTERED[kind] = Registered(kind, names, opener, claims, known, downloads)
+        _REGISTERED[kind] = Registered(kind, names, opener, **how)
         return opener
 
     return register

@@ -122,9 +122,7 @@ class Listed:
     content (`vouch`, see `contents`).
     """
 
-    def __init__(
-        self, names: Sequence[str], labels: Sequence[int] | np.ndarray, classes: Sequence[str], channels: int = 3
-    ):
+    def __init__(self, names: Sequence[str], labels: Any, classes: Sequence[str], channels: int = 3):
         self.names = names if isinstance(names, Names) else Names(names)
         self.labels = np.asarray(labels, np.int32)
         self.classes, self.channels = tuple(classes), channels
