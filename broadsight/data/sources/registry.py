@@ -14,7 +14,8 @@ from ...errors import nearest
 from ...files import refuse_odd
 from .sample_table import Parts
 
-STREAMS = ("hfids/", "tfds/", *("http:", "https:", "pipe:", "s3:", "gs:", "hf:", "ftp:"))
+STREAMS = ("hfids/", "tfds/")
+REMOTE = ("http:", "https:", "pipe:", "s3:", "gs:", "hf:", "ftp:")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 LISTS = (".csv", ".tsv", ".txt")
 
@@ -130,7 +131,7 @@ def _find(data: str, root: str | None, what: str) -> tuple[Registered, str]:
     """The source of some data, and the name or path to open there."""
     if source := named_source(data):
         return source, data
-    if data.removeprefix("wds/").startswith(STREAMS):
+    if data.startswith(STREAMS) or data.removeprefix("wds/").startswith(REMOTE):
         raise ValueError(f"{data} is a stream, which cannot be resumed exactly; download it and give the local path")
     path = Path(data.removeprefix("wds/")).expanduser()
     if root and data.startswith("wds/"):
