@@ -5,11 +5,13 @@ Neither times nor places count, so that data may be moved or copied.
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+
+from .stratify import ranks
 
 READ = 4096  # images of a part are read, in equal numbers of each class; of the others only the size counts
 WHOLE = 1 << 17  # bytes of a file that is read as a whole; of a larger one, the beginning and the end
@@ -29,7 +31,11 @@ def same_contents(stored: Mapping[str, Any], found: Mapping[str, Any], parts: Se
 def _of_part(source: Any) -> str:
     names = [source.name(row) for row in range(len(source))]
     turns = [hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names]
-    read = _chosen(turns, getattr(source, "labels", None))
+    read = np.ones(len(turns), bool)
+    if len(turns) > READ:  # of each class those that come first by the hash of their names
+        labels = np.asarray(getattr(source, "labels", np.zeros(len(turns), np.int64)))
+        places = ranks(np.array([int.from_bytes(turn, "big") for turn in turns], np.uint64), labels)
+        read = places < max(1, READ // len(np.unique(labels)))
     lines = sorted(
         (turn, hashlib.blake2b(source.vouch(row, bool(read[row])), digest_size=16).digest())
         for row, turn in enumerate(turns)
@@ -37,43 +43,25 @@ def _of_part(source: Any) -> str:
     return hashlib.sha256(b"".join(turn + line for turn, line in lines)).hexdigest()[:32]
 
 
-def _chosen(turns: Sequence[bytes], labels: np.ndarray | None) -> np.ndarray:
-    """Which images (N,) are read: all of few, else of each class those that come first by the hash of their names."""
-    count = len(turns)
-    if count <= READ:
-        return np.ones(count, bool)
-    kinds = np.zeros(count, np.int64) if labels is None else np.asarray(labels)
-    order = np.lexsort((np.array([int.from_bytes(turn, "big") for turn in turns], np.uint64), kinds))
-    counts = np.bincount(kinds)
-    rank = np.arange(count) - (np.cumsum(counts) - counts)[kinds[order]]
-    chosen = np.zeros(count, bool)
-    chosen[order] = rank < max(1, READ // max(1, np.count_nonzero(counts)))
-    return chosen
-
-
 def of_file(path: str | Path, content: bool) -> bytes:
     """A digest of a file's size and, if asked for, its content."""
     try:
         if not content:
-            return of_bytes(os.stat(path).st_size, lambda start, length: b"", False)
+            return of_bytes(os.stat(path).st_size)
         with open(path, "rb") as file:
-
-            def read(start: int, length: int) -> bytes:
-                file.seek(start)
-                return file.read(length)
-
-            return of_bytes(os.fstat(file.fileno()).st_size, read, True)
+            return of_bytes(os.fstat(file.fileno()).st_size, file)
     except OSError:
         return b"unreadable"
 
 
-def of_bytes(size: int, read: Callable[[int, int], bytes], content: bool) -> bytes:
-    """A digest of bytes that `read(start, length)` gives."""
+def of_bytes(size: int, file: IO[bytes] | None = None, start: int = 0) -> bytes:
+    """A digest of so many bytes from a place in a file on, or of their number alone."""
     found = hashlib.blake2b(b"%d" % size, digest_size=16)
-    if content and size <= WHOLE:
-        found.update(read(0, size))
-    elif content:
-        found.update(read(0, WHOLE // 2) + read(size - WHOLE // 2, WHOLE // 2))
+    spans = [(0, size)] if size <= WHOLE else [(0, WHOLE // 2), (size - WHOLE // 2, WHOLE // 2)]
+    if file:
+        for at, length in spans:
+            file.seek(start + at)
+            found.update(file.read(length))
     return found.digest()
 
 

@@ -29,16 +29,9 @@ STRIP = 1 << 22  # pixels that are converted at once where that takes several ti
 # Where PIL keeps what may hold an orientation. TIFF is not among them: PIL turns it upright by itself.
 ORIENTED = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
 
-# What makes an image of each EXIF orientation upright; 1 is upright already.
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+# What makes an image of the EXIF orientations from 2 on upright; 1 is upright already.
+TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+UPRIGHT = {orientation: Image.Transpose[name] for orientation, name in enumerate(TURNS, 2)}
 
 # Keeps PIL's remarks about damaged notes and large images from the terminal.
 SILENCE = logging.NullHandler()
@@ -60,19 +53,20 @@ def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3)
     that holds all values of the image: 0 to 1 (floating-point only), 0 to 255 (likewise), 0 to 65535, or else from
     the smallest to the largest of them; not-a-number becomes black.
 
+    Whatever is wrong is an UnreadableImage of one line: missing, not an image, of another format, cut short, damaged,
+    above 2 GB or twice `PIL.Image.MAX_IMAGE_PIXELS` (179 million pixels), or too large for the memory left.
+
     The first call turns PIL's warnings off in this process: doing so for each image takes 6 % of the time for a small
     one and is not safe among threads.
-
-    Raises:
-        UnreadableImage: In one line, for any reason: missing, not an image, of another format, cut short, damaged,
-            above 2 GB or twice `PIL.Image.MAX_IMAGE_PIXELS` (179 million pixels), or too large for the memory left.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
     _keep_quiet()
     try:
         if isinstance(file, Image.Image):
-            _check_format(file)
+            unread = isinstance(file, ImageFile.StubImageFile) or getattr(file, "tile", None)
+            if unread and file.format is not None and file.format not in ACCEPTED:  # reading is what starts programs
+                raise UnreadableImage(f"of format {file.format}, which is not accepted; convert it to PNG")
             return _decoded(file, channels)
         with open_image(file) as image:
             return _decoded(image, channels)
@@ -107,28 +101,16 @@ def within_memory() -> Generator[None, None, None]:
         yield
     except (MemoryError, OverflowError, struct.error) as error:
         raise UnreadableImage(_too_much(error)) from None
-    except RuntimeError as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise UnreadableImage(_too_much(error)) from None
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch, which has an error class for accelerators alone, means this."""
-    words = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "numel overflow")
-    return any(word in str(error) for word in words)
+    except RuntimeError as error:  # torch has an error class for accelerators alone
+        words = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "numel overflow")
+        if any(word in str(error) for word in words):
+            raise UnreadableImage(_too_much(error)) from None
+        raise
 
 
 def _too_much(error: BaseException) -> str:
     kind = "numbers overflow" if isinstance(error, OverflowError | struct.error) else "out of memory"
     return f"{kind} while it is prepared; make the image smaller"
-
-
-def _check_format(image: Image.Image) -> None:
-    """Refuse an opened but unread image of another format: reading is what starts programs."""
-    unread = isinstance(image, ImageFile.StubImageFile) or getattr(image, "tile", None)
-    if image.format is not None and image.format not in ACCEPTED and unread:
-        raise UnreadableImage(f"of format {image.format}, which is not accepted; convert it to PNG")
 
 
 def _decoded(image: Image.Image, channels: int) -> Image.Image:
@@ -140,23 +122,18 @@ def _decoded(image: Image.Image, channels: int) -> Image.Image:
         with contextlib.suppress(SyntaxError, ValueError, TypeError, OSError, LookupError, struct.error):
             # PIL has many words for a damaged note; the pixels are there all the same
             turn = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
-    image = _bytes_of(image, "L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = _scaled(image).convert(mode)
+    elif image.has_transparency_data:
+        image = _on_white(image, mode)
+    elif image.mode != mode:
+        image = image.convert(mode)
     if turn is not None:
         image = image.transpose(turn)
         for key in ORIENTED:  # or the result is turned again
             image.info.pop(key, None)
     return image
-
-
-def _bytes_of(image: Image.Image, mode: str) -> Image.Image:
-    """The same image in one byte a channel."""
-    if image.mode == mode and "transparency" not in image.info:
-        return image
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _scaled(image).convert(mode)
-    if image.has_transparency_data:
-        return _on_white(image, mode)
-    return image.convert(mode)
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
@@ -196,7 +173,8 @@ def _scaled(image: Image.Image) -> Image.Image:
 def _reason(error: Exception, file: str | Path | BinaryIO | bytes | Image.Image) -> str:
     """Why an image cannot be read, in one line and without the address of a file object."""
     if isinstance(error, Image.UnidentifiedImageError):
-        return "empty file" if _is_empty(file) else NO_IMAGE
+        empty = Path(file).stat().st_size == 0 if isinstance(file, str | Path) else file == b""
+        return "empty file" if empty else NO_IMAGE
     if isinstance(error, MemoryError | OverflowError | struct.error):
         return _too_much(error) if isinstance(error, MemoryError) else f"damaged ({error})"
     if isinstance(error, Image.DecompressionBombError):
@@ -204,9 +182,3 @@ def _reason(error: Exception, file: str | Path | BinaryIO | bytes | Image.Image)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _is_empty(file: str | Path | BinaryIO | bytes | Image.Image) -> bool:
-    if isinstance(file, str | Path):
-        return Path(file).stat().st_size == 0
-    return isinstance(file, bytes) and not file

@@ -27,9 +27,7 @@ def outside_allowed(allowed: bool = True) -> Generator[None, None, None]:
 
 def refuse_outside(file: Path, names: Iterable[str], folders: Sequence[Path]) -> None:
     """Raise ValueError if names that a file lists, relative to the first of some folders, lead out of all of them."""
-    if _ALLOWED.get():
-        return
-    outside = [name for name in names if not is_inside(name, folders)]
+    outside = [] if _ALLOWED.get() else [name for name in names if not is_inside(name, folders)]
     if outside:
         raise ValueError(
             f"{file} names {len(outside):,} {'file' if len(outside) == 1 else 'files'} outside of "
@@ -41,17 +39,8 @@ def refuse_outside(file: Path, names: Iterable[str], folders: Sequence[Path]) ->
 def is_inside(name: str, folders: Sequence[Path]) -> bool:
     """Whether a path, relative to the first of some folders, leads into one of them. Links are followed only where the
     path goes up again."""
-    drive, _ = os.path.splitdrive(name)
-    if not os.path.isabs(name) and not drive and ".." not in name:
+    if not os.path.isabs(name) and not os.path.splitdrive(name)[0] and ".." not in name:
         return True  # most of a million
     whole = os.path.join(os.path.abspath(folders[0]), name)
-    up = ".." in Path(name).parts
-    return any(
-        _below(os.path.normpath(whole), os.path.abspath(folder))
-        and (not up or _below(os.path.realpath(whole), os.path.realpath(folder)))
-        for folder in folders
-    )
-
-
-def _below(path: str, folder: str) -> bool:
-    return path.startswith(os.path.join(folder, ""))
+    ways = [os.path.abspath, os.path.realpath] if ".." in Path(name).parts else [os.path.abspath]
+    return any(all(way(whole).startswith(os.path.join(way(folder), "")) for way in ways) for folder in folders)

@@ -12,52 +12,39 @@ from timm.data import create_transform
 from timm.data.auto_augment import posterize
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms.functional import pil_modes_mapping
 
-from .bounded_resize import BoundedResize
 from .decoding import UnreadableImage, within_memory
 from .seeds import mixed, seed_transforms
 
 IN_A_ROW = 50  # unreadable images one after the other, after which something else must be wrong
+MOST_PIXELS = 1 << 24  # of a resized image: 64 MB. At 256 pixels that is a longer side of 256 times the shorter one.
+MOST_CROPS = 16  # times the pixels that are kept of it, for models of large images
 
 Key = tuple[int, int, int]  # epoch, place in the epoch, index in the source
 
 
 class Batch(NamedTuple):
-    """Images as they leave the workers.
-
-    Args:
-        images: (B, C, H, W) of bytes, which are normalised on the device.
-        labels: (B,)
-        keys: Epoch, place in it and index in the source of each.
-        skipped: Name and reason of each image that could not be read.
-        failure: Why there is no batch. An error would leave a worker process with a page of its traceback.
-    """
+    """Images as they leave the workers: bytes (B, C, H, W), which are normalised on the device."""
 
     images: Tensor
     labels: Tensor
-    keys: tuple[Key, ...]
-    skipped: tuple[tuple[str, str], ...]
-    failure: str = ""
+    keys: tuple[Key, ...]  # of each image
+    skipped: tuple[tuple[str, str], ...]  # name and reason of each image that could not be read
+    failure: str = ""  # why there is no batch; an error would leave a worker process with a page of its traceback
 
 
 @dataclass(frozen=True)
 class Transforms:
-    """How images become what a model takes, in timm's terms.
-
-    Args:
-        size: Pixels of a side.
-        channels, mean, std: Of the model's images.
-        crop_pct: Part of an image that evaluation sees.
-        augmentation: Further arguments of timm's `create_transform` in training.
-    """
+    """How images become what a model takes, in timm's terms."""
 
     size: int
     channels: int = 3
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bicubic"
-    crop_pct: float = 0.875
-    augmentation: dict[str, Any] = field(default_factory=dict)
+    crop_pct: float = 0.875  # part of an image that evaluation sees
+    augmentation: dict[str, Any] = field(default_factory=dict)  # of timm's `create_transform`, in training
 
     def build(self, training: bool) -> Callable[[Image.Image], Any]:
         """PIL image -> (C, size, size) of bytes."""
@@ -84,6 +71,34 @@ class Transforms:
         return transform
 
 
+class BoundedResize:
+    """torchvision's `resize` of the shorter side before a centre crop, without large intermediate images.
+
+    An image of 1 x 8,000 pixels, resized to a shorter side of 256, would have two million on the longer one: 2 GB, of
+    which a square of 224 pixels is kept. Of such images the crop alone is computed, from the same pixels and by the
+    same filter: a few values differ by one of 255 levels.
+    """
+
+    def __init__(self, resize: Any, crop: int):
+        self.resize, self.crop = resize, crop
+        self.side = resize.size if isinstance(resize.size, int) else resize.size[0]
+        self.filter = pil_modes_mapping[resize.interpolation]
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        short, long = sorted(image.size)
+        longer = int(self.side * long / short)  # as torchvision rounds
+        if self.side * longer <= max(MOST_PIXELS, MOST_CROPS * self.crop**2):
+            return self.resize(image)
+        kept, starts, ends = [], [], []
+        after_sides = (self.side, longer) if image.width <= image.height else (longer, self.side)
+        for whole, after in zip(image.size, after_sides, strict=True):
+            kept.append(min(after, self.crop))
+            start = round((after - kept[-1]) / 2.0)  # as torchvision's CenterCrop
+            starts.append(start * whole / after)
+            ends.append(min((start + kept[-1]) * whole / after, float(whole)))
+        return image.resize(tuple(kept), Image.Resampling(self.filter), (*starts, *ends))
+
+
 def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
     """timm's, which may keep no bit at all: black, as ever; Pillow 13 refuses that."""
     return posterize(image, bits) if bits > 0 else image.point(lambda _: 0)
@@ -95,16 +110,10 @@ def _flat(items: Any) -> Iterator[Any]:
 
 
 class SourceDataset(Dataset):
-    """A source's images, transformed. Each depends on its key alone, not on the worker or the moment.
+    """A source's images, transformed to bytes (C, H, W). Each depends on its key alone, not on worker or moment.
 
-    An unreadable image is skipped and reported: in training the next readable one takes its place, so that batches
-    keep their size; in evaluation the batch is smaller.
-
-    Args:
-        source: A `Source`.
-        transform: PIL image -> (C, H, W) of bytes.
-        training: Seed the transform by `seed` and the key, and replace unreadable images.
-        strict: An unreadable image is an error.
+    An unreadable image is skipped and reported, or an error if `strict`: in training the next readable one takes its
+    place, so that batches keep their size; in evaluation the batch is smaller.
     """
 
     def __init__(
@@ -117,7 +126,7 @@ class SourceDataset(Dataset):
         return len(self.source)
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
-        images: Tensor | None = None
+        images = torch.empty((0, 0, 0, 0), dtype=torch.uint8)
         labels, kept, skipped = [], [], []
         for key in keys:
             try:
@@ -127,13 +136,12 @@ class SourceDataset(Dataset):
             if found is None:
                 continue
             pixels, label, index = found
-            if images is None:
+            if not kept:
                 images = torch.empty((len(keys), *pixels.shape), dtype=torch.uint8)
             images[len(kept)] = pixels
             labels.append(label)
             kept.append((*key[:2], index))  # which may be that of another
-        images = torch.empty((0, 0, 0, 0), dtype=torch.uint8) if images is None else images[: len(kept)]
-        return Batch(images, torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
+        return Batch(images[: len(kept)], torch.tensor(labels, dtype=torch.int64), tuple(kept), tuple(skipped))
 
     def _read(self, key: Key, skipped: list[tuple[str, str]]) -> tuple[Tensor, Any, int] | None:
         """The `_item` of the image, or of the next readable one, and its index."""
@@ -172,11 +180,10 @@ class SourceDataset(Dataset):
 class TrainOrder:
     """The batches of an epoch for one of several processes: iterating gives lists of keys.
 
-    All processes draw the same order. Each takes its share of every batch, in as many passes as are accumulated, so
-    the images of an update do not depend on the number of processes.
+    All processes draw the same order, or take the source's own (`shuffled`). Each takes its share of every batch, in as
+    many passes as are accumulated, so the images of an update do not depend on the number of processes.
 
     Args:
-        source: Shuffled by its own `shuffled` if it has one.
         batch: Images of an update, over all processes and passes.
         repeats: How often each image comes in an epoch; the epoch ends after as many as there are images.
         updates: Updates of an epoch, if that is not one pass over the images. Pass then follows pass, each in an
@@ -195,14 +202,14 @@ class TrainOrder:
         repeats: int = 1,
         updates: int | None = None,
     ):
-        if batch % (processes * accumulate):
-            shares = f"{processes} processes" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
-            near = max(1, round(batch / (processes * accumulate))) * processes * accumulate
-            raise ValueError(f"batch_size={batch} does not divide among {shares}; take batch_size={near}")
+        shares = processes * accumulate
+        if batch % shares:
+            among = f"{processes} processes" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
+            near = max(1, round(batch / shares)) * shares
+            raise ValueError(f"batch_size={batch} does not divide among {among}; take batch_size={near}")
         if batch > len(source) and updates is None:
-            fits = processes * accumulate * max(1, len(source) // (processes * accumulate))
             what = f"batch_size={batch} does not fit: there are {len(source)} training images"
-            raise ValueError(f"{what}; take --set batch_size={fits}")
+            raise ValueError(f"{what}; take --set batch_size={shares * max(1, len(source) // shares)}")
         self.source, self.batch, self.seed = source, batch, seed
         self.rank, self.processes, self.accumulate, self.repeats = rank, processes, accumulate, repeats
         self.epoch, self.first, self._updates = 0, 0, updates
@@ -242,8 +249,8 @@ class TrainOrder:
             indices = order[places.start : places.stop : places.step].tolist()
             mine = [(self.epoch, place, index) for place, index in zip(places, indices, strict=True)]
             size = len(mine) // self.accumulate
-            for part in range(self.accumulate):
-                yield mine[part * size : (part + 1) * size]
+            for start in range(0, len(mine), size):
+                yield mine[start : start + size]
 
 
 class EvalOrder:

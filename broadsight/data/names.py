@@ -7,6 +7,7 @@ folder. For HTML see `report.words.escape`.
 import csv
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,9 +24,6 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IG
 # An address needs no brackets to become a link: it has :// or www.
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~&@$]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
 _NO_FILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u2028-\u202e\u2066-\u2069]')
-
-
-# --- CSV -----------------------------------------------------------------------------------------------------------
 
 
 class CsvRows:
@@ -58,9 +56,6 @@ def csv_text(cell: str) -> str:
     return _QUOTED_FORMULA.sub("", cell)
 
 
-# --- Markdown ------------------------------------------------------------------------------------------------------
-
-
 def markdown(text: object) -> str:
     """Any text as one line of Markdown without links, HTML or further columns."""
     return _MARKS.sub(r"\\\1", printable(str(text)))
@@ -69,23 +64,25 @@ def markdown(text: object) -> str:
 def markdown_code(text: object) -> str:
     """The same as inline code; not for tables, where a bar would end the column."""
     text = printable(str(text))
-    marks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    marks = _fence(text)
     space = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") or not text else ""
     return f"{marks}{space}{text}{space}{marks}"
 
 
 def markdown_block(text: str) -> list[str]:
     """The lines of a code block for any text."""
-    marks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    marks = max(_fence(text), "```", key=len)
     return [f"{marks}text", *map(printable, text.split("\n")), marks]
+
+
+def _fence(text: str) -> str:
+    """More backticks than the text has in a row."""
+    return "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def address(path: str) -> str:
     """A relative path as the address of a link in Markdown or HTML."""
     return quote(os.fsencode(path), safe="/")
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
 
 
 def file_stem(name: str, otherwise: str = "image") -> str:
@@ -99,15 +96,13 @@ def file_stem(name: str, otherwise: str = "image") -> str:
 def unique_stems(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
     """File names for images: theirs, with a number where two would be the same or in `taken`."""
     used = {name.casefold() for name in taken}
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = defaultdict(lambda: 1)
     stems = []
     for name in names:
         stem = first = file_stem(name)
-        number = numbers.get(first.casefold(), 1)
         while stem.casefold() in used:  # to some disks, Dog and dog are the same
-            number += 1
-            stem = f"{first}-{number}"
-        numbers[first.casefold()] = number
+            numbers[first.casefold()] += 1
+            stem = f"{first}-{numbers[first.casefold()]}"
         used.add(stem.casefold())
         stems.append(stem)
     return stems

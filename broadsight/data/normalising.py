@@ -15,9 +15,7 @@ def per_channel(values: Iterable[float], channels: int) -> tuple[float, ...]:
 class Normalise:
     """(B, C, H, W) of bytes -> the same of floats, on the device: one subtraction and one product.
 
-    Args:
-        mean, std: Of values between 0 and 1, one for each channel.
-        layout: Memory format of what comes out.
+    `mean` and `std` are of values between 0 and 1, one for each channel.
     """
 
     def __init__(

@@ -14,13 +14,10 @@ from ..files import whole_file
 class RecordFile:
     """`count` uint8 arrays of one shape, each with its checksum: a structured .npy that np.load can map.
 
-    A record without the right checksum does not count, so that neither a process that dies halfway, nor two that write
-    the same one, nor a damaged disk gives a wrong image. Nothing stays open between calls, for pickling, forks and
-    files that other processes replace. Plain reads and writes rather than a memory map: a full disk or a shortened file
-    is then an error to be caught, not a signal that kills the process.
-
-    Args:
-        path: Created with its folder when first needed; a file of another size or kind is replaced.
+    The file is created when first needed; one of another size or kind is replaced. A record without the right checksum
+    does not count, so that neither a process that dies halfway, nor two that write the same one, nor a damaged disk
+    gives a wrong image. Nothing stays open between calls, for pickling, forks and files that other processes replace.
+    Plain reads and writes rather than a memory map: a full disk is then an error to be caught, not a deadly signal.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...]):
@@ -47,9 +44,8 @@ class RecordFile:
         except OSError:
             return None
         data = record[4:]
-        if len(record) < self.record or record[:4] != checksum(data):
-            return None
-        return np.frombuffer(data, np.uint8).reshape(self.shape)
+        whole = len(record) == self.record and record[:4] == checksum(data)
+        return np.frombuffer(data, np.uint8).reshape(self.shape) if whole else None
 
     def write(self, i: int, data: np.ndarray) -> None:
         """Keep an array as record i if possible; a reader sees all of it or nothing."""

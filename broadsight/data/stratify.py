@@ -18,27 +18,33 @@ def turn(name: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
+def ranks(turns: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The place (N,) of each sample within its class, by turn."""
+    order, counts = np.lexsort((turns, labels)), np.bincount(labels)
+    found = np.empty(len(labels), np.int64)
+    found[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]
+    return found
+
+
 def stratified(
     names: Sequence[str], classes: Sequence[Sequence[int]], fraction: float, seed: int, sizes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Which of N images to hold out, (N,) of booleans; each may show several classes or none.
+    """Which of N images to hold out, (N,) of booleans, in the order of the hashes of their names.
 
-    Of every class a fraction is held out, at least one image and never the last, the rarest class first; more than the
-    fraction where the classes need it. A class is still missed if it is in a single image, or only in images that other
-    classes cannot lose; see `missed`.
-
-    Args:
-        names: Of the images; their hashes give the order.
-        classes: The classes in each image.
-        sizes: The weight of each image, (N,); 1 if None.
+    Each may show several classes or none, and has a weight in `sizes`. Of every class a fraction is held out, at least
+    one image and never the last, the rarest class first; more than the fraction where the classes need it. A class is
+    still missed if it is in a single image, or only in images that other classes cannot lose; see `missed`.
     """
-    sets, count = _sets(classes)
+    sets, images = _images_of(classes)
     sizes = np.ones(len(names)) if sizes is None else np.asarray(sizes, float)
-    best, fewest = np.zeros(len(names), bool), count + 1
-    reachable = _reachable(sets, count)
+    best, fewest = np.zeros(len(names), bool), len(images) + 1
+    numbers = np.array([len(some) for some in images], np.int64)
+    # some image could be held out for them: none of what it shows is in that image alone
+    reachable = {one for shown in sets if (numbers[shown] > 1).all() for one in shown.tolist()}
     for attempt in range(ORDERS if len(names) < MANY else FEW_ORDERS):
         turns = [turn(name, seed) if not attempt else turn(f"{attempt}/{name}", seed) for name in names]
-        held = _held(np.argsort(np.array(turns, np.uint64), kind="stable"), sets, count, fraction, sizes)
+        order = np.argsort(np.array(turns, np.uint64), kind="stable")
+        held = _held(order, sets, images, fraction, sizes)
         lost = len(reachable - _shown(sets, held))
         if lost < fewest:
             best, fewest = held, lost
@@ -49,25 +55,31 @@ def stratified(
 
 def missed(classes: Sequence[Sequence[int]], held: np.ndarray) -> tuple[list[int], list[int]]:
     """The classes that no held-out image shows: those in a single image, and those in several."""
-    sets, count = _sets(classes)
-    images, there = _images_of(sets, count), _shown(sets, held)
-    lost = [one for one in range(count) if len(images[one]) and one not in there]
+    sets, images = _images_of(classes)
+    there = _shown(sets, held)
+    lost = [one for one, some in enumerate(images) if some and one not in there]
     return [one for one in lost if len(images[one]) == 1], [one for one in lost if len(images[one]) > 1]
 
 
-def _sets(classes: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], int]:
-    """The different classes in each image, and the number of all."""
+def _images_of(classes: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], list[list[int]]]:
+    """The different classes in each image, and the images that show each class."""
     sets = [np.unique(np.asarray(shown, np.int64)) for shown in classes]
-    return sets, 1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1)
+    images = [[] for _ in range(1 + max((int(shown[-1]) for shown in sets if len(shown)), default=-1))]
+    for image, shown in enumerate(sets):
+        for one in shown.tolist():
+            images[one].append(image)
+    return sets, images
 
 
-def _held(order: np.ndarray, sets: list[np.ndarray], count: int, fraction: float, sizes: np.ndarray) -> np.ndarray:
+def _held(
+    order: np.ndarray, sets: list[np.ndarray], images: list[list[int]], fraction: float, sizes: np.ndarray
+) -> np.ndarray:
     """One way to hold out a fraction, with images in an order."""
-    images = _images_of(sets, count, order)
+    place = np.argsort(order)
     left = np.array([len(some) for some in images], np.int64)
     quotas = np.minimum(np.maximum(np.floor(fraction * left + 1e-9), 1), left - 1)
     held = np.zeros(len(order), bool)
-    taken, trained = np.zeros(count, np.int64), len(order)
+    taken, trained = np.zeros(len(images), np.int64), len(order)
 
     def take(image: int) -> bool:
         nonlocal trained
@@ -81,7 +93,7 @@ def _held(order: np.ndarray, sets: list[np.ndarray], count: int, fraction: float
         return True
 
     for one in np.argsort(left, kind="stable").tolist():  # the rarest first: later it could not be had any more
-        for image in images[one]:
+        for image in sorted(images[one], key=place.__getitem__):
             if taken[one] >= quotas[one]:
                 break
             take(image)
@@ -90,21 +102,6 @@ def _held(order: np.ndarray, sets: list[np.ndarray], count: int, fraction: float
         if trained == len(order) or wanted >= sizes[image] / 2:
             wanted -= sizes[image] * take(image)
     return held
-
-
-def _images_of(sets: list[np.ndarray], count: int, order: np.ndarray | None = None) -> list[list[int]]:
-    """The images that show each class."""
-    images: list[list[int]] = [[] for _ in range(count)]
-    for image in range(len(sets)) if order is None else order.tolist():
-        for one in sets[image].tolist():
-            images[one].append(image)
-    return images
-
-
-def _reachable(sets: list[np.ndarray], count: int) -> set[int]:
-    """Classes that some image could be held out for: none of what it shows is in that image alone."""
-    numbers = np.array([len(some) for some in _images_of(sets, count)], np.int64)
-    return {one for shown in sets if (numbers[shown] > 1).all() for one in shown.tolist()}
 
 
 def _shown(sets: list[np.ndarray], held: np.ndarray) -> set[int]:

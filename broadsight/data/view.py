@@ -37,12 +37,10 @@ class Rows:
 
 
 class View(Rows):
-    """Rows of another source.
+    """Rows of another source, under its own classes or as another one numbers them.
 
     Args:
-        rows: Which images, in this order; all if None.
-        classes: The classes as another source numbers them; the source's own if None.
-        places: For each class of the source its number among those; -1 where no image of it may occur.
+        places: For each class of the source its number among `classes`; -1 where no image of it may occur.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class View(Rows):
     ):
         super().__init__(source, rows)
         self.classes = tuple(source.classes if classes is None else classes)
-        self.places = None if places is None else np.asarray(places)
+        self.places = places
 
     def label(self, index: int) -> int:
         own = self.source.label(int(self.rows[index]))
@@ -74,9 +72,6 @@ class View(Rows):
 class Grey(View):
     """A source of RGB images in grey."""
 
-    def __init__(self, source: "Source"):
-        super().__init__(source)
-
     def open(self, index: int) -> Image.Image:
         return decode(super().open(index), 1)
 
@@ -85,8 +80,7 @@ def sample(source: "Source", count: int | None, seed: int = 0) -> "Source":
     """Draw `count` images of a source, in their order; all if there are no more."""
     if count is None or count >= len(source):
         return source
-    rows = np.random.default_rng(seed).choice(len(source), count, replace=False)
-    return View(source, np.sort(rows))
+    return View(source, np.sort(np.random.default_rng(seed).choice(len(source), count, replace=False)))
 
 
 def labels_of(source: "Source") -> np.ndarray:

@@ -5,15 +5,15 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
-from torch import Tensor
+from rich.table import Table
 
-from ..data.loading import Batch, EvalOrder, SourceDataset, close, default_workers, load
+from ..data.loading import EvalOrder, SourceDataset, close, default_workers, load
 from ..data.names import CsvRows
 from ..data.sources import Source
 from ..data.sources.sample_table import is_image
@@ -22,29 +22,20 @@ from ..errors import printable
 from ..files import whole_file, write_json
 from ..provenance import header
 from ..runs.classifier import Classifier
+from ..visual.terminal import number
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-LEAST = {"top": 1, "batch": 1, "workers": 0, "threads": 1}
 FEW, FIRST = 50, 20  # up to FEW images are all shown; of more, the FIRST
 STDOUT = "-"
 
 
 class Prediction(NamedTuple):
-    """What one image shows: K classes, the most probable first; none if it cannot be read.
+    """What one image shows: K classes, the most probable first; none if it cannot be read."""
 
-    Args:
-        file: Its path, as it was named.
-        classes, indices, probabilities: K names, their places among the model's classes, and 0 to 1.
-        error: Why it cannot be read.
-    """
-
-    file: str
+    file: str  # its path, as it was named
     classes: tuple[str, ...] = ()
-    indices: tuple[int, ...] = ()
-    probabilities: tuple[float, ...] = ()
-    error: str = ""
+    indices: tuple[int, ...] = ()  # places among the model's classes
+    probabilities: tuple[float, ...] = ()  # 0 to 1
+    error: str = ""  # why it cannot be read
 
 
 def predict_images(
@@ -54,7 +45,6 @@ def predict_images(
     top: int = 5,
     batch: int = 64,
     workers: int = 0,
-    seen: Callable[[int], None] = lambda count: None,
 ) -> Generator[Prediction, None, None]:
     """Every image of a source, in its order.
 
@@ -63,63 +53,39 @@ def predict_images(
         top: Classes of each image; all if the model has no more.
         batch: Images of a pass through the model.
         workers: Processes that read images; with none, this one does.
-        seen: Told how many more images are done.
-
-    Raises:
-        ValueError: At once, not with the first image.
     """
-    check_counts(top=top, batch=batch, workers=workers)
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
-    names, top = classifier.classes, min(top, classifier.num_classes)
+    names = classifier.classes
     images = SourceDataset(source, classifier.transforms.build(training=False))
     order = EvalOrder(source, batch)
-
-    def stream() -> Generator[Prediction, None, None]:
-        loader = load(images, order, workers=workers, pin_memory=classifier.device.type == "cuda")
-        try:
-            for keys, found in zip(order, loader, strict=True):
-                yield from _of_batch(classifier, source, [index for _, _, index in keys], found, names, top)
-                seen(len(keys))
-        finally:
-            close(loader)
-
-    return stream()
-
-
-def _of_batch(
-    classifier: Classifier, source: Source, wanted: list[int], batch: Batch, names: tuple[str, ...], top: int
-) -> Iterator[Prediction]:
-    """In the order that was wanted: a batch holds apart what could be read and what could not."""
-    if batch.failure:
-        raise RuntimeError(batch.failure)
-    rows = {index: row for row, (_, _, index) in enumerate(batch.keys)}
-    order, probabilities = _ask(classifier, batch.images, top) if rows else ([], [])
-    skipped = iter(batch.skipped)
-    for index in wanted:
-        if index in rows:
-            places = order[rows[index]]
-            classes = tuple(names[place] for place in places)
-            yield Prediction(source.name(index), classes, tuple(places), tuple(probabilities[rows[index]]))
-        else:
-            name, reason = next(skipped)
-            yield Prediction(name, error=reason)
+    loader = load(images, order, workers=workers, pin_memory=classifier.device.type == "cuda")
+    try:
+        for keys, found in zip(order, loader, strict=True):
+            if found.failure:
+                raise RuntimeError(found.failure)
+            answers = zip(found.keys, *_ask(classifier, found.images, top), strict=True) if found.keys else ()
+            read = {index: (places, values) for (_, _, index), places, values in answers}
+            skipped = iter(found.skipped)
+            for _, _, index in keys:  # a batch holds apart what could be read and what could not
+                if index in read:
+                    places, values = read[index]
+                    classes = tuple(names[place] for place in places)
+                    yield Prediction(source.name(index), classes, tuple(places), tuple(values))
+                else:
+                    name, reason = next(skipped)
+                    yield Prediction(name, error=reason)
+    finally:
+        close(loader)
 
 
-def _ask(classifier: Classifier, images: Tensor, top: int) -> tuple[list[list[int]], list[list[float]]]:
+def _ask(classifier: Classifier, images: torch.Tensor, top: int) -> tuple[list[list[int]], list[list[float]]]:
     """Bytes (B, C, H, W) -> classes and probabilities (B, top). Of equals the first class wins, as in evaluation."""
     with torch.inference_mode():  # ends here: it would last between the images in whoever asks for them
         logits = classifier.logits(classifier.normalise(images))
         order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
         probabilities = logits.softmax(1).gather(1, order)
     return order.tolist(), probabilities.tolist()
-
-
-def check_counts(**given: int | None) -> None:
-    """Refuse numbers that are too small, by the names of LEAST; None is somebody else's choice."""
-    for name, value in given.items():
-        if value is not None and value < LEAST[name]:
-            raise ValueError(f"--{name} {value}; expected {LEAST[name]} or more")
 
 
 def useful_workers(images: int, batch: int) -> int:
@@ -139,9 +105,6 @@ class CsvWriter:
         pairs = zip(prediction.classes, map(_short, prediction.probabilities), strict=True)
         cells = [cell for pair in pairs for cell in pair] or [""] * (2 * self.top)
         self.rows.write([prediction.file, *cells, prediction.error])
-
-    def finish(self) -> None:
-        pass
 
 
 class JsonWriter:
@@ -167,9 +130,6 @@ class JsonWriter:
         self.file.write("\n" if self.lines else "[]\n" if self.before == "[\n" else "\n]\n")
 
 
-Writer = CsvWriter | JsonWriter
-
-
 def _short(probability: float) -> float:
     """In the digits that single precision has."""
     return float(f"{probability:.6g}")
@@ -182,58 +142,36 @@ def check_output(option: str, path: str | None) -> None:
 
 
 @contextmanager
-def writing(path: str, top: int, form: str) -> Generator[Writer, None, None]:
-    """A writer to a file that appears when all is written, or to the standard output.
-
-    Args:
-        path: Where to; "-" is the standard output.
-        top: Classes of each image.
-        form: "csv" or "json"; the latter in lines if the file is called .jsonl.
-    """
-    with _text_file(path) as file:
-        lines = path.lower().endswith(".jsonl")
-        writer = CsvWriter(file, top) if form == "csv" else JsonWriter(file, lines)
+def writing(path: str, top: int, form: str) -> Generator[CsvWriter | JsonWriter, None, None]:
+    """A writer of `form` "csv" or "json" to a file that appears when all is written, or to "-", the standard output."""
+    with text_file(path) as file:
+        writer = CsvWriter(file, top) if form == "csv" else JsonWriter(file, lines=path.lower().endswith(".jsonl"))
         yield writer
-        writer.finish()
+        if isinstance(writer, JsonWriter):
+            writer.finish()
 
 
 @contextmanager
-def _text_file(path: str) -> Generator[TextIO, None, None]:
-    if path == STDOUT:
-        with _keeping_bytes(sys.stdout) as file:
+def text_file(path: str) -> Generator[TextIO, None, None]:
+    """A file that takes names which are not Unicode; so does the standard output for as long as this lasts."""
+    names: dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape")
+    if path != STDOUT:
+        odd = os.path.exists(path) and not os.path.isfile(path)  # a pipe or /dev/null, which must not be replaced
+        with nullcontext(path) if odd else whole_file(path) as place, open(place, "w", **names, newline="") as file:
             yield file
-    elif os.path.exists(path) and not os.path.isfile(path):  # a pipe or /dev/null, which must not be replaced
-        with _create(path) as file:
-            yield file
-    else:
-        with whole_file(Path(path)) as unfinished, _create(unfinished) as file:
-            yield file
-
-
-def _create(path: str | Path) -> TextIO:
-    return open(path, "w", encoding="utf-8", errors="surrogateescape", newline="")
-
-
-@contextmanager
-def _keeping_bytes(file: TextIO) -> Generator[TextIO, None, None]:
-    """The standard output takes names of files that are not Unicode, for as long as this lasts."""
-    if not isinstance(file, io.TextIOWrapper):  # somebody has put a text in its place
-        yield file
-        return
-    before = file.encoding, file.errors
-    file.reconfigure(encoding="utf-8", errors="surrogateescape")
-    try:
-        yield file
-    finally:
-        file.reconfigure(encoding=before[0], errors=before[1])
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        output, before = sys.stdout, (sys.stdout.encoding, sys.stdout.errors)
+        output.reconfigure(**names)
+        try:
+            yield output
+        finally:
+            output.reconfigure(encoding=before[0], errors=before[1])
+    else:  # somebody has put a text in its place
+        yield sys.stdout
 
 
 class Summary:
-    """What is shown of any number of predictions: the first of them, how many of each class, what went wrong.
-
-    Args:
-        images: How many there will be.
-    """
+    """What is shown of any number of predictions: the first of them, how many of each class, what went wrong."""
 
     def __init__(self, images: int):
         self.most = images if images <= FEW else FIRST
@@ -253,52 +191,42 @@ class Summary:
             self.read += 1
             self.classes[prediction.indices[0], prediction.classes[0]] += 1
 
-    def table(self) -> "Table":
+    def table(self) -> Table:
         """The first images and their classes."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table()
-        table.add_column("file", overflow="fold")
-        table.add_column("class", overflow="fold")
-        table.add_column("%", justify="right", no_wrap=True)
         further = any(len(prediction.classes) > 1 for prediction in self.first)
-        if further:
-            table.add_column("then", overflow="fold")
+        table = _table("file", "class", "%", *["then"] * further)
         for file, classes, _, probabilities, _ in self.first:
-            cells = [
-                f"{printable(name)} {100 * value:.1f} %" for name, value in zip(classes, probabilities, strict=True)
-            ]
-            best = [printable(classes[0]), f"{100 * probabilities[0]:.1f}"] if classes else ["-", "-"]
-            table.add_row(*map(Text, [printable(file), *best, *([", ".join(cells[1:])] if further else [])]))
+            pairs = [(printable(name), 100 * value) for name, value in zip(classes, probabilities, strict=True)]
+            name, percent = pairs[0] if pairs else ("-", None)
+            then = ", ".join(f"{name} {value:.1f} %" for name, value in pairs[1:])
+            table.add_row(printable(file), name, number(percent, digits=1), *[then] * further)
         return table
 
-    def class_table(self) -> "Table":
+    def class_table(self) -> Table:
         """How many images show what: the most frequent classes."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table()
-        table.add_column("class", overflow="fold")
-        table.add_column("images", justify="right", no_wrap=True)
-        table.add_column("%", justify="right", no_wrap=True)
-        rows = [(name, count) for (_, name), count in self.classes.most_common(FIRST)]
+        table = _table("class", "images", "%")
+        rows = [(printable(name), count) for (_, name), count in self.classes.most_common(FIRST)]
         if rest := self.read - sum(count for _, count in rows):
             rows.append((f"{len(self.classes) - FIRST:,} further classes", rest))
         for name, count in rows:
-            table.add_row(Text(printable(name)), f"{count:,}", f"{100 * count / self.read:.1f}")
+            table.add_row(name, f"{count:,}", f"{100 * count / self.read:.1f}")
         return table
 
     def complaints(self) -> list[str]:
         """Lines about the images that could not be read."""
-        if not self.failed:
-            return []
-        total = self.read + self.failed
-        lines = [f"{self.failed:,} of {total:,} images could not be read:"]
-        lines += [f"  {printable(prediction.file)}: {printable(prediction.error)}" for prediction in self.failures]
+        lines = [f"{self.failed:,} of {self.read + self.failed:,} images could not be read:"] if self.failed else []
+        lines += [f"  {printable(file)}: {printable(error)}" for file, *_, error in self.failures]
         if self.failed > len(self.failures):
             lines.append(f"  and {self.failed - len(self.failures):,} more")
         return lines
+
+
+def _table(*columns: str) -> Table:
+    table = Table()
+    for name in columns:
+        how: Any = dict(justify="right", no_wrap=True) if name in ("images", "%") else dict(overflow="fold")
+        table.add_column(name, **how)
+    return table
 
 
 def write_settings(path: str, command: str, classifier: Classifier, summary: Summary) -> None:

@@ -25,17 +25,17 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def opened(request: Request, tell: Tell) -> Generator[tuple[Classifier | DenseModel, Unlabelled], None, None]:
-    """The run and the images of a request, once everything that can be checked has been.
-
-    Args:
-        tell: Given what the user should know, a line each.
-    """
+    """The run and the images of a request, once everything that can be checked has been; notes go to `tell`."""
     facts = facts_of(request.run)
     request.refuse_ignored(facts)
     for form, path in request.outputs.items():
         check_output(f"--{form}", path)
-    if facts[DENSE_RUNS] is None:
-        _check_dense(request)
+    if facts[DENSE_RUNS] is None and request.csv == "-":
+        raise UsageError("--csv of a dense run goes to a file; expected --csv FILE")
+    if request.out is not None:
+        if Path(request.out).exists() and not Path(request.out).is_dir():
+            raise UsageError(f"--out {request.out} is a file; expected a folder for the images")
+        check_creatable(request.out)
     with outside_allowed(request.allow_outside):
         source, notes = find_images(request.images, request.list)
         if request.threads is not None:
@@ -48,15 +48,6 @@ def opened(request: Request, tell: Tell) -> Generator[tuple[Classifier | DenseMo
         for note in notes:
             tell(note)
         yield run, source
-
-
-def _check_dense(request: Request) -> None:
-    if request.csv == "-":
-        raise UsageError("--csv of a dense run goes to a file; expected --csv FILE")
-    if request.out is not None:
-        if Path(request.out).exists() and not Path(request.out).is_dir():
-            raise UsageError(f"--out {request.out} is a file; expected a folder for the images")
-        check_creatable(request.out)
 
 
 def predict(
@@ -77,17 +68,17 @@ def classify(
     total, batch, top = len(source), request.batch, min(request.top, classifier.num_classes)
     workers = useful_workers(total, batch) if request.workers is None else request.workers
 
-    def seen(_: int) -> None:
-        progress(summary.read + summary.failed, total, classifier.title)
-
     progress(0, total, classifier.title)
     with ExitStack() as stack:
         writers = [stack.enter_context(writing(path, top, form)) for form, path in request.outputs.items()]
-        found = predict_images(classifier, source, top=top, batch=batch, workers=workers, seen=seen)
+        found = predict_images(classifier, source, top=top, batch=batch, workers=workers)
         for prediction in stack.enter_context(closing(found)):
             for writer in writers:
                 writer.write(prediction)
             summary.add(prediction)
+            done = summary.read + summary.failed
+            if done % batch == 0 or done == total:  # to draw the bar for each image would take longer than the image
+                progress(done, total, classifier.title)
             yield prediction
     for path in request.outputs.values():
         write_settings(path, request.command, classifier, summary)
@@ -95,19 +86,17 @@ def classify(
 
 def find(request: Request, run: DenseModel, source: Unlabelled, progress: Progress) -> Findings:
     """What a dense run finds in all images, drawn and written where the request names a place."""
-    folder, done = Path(request.out) if request.out else None, 0
-    known = read_boxes(request.boxes) if request.boxes else None
+    folder = Path(request.out) if request.out else None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
 
-    def seen(count: int) -> None:
-        nonlocal done
-        done += count
+    def seen(done: int) -> None:
         progress(done, len(source), run.title)
 
-    progress(0, len(source), run.title)
-    views: dict[str, Any] = dict(flip=request.flip, scales=request.scales, slide=request.slide)
-    findings = predict_dense(run, source, folder, threshold=request.threshold, boxes=known, seen=seen, **views)
+    seen(0)
+    options: dict[str, Any] = dict(flip=request.flip, scales=request.scales, slide=request.slide)
+    options |= dict(threshold=request.threshold, boxes=read_boxes(request.boxes) if request.boxes else None)
+    findings = predict_dense(run, source, folder, seen=seen, **options)
     results = Path(request.json) if request.json and request.json != "-" else folder and folder / RESULTS
     table = Path(request.csv) if request.csv else None
     write_findings(findings, run, results=results, table=table, command=request.command)

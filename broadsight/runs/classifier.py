@@ -1,14 +1,16 @@
 """A classifier ready for use: the model, how images reach it, what its classes are called."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 import torch
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
+
+import broadsight
 
 from ..data.loading import Transforms
 from ..data.normalising import Normalise, per_channel
@@ -16,38 +18,56 @@ from ..errors import first_line
 from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history
-from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
+from ..training.run_folder import CONFIG, WEIGHTS, RunFolder, is_run
 from ..training.seal import check_seal
 from ..training.settings import title as model_title
 from ..weights.loading import load_given
 from ..weights.packaged import load_packaged
 from .names import imagenet_names
-from .verbs import Verbs, best_of
 
 PACKAGE = "package"  # instead of a checkpoint: the weights of an installed one
 
 
+class Verbs:
+    """What can be done with a Classifier or a DenseModel: the verbs of the package, with this run first."""
+
+    @property
+    def metrics(self: Any) -> Mapping[str, Any]:
+        """What metrics.jsonl says of the epoch whose model a run kept; empty for others."""
+        lines = RunFolder(Path(self.source)).metrics() if is_run(Path(self.source)) else []
+        epochs = [line for line in lines if line["kind"] == "epoch"]
+        kept = epochs[-1].get("best_epoch") if epochs else None
+        return next((line for line in epochs if line["epoch"] == kept), epochs[-1] if epochs else {})
+
+    def predict(self, images: Any, **options: Any) -> Any:
+        """What images show; see `broadsight.predict`."""
+        return broadsight.predict(self, images, **options)
+
+    def evaluate(self, data: Any = None, **options: Any) -> Any:
+        """How good it is on labelled images; see `broadsight.evaluate`."""
+        return broadsight.evaluate(self, data, **options)
+
+    def explain(self, images: Any = (), **options: Any) -> Any:
+        """What it looks at; see `broadsight.explain`."""
+        return broadsight.explain(self, images, **options)
+
+    def export(self, format: str = "onnx", **options: Any) -> Any:
+        """A file for another runtime; see `broadsight.export`."""
+        return broadsight.export(self, format=format, **options)
+
+
 @dataclass(frozen=True)
 class Classifier(Verbs):
-    """A model in eval mode, and all that is needed to ask it.
+    """A model in eval mode, and all that is needed to ask it."""
 
-    Args:
-        title: What tables call it.
-        source: Where it is from: a run folder or a timm name.
-        model: Normalised images (B, C, H, W) -> logits (B, num_classes).
-        transforms: How an image becomes the model's input: size, channels, crop, mean and standard deviation.
-        labels: Names of its classes, or None where nobody has written them down.
-        normalise: Bytes (B, C, H, W) -> normalised images on the model's device.
-        run: What a run folder says of itself; empty for others.
-    """
-
-    title: str
-    source: str
-    model: nn.Module
-    transforms: Transforms
-    labels: tuple[str, ...] | None
-    normalise: Normalise
-    run: Mapping[str, Any]
+    title: str  # what tables call it
+    source: str  # a run folder or a timm name
+    model: nn.Module  # normalised images (B, C, H, W) -> logits (B, num_classes)
+    transforms: Transforms  # how an image becomes the model's input
+    labels: tuple[str, ...] | None  # names of its classes, or None where nobody has written them down
+    normalise: Normalise  # bytes (B, C, H, W) -> normalised images on the model's device
+    run: Mapping[str, Any]  # what a run folder says of itself; empty for others
+    task: ClassVar[str] = "classify"
 
     @property
     def device(self) -> torch.device:
@@ -62,15 +82,6 @@ class Classifier(Verbs):
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
-    def task(self) -> str:
-        return "classify"
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """What the training of a run measured of the model that it kept; empty for others."""
-        return best_of(self.source) if self.run else {}
-
-    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes: as a run says, as in ImageNet for a model of timm's with 1000, or numbers."""
         if self.labels is not None:
@@ -82,12 +93,10 @@ class Classifier(Verbs):
     def logits(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) -> logits (B, num_classes) in single precision; keeps gradients if asked to.
 
-        Raises:
-            RuntimeError: Some are not finite. Whoever counts right answers would count those as anything.
+        Numbers that are not finite are a RuntimeError: whoever counts right answers would count those as anything.
         """
         found = self.model(images).float()
-        if not bool(torch.isfinite(found).all()):
-            wrong = int((~torch.isfinite(found)).any(-1).sum())
+        if wrong := int((~torch.isfinite(found)).any(-1).sum()):
             raise RuntimeError(
                 f"{self.title} answers {wrong} of {len(found)} images with numbers that are not finite; "
                 "its weights are damaged or its training has diverged"
@@ -117,10 +126,11 @@ def open_classifier(
         light: Let a multi-token pooling classify with its averaged tokens alone.
         device: "auto", "cpu" or "cuda".
     """
-    place = _device(device)
+    place = chosen_device(device)
     if size is not None and size < 1:
         raise ValueError(f"--size {size}; expected pixels of a side")
-    path, channels = Path(source), None
+    path, channels, labels = Path(source), None, None
+    run: Mapping[str, Any] = {}
     if path.is_dir():
         if checkpoint or model_args:
             raise ValueError(f"{source} is a run with weights and arguments of its own; give a timm name with others")
@@ -128,7 +138,7 @@ def open_classifier(
         settings = run.get("broadsight", {}).get("settings")
         title = model_title(settings) if settings else path.absolute().name
     else:
-        model, labels, run = _of_timm(str(source), checkpoint, pretrained, dict(model_args or {}), size), None, {}
+        model = _of_timm(str(source), checkpoint, pretrained, dict(model_args or {}), size)
         channels = (model_args or {}).get("in_chans")
         title = str(source).rpartition("/")[2]
     if not getattr(model, "num_classes", 0):
@@ -138,18 +148,25 @@ def open_classifier(
         if lighten is None or not getattr(model, "has_groups", False):
             raise ValueError(f"{source} has no multi-token pooling to lighten; leave --light out")
         model, title = lighten(), f"{title}-light"
-    transforms = _transforms(model, channels)
-    if size is not None:
-        transforms = replace(transforms, size=size)
+    # as the model's own description has it, at the size that it is best tested at, but for the channels
+    config = resolve_model_data_config(model, use_test_size=True)
+    channels = channels or config["input_size"][0]
+    mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
+    side = size or config["input_size"][2]
+    transforms = Transforms(side, channels, mean, std, config["interpolation"], config["crop_pct"])
     model = model.to(place).eval().requires_grad_(False)
-    normalise = Normalise(transforms.mean, transforms.std, place)
-    classifier = Classifier(title, str(source), model, transforms, labels, normalise, run)
+    normalise = Normalise(mean, std, place)
     if size is not None:
-        _check_size(classifier, size)
-    return classifier
+        blank = torch.zeros((1, channels, size, size), dtype=torch.uint8)
+        try:
+            with torch.inference_mode():
+                model(normalise(blank))
+        except Exception as error:
+            raise ValueError(f"--size {size} does not suit {title}: {first_line(error)}") from None
+    return Classifier(title, str(source), model, transforms, labels, normalise, run)
 
 
-def _device(device: str) -> torch.device:
+def chosen_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
     return torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
@@ -208,21 +225,3 @@ def _of_timm(
     if checkpoint is not None:
         load_given(model, checkpoint)
     return model
-
-
-def _transforms(model: Any, channels: int | None) -> Transforms:
-    """As the model's own description has it, at the size that it is best tested at, but for the channels."""
-    config = resolve_model_data_config(model, use_test_size=True)
-    described, _, width = config["input_size"]
-    channels = channels or described
-    mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
-    return Transforms(width, channels, mean, std, config["interpolation"], config["crop_pct"])
-
-
-def _check_size(classifier: Classifier, size: int) -> None:
-    blank = torch.zeros((1, classifier.transforms.channels, size, size), dtype=torch.uint8)
-    try:
-        with torch.inference_mode():
-            classifier.model(classifier.normalise(blank))
-    except Exception as error:
-        raise ValueError(f"--size {size} does not suit {classifier.title}: {first_line(error)}") from None

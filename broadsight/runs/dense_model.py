@@ -18,40 +18,27 @@ from ..errors import first_line
 from ..models.from_run import check_arguments, described_as, label_names, refuse_large
 from ..training.dense import LARGEST, data_of, views_of
 from ..training.history import check_own_data
-from ..training.processes import has_gpu
 from ..training.recipes import Recipe
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
 from ..training.settings import title
 from ..weights.loading import load_given
-from .verbs import Verbs, best_of
+from .classifier import Verbs, chosen_device
 
 
 @dataclass(frozen=True)
 class DenseModel(Verbs):
-    """A trained dense model.
+    """A trained dense model."""
 
-    Args:
-        path, title: Its folder, and its model in a few words.
-        task, head: What it finds, and by what.
-        model: In eval mode, on its device.
-        settings, recipe: Of its training.
-        classes: Names; of objects the first has label 1, of pixels 0.
-        category_ids: From a label to the id of its category in the COCO file it learned from; none for pixels.
-        keypoint_names, flip_pairs, skeleton, keypoint_offset: As DenseSplits has them.
-        parameters: How many.
-        device: Where the model is.
-    """
-
-    path: Path
-    title: str
+    path: Path  # its folder
+    title: str  # the model in a few words
     task: str
     head: str
-    model: Any
-    settings: Mapping[str, Any]
+    model: Any  # in eval mode, on its device
+    settings: Mapping[str, Any]  # of its training
     recipe: Recipe
-    classes: tuple[str, ...]
-    category_ids: dict[int, int]
-    keypoint_names: tuple[str, ...]
+    classes: tuple[str, ...]  # of objects the first has label 1, of pixels 0
+    category_ids: dict[int, int]  # from a label to a category's id in the COCO file it learned from; none for pixels
+    keypoint_names: tuple[str, ...]  # this and the next three as DenseSplits has them
     flip_pairs: tuple[tuple[int, int], ...]
     skeleton: tuple[tuple[int, int], ...]
     keypoint_offset: float
@@ -60,13 +47,7 @@ class DenseModel(Verbs):
 
     @property
     def source(self) -> str:
-        """Its folder."""
         return str(self.path)
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """What its training measured of the model that it kept."""
-        return best_of(self.source)
 
     @property
     def top_down(self) -> bool:
@@ -94,11 +75,7 @@ class DenseModel(Verbs):
 
 
 def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseModel:
-    """The best model of a dense run.
-
-    Args:
-        size: Pixels of the shorter side to look at images in, instead of those it was trained in.
-    """
+    """The best model of a dense run; `size` is the shorter side to look at images in, if not that of its training."""
     path = Path(path)
     config = RunFolder(path).dense_config()
     RunFolder(path).check_weights(config)
@@ -114,10 +91,17 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     described, classes = described_as(config, where), label_names(config, where)
     if size is not None:
         recipe, arguments = _resized(recipe, arguments, size)
-    model: Any = _model(path, arguments)
+    try:
+        if (path / WEIGHTS).is_file():  # the model is as large as these, or refused
+            refuse_large(lambda: make_dense_model(**arguments), (path / WEIGHTS).stat().st_size // 2, where)
+        model: Any = make_dense_model(**arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
     model.pretrained_cfg = described
     load_given(model, path)
-    chosen = torch.device("cuda" if device == "cuda" or (device == "auto" and has_gpu()) else "cpu")
+    chosen = chosen_device(device)
     return DenseModel(
         path=path,
         title=title(settings),
@@ -129,25 +113,12 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         classes=classes or (),
         category_ids={int(label): number for label, number in labels["category_ids"].items()},
         keypoint_names=tuple(labels["keypoint_names"]),
-        flip_pairs=_pairs(labels["flip_pairs"]),
-        skeleton=_pairs(labels["skeleton"]),
+        flip_pairs=tuple((int(a), int(b)) for a, b in labels["flip_pairs"]),
+        skeleton=tuple((int(a), int(b)) for a, b in labels["skeleton"]),
         keypoint_offset=labels["keypoint_offset"],
         parameters=about["parameters"],
         device=chosen,
     )
-
-
-def _model(path: Path, arguments: dict[str, Any]) -> Any:
-    """The model without its weights; as large as those, or refused."""
-    try:
-        if (path / WEIGHTS).is_file():
-            numbers = (path / WEIGHTS).stat().st_size // 2
-            refuse_large(lambda: make_dense_model(**arguments), numbers, str(path / CONFIG))
-        return make_dense_model(**arguments)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
 
 
 def pixels_of(image: Image.Image) -> Tensor:
@@ -166,7 +137,3 @@ def _resized(recipe: Recipe, arguments: dict[str, Any], size: int) -> tuple[Reci
     if "image_size" in options:
         options["image_size"] = [round(side * factor) for side in options["image_size"]]
     return recipe.change({"eval_size": size, "long_side": long}), {**arguments, "head_args": options}
-
-
-def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((int(a), int(b)) for a, b in values)

@@ -39,9 +39,7 @@ def save(model: nn.Module, folder: str | Path, *, labels: Sequence[str] | None =
         folder: Where; it does not exist yet, or is empty.
         labels: Names of the classes, for `predict` and others; by default those that `pretrained_cfg` has.
 
-    Raises:
-        ValueError: The model cannot be described by a name and arguments, or is no longer what they say; with the
-            reason.
+    Raises ValueError with the reason if a name and arguments do not describe the model, or no longer do.
     """
     folder = Path(folder)
     if not isinstance(model, nn.Module):
@@ -70,9 +68,7 @@ def load(folder: str | Path) -> nn.Module:
 
     Nothing but this folder is read, nothing is unpickled, and weights have the precision that they were saved in.
 
-    Raises:
-        FileNotFoundError: There is no such folder, or config.json or model.safetensors is not in it.
-        ValueError: It describes no classifier, or its weights are another model's.
+    Raises FileNotFoundError for a missing folder or file, ValueError if it holds no classifier or another's weights.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -81,22 +77,23 @@ def load(folder: str | Path) -> nn.Module:
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{folder} holds no {file}; give a folder that broadsight.save has written")
     config = RunFolder(folder).config()
-    _refuse_dense(config, folder)
-    RunFolder(folder).check_weights(config)
-    weights = read_weights(folder)
-    model = _made(config, folder, sum(tensor.numel() for tensor in weights.values()))
-    _take_precision(model, weights)
-    load_given(model, folder)
-    return model.eval()
-
-
-def _refuse_dense(config: Mapping[str, Any], source: object) -> None:
     about = config.get("broadsight")
     task = about.get("task", "classify") if isinstance(about, Mapping) else "classify"
     if config.get("architecture") == DENSE or task != "classify":
         raise ValueError(
-            f"{source} holds a dense model, which finds more than classes; open its run: broadsight predict {source}"
+            f"{folder} holds a dense model, which finds more than classes; open its run: broadsight predict {folder}"
         )
+    RunFolder(folder).check_weights(config)
+    weights = read_weights(folder)
+    model = _made(config, folder, sum(tensor.numel() for tensor in weights.values()))
+    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    if len(kinds) == 1:
+        model.to(dtype=kinds.pop())
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in weights and tensor.dtype != weights[name].dtype:
+            tensor.data = tensor.data.to(weights[name].dtype)
+    load_given(model, folder)
+    return model.eval()
 
 
 def _config(model: Any, name: str, arguments: dict[str, Any], labels: Sequence[str] | None) -> dict[str, Any]:
@@ -124,12 +121,7 @@ def _config(model: Any, name: str, arguments: dict[str, Any], labels: Sequence[s
 
 
 def _made(config: Mapping[str, Any], folder: Path, numbers: int) -> Any:
-    """The model that a folder describes, with random weights.
-
-    Args:
-        folder: Its folder, for messages.
-        numbers: How many its weights have.
-    """
+    """The model that a folder describes, with random weights; as large as the `numbers` that it stores, or refused."""
     if not isinstance(config.get("pretrained_cfg"), Mapping):
         raise ValueError(f"{folder / CONFIG} has no pretrained_cfg; expected what broadsight.save or timm has written")
     try:
@@ -137,16 +129,6 @@ def _made(config: Mapping[str, Any], folder: Path, numbers: int) -> Any:
             return stored_model(config, folder, numbers)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-
-
-def _take_precision(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Let a model hold its weights in the precision that they come in."""
-    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
-    if len(kinds) == 1:
-        model.to(dtype=next(iter(kinds)))
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if name in weights and tensor.dtype != weights[name].dtype:
-            tensor.data = tensor.data.to(weights[name].dtype)
 
 
 def _check_true(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:

@@ -12,25 +12,17 @@ from ..data.view import Grey
 from ..errors import UsageError
 from .classifier import Classifier
 
-FEW = 3  # scenes that are looked at if nobody names an image
-MOST = 1000  # scenes
+FEW, MOST = 3, 1000  # scenes that are looked at if nobody names an image, and at most
 
 
 @dataclass(frozen=True)
 class ShownImages:
-    """Images, found before a model is opened.
-
-    Args:
-        scenes: How many scenes are to be drawn; 0 if images are named.
-        found: The images that are named.
-        named: What they were named by.
-        notes: What the user should know of them.
-    """
+    """Images that are named, by what they were named, or so many scenes; before a model is opened."""
 
     scenes: int
-    found: Unlabelled | None = None
-    named: str = ""
-    notes: tuple[str, ...] = ()
+    found: Unlabelled | None
+    named: str
+    notes: Sequence[str] = ()
 
     def of(self, classifier: Classifier) -> tuple[Any, str, list[str]]:
         """The images as a classifier wants them, what records call them, and notes."""
@@ -43,26 +35,18 @@ class ShownImages:
 
 def shown_images(images: Sequence[str], listing: str | None = None) -> ShownImages:
     """Files, folders, patterns and lists of images; or scenes:N, and a few scenes where nothing is named."""
-    scenes = scenes_asked_for(images, listing)
-    if scenes:
-        return ShownImages(scenes, named=" ".join(images))
-    found, notes = find_images(images, listing)
-    return ShownImages(0, found, " ".join(images) or str(listing), tuple(notes))
-
-
-def scenes_asked_for(images: Sequence[str], listing: str | None = None) -> int:
-    """How many scenes are asked for; 0 if images are."""
     if not images and listing is None:
-        return FEW
+        return ShownImages(FEW, None, "")
     asked = [one for one in images if re.fullmatch(r"scenes(:.*)?", one) and not Path(one).exists()]
     if not asked:
-        return 0
+        found, notes = find_images(images, listing)
+        return ShownImages(0, found, " ".join(images) or str(listing), notes)
     if len(asked) < len(images) or listing is not None:
         raise UsageError("scenes together with other images; expected one of the two")
     number = asked[0].partition(":")[2] or str(FEW)
     if len(asked) > 1 or not re.fullmatch(r"[1-9][0-9]{0,3}", number) or int(number) > MOST:
         raise UsageError(f"{' '.join(images)}; expected scenes:N, up to {MOST}")
-    return int(number)
+    return ShownImages(int(number), None, " ".join(images))
 
 
 def drawn_scenes(count: int, classifier: Classifier) -> Any:

@@ -34,7 +34,11 @@ def facts_of(run: Run, others: Iterable[Run] = ()) -> dict[str, str | None]:
     """What options are for (`Option.of`), of a run and others beside it: None, or why it does not hold."""
     task, dense = task_of(run), is_dense(run)
     here = f"this run is of --task {task}" if dense else "this is a classifier"
-    head = _head(run) if dense else None
+    head = None
+    if isinstance(run, DenseModel):
+        head = run.head
+    elif dense:
+        head = RunFolder(Path(str(run))).config().get("broadsight", {}).get("settings", {}).get("head")
     whole = not (head in HEADS and HEADS[head].top_down)
     crops = f"{head} looks at crops of single objects"
     named = not all(isinstance(one, OPENED) or Path(one).is_dir() for one in (run, *others))
@@ -49,12 +53,6 @@ def facts_of(run: Run, others: Iterable[Run] = ()) -> dict[str, str | None]:
     }
 
 
-def _head(run: Run) -> str | None:
-    if isinstance(run, DenseModel):
-        return run.head
-    return RunFolder(Path(str(run))).config().get("broadsight", {}).get("settings", {}).get("head")
-
-
 def name_of(run: Run) -> str:
     """What messages call a run, whether it is open or not."""
     return run.source if isinstance(run, OPENED) else str(run)
@@ -62,10 +60,10 @@ def name_of(run: Run) -> str:
 
 def with_weights(name: Run) -> tuple[Run, str | None]:
     """NAME@FILE as the name and the file of its weights; without one, None."""
-    if isinstance(name, OPENED) or Path(name).exists() or "@" not in str(name):
+    if isinstance(name, OPENED) or Path(name).exists():
         return name, None
-    name, _, checkpoint = str(name).partition("@")
-    return name, checkpoint or None
+    first, mark, checkpoint = str(name).partition("@")
+    return first if mark else name, checkpoint or None
 
 
 def open_run(
@@ -86,9 +84,8 @@ def open_run(
         size: Pixels of a side, of dense models of the shorter one; without it what the model was trained for.
         device: "auto", "cpu" or "cuda".
 
-    Raises:
-        FileNotFoundError: There is no such run, or it has no weights yet.
-        ValueError: The folder is damaged, or an option is not for what it holds.
+    Raises FileNotFoundError where there is no such run or it has no weights yet, and ValueError for a damaged folder or
+    an option that is not for what it holds.
     """
     given: dict[str, Any] = dict(checkpoint=checkpoint, model_args=model_args, light=light)
     if isinstance(source, OPENED):
@@ -97,26 +94,19 @@ def open_run(
             raise UsageError(f"{source.source} is open already; give {idle[0]} when you open it")
         return source
     if not is_dense(source):
-        options: dict[str, Any] = dict(checkpoint=checkpoint, pretrained=pretrained, model_args=model_args, light=light)
-        return open_classifier(source, size=size, device=device, **options)
+        return open_classifier(source, pretrained=pretrained, size=size, device=device, **given)
     if idle := [name for name, value in given.items() if value]:
         raise ValueError(f"{source} is a dense run with a model and weights of its own; leave {idle[0]} out")
     return open_dense(source, device=device, size=size)
 
 
 def open_asked(request: ModelOptions, run: Run | None = None, **options: Any) -> Any:
-    """The run of a request, opened with the options that the request has for it.
-
-    Args:
-        run: Another one than `request.run`; NAME@FILE brings its weights.
-        options: Instead of those of the request.
-    """
+    """The run of a request, or another one (NAME@FILE brings its weights), opened with its options or with these."""
     names = ("checkpoint", "pretrained", "model_args", "size", "light", "device")
     asked = {name: getattr(request, name) for name in names if hasattr(request, name)}
     asked_for: Any = getattr(request, "run", None) if run is None else run
     run, checkpoint = with_weights(asked_for)
-    if checkpoint:
-        asked["checkpoint"] = checkpoint
+    asked["checkpoint"] = checkpoint or asked.get("checkpoint")
     return open_run(run, **{**asked, **options})
 
 

@@ -1,11 +1,24 @@
 """Images for tests of sources, and what those are asked."""
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
+import numpy as np
+import pytest
 from PIL import Image
 
+from broadsight.data.decoding import decode
 from broadsight.data.sources import Source, Splits
+
+
+def shared(path: str) -> Path:
+    """Data beside the repository; a test is skipped where they are not."""
+    place = Path(__file__).parents[3] / "shared" / "data" / path
+    if not place.exists():
+        pytest.skip(f"{path} is not beside the repository")
+    return place
 
 
 def put(path: Path, shade: int = 0, size: tuple[int, int] = (4, 3)) -> Path:
@@ -24,12 +37,12 @@ def fill(folder: Path, **counts: int) -> Path:
 
 
 class Shades:
-    """A source of the plainest kind."""
+    """Images whose brightness is their number; those in `broken` are no images."""
 
-    classes = ("dark", "light")
+    classes = ("even", "odd")
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, broken: tuple[int, ...] = ()):
+        self.count, self.broken = count, broken
 
     def __len__(self) -> int:
         return self.count
@@ -38,16 +51,27 @@ class Shades:
         return index % 2
 
     def name(self, index: int) -> str:
-        return f"shades/{index}"
+        return f"{index}.png"
 
     def open(self, index: int) -> Image.Image:
-        return Image.new("RGB", (8, 8), (100 * self.label(index),) * 3)
+        return decode(b"no image" if index in self.broken else png(index))
 
 
 def png(shade: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (4, 3), (shade,) * 3).save(file, "PNG")
     return file.getvalue()
+
+
+def raw_png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
+    """A PNG such as PIL does not write, of a colour type, from its packed rows."""
+    lines = np.frombuffer(rows, np.uint8).reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    written = b"\x89PNG\r\n\x1a\n"
+    data = zlib.compress(np.pad(lines, ((0, 0), (1, 0))).tobytes())  # each behind a filter of 0
+    for name, body in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
+        written += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    return written
 
 
 def everything(splits: Splits) -> dict[str, str]:
@@ -63,6 +87,16 @@ def rows(source: Source) -> dict[str, str]:
 def grey(source: Source, row: int) -> int:
     """The brightness of an image that has one."""
     return source.open(row).getpixel((0, 0))[0]
+
+
+def greys(source: Source) -> list[int]:
+    """The brightness of all images."""
+    return [grey(source, row) for row in range(len(source))]
+
+
+def counts(splits: Splits) -> tuple[int, int]:
+    """How many images train and validate."""
+    return len(splits.train), len(splits.val)
 
 
 def said(splits: Splits, *words: str) -> bool:

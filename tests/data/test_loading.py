@@ -1,72 +1,45 @@
 """Batches: which images, in which order, augmented how; and images that cannot be read."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from broadsight.data import loading
 from broadsight.data.decoding import decode
-from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transforms, default_workers, load
+from broadsight.data.loading import BoundedResize, EvalOrder, SourceDataset, TrainOrder, Transforms
 from broadsight.data.seeds import seed_transforms
 from broadsight.data.sources import resolve
 from tests.refusals import refused
 
 from ..training.small_runs import fill, png
+from .reading import Shades
 
 AUGMENTED = dict(scale=(0.3, 1.0), hflip=0.5, color_jitter=0.4, auto_augment="rand-m9-mstd0.5-inc1")
-
-
-class Numbered:
-    """Images whose colour is their number; those in `broken` are no images."""
-
-    classes = ("even", "odd")
-
-    def __init__(self, count: int, broken: tuple[int, ...] = ()):
-        self.count, self.broken = count, broken
-
-    def __len__(self) -> int:
-        return self.count
-
-    def label(self, index: int) -> int:
-        return index % 2
-
-    def name(self, index: int) -> str:
-        return f"{index}.png"
-
-    def open(self, index: int) -> Image.Image:
-        return decode(b"no image" if index in self.broken else png(index, index, index))
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def keys(order: TrainOrder | EvalOrder) -> list[list[tuple[int, int, int]]]:
-    return list(order)
-
-
 def indices(order: TrainOrder | EvalOrder) -> list[int]:
     return [index for batch in order for _, _, index in batch]
 
 
-def test_train_order__is_a_permutation_and_another_each_epoch():
-    order = TrainOrder(Numbered(20), 4, seed=1)
+def test_train_order__is_a_permutation_and_another_each_epoch_with_keys_of_epoch_and_place():
+    order = TrainOrder(Shades(20), 4, seed=1)
     first = indices(order)
     assert sorted(first) == list(range(20)) and first != list(range(20))
     assert indices(order) == first
     order.start(1)
     assert sorted(indices(order)) == list(range(20)) and indices(order) != first
-    assert indices(TrainOrder(Numbered(20), 4, seed=2)) != first
-
-
-def test_train_order__keys_name_epoch_and_place():
-    order = TrainOrder(Numbered(10), 4)
+    assert indices(TrainOrder(Shades(20), 4, seed=2)) != first
+    order = TrainOrder(Shades(10), 4)
     order.start(3)
-    batches = keys(order)
+    batches = list(order)
     assert order.updates == len(order) == len(batches) == 2  # two images wait for another epoch
     assert [key[:2] for batch in batches for key in batch] == [(3, place) for place in range(8)]
 
@@ -74,10 +47,10 @@ def test_train_order__keys_name_epoch_and_place():
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_train_order__an_update_has_the_same_images_for_any_number_of_processes(processes, accumulate):
-    source = Numbered(50)
+    source = Shades(50)
     whole = [set(batch) for batch in TrainOrder(source, 8, seed=5)]
     shares = [
-        keys(TrainOrder(source, 8, seed=5, rank=rank, processes=processes, accumulate=accumulate))
+        list(TrainOrder(source, 8, seed=5, rank=rank, processes=processes, accumulate=accumulate))
         for rank in range(processes)
     ]
     assert {len(share) for share in shares} == {6 * accumulate}
@@ -90,17 +63,17 @@ def test_train_order__an_update_has_the_same_images_for_any_number_of_processes(
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_train_order__starts_anywhere(accumulate):
-    order = TrainOrder(Numbered(22), 4, accumulate=accumulate)
+    order = TrainOrder(Shades(22), 4, accumulate=accumulate)
     order.start(2)
-    whole = keys(order)
+    whole = list(order)
     for first in range(6):
         order.start(2, first)
-        assert keys(order) == whole[first * accumulate :] and len(order) == len(whole) - first * accumulate
+        assert list(order) == whole[first * accumulate :] and len(order) == len(whole) - first * accumulate
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_train_order__repeats(repeats):
-    order = TrainOrder(Numbered(20), 5, repeats=repeats)
+    order = TrainOrder(Shades(20), 5, repeats=repeats)
     found = indices(order)
     assert len(found) == 20  # the epoch keeps its length
     runs = [found[start : start + repeats] for start in range(0, 20, repeats)]
@@ -108,15 +81,12 @@ def test_train_order__repeats(repeats):
     assert len(set(found)) == len(runs) == -(-20 // repeats)
     places = [place for batch in order for _, place, _ in batch]
     assert places == list(range(20))  # each at a place of its own, hence with another augmentation
-
-
-def test_train_order__repeats_go_to_different_processes():
-    shares = [indices(TrainOrder(Numbered(12), 4, repeats=2, rank=rank, processes=2)) for rank in range(2)]
+    shares = [indices(TrainOrder(Shades(12), 4, repeats=2, rank=rank, processes=2)) for rank in range(2)]
     assert shares[0] == shares[1] and len(set(shares[0])) == 6
 
 
 def test_train_order__asks_a_source_that_knows_better():
-    source = Numbered(6)
+    source = Shades(6)
     source.shuffled = lambda generator: torch.arange(5, -1, -1)
     assert indices(TrainOrder(source, 2)) == [5, 4, 3, 2, 1, 0]
 
@@ -132,20 +102,20 @@ def test_train_order__asks_a_source_that_knows_better():
     ],
 )
 def test_train_order__refuses_a_batch(batch, options, message):
-    refused(message, TrainOrder, Numbered(20), batch, **options)
+    refused(message, TrainOrder, Shades(20), batch, **options)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_eval_order__every_image_once(processes):
-    orders = [EvalOrder(Numbered(11), 4, rank=rank, processes=processes) for rank in range(processes)]
-    assert [len(order) for order in orders] == [len(keys(order)) for order in orders]
+    orders = [EvalOrder(Shades(11), 4, rank=rank, processes=processes) for rank in range(processes)]
+    assert [len(order) for order in orders] == [len(list(order)) for order in orders]
     assert sorted(index for order in orders for index in indices(order)) == list(range(11))
     assert all(len(batch) <= 4 for order in orders for batch in order)
 
 
 def test_images__bytes_labels_and_keys():
-    batch = SourceDataset(Numbered(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
-    assert batch.images.dtype == torch.uint8 and batch.images.shape == (2, 3, 8, 8)
+    batch = SourceDataset(Shades(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
+    assert batch.images.dtype == torch.uint8 and batch.images.shape == (2, 3, 3, 4)
     assert batch.images.flatten(1).unique(dim=1).tolist() == [[7], [2]]
     assert batch.labels.tolist() == [1, 0] and batch.keys == ((0, 5, 7), (0, 6, 2)) and batch.skipped == ()
     assert batch.failure == ""
@@ -156,13 +126,13 @@ def noise(image: Image.Image) -> torch.Tensor:
 
 
 def test_images__depend_on_the_key_alone():
-    images = SourceDataset(Numbered(9), noise, seed=3, training=True)
+    images = SourceDataset(Shades(9), noise, seed=3, training=True)
     first, second = images.__getitems__([(1, 4, 0), (1, 5, 0)]).images
     assert not torch.equal(first, second)
     torch.rand(7)
     assert torch.equal(images.__getitems__([(1, 5, 0), (1, 4, 0)]).images, torch.stack([second, first]))
     assert not torch.equal(images.__getitems__([(2, 4, 0)]).images[0], first)
-    other = SourceDataset(Numbered(9), noise, seed=4, training=True)
+    other = SourceDataset(Shades(9), noise, seed=4, training=True)
     assert not torch.equal(other.__getitems__([(1, 4, 0)]).images[0], first)
 
 
@@ -172,7 +142,7 @@ def test_images__the_same_for_any_number_of_workers(tmp_path):
     found = []
     for workers in (0, 1, 2):
         order = TrainOrder(source, 4, seed=2)
-        loader = load(SourceDataset(source, transform, seed=2, training=True), order, workers=workers)
+        loader = loading.load(SourceDataset(source, transform, seed=2, training=True), order, workers=workers)
         epochs = []
         for epoch in (0, 1):
             order.start(epoch, epoch)
@@ -224,17 +194,62 @@ def test_transforms__every_interpolation_of_a_recipe(interpolation, training):
     assert transform(decode(png(1, 2, 3))).shape == (3, 16, 16)
 
 
+def noisy(width: int, height: int) -> Image.Image:
+    values = np.random.default_rng(width + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("size", [(300, 7), (5, 401), (640, 481), (97, 97), (1, 60), (63, 2)])
+@pytest.mark.parametrize("side, crop", [(64, 56), (56, 56), (40, 56)])  # the last is padded
+def test_bounded_resize__cropped_first_is_as_resized_first(monkeypatch, mode, size, side, crop):
+    resize, middle = Resize(side, InterpolationMode(mode)), CenterCrop(crop)
+    image = noisy(*size)
+    usual = np.asarray(middle(resize(image))).astype(int)
+    monkeypatch.setattr(loading, "MOST_PIXELS", 0)
+    monkeypatch.setattr(loading, "MOST_CROPS", 0)
+    part = BoundedResize(resize, crop)(image)
+    assert max(part.size) <= crop
+    found = np.asarray(middle(part)).astype(int)
+    assert found.shape == usual.shape == (crop, crop, 3)
+    assert abs(found - usual).max() <= 1 and (found != usual).mean() < 0.03
+
+
+def test_bounded_resize__ordinary_images_as_ever():
+    resize = Resize(256, InterpolationMode.BICUBIC)
+    for image in (noisy(*size) for size in ((500, 375), (3000, 1000), (32, 32), (4000, 30), (1, 200))):
+        assert np.array_equal(np.asarray(BoundedResize(resize, 224)(image)), np.asarray(resize(image)))
+
+
+@pytest.mark.parametrize("size", [(8000, 1), (1, 8000), (200_000, 1), (1, 3_000_000), (170_000, 3)])
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0, 1e-4])
+def test_transforms__narrow_images_take_no_more_memory_than_others(monkeypatch, size, crop_pct):
+    largest = []
+    whole = Image.Image.resize
+
+    def counted(self, size, *arguments, **options):
+        largest.append(size[0] * size[1])
+        return whole(self, size, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", counted)
+    for training in (False, True):
+        image = Transforms(224, crop_pct=crop_pct).build(training)(Image.new("RGB", size, (10, 200, 30)))
+        assert tuple(image.shape) == (3, 224, 224)
+        if not training and crop_pct <= 1:
+            assert [int(channel.float().mean().round()) for channel in image] == [10, 200, 30]
+    assert largest and max(largest) <= loading.MOST_PIXELS
+
+
 def test_unreadable__training_takes_the_next():
-    batch = SourceDataset(Numbered(9, broken=(3, 4, 8)), pixels, training=True).__getitems__(
-        [(0, 0, 3), (0, 1, 1), (0, 2, 8)]
-    )
+    images = SourceDataset(Shades(9, broken=(3, 4, 8)), pixels, training=True)
+    batch = images.__getitems__([(0, 0, 3), (0, 1, 1), (0, 2, 8)])
     assert batch.images[:, 0, 0, 0].tolist() == [5, 1, 0] and batch.labels.tolist() == [1, 1, 0]
     assert [name for name, _ in batch.skipped] == ["3.png", "4.png", "8.png"]
     assert all("not an image" in reason for _, reason in batch.skipped)
 
 
 def test_unreadable__evaluation_leaves_it_out():
-    images = SourceDataset(Numbered(9, broken=(3, 4)), pixels)
+    images = SourceDataset(Shades(9, broken=(3, 4)), pixels)
     batch = images.__getitems__([(0, index, index) for index in (2, 3, 4, 5)])
     assert batch.images[:, 0, 0, 0].tolist() == [2, 5] and batch.labels.tolist() == [0, 1]
     assert [key[2] for key in batch.keys] == [2, 5] and [name for name, _ in batch.skipped] == ["3.png", "4.png"]
@@ -246,8 +261,10 @@ def test_unreadable__evaluation_leaves_it_out():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable__strict(training, workers):
-    source = Numbered(9, broken=(3,))
-    loader = load(SourceDataset(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers)
+    source = Shades(9, broken=(3,))
+    loader = loading.load(
+        SourceDataset(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers
+    )
     failures = [batch.failure for batch in loader]  # not an error, which would leave a worker with a page of text
     assert re.match(r"3.png cannot be read \(not an image.*without --strict it would be skipped$", failures[0])
     assert failures[1:] == ["", ""]
@@ -271,60 +288,50 @@ def test_unreadable__a_transform_that_fails(training, error, reason):
             raise error
         return pixels(image)
 
-    batch = SourceDataset(Numbered(9), fail, training=training).__getitems__([(0, index, index) for index in (2, 3, 5)])
+    batch = SourceDataset(Shades(9), fail, training=training).__getitems__([(0, index, index) for index in (2, 3, 5)])
     assert batch.failure == "" and batch.images[:, 0, 0, 0].tolist() == ([2, 4, 5] if training else [2, 5])
     assert [name for name, _ in batch.skipped] == ["3.png"] and batch.skipped[0][1].startswith(reason)
 
 
 def test_unreadable__fifty_in_a_row():
-    source = Numbered(60, broken=tuple(range(2, 52)))
+    source = Shades(60, broken=tuple(range(2, 52)))
     images = SourceDataset(source, pixels, training=True)
     failure = images.__getitems__([(0, 0, 2)]).failure
     assert failure.startswith("50 images in a row cannot be read, last 51.png: not an image")
     assert images.__getitems__([(0, 0, 3)]).images[0, 0, 0, 0] == 52
-    assert loading.IN_A_ROW == 50
-
-
-def test_unreadable__all_of_a_few():
-    """With fewer than fifty there is no use in asking again."""
-    batch = SourceDataset(Numbered(3, broken=(0, 1, 2)), pixels, training=True).__getitems__([(0, 0, 1)])
+    # with fewer than fifty there is no use in asking again
+    batch = SourceDataset(Shades(3, broken=(0, 1, 2)), pixels, training=True).__getitems__([(0, 0, 1)])
     assert re.match(r"[1-3] images", batch.failure), f"there are three images: {batch.failure}"
 
 
-def broken_files(folder: Path) -> list[str]:
-    whole = png(1, 2, 3, size=64)
-    (folder / "empty.png").write_bytes(b"")
-    (folder / "text.jpg").write_text("not an image")
-    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
-    (folder / "damaged.png").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
-    (folder / "gone.png").symlink_to(folder / "nowhere.png")
-    return ["empty.png", "text.jpg", "cut.png", "damaged.png"]
-
-
 def test_unreadable__files(tmp_path):
-    fill(tmp_path, a=2, b=2)
-    names = broken_files(tmp_path / "a")
+    folder, whole = fill(tmp_path, a=2, b=2) / "a", png(1, 2, 3, size=64)
+    broken = {"empty.png": b"", "text.jpg": b"not an image", "cut.png": whole[: len(whole) // 2]}
+    broken["damaged.png"] = whole[:40] + b"\xff" * 20 + whole[60:]
+    for name, content in broken.items():
+        (folder / name).write_bytes(content)
+    (folder / "gone.png").symlink_to(folder / "nowhere.png")
     splits = resolve(str(tmp_path), val=str(tmp_path))
-    loader = load(SourceDataset(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
+    loader = loading.load(SourceDataset(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
     batches = list(loader)
     assert sum(len(batch.labels) for batch in batches) == 4
     skipped = dict(pair for batch in batches for pair in batch.skipped)
-    assert sorted(skipped) == sorted(f"a/{name}" for name in names)
+    assert skipped.keys() == {f"a/{name}" for name in broken}
     assert all(reason and "\n" not in reason for reason in skipped.values())
     assert skipped["a/empty.png"] == "empty file"  # its name stands beside it already
 
 
 def test_workers__leave_a_core_to_training(monkeypatch):
     monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert (default_workers(), default_workers(2), default_workers(6)) == (5, 2, 1)
+    assert (loading.default_workers(), loading.default_workers(2), loading.default_workers(6)) == (5, 2, 1)
     monkeypatch.setattr(loading.os, "sched_getaffinity", lambda _: set(range(64)))
-    assert default_workers() == 8
+    assert loading.default_workers() == 8
 
 
 def test_train_order__epochs_of_so_many_updates_go_through_pass_after_pass():
     """Three updates of four out of seven images: epochs begin where the last one ended, in orders of their own."""
-    order = TrainOrder(Numbered(7), 4, seed=3, updates=3)
-    passes = [TrainOrder(Numbered(7), 7, seed=3) for _ in range(4)]
+    order = TrainOrder(Shades(7), 4, seed=3, updates=3)
+    passes = [TrainOrder(Shades(7), 7, seed=3) for _ in range(4)]
     for number, one in enumerate(passes):
         one.start(number)
     whole = torch.cat([one.order() for one in passes]).tolist()
@@ -336,5 +343,5 @@ def test_train_order__epochs_of_so_many_updates_go_through_pass_after_pass():
     assert seen == whole[:24]
     order.start(1, first=2)
     assert [index for keys in order for _, _, index in keys] == whole[20:24]
-    few = TrainOrder(Numbered(2), 4, updates=1)  # more than there are: they come again
+    few = TrainOrder(Shades(2), 4, updates=1)  # more than there are: they come again
     assert sorted(index for keys in few for _, _, index in keys) == [0, 0, 1, 1]

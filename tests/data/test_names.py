@@ -45,14 +45,8 @@ def test_csv__no_cell_is_a_formula_and_all_read_back():
             assert not any(re.match("[=+\\-@\uff1d]", cell.lstrip()) for cell in row), row
     found = list(csv.reader(io.StringIO(text, newline="")))
     assert [[csv_text(cell) for cell in row] for row in found] == [[name, "1", name] for name in NASTY]
-
-
-def test_csv__a_terminal_obeys_no_cell():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    file = Terminal()
+    file = io.StringIO()
+    file.isatty = lambda: True  # a terminal, which may obey no cell
     CsvRows(file).write(NASTY)
     assert file.getvalue().rstrip("\n").isprintable()
 
@@ -68,8 +62,7 @@ def test_csv__a_table_of_ours_is_a_list_of_images(tmp_path):
     names = ["=1.png", "+a.png", "-b.png", "@c.png", "'=d.png", "''=e.png", "plain.png", "a;=1.png"]
     for name in names:
         (tmp_path / name).write_bytes(png(1, 2, 3))
-    listed = tmp_path / "list.csv"
-    classes = ["=x", "-y"] * 4
+    listed, classes = tmp_path / "list.csv", ["=x", "-y"] * 4
     listed.write_text(table(["file", "label"], *zip(names, classes, strict=True)), encoding="utf-8")
     assert read_paths(listed) == [str(tmp_path / name) for name in names]
     part = open_list(listed, Options())["all"]
@@ -87,18 +80,13 @@ def test_markdown__shows_the_name_and_nothing_else(name):
     bare = re.sub(r"\\.", "", text)
     assert not re.search(r"[<>`*_\[\]|&@]|://|www\.", bare)
     assert re.sub(r"\\([^\w\s]|_)", r"\1", text) == printable(name)
+    assert printable(name).isprintable() and printable(name).encode("utf-8") is not None
     code = markdown_code(name)
     marks, inner = re.fullmatch(r"(`+)(?!`)(.*)(?<!`)\1", code).groups()
     assert marks not in re.findall("`+", inner) and inner.strip() == printable(name).strip()
     first, *lines, last = markdown_block(name)
     assert first == f"{last}text" and not any(line.startswith(last) for line in lines)
     assert re.fullmatch(r"[\w.~/%-]*", address(name))
-
-
-@pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
-def test_printable__a_terminal_obeys_no_name(name):
-    text = printable(name)
-    assert text.isprintable() and text.encode("utf-8") is not None
 
 
 def test_files__stay_in_their_folder(tmp_path):
@@ -126,13 +114,10 @@ def test_nasty__html_of_a_name_is_its_text():
         assert html.unescape(shown) == left
 
 
-def test_csv__one_writer_for_all_tables():
-    """Whoever writes a table has it from here."""
+def test_csv__tables_of_predictions_boxes_and_evaluations(tmp_path):
+    """They have one writer, that of `names`."""
     files = Path(broadsight.__file__).parent.rglob("*.py")
     assert [path.name for path in files if "csv.writer(" in path.read_text("utf-8")] == ["names.py"]
-
-
-def test_csv__tables_of_predictions_boxes_and_evaluations(tmp_path):
     from broadsight.evaluation.record import predictions_csv
     from broadsight.prediction.classification import Prediction, writing
     from broadsight.prediction.dense import Findings, write_findings
@@ -147,12 +132,11 @@ def test_csv__tables_of_predictions_boxes_and_evaluations(tmp_path):
     boxes = [{"file_name": name, "category_id": number, **box} for number, name in enumerate(names, 1)]
     write_findings(Findings(entries=boxes), run, results=None, table=tmp_path / "b.csv", command="")
     count = len(names)
-    said = SimpleNamespace(
-        rows=range(count), labels=range(count), predicted=range(count), confidence=[0.5] * count, ranks=[0] * count
-    )
-    said.losses, Said = [-0.5] * count, type("Said", (SimpleNamespace,), {"__len__": lambda self: count})
+    said = dict.fromkeys(("rows", "labels", "predicted"), range(count))
+    said |= dict(confidence=[0.5] * count, ranks=[0] * count, losses=[-0.5] * count)
+    Said = type("Said", (SimpleNamespace,), {"__len__": lambda self: count})
     task = SimpleNamespace(source=SimpleNamespace(name=names.__getitem__), names=names)
-    result: Any = SimpleNamespace(predictions=Said(**vars(said)), task=task)
+    result: Any = SimpleNamespace(predictions=Said(**said), task=task)
     (tmp_path / "c.csv").write_text(predictions_csv(result), "utf-8", "surrogateescape", newline="")
     for file, texts in (("a.csv", (0, 1)), ("b.csv", (0, 1)), ("c.csv", (0, 1, 2))):
         with open(tmp_path / file, encoding="utf-8", errors="surrogateescape", newline="") as opened:

@@ -31,9 +31,7 @@ def test_mixed__fits_every_generator_and_differs_everywhere():
     assert len(set(seeds)) == len(places)
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert mixed(1, 2) != mixed(2, 1) and mixed(0) != mixed(0, 0)
-
-
-def test_mixed__neighbours_share_about_half_of_their_bits():
+    # neighbours share about half of their bits
     different = [(mixed(0, place) ^ mixed(0, place + 1)).bit_count() for place in range(1000)]
     assert 31 < np.mean(different) < 32 and min(different) > 10  # of 63
 
@@ -47,10 +45,5 @@ def test_seeding__all_generators_by_the_place_alone(seed):
     assert all(a != b for a, b in zip(drawn(), first, strict=True))
     seed(3, 1, 4)
     assert drawn() == first
-
-
-def test_seeding__both_ways_agree_on_the_cpu():
-    seed_transforms(7)
-    first = drawn()
-    seed_everything(7)
+    seed_transforms(3, 1, 4)  # both ways agree on the CPU
     assert drawn() == first

@@ -19,9 +19,6 @@ def test_view__rows_and_other_numbers(scenes):
     assert [view.name(0), view.name(1)] == [scenes.name(7), scenes.name(3)]
     assert others[view.label(1)] == scenes.classes[scenes.label(3)]
     assert view.open(0).tobytes() == scenes.open(7).tobytes()
-
-
-def test_view__of_all_as_they_are(scenes):
     view = View(scenes)
     assert labels_of(view).tolist() == labels_of(scenes).tolist() == [scenes.label(row) for row in range(20)]
 

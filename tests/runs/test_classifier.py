@@ -34,11 +34,6 @@ def test_run__answers_as_its_model(left):
     assert classifier.title == "run" and not classifier.model.training
     assert not any(parameter.requires_grad for parameter in classifier.model.parameters())
     assert classifier.parameters == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_normalise__can_be_undone(left):
-    classifier = open_classifier(left[0], device="cpu")
-    images = torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8)
     assert torch.equal(classifier.normalise.invert(classifier.normalise(images)).round().byte(), images)
 
 
@@ -63,12 +58,11 @@ def test_light__averaged_tokens_alone(tmp_path):
     pool = dict(groups=2, tokens=2, dim=24, heads=2, mlp_dim=48)
     args = dict(backbone="test_resnet", pool="map", pool_args=pool)
     model = timm.create_model("edited", num_classes=3, **args)
-    (tmp_path / "run").mkdir()
-    cfg = dict(input_size=[3, 32, 32], mean=[0.5] * 3, std=[0.5] * 3, num_classes=3)
-    config = dict(architecture="edited", num_classes=3, model_args=args, pretrained_cfg=cfg)
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    write_weights(model, tmp_path / "run" / "model.safetensors")
-    whole = open_classifier(tmp_path / "run", device="cpu")
+    folder, _ = leave_run(tmp_path / "run", num_classes=3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | dict(architecture="edited", model_args=args)))
+    write_weights(model, folder / "model.safetensors")
+    whole = open_classifier(folder, device="cpu")
     light = open_classifier(tmp_path / "run", light=True, device="cpu")
     assert light.parameters < whole.parameters and light.title == "run-light"
     images = torch.randn(2, 3, 32, 32)
@@ -77,14 +71,11 @@ def test_light__averaged_tokens_alone(tmp_path):
         torch.testing.assert_close(light.logits(images), groups.average.mean(1), rtol=1e-4, atol=1e-4)
 
 
-def test_size__another_one(left):
+def test_size__another_one_if_the_model_can_take_it(left, tmp_path):
     assert open_classifier(left[0], size=64, device="cpu").transforms.size == 64
     assert "--size 0; expected pixels" in refusal(lambda: open_classifier(left[0], size=0))
-
-
-def test_size__that_the_model_cannot_take(tmp_path):
-    folder, _ = leave_run(tmp_path / "run", "test_vit", model_args={"img_size": 32})
-    assert "--size 40 does not suit run: " in refusal(lambda: open_classifier(folder, size=40, device="cpu"))
+    folder, _ = leave_run(tmp_path / "vit", "test_vit", model_args={"img_size": 32})
+    assert "--size 40 does not suit vit: " in refusal(lambda: open_classifier(folder, size=40, device="cpu"))
 
 
 def test_logits__that_are_not_finite_are_no_answers(left):
@@ -94,39 +85,32 @@ def test_logits__that_are_not_finite_are_no_answers(left):
     assert said.startswith("run answers 2 of 2 images with numbers that are not finite; its weights are damaged")
 
 
-def spoil_config(folder):
-    (folder / "config.json").write_text("{")
-
-
-def other_task(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "broadsight": {"task": "detect"}}))
-
-
-def cut_weights(folder):
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "kind", "message"),
+    ("file", "change", "kind", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), FileNotFoundError, "holds no run: there is no config.json"),
-        (
-            lambda folder: (folder / "model.safetensors").unlink(),
-            FileNotFoundError,
-            "holds no weights (model.safetensors), which come with its first evaluation; finish the run",
-        ),
-        (spoil_config, ValueError, "config.json is damaged ("),
-        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "describes no model"),
-        (cut_weights, RuntimeError, "is not a readable safetensors file"),
-        (other_task, ValueError, "holds a run of --task detect; expected one that classifies"),
-        (lambda folder: named(folder, ["a"]), ValueError, "names 1 classes, the model has 3"),
+        (CONFIG, None, FileNotFoundError, "holds no run: there is no config.json"),
+        (WEIGHTS, None, FileNotFoundError, "holds no weights (model.safetensors), which come with its first eval"),
+        (CONFIG, lambda content: b"{", ValueError, "config.json is damaged ("),
+        (CONFIG, lambda content: b"[]", ValueError, "describes no model"),
+        (WEIGHTS, lambda content: content[: len(content) // 2], RuntimeError, "is not a readable safetensors file"),
+        (CONFIG, dict(broadsight={"task": "detect"}), ValueError, "a run of --task detect; expected one that clas"),
+        (CONFIG, dict(label_names=["a"]), ValueError, "names 1 classes, the model has 3"),
     ],
 )
-def test_run__that_cannot_be_used(left, spoil, kind, message):
-    spoil(left[0])
+def test_run__that_cannot_be_used(left, file, change, kind, message):
+    path = left[0] / file
+    if isinstance(change, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    elif change:
+        path.write_bytes(change(path.read_bytes()))
+    else:
+        path.unlink()
     assert message in refusal(lambda: open_classifier(left[0], device="cpu"), kind)
+    options = dict(model_args={"in_chans": 1})
+    assert "is a run with weights and arguments of its own" in refusal(lambda: open_classifier(left[0], **options))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +132,3 @@ def test_name__that_cannot_be_used(monkeypatch, source, options, kind, message):
     if torch.cuda.is_available() and options.get("device") == "cuda":
         pytest.skip("there is a CUDA device")
     assert message in refusal(lambda: open_classifier(source, **options), kind)
-
-
-def test_run__takes_no_weights_of_others(left):
-    assert "is a run with weights and arguments of its own" in refusal(
-        lambda: open_classifier(left[0], model_args={"in_chans": 1})
-    )

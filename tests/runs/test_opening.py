@@ -4,6 +4,7 @@ import pytest
 
 import broadsight
 from broadsight.runs import Classifier, DenseModel, is_dense, open_run, task_of
+from tests.refusals import refused
 from tests.runs.test_first_version import OLD
 
 
@@ -18,23 +19,13 @@ def test_open_run__a_classifier_a_dense_model_and_a_name_of_timm():
 
 
 def test_task_of__read_from_the_description(tmp_path):
-    assert [task_of(name) for name in (OLD / "classify", OLD / "segment", "resnet50", tmp_path)] == [
-        "classify",
-        "segment",
-        "classify",
-        "classify",
-    ]
+    tasks = {OLD / "classify": "classify", OLD / "segment": "segment", "resnet50": "classify", tmp_path: "classify"}
+    assert {name: task_of(name) for name in tasks} == tasks
     assert is_dense(OLD / "segment") and not is_dense("resnet50")
 
 
 @pytest.mark.parametrize("option", [dict(checkpoint="x"), dict(model_args=dict(in_chans=1)), dict(light=True)])
-def test_open_run__options_that_are_not_for_dense_runs(option):
-    with pytest.raises(ValueError, match=f"is a dense run .*; leave {next(iter(option))} out"):
-        open_run(OLD / "segment", **option)
-
-
-def test_open_run__nothing_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        open_run(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no run in"):
-        open_run(tmp_path / "missing")
+def test_open_run__refused(option, tmp_path):
+    refused(f"is a dense run .*; leave {next(iter(option))} out", open_run, OLD / "segment", **option)
+    refused("holds no run", open_run, tmp_path, error=FileNotFoundError)
+    refused("there is no run in", open_run, tmp_path / "missing", error=FileNotFoundError)

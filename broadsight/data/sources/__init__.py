@@ -11,9 +11,10 @@ import numpy as np
 
 from ..stratify import METHOD
 from ..view import labels_of, under
-from .hold_out import hold_out
+from .evaluation import hold_out
 from .registry import LISTS as LISTS
-from .registry import Options, Source, cache_folder, check_places, open_parts
+from .registry import Options, Source, check_places, open_parts
+from .registry import cache_folder as cache_folder
 from .registry import register_source as register_source
 from .sample_table import Part, some
 from .sample_table import Parts as Parts
@@ -23,20 +24,16 @@ HOLD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Splits:
-    """The images that DATA names.
+    """The images that DATA names: two sources that number the classes alike.
 
-    Attributes:
-        train, val: The two sources; both number the classes alike.
-        classes: Names of the classes.
-        notes: What the user should know, a line each: empty classes, ignored files, held-out images.
-        description: What was found, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of all
-            names and classes, by which a resumed run notices other data. Training adds `contents`.
+    The description has plain types for JSON: kind, places, counts, hold-out, and a fingerprint of all names and
+    classes, by which a resumed run notices other data. Training adds `contents`.
     """
 
     train: Source
     val: Source
     classes: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what the user should know, a line each
     description: dict[str, Any]
 
 
@@ -45,14 +42,8 @@ def resolve(
     *,
     val: str | Path | None = None,
     split: float | None = None,
-    seed: int = 0,
-    channels: int = 3,
-    scenes_size: int = 64,
-    scenes_count: int | None = None,
-    root: str | None = None,
-    download: bool = False,
-    cache: str | Path | None = None,
     method: int = METHOD,
+    **how: Any,
 ) -> Splits:
     """Open what DATA names.
 
@@ -69,19 +60,13 @@ def resolve(
         val: Path of the images to validate on; without it, those that DATA sets apart, or else a hold-out.
         split: Fraction of each class to hold out where nothing is set apart for validation; 0.1 if None. Refused
             where something is.
-        seed: Of the hold-out and of the scenes.
-        channels: 3 for RGB, 1 for grey.
-        scenes_size: Side of the scenes in pixels.
-        scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
-        root: Where a timm dataset lies or is put.
-        download: Whether a timm dataset may be fetched.
-        cache: Folder for unpacked tars, indices and drawn scenes; $BROADSIGHT_CACHE or ~/.cache/broadsight if None.
         method: Of the hold-out, as a run began with it.
+        how: As `Options` has it.
     """
     data, val = ("scenes" if data is None else os.fspath(data)), (None if val is None else os.fspath(val))
-    check_split(split, val, "each class", channels)
-    check_places([data, *([val] if val else [])], root, download)
-    options = Options(channels, cache_folder(cache), root, download, seed, scenes_size, scenes_count)
+    options = Options(**how)
+    check_split(split, val, "each class", options.channels)
+    check_places([data, *([val] if val else [])], options.root, options.download)
     kind, parts = open_parts(data, options)
     if kind == "scenes" and (val is not None or split is not None):
         raise ValueError("scenes validate on scenes of their own; val and split are for other data")
@@ -96,7 +81,7 @@ def resolve(
         valid = others.get("val") or others.get("all") or others["train"]
     elif valid is None:
         fraction = HOLD_OUT if split is None else split
-        train, valid = hold_out(train, fraction, seed, method)
+        train, valid = hold_out(train, fraction, options.seed, method)
     elif split is not None:
         raise ValueError(f"split={split}, but {valid.place} is set apart to validate; leave split out")
 
@@ -104,8 +89,14 @@ def resolve(
     sources: dict[str, Source] = {"train": train.source, "val": under(valid.source, classes)}
     notes += [*train.notes, *(note for note in valid.notes if note not in train.notes)]
     notes += _check(train, valid)
-    about = dict(kind=kind, train=train.place, val=valid.place, split=fraction, seed=seed) | train.about
-    return Splits(**sources, classes=classes, notes=tuple(notes), description=about | _measured(sources))
+    about = dict(kind=kind, train=train.place, val=valid.place, split=fraction, seed=options.seed) | train.about
+    lines = {
+        key: [f"{source.name(row)}\t{source.classes[label]}" for row, label in enumerate(labels_of(source).tolist())]
+        for key, source in sources.items()
+    }
+    counts = {key: len(names) for key, names in lines.items()}
+    about |= dict(counts=counts, classes=len(classes), fingerprint=fingerprint(lines))
+    return Splits(**sources, classes=classes, notes=tuple(notes), description=about)
 
 
 def check_split(split: float | None, val: str | Path | None, of: str, channels: int) -> None:
@@ -134,16 +125,6 @@ def _check(train: Part, valid: Part) -> list[str]:
         if missing := [name for name in classes if name not in shown]:
             notes.append(f"classes without images to {verb}: {some(missing)} (of {len(classes)} classes)")
     return notes
-
-
-def _measured(sources: Mapping[str, Source]) -> dict[str, Any]:
-    """Counts, and a fingerprint that depends on names and classes, not on their order or place."""
-    lines = {
-        key: [f"{source.name(row)}\t{source.classes[label]}" for row, label in enumerate(labels_of(source).tolist())]
-        for key, source in sources.items()
-    }
-    counts = {key: len(source) for key, source in sources.items()}
-    return dict(counts=counts, classes=len(sources["train"].classes), fingerprint=fingerprint(lines))
 
 
 def fingerprint(lines: Mapping[str, list[str]]) -> str:

@@ -21,11 +21,7 @@ from .coco_masks import MaskPool
 from .sample_table import Names
 from .walking import missing_files
 
-NO_AREA = "annotations of no area inside of their image dropped"
 NO_MASK = "annotations without a mask dropped"
-CLIPPED = "boxes that reached out of their image clipped to it"
-CROWD = "crowds, which nothing is learned from"
-MARKED = 'annotations marked "ignore", which COCO does not know, taken as any other'
 
 
 class CocoDataset(Dataset):
@@ -36,17 +32,8 @@ class CocoDataset(Dataset):
     occurs in every large data set is repaired, with a line in `notes`. Crowds and images without objects are kept.
 
     Args:
-        annotations: The JSON file.
         images: The folder that its file names start from; looked for around the file if not given.
         masks: Whether targets have masks; annotations without one are dropped then.
-        keypoints: Whether targets have keypoints.
-        channels: 3 for RGB, 1 for grey images.
-
-    Attributes:
-        classes: Names of the categories by category id. The label of the first is 1, 0 being the background.
-        category_ids: From a label to the id of its category in the file.
-        keypoint_names: In the order in which targets have them.
-        notes: What was repaired, a line each.
     """
 
     def __init__(
@@ -68,49 +55,35 @@ class CocoDataset(Dataset):
         return len(self._names)
 
     def name(self, i: int) -> str:
-        """The image's file name, as the COCO file has it."""
         return self._names[i]
 
     def open(self, i: int) -> Image.Image:
-        """The image in mode RGB or L, the way round in which its boxes were drawn."""
         height, width = map(int, self._sizes[i])
         labels = f"{self.annotations.name} says"
         return open_labelled(self.images / self.name(i), (width, height), self.channels, labels)
 
-    def _rows(self, i: int) -> np.ndarray:
-        """Rows of the objects of an image."""
+    def _rows(self, i: int) -> np.ndarray:  # of the objects of an image
         i = range(len(self))[i]
         return self._order[self._ends[i] : self._ends[i + 1]]
 
     def target(self, i: int) -> dict[str, Any]:
-        """The N objects of an image, which is not read for it; N may be 0.
-
-        Returns:
-            boxes: `BoundingBoxes` (N, 4), x1 y1 x2 y2 in pixels inside of the image.
-            labelled_boxes: (N, 4), the same as the file has them; COCO's tools score against these.
-            labels: int64 (N,), from 1.
-            iscrowd: int64 (N,), 1 for a crowd.
-            area: float32 (N,), of the object, not of its box, as the file has it.
-            image_id: As the file has it.
-            masks: `Mask` (N, H, W), uint8 0 or 1; if asked for.
-            keypoints: float32 (N, K, 3), x, y and 0 not labelled, 1 hidden or 2 visible; if asked for.
-        """
+        """The N objects of an image, which is not read for it; N may be 0."""
         rows, (height, width) = self._rows(i), map(int, self._sizes[i])
-        boxes = torch.from_numpy(self._boxes[rows])
+        boxes = torch.from_numpy(self._boxes[rows])  # x1 y1 x2 y2 in pixels inside of the image
         target = dict(
             boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # ty: ignore[no-matching-overload]
-            labelled_boxes=torch.from_numpy(self._labelled[rows]),
-            labels=torch.from_numpy(self._labels[rows]).long(),
-            iscrowd=torch.from_numpy(self._crowds[rows]).long(),
-            area=torch.from_numpy(self._areas[rows]),
+            labelled_boxes=torch.from_numpy(self._labelled[rows]),  # as in the file: COCO's tools score against these
+            labels=torch.from_numpy(self._labels[rows]).long(),  # from 1
+            iscrowd=torch.from_numpy(self._crowds[rows]).long(),  # 1 for a crowd
+            area=torch.from_numpy(self._areas[rows]),  # of the object, not of its box, as the file has it
             image_id=self._ids[i],
         )
-        if self.masks:
+        if self.masks:  # N H W of 0 and 1
             masks = np.zeros((len(rows), height, width), np.uint8)
             for mask, row in zip(masks, rows, strict=True):
                 mask[:] = self._pool.draw(row, height, width)
             target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
-        if self._points is not None:
+        if self._points is not None:  # N K 3: x, y and 0 not labelled, 1 hidden or 2 visible
             target["keypoints"] = torch.from_numpy(self._points[rows])
         return target
 
@@ -126,7 +99,6 @@ class CocoDataset(Dataset):
         return np.unique(self._labels[rows][counted]).tolist()
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image and its objects; see `contents`."""
         rows = self._rows(index)
         objects = [self._labelled[rows], self._labels[rows], self._crowds[rows], self._areas[rows], self._sizes[index]]
         if self.masks:
@@ -145,6 +117,7 @@ class CocoDataset(Dataset):
             raise ValueError(f'{self.annotations}: a category has no "id" (a whole number) or no "name"') from None
         if not names or len(names) < len(categories):
             raise ValueError(f"{self.annotations} has {len(categories)} categories of {len(names)} different ids")
+        # The label of the first category by id is 1, 0 being the background
         self._label_of = {category: label for label, category in enumerate(sorted(names), 1)}
         self.category_ids = {label: category for category, label in self._label_of.items()}
         self.classes = tuple(names[category] for category in sorted(names))
@@ -176,7 +149,13 @@ class CocoDataset(Dataset):
             raise FileNotFoundError(f"{where}, {what}")
         for i, size in enumerate(sizes):
             if size == (None, None):  # a few exporters leave it out
-                sizes[i] = _size_of(self.images / names[i])
+                file = self.images / names[i]
+                try:
+                    with open_image(file) as image:
+                        sizes[i] = image.height, image.width
+                except Exception as error:
+                    what = f"{file} cannot be read for its size, which the COCO file does not give"
+                    raise ValueError(f"{what}: {error}") from None
             elif not all(isinstance(side, int | float) and 1 <= side < 1e6 for side in size):
                 at = f"{self.annotations}: image {self._ids[i]}"
                 raise ValueError(f"{at} has height, width = {size}; expected pixels")
@@ -207,11 +186,15 @@ class CocoDataset(Dataset):
                 raise ValueError(f"{self.annotations}: annotation {name}: {error}") from None
             reach = max(abs(a - b) for a, b in zip(whole, box, strict=True))
             kept = not (empty or unmasked)
-            clipped = kept and reach > 1  # by less than a pixel, boxes of every data set do
-            facts = {CROWD: item.get("iscrowd"), MARKED: item.get("ignore"), NO_AREA: empty, NO_MASK: unmasked}
-            for what, is_so in (facts | {CLIPPED: clipped}).items():
-                if not is_so:
-                    continue
+            facts = {
+                "crowds, which nothing is learned from": item.get("iscrowd"),
+                'annotations marked "ignore", which COCO does not know, taken as any other': item.get("ignore"),
+                "annotations of no area inside of their image dropped": empty,
+                NO_MASK: unmasked,
+                # by less than a pixel, boxes of every data set do
+                "boxes that reached out of their image clipped to it": kept and reach > 1,
+            }
+            for what in (what for what, is_so in facts.items() if is_so):
                 told[what] += 1
                 first.setdefault(what, name)
             if kept:
@@ -266,12 +249,3 @@ def _clip(box: Any, height: int, width: int) -> tuple[list[float], list[float]]:
     x, y, w, h = box
     corners = [x, y, x + w, y + h]
     return corners, [min(max(at, 0.0), side) for at, side in zip(corners, (width, height) * 2, strict=True)]
-
-
-def _size_of(file: Path) -> tuple[int, int]:
-    """Height and width of an image as stored."""
-    try:
-        with open_image(file) as image:
-            return image.height, image.width
-    except Exception as error:
-        raise ValueError(f"{file} cannot be read for its size, which the COCO file does not give: {error}") from None

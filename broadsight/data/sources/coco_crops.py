@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +16,27 @@ from ..decoding import UnreadableImage
 from ..dense.samples import find_images, homes, is_coco, open_labelled
 from ..inside import refuse_outside
 from .registry import Options, register_source
-from .sample_table import Listed, Names, Part, Parts, by_name, refuse_crowd, some
+from .sample_table import Listed, Names, Part, Parts, by_name, noted, refuse_crowd
 from .walking import entries, missing_files, parts_in
 
 SMALLEST = 8  # pixels; less is noise
 
 
 class CocoSource(Listed):
-    """Crops of images.
+    """Crops of images, `listed` as `Listed` takes them. A hold-out keeps crops of one image together."""
 
-    Args:
-        files: Paths of the M images.
-        image_sizes: (M, 2) width and height of the images.
-        images: (N,) for each crop its image. A hold-out keeps crops of one image together.
-        boxes: (N, 4) left, top, right, bottom in pixels.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[str],
-        image_sizes: Sequence[tuple[int, int]],
-        names: Sequence[str],
-        labels: Sequence[int],
-        classes: Sequence[str],
-        images: Sequence[int],
-        boxes: Sequence[Sequence[int]],
-        channels: int,
-    ):
-        super().__init__(names, labels, classes, channels)
-        self.files, self.image_sizes = Names(files), np.asarray(image_sizes, np.int32).reshape(-1, 2)
-        self.images, self.boxes = np.asarray(images, np.int32), np.asarray(boxes, np.int32).reshape(-1, 4)
+    def __init__(self, files: Sequence[str], sizes: Any, images: Any, boxes: Any, *listed: Any):
+        super().__init__(*listed)
+        self.files = Names(files)
+        self.sizes = np.asarray(sizes, np.int32).reshape(-1, 2)  # width and height of each file
+        self.images = np.asarray(images, np.int32)  # of each crop
+        self.boxes = np.asarray(boxes, np.int32).reshape(-1, 4)  # left, top, right, bottom in pixels
 
     def file(self, index: int) -> Path:
         return Path(self.files[int(self.images[index])])
 
     def image(self, index: int) -> Image.Image:
-        file, (width, height) = self.file(index), self.image_sizes[self.images[index]].tolist()
+        file, (width, height) = self.file(index), self.sizes[self.images[index]].tolist()
         try:
             whole = open_labelled(file, (width, height), self.channels, "the COCO file says")
         except ValueError as error:  # unreadable, or of another size than the boxes are for
@@ -58,7 +44,6 @@ class CocoSource(Listed):
         return whole.crop(tuple(self.boxes[index].tolist()))
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for a crop: its image's file and its box; see `contents`."""
         return super().vouch(index, content) + of_arrays(self.boxes[index])
 
 
@@ -91,33 +76,30 @@ def open_cocos(paths: Sequence[Path], channels: int) -> Parts:
     """One COCO file, or two with train and val in their names."""
     groups = by_name(paths)
     refuse_crowd(groups)
-    return {key: part_of(files[0], channels) for key, files in groups.items() if key != "unused"}
-
-
-def part_of(path: Path, channels: int) -> Part:
-    """Crops of all boxes but crowds and those below 8 pixels a side, labelled by category in the order of its id."""
-    try:
-        root = find_images(path)
-        return crops(path, root, json.loads(path.read_bytes()), channels)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a COCO file as expected: {type(error).__name__} {error}") from None
+    parts: Parts = {}
+    for key, (path, *_) in groups.items():
+        try:
+            if key != "unused":
+                parts[key] = crops(path, find_images(path), json.loads(path.read_bytes()), channels)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not a COCO file as expected: {type(error).__name__} {error}") from None
+    return parts
 
 
 def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], channels: int) -> Part:
+    """All boxes but crowds and those below 8 pixels a side, labelled by category in the order of its id."""
     images = {image["id"]: image for image in content["images"]}
-    refuse_outside(path, (str(image["file_name"]) for image in images.values()), [root, *homes(path)])
-    lost = set(missing_files(root, (str(image["file_name"]) for image in images.values())))
+    called = [str(image["file_name"]) for image in images.values()]
+    refuse_outside(path, called, [root, *homes(path)])
+    lost = set(missing_files(root, called))
     there = {key for key, image in images.items() if str(image["file_name"]) not in lost}
     number = {key: row for row, key in enumerate(images)}
-    categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}
+    categories = {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=itemgetter("id"))}
     out: Counter[str] = Counter()
     names, kinds, rows, boxes = [], [], [], []
     for one in sorted(content["annotations"], key=lambda one: (number.get(one["image_id"], -1), one["id"])):
-        if one["image_id"] not in there:
-            out["without an image"] += 1
-            continue
-        if one.get("iscrowd"):
-            out["of crowds"] += 1
+        if one["image_id"] not in there or one.get("iscrowd"):
+            out["of crowds" if one["image_id"] in there else "without an image"] += 1
             continue
         image, (x, y, width, height) = images[one["image_id"]], one.get("bbox") or (0, 0, 0, 0)
         left, top = max(x, 0), max(y, 0)
@@ -135,9 +117,8 @@ def crops(path: Path, root: Path, content: dict[str, list[dict[str, Any]]], chan
     classes = [name for name in known if name in set(kinds)]
     label = {name: place for place, name in enumerate(classes)}
     notes = [f"{path}: boxes left out: " + ", ".join(f"{n:,} {why}" for why, n in out.items())] if out else []
-    if empty := [name for name in known if name not in label]:
-        notes.append(f"{path}: categories without boxes are left out: {some(empty)}")
-    files = [os.path.join(os.path.abspath(root), image["file_name"]) for image in images.values()]
+    notes += noted(f"{path}: categories without boxes are left out", [name for name in known if name not in label])
+    files = [os.path.join(os.path.abspath(root), name) for name in called]
     sizes = [(image["width"], image["height"]) for image in images.values()]
     labels = [label[kind] for kind in kinds]
-    return Part(CocoSource(files, sizes, names, labels, classes, rows, boxes, channels), str(path), notes)
+    return Part(CocoSource(files, sizes, rows, boxes, names, labels, classes, channels), str(path), notes)

@@ -32,10 +32,8 @@ class MaskPool:
         """Check and keep the mask of an annotation; False, and nothing kept, if it outlines nothing."""
         if isinstance(segmentation, dict):
             parts = [read_runs(segmentation, height, width)]
-        elif isinstance(segmentation, list):
-            parts = [corners for corners in map(read_polygon, segmentation) if len(corners) >= 6]
-        elif segmentation is None:
-            parts = []
+        elif isinstance(segmentation, list | None):
+            parts = [corners for corners in map(read_polygon, segmentation or ()) if len(corners) >= 6]
         else:
             raise ValueError(f"segmentation is a {type(segmentation).__name__}; expected polygons or run lengths")
         if not parts:

@@ -11,9 +11,7 @@ from .folder import FolderSource
 from .registry import Options, register_source
 from .sample_table import Part, Parts
 
-PACKAGE = "elpv_dataset"
 CLASSES = ("sound", "defective")
-THRESHOLD = 0.5
 
 
 class CellSource(FolderSource):
@@ -26,7 +24,12 @@ class CellSource(FolderSource):
 @register_source("elpv", "elpv", known=["elpv"])
 def open_elpv(data: str, options: Options) -> Parts:
     """All cells, read from the package; nothing is set apart for validation."""
-    table = package_folder() / "data" / "labels.csv"
+    spec = find_spec("elpv_dataset")  # the package's code is not run
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(
+            "elpv is not installed; pip install elpv-dataset (its images are CC-BY-NC-SA-4.0, non-commercial)"
+        )
+    table = Path(next(iter(spec.submodule_search_locations))) / "data" / "labels.csv"
     try:
         lines = table.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -36,7 +39,7 @@ def open_elpv(data: str, options: Options) -> Parts:
         try:
             file, probability, crystal = line.split()
             names.append(f"{crystal}/{Path(file).name}")
-            labels.append(int(float(probability) > THRESHOLD))
+            labels.append(int(float(probability) > 0.5))
         except ValueError:
             raise ValueError(f"{table}, line {number}: {line!r} is not a file, a probability and a crystal") from None
     if not names:
@@ -44,13 +47,3 @@ def open_elpv(data: str, options: Options) -> Parts:
     source = CellSource(table.parent / "images", names, labels, CLASSES, options.channels)
     note = "elpv is CC-BY-NC-SA-4.0: not for commercial use; cells above a probability of 0.5 are defective"
     return {"all": Part(source, "elpv", [note])}
-
-
-def package_folder() -> Path:
-    """Where the package is installed; its code is not run."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(
-            "elpv is not installed; pip install elpv-dataset (its images are CC-BY-NC-SA-4.0, non-commercial)"
-        )
-    return Path(next(iter(spec.submodule_search_locations)))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .registry import Options, register_source
-from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, part_names, some
-from .walking import Walk, entries, is_folder
+from .sample_table import Listed, Part, Parts, in_order, is_hidden, is_image, noted, part_names
+from .walking import Walk, entries, is_folder, no_classes
 
 # How folder pairs for segmentation are called.
 IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
@@ -33,18 +33,24 @@ def open_folder(data: str, options: Options) -> Parts:
     path = Path(data)
     folders = in_order(entry.name for entry in entries(path) if is_folder(entry))
     refuse_masks(path, folders)
-    called = part_names(folders, lambda train: holds_folders_alone(path / train))
+
+    def is_part(train: str) -> bool:
+        found = entries(path / train)
+        return any(map(is_folder, found)) and not any(is_image(entry.name) for entry in found)
+
+    called = part_names(folders, is_part)
     parts = {key: part_of(path / (name or ""), options.channels) for key, name in called.items()}
-    if None not in called.values() and (others := [f"{name}/" for name in folders if name not in called.values()]):
-        next(iter(parts.values())).notes.append(f"not used in {path}: {some(others)}")
+    if None not in called.values():
+        others = [f"{name}/" for name in folders if name not in called.values()]
+        next(iter(parts.values())).notes.extend(noted(f"not used in {path}", others))
     return parts
 
 
 def part_of(path: Path, channels: int) -> Part:
     """The class folders of one part. Images count at any depth; classes without any are left out and noted.
 
-    Links are followed, and every image counts once: where it lies, or else where a link leads to it. Raises ValueError
-    if there are no class folders with images, or if links put the same images into two classes.
+    Links are followed, and every image counts once: where it lies, or else where a link leads to it. Links that put the
+    same images into two classes are a ValueError.
     """
     folders, ignored, loose = [], [], []
     for entry in entries(path):
@@ -53,42 +59,29 @@ def part_of(path: Path, channels: int) -> Part:
         elif not is_hidden(entry.name):
             (loose if is_image(entry.name) else ignored).append(entry.name)
     refuse_masks(path, folders)
-    found = _of_classes(walk := Walk(ignored), path, in_order(folders))
+    walk, folders = Walk(ignored), in_order(folders)
+    for name in folders:
+        walk.claim(path / name, name)
+    # what lies in one of the folders is that class's, whatever links say
+    found = {name: list(walk.own(path / name, f"{name}/", name)) for name in folders}
+    for follow in (walk.linked, walk.linked_files):
+        for name in folders:
+            found[name] += follow(name)
+    found = {name: sorted(files) for name, files in found.items()}
     classes = [name for name, files in found.items() if files]
     names = [file for name in classes for file in found[name]]
-    if not names and loose:
-        what = f"{path} holds {len(loose):,} images but no class folders"
-        raise ValueError(f"{what}; put the images of each class into a folder named after it")
     if not names:
-        raise ValueError(f"no images in {path}; expected folders named after classes, with images in them")
+        raise no_classes(path, len(loose))
     labels = [label for label, name in enumerate(classes) for _ in found[name]]
-    notes = walk.notes(path)
-    for what, some_names in (
-        ("class folders without images are left out", [name for name, files in found.items() if not files]),
-        ("images outside class folders are ignored", sorted(loose)),
-        ("files that are no images are ignored", sorted(ignored)),
-    ):
-        notes += [f"{path}: {what}: {some(some_names)}"] * bool(some_names)
+    empty = [name for name, files in found.items() if not files]
+    notes = walk.notes(path) + noted(f"{path}: class folders without images are left out", empty)
+    notes += noted(f"{path}: images outside class folders are ignored", sorted(loose))
+    notes += noted(f"{path}: files that are no images are ignored", sorted(ignored))
     return Part(FolderSource(path, names, labels, classes, channels), str(path), notes)
 
 
-def _of_classes(walk: Walk, path: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """The images of each class, sorted; what lies in one of the folders is that class's, whatever links say."""
-    for name in names:
-        walk.claim(path / name, name)
-    found = {name: list(walk.own(path / name, f"{name}/", name)) for name in names}
-    for follow in (walk.linked, walk.linked_files):
-        for name in names:
-            found[name] += follow(name)
-    return {name: sorted(files) for name, files in found.items()}
-
-
-def holds_folders_alone(path: Path) -> bool:
-    found = entries(path)
-    return any(map(is_folder, found)) and not any(is_image(entry.name) for entry in found)
-
-
 def refuse_masks(path: Path, folders: Sequence[str]) -> None:
+    """Refuse a folder of images beside one of masks."""
     called = {name.lower() for name in folders}
     if len(folders) == 2 and called & IMAGES and called & MASKS:
         what = f"{path} pairs images with masks ({', '.join(sorted(folders))}), which gives images no class"

@@ -5,14 +5,14 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..inside import refuse_outside
 from ..names import csv_text
 from .folder import FolderSource
 from .registry import LISTS, Options, register_source
-from .sample_table import TRAIN, VAL, Part, Parts, in_order, is_image, some
+from .sample_table import PARTS, TRAIN, VAL, Part, Parts, in_order, is_image, noted, some
 from .walking import missing_files
 
 # Names of columns, by their letters alone; the first of them that is there counts.
@@ -29,8 +29,7 @@ SPLIT = ("split", "part", "partition", "subset", "set")
 Line = tuple[int, list[str]]  # its number in the file, and its fields
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The places of the fields in a line, their number, the names of unused ones, and whether line 1 has the names."""
 
     path: int
@@ -54,18 +53,16 @@ def open_list(data: str, options: Options) -> Parts:
     """
     path = Path(data)
     columns, lines = _table(path, labelled=True)
-    names, labels, splits = [], [], []
-    for number, fields in lines:
-        name, label = fields[columns.path], fields[columns.label]
-        if not name or not label:
-            what = "label" if name else "path"
+    splits: list[str | None] = ["all"] * len(lines)
+    for row, (number, fields) in enumerate(lines):
+        if not fields[columns.path] or not fields[columns.label]:
+            what = "label" if fields[columns.path] else "path"
             raise ValueError(f"{path} line {number} has no {what}; expected a path and a label on each line")
-        word = "all" if columns.split is None else fields[columns.split].lower()
-        if word not in ("all", *TRAIN, *VAL) or (word == "all" and columns.split is not None):
-            raise ValueError(f"{path} line {number} is of part {fields[columns.split or 0]!r}; expected train or val")
-        names.append(name)
-        labels.append(label)
-        splits.append(word)
+        if columns.split is not None:
+            splits[row] = fields[columns.split].lower()
+            if splits[row] not in PARTS:
+                raise ValueError(f"{path} line {number} is of part {fields[columns.split]!r}; expected train or val")
+    names, labels = ([fields[place] for _, fields in lines] for place in (columns.path, columns.label))
     _check_files(path, names)
 
     numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
@@ -85,10 +82,7 @@ def open_list(data: str, options: Options) -> Parts:
             source = FolderSource(path.parent, [names[row] for row in rows], given, classes, options.channels)
             parts[key] = Part(source, str(path) if key == "all" else f"{path} ({used})")
     notes = next(iter(parts.values())).notes
-    if unused:
-        notes.append(f"not used in {path}: {some(unused)}")
-    if columns.unused:
-        notes.append(f"columns not used in {path}: {some(columns.unused)}")
+    notes += noted(f"not used in {path}", unused) + noted(f"columns not used in {path}", columns.unused)
     if twice := len(names) - len(set(names)):
         notes.append(f"{path} lists images that it has listed before: {twice:,} lines")
     return parts
@@ -107,26 +101,22 @@ def read_paths(path: Path) -> list[str]:
     return [_place(path, name) for name in names]
 
 
-# --- lines ---------------------------------------------------------------------------------------------------------
-
-
 def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
     """The columns of a list, and the lines below their names, each with a field for every column."""
     lines = list(_lines(path, whole=not labelled))
-    columns, rows = _columns(path, lines, labelled), []
+    columns = _columns(path, lines, labelled)
     for number, fields in lines[columns.header :]:
         if any(fields[columns.count :]):
             what = f"{path} line {number} has {len(fields)} fields, the first line {columns.count}"
             raise ValueError(f"{what}; put those with separators in them in quotation marks")
-        rows.append((number, fields + [""] * (columns.count - len(fields))))
-    return columns, rows
+        fields += [""] * (columns.count - len(fields))
+    return columns, lines[columns.header :]
 
 
 def _lines(path: Path, whole: bool) -> Iterator[Line]:
     """The lines that are neither empty nor comments, in fields without white space around them.
 
-    Args:
-        whole: Whether a line of words is a path with spaces in it rather than a path and a label.
+    If `whole`, a line of words is a path with spaces in it rather than a path and a label.
     """
     text, comments = _text(path), path.suffix.lower() not in (".csv", ".tsv")
     separator = _separator(path, text)
@@ -147,8 +137,7 @@ def _lines(path: Path, whole: bool) -> Iterator[Line]:
 
 
 def _said(path: Path, field: str) -> str:
-    """A field without the apostrophe that our own tables put before what a spreadsheet would take for a formula; a file
-    that has one in its name keeps it."""
+    """A field without the apostrophe of our own tables (`csv_cell`); a file that has one in its name keeps it."""
     text = csv_text(field)
     named_so = text != field and os.path.isfile(_place(path, field)) and not os.path.isfile(_place(path, text))
     return field if named_so else text
@@ -157,15 +146,14 @@ def _said(path: Path, field: str) -> str:
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+        good = data if "\0" not in text else data[: data.index(0)]
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of images") from None
-    try:
-        text = data.decode("utf-8-sig")
-        bad = text.encode()[: text.index("\0")] if "\0" in text else None
     except UnicodeDecodeError as error:
-        bad = data[: error.start]
-    if bad is not None:
-        raise ValueError(f"{path} line {bad.count(10) + 1} is no text in UTF-8; save the list as such")
+        good = data[: error.start]
+    if good != data:
+        raise ValueError(f"{path} line {good.count(10) + 1} is no text in UTF-8; save the list as such")
     return text
 
 
@@ -174,11 +162,9 @@ def _separator(path: Path, text: str) -> str | None:
     suffix = path.suffix.lower()
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not (line.startswith("#") and suffix != ".csv")), "")
-    if suffix == ".tsv":
-        return "\t"
     if suffix == ".csv":
         return next((mark for mark in ",;\t" if mark in first), ",")
-    if "\t" in first:
+    if suffix == ".tsv" or "\t" in first:
         return "\t"
     return "," if "," in first and len(first.split()) == 1 and not _is_image(first) else None
 
@@ -189,9 +175,6 @@ def _is_image(field: str) -> bool:
 
 def _place(path: Path, name: str) -> str:
     return os.path.join(os.path.abspath(path.parent), name)
-
-
-# --- columns -------------------------------------------------------------------------------------------------------
 
 
 def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
@@ -228,17 +211,11 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
     return Columns(images[0], 1 - images[0])
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
 def _check_files(path: Path, names: Sequence[str]) -> None:
     """Refuse images outside of the list's folder, and in one line all that do not exist."""
     refuse_outside(path, names, [path.parent])
-    shown = missing_files(os.path.abspath(path.parent), names)
-    if not shown:
-        return
-    what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
-    if os.path.isabs(shown[0]):
-        raise ValueError(f"{what}; correct the paths")
-    hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
-    raise ValueError(f"{what}; paths are relative to {os.path.abspath(path.parent)}{hint}")
+    if shown := missing_files(os.path.abspath(path.parent), names):
+        hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
+        hint = f"paths are relative to {os.path.abspath(path.parent)}{hint}"
+        what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
+        raise ValueError(f"{what}; {'correct the paths' if os.path.isabs(shown[0]) else hint}")

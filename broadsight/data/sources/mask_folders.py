@@ -22,7 +22,6 @@ CLASS_FILES = ("classes.yaml", "classes.yml", "classes.txt")
 
 # PIL stretches PNG's grey values of 2 and 4 bits to bytes; indices they are again divided by these.
 STRETCHED = {"L;2": 85, "L;4": 17}
-LOSSY = (".jpg", ".jpeg")
 
 
 class MaskFolder(Dataset):
@@ -33,13 +32,11 @@ class MaskFolder(Dataset):
     same on both sides. Images without a mask and masks without an image are left out, with a line in `notes`.
 
     Args:
-        images, masks: The folders.
         classes: Names of the classes from 0 up, or a file with them: YAML, a list or a mapping from index to name,
             under `classes`, `names` or nothing; or text, a name a line. If not given, classes.yaml or classes.txt in
             one of the folders or beside them. An index that the file leaves out is "unused" and may not occur.
         ignore: The value of pixels that belong to no class, which masks keep; None if there is none.
         suffix: The end of the masks' names, before the extension, that images do not have: "_mask".
-        channels: 3 for RGB, 1 for grey images.
     """
 
     def __init__(
@@ -55,38 +52,40 @@ class MaskFolder(Dataset):
         self.images, self.masks, self.ignore, self.channels = Path(images), Path(masks), ignore, channels
         names = _read_classes(classes, self.images, self.masks)
         self.classes = tuple(names.get(i, f"unused {i}") for i in range(max(names) + 1))
-        listed = {*names, *([ignore] if ignore is not None and ignore >= 0 else [])}
-        self._listed = np.isin(np.arange(max(listed) + 1), list(listed))
+        listed = [*names, *([ignore] if ignore is not None and ignore >= 0 else [])]
+        self._listed = np.isin(np.arange(max(listed) + 1), listed)
 
         photos, drawn = _list(self.images, ""), _list(self.masks, suffix)
         both = in_order(photos.keys() & drawn.keys())
         if not both:
             one, other = min(photos.values(), default="no image"), min(drawn.values(), default=f"no *{suffix}.png")
-            raise ValueError(
-                f"no mask in {masks} has the name of an image in {images} (there: {other}, {one}); see suffix="
-            )
-        lossy = next((drawn[key] for key in both if drawn[key].lower().endswith(LOSSY)), None)
-        if lossy:
+            what = f"no mask in {masks} has the name of an image in {images}"
+            raise ValueError(f"{what} (there: {other}, {one}); see suffix=")
+        if lossy := next((drawn[key] for key in both if drawn[key].lower().endswith((".jpg", ".jpeg"))), None):
             raise ValueError(f"{self.masks / lossy} is a JPEG, which alters values; save masks as PNG")
         lost = [(photos, drawn, "images without a mask"), (drawn, photos, "masks without an image")]
         alone = [(sorted(mine[key] for key in mine.keys() - theirs.keys()), what) for mine, theirs, what in lost]
         self.notes = tuple(f"{what} left out: {len(files)} (first: {files[0]})" for files, what in alone if files)
         self._images, self._masks = Names(photos[key] for key in both), Names(drawn[key] for key in both)
         if len(self.classes) == 2 and ignore == 255:
-            self._refuse_black_and_white()
+            # masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn
+            seen = set().union(*(np.unique(read_indices(self.mask(i))) for i in range(min(8, len(self)))))
+            if seen == {0, 255}:
+                raise ValueError(
+                    f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
+                    "save the object as 1, or give ignore= another value if only the first masks are like this"
+                )
 
     def __len__(self) -> int:
         return len(self._images)
 
     def name(self, i: int) -> str:
-        """The image's path from the folder of images."""
         return self._images[i]
 
     def mask(self, i: int) -> Path:
         return self.masks / self._masks[i]
 
     def open(self, i: int) -> Image.Image:
-        """The image in mode RGB or L."""
         return self[i][0]
 
     def target(self, i: int) -> tv_tensors.Mask:
@@ -95,9 +94,9 @@ class MaskFolder(Dataset):
         known = (indices >= 0) & (indices < len(self._listed))
         known[known] = self._listed[indices[known]]
         if not known.all():
-            ignored = "" if self.ignore is None else f" or {self.ignore} to ignore"
             what = f"{self.mask(i)} holds {indices[~known][0]}, which is none of the {len(self.classes)} classes"
-            raise ValueError(f"{what}{ignored}; correct the mask or the list of classes")
+            what += "" if self.ignore is None else f" or {self.ignore} to ignore"
+            raise ValueError(f"{what}; correct the mask or the list of classes")
         return tv_tensors.Mask(torch.from_numpy(indices))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
@@ -115,17 +114,7 @@ class MaskFolder(Dataset):
         return [value for value in values if 0 <= value < len(self.classes) and value != self.ignore]
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image and its mask; see `contents`."""
         return of_file(self.images / self._images[index], content) + of_file(self.mask(index), content)
-
-    def _refuse_black_and_white(self) -> None:
-        """Masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn."""
-        seen = set().union(*(np.unique(read_indices(self.mask(i))) for i in range(min(8, len(self)))))
-        if seen == {0, 255}:
-            raise ValueError(
-                f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
-                "save the object as 1, or give ignore= another value if only the first masks are like this"
-            )
 
 
 @lru_cache(1 << 18)
@@ -173,39 +162,35 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
 
 def class_file(images: Path, masks: Path, *others: Path) -> Path | None:
     """The file of class names in or beside the folders of masks or of images, or in other folders."""
-    folders = (masks, masks.parent, images, images.parent, *others)
-    places = (folder / name for folder in folders for name in CLASS_FILES)
+    places = (folder / name for folder in (masks, masks.parent, images, images.parent, *others) for name in CLASS_FILES)
     return next((place for place in places if place.is_file()), None)
 
 
 def _read_classes(classes: Sequence[str] | str | Path | None, images: Path, masks: Path) -> dict[int, str]:
     """Names by index."""
+    classes = class_file(images, masks) if classes is None else classes
     if classes is None:
-        classes = class_file(images, masks)
-        if classes is None:
-            raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
+        raise ValueError(f"no {' or '.join(CLASS_FILES[::2])} in or beside {masks}; write one, or give classes=[…]")
+    names: Any
     if not isinstance(classes, str | Path):
-        return _numbered(list(classes), "classes")
-    file = Path(classes)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not a file; expected class names, or give them as a list")
-    text = file.read_text("utf-8-sig")
-    if file.suffix.lower() not in (".yaml", ".yml", ".json"):
-        return _numbered([line.strip() for line in text.rstrip().splitlines()], str(file))
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not YAML: {str(error).splitlines()[0]}") from None
-    if isinstance(content, Mapping):
-        content = next((content[key] for key in ("classes", "names") if key in content), content)
-    return _numbered(content, str(file))
-
-
-def _numbered(names: Any, source: str) -> dict[int, str]:
+        names, where = list(classes), "classes"
+    else:
+        file, where = Path(classes), str(classes)
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is not a file; expected class names, or give them as a list")
+        text = file.read_text("utf-8-sig")
+        names = [line.strip() for line in text.rstrip().splitlines()]
+        if file.suffix.lower() in (".yaml", ".yml", ".json"):
+            try:
+                names = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(f"{file} is not YAML: {str(error).splitlines()[0]}") from None
+            if isinstance(names, Mapping):
+                names = next((names[key] for key in ("classes", "names") if key in names), names)
     names = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(names, Mapping) or not names:
-        raise ValueError(f"{source} has no class names; expected a list, or a mapping from index to name")
+        raise ValueError(f"{where} has no class names; expected a list, or a mapping from index to name")
     for index, name in names.items():
         if not isinstance(index, int) or not 0 <= index < 2**16 or name in (None, ""):
-            raise ValueError(f"{source} has class {index!r}: {name!r}; expected an index from 0 up and a name")
+            raise ValueError(f"{where} has class {index!r}: {name!r}; expected an index from 0 up and a name")
     return {index: str(name) for index, name in names.items()}

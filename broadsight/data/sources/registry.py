@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from PIL import Image
 
@@ -21,11 +21,7 @@ LISTS = (".csv", ".tsv", ".txt")
 
 
 class Source(Protocol):
-    """Labelled images by index. Only `open` decodes.
-
-    `name` is for reports: a path relative to the root, tar:member, or dataset/split/index. `label` is an index into
-    `classes`. `open` gives the image as `decode` does, and raises UnreadableImage.
-    """
+    """Labelled images by index."""
 
     @property
     def classes(self) -> Sequence[str]: ...
@@ -34,9 +30,11 @@ class Source(Protocol):
 
     def label(self, index: int, /) -> int: ...
 
-    def name(self, index: int, /) -> str: ...
+    def name(self, index: int, /) -> str:
+        """For reports: a path relative to the root, tar:member, or dataset/split/index."""
 
-    def open(self, index: int, /) -> Image.Image: ...
+    def open(self, index: int, /) -> Image.Image:
+        """The image as `decode` gives it, or UnreadableImage; all else decodes nothing."""
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -46,65 +44,50 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """How a source is opened.
+    """How a source is opened."""
 
-    Attributes:
-        channels: 3 for RGB, 1 for grey images.
-        cache: Folder for unpacked tars, indices and drawn scenes.
-        root, download: Where a data set of another library lies or is put, and whether it may be fetched.
-        seed, scenes_size, scenes_count: Of scenes: their seed, their side in pixels, how many train (None: 8000).
-    """
+    channels: int = 3  # 3 for RGB, 1 for grey images
+    cache: Any = None  # for unpacked tars, indices and drawn scenes; $BROADSIGHT_CACHE or ~/.cache/broadsight if None
+    root: str | None = None  # where a data set of another library lies or is put
+    download: bool = False  # whether it may be fetched
+    seed: int = 0  # of the hold-out and of the scenes
+    scenes_size: int = 64  # their side in pixels
+    scenes_count: int | None = None  # scenes to train on, 8000 if None; a quarter of them validates
 
-    channels: int = 3
-    cache: Path = field(default_factory=cache_folder)
-    root: str | None = None
-    download: bool = False
-    seed: int = 0
-    scenes_size: int = 64
-    scenes_count: int | None = None
-
-
-Opener = Callable[[str, Options], Parts]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache", cache_folder(self.cache))
 
 
 @dataclass(frozen=True)
 class Registered:
-    """What `register_source` was given."""
+    """A source, as `register_source` was told of it."""
 
-    kind: str
+    kind: str  # what runs record as the kind of their data
     names: tuple[str, ...]
-    open: Opener
-    claims: Callable[[Path], Any]
-    known: Sequence[str]
-    downloads: bool
+    open: Callable[[str, Options], Parts]
+    claims: Callable[[Path], Any] = lambda _: False  # whether it takes a folder; what nobody claims holds class folders
+    known: Sequence[str] = ()  # names that error messages suggest
+    downloads: bool = False  # whether the options `root` and `download` are for it
 
     def is_named(self, data: str) -> bool:
         return any(data == name or (name[-1] in "/:" and data.startswith(name)) for name in self.names)
 
 
+Opener = TypeVar("Opener", bound=Callable[[str, Options], Parts])
 _REGISTERED: dict[str, Registered] = {}
 
 
-def register_source(
-    kind: str,
-    *names: str,
-    claims: Callable[[Path], Any] = lambda _: False,
-    known: Sequence[str] = (),
-    downloads: bool = False,
-) -> Callable[[Opener], Opener]:
+def register_source(kind: str, *names: str, **how: Any) -> Callable[[Opener], Opener]:
     """Register a function of (data, options) that gives the parts of a source: "train" and "val", or "all".
 
     Args:
-        kind: What runs record as the kind of their data.
         names: What users write: a whole name; the beginning of one, with / or : at its end; or the ending of files,
             with a dot in front.
-        claims: Whether the source takes a folder. A folder that no source claims holds class folders.
-        known: Names that error messages suggest.
-        downloads: Whether the options `root` and `download` are for this source.
+        how: `claims`, `known` and `downloads`, as `Registered` has them.
     """
 
     def register(opener: Opener) -> Opener:
-        _REGISTERED[kind] = Registered(kind, names, opener, claims, known, downloads)
+        _REGISTERED[kind] = Registered(kind, names, opener, **how)
         return opener
 
     return register
@@ -156,27 +139,23 @@ def _find(data: str, root: str | None, what: str) -> tuple[Registered, str]:
     if not path.exists():
         if any(letter in data for letter in "*?{"):
             return _REGISTERED["tar"], str(path)
-        raise FileNotFoundError(_nowhere(data, path, what))
+        hint, near = "give the folder, tar or list to validate on, or leave val out for a hold-out", []
+        if what == "data":
+            known = sorted(name for one in registered_sources() for name in one.known)
+            hint = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(known)
+            near = nearest(data, known)
+        near += nearest_path(path)
+        raise FileNotFoundError(f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else hint))
     refuse_odd(path)
-    endings = {one.kind: tuple(name for name in one.names if name[0] == ".") for one in registered_sources()}
     for one in registered_sources():
-        if one.claims(path) if path.is_dir() else path.name.lower().endswith(endings[one.kind]):
+        endings = tuple(name for name in one.names if name[0] == ".")
+        if one.claims(path) if path.is_dir() else path.name.lower().endswith(endings):
             return one, str(path)
     if path.is_dir():
         return _REGISTERED["folder"], str(path)
     raise ValueError(
         f"{path} is neither a folder, a tar ({', '.join(TARS)}), a list ({', '.join(LISTS)}) nor a COCO .json"
     )
-
-
-def _nowhere(data: str, path: Path, what: str) -> str:
-    """The error for a path that does not exist, with the nearest name that does."""
-    kinds, near = "give the folder, tar or list to validate on, or leave val out for a hold-out", []
-    if what == "data":
-        known = sorted(name for one in registered_sources() for name in one.known)
-        kinds, near = "give a folder, a tar, a list, a COCO .json, or one of " + ", ".join(known), nearest(data, known)
-    near += nearest_path(path)
-    return f"no such {what}: {data}; " + (f"did you mean {near[0]}?" if near else kinds)
 
 
 def nearest_path(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -20,14 +20,13 @@ from ..contents import of_file
 from ..decoding import UnreadableImage, decode
 from ..view import labels_of, under
 
-Rows = TypeVar("Rows", bound="Listed")
-
 # What timm reads, and what photographs come in besides.
 EXTENSIONS = frozenset(get_img_extensions()) | {".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
 
 # How timm, and folders found in the wild, call the parts of a data set; the first of them that is there counts.
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation", "eval", "evaluation", "test", "testing")
+PARTS = (*TRAIN, *VAL)
 
 
 def is_hidden(name: str) -> bool:
@@ -57,7 +56,7 @@ def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[s
     """
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
-    if all(name.lower() in (*TRAIN, *VAL) for name in folders) or (train and is_part(train)):
+    if all(name.lower() in PARTS for name in folders) or (train and is_part(train)):
         return {key: name for key, name in (("train", train), ("val", val)) if name} or {"all": None}
     return {"all": None}
 
@@ -70,8 +69,8 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
     apart = len({path.parent for path in paths}) > 1
     for path in paths:
         words = re.findall("[a-z]+", path.name.lower()) + [path.parent.name.lower()] * apart
-        keys = ["train" if word in TRAIN else "val" for word in words if word in (*TRAIN, *VAL)]
-        groups.setdefault(keys[0] if keys else "all", []).append(path)
+        key = next(("train" if word in TRAIN else "val" for word in words if word in PARTS), "all")
+        groups.setdefault(key, []).append(path)
     if "all" in groups and len(groups) > 1:
         groups["unused" if "train" in groups else "train"] = groups.pop("all")
     return {"all": groups["val"]} if groups.keys() == {"val"} else groups
@@ -80,6 +79,11 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
 def some(names: Sequence[str], most: int = 5) -> str:
     """The first of many names, in a line."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def noted(what: str, names: Sequence[str]) -> list[str]:
+    """A note with the first of some names, if there are any."""
+    return [f"{what}: {some(names)}"] * bool(names)
 
 
 class Names(Sequence[str]):
@@ -112,19 +116,13 @@ class Names(Sequence[str]):
 
 
 class Listed:
-    """Base of the sources whose samples are rows of arrays. A sub-class says where the file of a row is (`file`), or
-    how its image is read (`image`) and what stands for its content (`vouch`, see `contents`).
+    """Base of the sources whose samples are rows of arrays: names for reports, and labels, indices into classes.
 
-    Args:
-        names: One per sample, as reports show it.
-        labels: One per sample, an index into classes.
-        classes: Their names.
-        channels: 3 for RGB, 1 for grey images.
+    A sub-class says where the file of a row is (`file`), or how its image is read (`image`) and what stands for its
+    content (`vouch`, see `contents`).
     """
 
-    def __init__(
-        self, names: Sequence[str], labels: Sequence[int] | np.ndarray, classes: Sequence[str], channels: int = 3
-    ):
+    def __init__(self, names: Sequence[str], labels: Any, classes: Sequence[str], channels: int = 3):
         self.names = names if isinstance(names, Names) else Names(names)
         self.labels = np.asarray(labels, np.int32)
         self.classes, self.channels = tuple(classes), channels
@@ -153,7 +151,7 @@ class Listed:
     def vouch(self, index: int, content: bool) -> bytes:
         return of_file(self.file(index), content)
 
-    def under(self: Rows, classes: Sequence[str]) -> Rows:
+    def under(self, classes: Sequence[str]) -> "Listed":
         """The same samples, labelled as another source numbers the classes."""
         same = copy.copy(self)
         same.labels, same.classes = labels_of(under(self, classes)), tuple(classes)
@@ -162,18 +160,12 @@ class Listed:
 
 @dataclass
 class Part:
-    """A part of a data set: training, validation, or all of it.
-
-    Attributes:
-        place: Where it is, for messages.
-        notes: What the user should know, a line each.
-        about: What runs record of the source besides, as plain types.
-    """
+    """A part of a data set: training, validation, or all of it."""
 
     source: Any
-    place: str
-    notes: list[str] = field(default_factory=list)
-    about: dict[str, Any] = field(default_factory=dict)
+    place: str  # for messages
+    notes: list[str] = field(default_factory=list)  # what the user should know, a line each
+    about: dict[str, Any] = field(default_factory=dict)  # what runs record of the source besides, as plain types
 
 
 # The parts that were found: "train", "val", or "all" where nothing is set apart for validation.

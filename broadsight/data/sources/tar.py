@@ -21,9 +21,9 @@ from torch import Tensor
 from ..contents import of_bytes
 from ..decoding import MOST_BYTES, UnreadableImage, decode
 from .registry import TARS, Options, register_source
-from .sample_table import TRAIN, VAL, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, part_names, some
+from .sample_table import PARTS, Listed, Part, Parts, by_name, in_order, is_hidden, is_image, noted, part_names, some
 from .tar_index import Index, index_of, row_and_label
-from .walking import entries, holds_images, is_folder, parts_in
+from .walking import entries, holds_images, is_folder, no_classes, parts_in
 
 MOST_CLASSES = 1 << 20
 OPEN_FILES = 64
@@ -31,22 +31,13 @@ MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
-    """Members of tars, each by its place. Every process opens the tars for itself.
+    """Members of tars: of each sample its tar, and its image's row in that tar's index; labels are as for `Listed`.
 
-    Args:
-        indices: What is in the tars.
-        members: (N, 2) for each sample the tar that its image is in, and the image's row in the index of that.
+    Every process opens the tars for itself.
     """
 
-    def __init__(
-        self,
-        indices: Sequence[Index],
-        members: Sequence[tuple[int, int]],
-        labels: Sequence[int],
-        classes: Sequence[str],
-        channels: int,
-    ):
-        super().__init__([indices[tar].names[row] for tar, row in members], labels, classes, channels)
+    def __init__(self, indices: Sequence[Index], members: Sequence[tuple[int, int]], *labelled: Any):
+        super().__init__([indices[tar].names[row] for tar, row in members], *labelled)
         self.tars, self.shown = tuple(index.tar for index in indices), tuple(index.shown for index in indices)
         self.shards, rows = np.array(members, np.int32).reshape(-1, 2).T
         places = np.cumsum([0, *(len(index.names) for index in indices)])[self.shards] + rows
@@ -76,11 +67,9 @@ class TarSource(Listed):
         return decode(data, self.channels)
 
     def vouch(self, index: int, content: bool) -> bytes:
-        """What stands for an image's bytes; see `contents`."""
-        start, shard = int(self.offsets[index]), int(self.shards[index])
         try:
-            handle = self.opened(shard).fileno() if content else -1
-            return of_bytes(int(self.sizes[index]), lambda at, length: os.pread(handle, length, start + at), content)
+            file = self.opened(int(self.shards[index])) if content else None
+            return of_bytes(int(self.sizes[index]), file, int(self.offsets[index]))
         except OSError:
             return b"unreadable"
 
@@ -99,12 +88,9 @@ class ShardSource(TarSource):
     kind = "shards"
 
     def shuffled(self, generator: torch.Generator, shards_at_once: int = 16, rows: np.ndarray | None = None) -> Tensor:
-        """All indices (N,) in a random order that reads large data nearly in sequence.
+        """All indices (N,), or places among some rows, in a random order that reads large data nearly in sequence.
 
         The order of shards is random, and samples are shuffled within windows of some shards, not across them.
-
-        Args:
-            rows: Only these samples; the result has their places among these.
         """
         own = self.shards if rows is None else self.shards[rows]
         order = np.argsort(own, kind="stable")
@@ -125,7 +111,8 @@ def matching(pattern: str) -> list[Path]:
         found = in_order(glob.glob(one)) if glob.has_magic(one) else [one] * os.path.exists(one)
         if not found:
             raise FileNotFoundError(f"no such shard: {one}; it was expected from {pattern}")
-        paths += [path for name in found for path in (tars_in(Path(name)) if os.path.isdir(name) else [Path(name)])]
+        for path in map(Path, found):
+            paths += tars_in(path) if path.is_dir() else [path]
     if not paths:
         raise FileNotFoundError(f"no shards match {pattern}; expected .tar files")
     return paths
@@ -143,18 +130,13 @@ def expanded(pattern: str) -> list[str]:
         choices = [f"{number:0{len(span[1])}}" for number in range(first, last + 1)]
     else:
         choices = braces[1].split(",")
-    return [
-        after for choice in choices for after in expanded(pattern[: braces.start()] + choice + pattern[braces.end() :])
-    ]
+    start, end = pattern[: braces.start()], pattern[braces.end() :]
+    return [after for choice in choices for after in expanded(f"{start}{choice}{end}")]
 
 
 def tars_in(folder: Path) -> list[Path]:
-    names = in_order(entry.name for entry in entries(folder) if is_tar(entry.name) and entry.is_file())
-    return [folder / name for name in names]
-
-
-def is_tar(name: str) -> bool:
-    return name.lower().endswith(TARS) and not name.startswith(".")
+    files = [entry.name for entry in entries(folder) if entry.name.lower().endswith(TARS) and entry.is_file()]
+    return [folder / name for name in in_order(files) if not name.startswith(".")]
 
 
 def tars_of(folder: Path) -> list[Path]:
@@ -178,18 +160,16 @@ def open_tar(data: str, options: Options) -> Parts:
 def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
     """Tars as one data set. Their names or folders say which part several are: train-000.tar, val/000.tar."""
     notes: list[str] = []
-    groups = by_name(paths)
-    unused = groups.pop("unused", [])
     parts: Parts = {}
-    kinds = set()
+    groups, kinds = by_name(paths), set()
+    unused = groups.pop("unused", [])
     for key, tars in groups.items():
         indices = [index_of(path, cache, notes) for path in tars]
-        shards = [index for index in indices if index.is_shard]
+        shards = any(index.is_shard for index in indices)
         odd = [index.shown for index in indices if len(index.names) and not index.is_shard]
         if shards and odd:
-            what = f"{odd[0]} has no labels beside its images as the other shards have"
-            raise ValueError(f"{what}; remove or repair it")
-        kinds.add(bool(shards))
+            raise ValueError(f"{odd[0]} has no labels beside its images as the other shards have; remove or repair it")
+        kinds.add(shards)
         if shards:
             parts[key] = part_of_shards(tars, indices, channels)
             continue
@@ -198,17 +178,15 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
     if len(kinds) > 1:
         raise ValueError(f"{paths[0].parent} mixes shards with tars of class folders; give one kind, and val the other")
     first = next(iter(parts.values()))
-    first.notes[:0] = notes
-    if unused:
-        first.notes.append(f"not used, being neither train nor val: {some([path.name for path in unused])}")
+    first.notes = notes + first.notes + noted("not used, being neither train nor val", [path.name for path in unused])
     return parts
 
 
 def _place(paths: Sequence[Path], indices: Sequence[Index], notes: list[str]) -> str:
     """The tars in a few words, with a note on what is refused in them."""
     place = some([str(path) for path in paths], 1)
-    if refused := [name for index in indices for name in index.refused]:
-        notes.append(f"{place}: links and names that lead out of the tar are ignored: {some(refused)}")
+    refused = [name for index in indices for name in index.refused]
+    notes += noted(f"{place}: links and names that lead out of the tar are ignored", refused)
     return place
 
 
@@ -216,26 +194,18 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
     """Tars of class folders: train/ and val/ in them, below a single top folder or not, or the folders themselves."""
     notes: list[str] = []
     place = _place(paths, indices, notes)
-    rows: list[tuple[list[str], int, int]] = []  # path in the tar, which tar, which member
-    ignored = []
-    for tar, index in enumerate(indices):
-        for member, name in enumerate(index.names):
-            inner = name.split("/")
-            if any(map(is_hidden, inner)):
-                continue
-            if is_image(inner[-1]):
-                rows.append((inner, tar, member))
-            else:
-                ignored.append(name)
+    every = [(name, tar, row) for tar, index in enumerate(indices) for row, name in enumerate(index.names)]
+    seen = [(name.split("/"), tar, row) for name, tar, row in sorted(every)]  # path in the tar, which tar, which member
+    seen = [row for row in seen if not any(map(is_hidden, row[0]))]
+    rows = [row for row in seen if is_image(row[0][-1])]
     if not rows:
-        raise ValueError(f"no images in {place}; expected folders named after classes, with images in them")
-    if ignored:
-        notes.append(f"{place}: files that are no images are ignored: {some(ignored)}")
-    rows.sort(key=lambda row: ("/".join(row[0]), *row[1:]))
+        raise no_classes(place, 0)
+    ignored = ["/".join(inner) for inner, _, _ in seen if not is_image(inner[-1])]
+    notes += noted(f"{place}: files that are no images are ignored", ignored)
     inside = [inner for inner, _, _ in rows]
     depth = 0
     while len({inner[depth] for inner in inside}) == 1 and min(map(len, inside)) > depth + 2:
-        if inside[0][depth].lower() in (*TRAIN, *VAL):
+        if inside[0][depth].lower() in PARTS:
             break
         depth += 1
     tops = in_order({inner[depth] for inner in inside if len(inner) > depth + 1})
@@ -247,17 +217,16 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
         chosen = [row for row in rows if top is None or row[0][depth] == top]
         labelled = [row for row in chosen if len(row[0]) > level + 1]
         if not labelled:
-            what = f"{place} holds {len(chosen):,} images but no class folders"
-            raise ValueError(f"{what}; put the images of each class into a folder named after it")
-        if loose := ["/".join(inner) for inner, _, _ in chosen if len(inner) <= level + 1]:
-            notes.append(f"{place}: images outside class folders are ignored: {some(loose)}")
+            raise no_classes(place, len(chosen))
+        loose = ["/".join(inner) for inner, _, _ in chosen if len(inner) <= level + 1]
+        notes += noted(f"{place}: images outside class folders are ignored", loose)
         classes = in_order({inner[level] for inner, _, _ in labelled})
         number = {name: label for label, name in enumerate(classes)}
         labels = [number[inner[level]] for inner, _, _ in labelled]
         source = TarSource(indices, [(tar, member) for _, tar, member in labelled], labels, classes, channels)
         parts[key] = Part(source, place if top is None else f"{place}:{top}")
-    if None not in called.values() and (others := [f"{top}/" for top in tops if top not in called.values()]):
-        notes.append(f"not used in {place}: {some(others)}")
+    if None not in called.values():
+        notes += noted(f"not used in {place}", [f"{top}/" for top in tops if top not in called.values()])
     next(iter(parts.values())).notes += notes
     return parts
 
@@ -270,10 +239,10 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
             row, label = row_and_label(index, rows)
             if row is None or label is None:
                 skipped.append(f"{index.shown}:{name} (no {'image' if row is None else 'label'})")
-                continue
-            members.append((shard, row))
-            labels.append(label)
-    notes = [f"samples skipped: {some(skipped)}"] if skipped else []
+            else:
+                members.append((shard, row))
+                labels.append(label)
+    notes = noted("samples skipped", skipped)
     place = _place(paths, indices, notes)
     if max(labels) >= MOST_CLASSES:
         raise ValueError(f"{place}: label {max(labels)} is no class; expected numbers from 0")
@@ -286,15 +255,15 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
 
 def class_names(folder: Path) -> tuple[list[str], Path | None]:
     """Names from classes.txt (a line each) or _info.json ("classes") beside the shards or one folder up."""
-    for near in (folder, folder.parent):
-        file = near / "classes.txt"
-        if file.is_file():
-            return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()], file
-        file = near / "_info.json"
-        if file.is_file():
-            with contextlib.suppress(ValueError):
-                info = json.loads(file.read_text("utf-8"))
-                for key in ("classes", "class_names", "names"):
-                    if isinstance(info, dict) and isinstance(info.get(key), list):
-                        return [str(name) for name in info[key]], file
+    for file in (near / name for near in (folder, folder.parent) for name in ("classes.txt", "_info.json")):
+        if not file.is_file():
+            continue
+        text = file.read_text("utf-8")
+        if file.suffix == ".txt":
+            return [line.strip() for line in text.splitlines() if line.strip()], file
+        with contextlib.suppress(ValueError):
+            info = json.loads(text)
+            for key in ("classes", "class_names", "names"):
+                if isinstance(info, dict) and isinstance(info.get(key), list):
+                    return [str(name) for name in info[key]], file
     return [], None

@@ -1,8 +1,11 @@
 """The members of a tar by name, place and size, and the labels among them, kept in the cache.
 
-Indices and unpacked copies of compressed tars are keyed by the tar's path, size and time.
+Indices and unpacked copies of compressed tars are keyed by the tar's path, size and time. What a tar may cost is
+bounded: a megabyte of compressed zeros unpacks to a gigabyte, and a header of 512 bytes may claim any length. Images
+are compressed already, so that an honest archive of them hardly grows.
 """
 
+import bz2
 import contextlib
 import gzip
 import hashlib
@@ -10,40 +13,47 @@ import json
 import lzma
 import os
 import re
+import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 
 from ...files import check_regular, whole_file
 from .sample_table import EXTENSIONS, Names
-from .tar_limits import ShortReads, TooMuch, opener_of, unpack
+
+# Compression by a file's first bytes, whatever its name.
+COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+
+VARIABLE = "BROADSIGHT_UNPACK_GB"  # of the environment: the most that a compressed tar may unpack to
+TIMES = 50  # the size of a compressed tar, that it unpacks to at most; bitmaps shrink to a tenth
+LEAST = 256 << 20  # bytes that any may have
+LEFT = 1 << 30  # bytes of the disk that are not filled
+HEADER = 16 << 20  # bytes that are read at once: names and notes of a member, however long
 
 DAMAGES = (EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile)
 # What tarfile also raises for files that are no tars: endless chains of headers, huge numbers, malformed notes.
 DAMAGES += (RecursionError, OverflowError, MemoryError, LookupError, TypeError, AttributeError)
 
 FORMAT = 1  # of the cached index; another number makes the old ones stale
-LABEL_BYTES = 1 << 20  # a label file is small; a larger one is something else
+
+
+class TooMuch(ValueError):
+    """A tar is beyond a limit, or the limit that the user gives is not a number."""
 
 
 class Index:
-    """The files in a tar by name, place and size, and their labels (-1: holds none).
-
-    Args:
-        content: Arrays, as `scanned` gives them.
-        tar: Path of the uncompressed file.
-        shown: Its name in reports.
-    """
+    """The files in a tar by name, place and size, and their labels (-1: holds none), from what `scanned` gives."""
 
     def __init__(self, content: Mapping[str, np.ndarray], tar: Path, shown: str):
-        self.tar, self.shown = str(tar), shown
+        self.tar, self.shown = str(tar), shown  # the uncompressed file, and its name in reports
         self.names = Names.of(content["text"], content["ends"])
         self.refused = Names.of(content["refused_text"], content["refused_ends"])
         self.offsets, self.sizes, self.labels = content["offsets"], content["sizes"], content["labels"]
@@ -61,7 +71,7 @@ class Index:
     @cached_property
     def is_shard(self) -> bool:
         """Whether images in it have labels beside them."""
-        labelled = len(self.labels) and self.labels.max() >= 0
+        labelled = self.labels.max(initial=-1) >= 0
         return bool(labelled) and any(None not in row_and_label(self, rows) for _, rows in self.samples())
 
 
@@ -128,12 +138,10 @@ def scanned(path: Path, tar: Path) -> dict[str, np.ndarray]:
 def label_in(name: str, members: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     """The label that a member holds, or -1."""
     kind = os.path.splitext(name)[1].lower()
-    if kind not in (".cls", ".json") or member.size > LABEL_BYTES:
+    if kind not in (".cls", ".json") or member.size > 1 << 20:  # a larger one is something else
         return -1
-    file = members.extractfile(member)
-    text = file.read() if file else b""
     try:
-        value = json.loads(text)
+        value = json.loads(cast(IO[bytes], members.extractfile(member)).read())
     except ValueError:
         return -1
     if kind == ".json":
@@ -147,7 +155,11 @@ def unpacked(path: Path, cache: Path, notes: list[str]) -> Path:
         check_regular(path)
     except ValueError as error:
         raise ValueError(f"{path} is {error}; give a .tar file") from None
-    opener = opener_of(path)
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if start.startswith(ZSTANDARD):
+        raise ValueError(f"{path} is compressed by zstd, which is not read here; unpack it, or use gzip, bzip2 or xz")
+    opener = next((opener for magic, opener in COMPRESSED.items() if start.startswith(magic)), None)
     if opener is None:
         return path
     copy = cache / "tars" / f"{key_of(path)}.tar"
@@ -155,7 +167,7 @@ def unpacked(path: Path, cache: Path, notes: list[str]) -> Path:
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(copy) as unfinished, unfinished.open("wb") as file:
-                unpack(path, opener, file, copy.parent)
+                _unpack(path, opener, file, copy.parent)
         except TooMuch:
             raise
         except DAMAGES as error:
@@ -173,3 +185,43 @@ def key_of(path: Path) -> str:
     text = json.dumps([FORMAT, os.path.realpath(path), now.st_size, now.st_mtime_ns])
     stem = re.sub(r"[^\w.-]", "_", path.name.partition(".")[0], flags=re.ASCII)[:40]
     return f"{stem}-{hashlib.blake2b(text.encode('utf-8', 'surrogateescape'), digest_size=8).hexdigest()}"
+
+
+def _unpack(path: Path, opener: Callable[..., Any], file: IO[bytes], folder: Path) -> None:
+    """Write what a compressed file holds into another, in `folder`; TooMuch if it would fill the disk."""
+    most, why = max(LEAST, TIMES * path.stat().st_size), f"{TIMES} times its size, {LEAST >> 20} MB at least"
+    if given := os.environ.get(VARIABLE):
+        most, why = 0, f"{VARIABLE}={given}"
+        with contextlib.suppress(ValueError, OverflowError):
+            most = int(float(given) * 2**30)
+        if most < 1:
+            raise TooMuch(f"{why}; expected gigabytes, such as 20")
+    room = shutil.disk_usage(folder).free - LEFT
+    written = 0
+    with opener(path, "rb") as packed:
+        while block := cast(IO[bytes], packed).read(1 << 20):
+            written += len(block)
+            if written > most:
+                hint = f"if that is meant, set {VARIABLE} to gigabytes that suffice, or unpack it yourself"
+                raise TooMuch(f"{path} unpacks to more than {_size(most)} ({why}); {hint}")
+            if written > room:
+                what = f"{folder} has room for ({_size(max(room, 0))} beside the last {_size(LEFT)})"
+                hint = "set BROADSIGHT_CACHE to a folder with room, or unpack it yourself"
+                raise TooMuch(f"{path} unpacks to more than {what}; {hint}")
+            file.write(block)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
+
+
+class ShortReads:
+    """A file that refuses to read much at once: `tarfile` would ask for as much as a header claims."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.seek, self.tell = file, file.seek, file.tell
+
+    def read(self, count: int = -1) -> bytes:
+        if not 0 <= count <= HEADER:
+            raise TooMuch(f"a header of {count:,} bytes; up to {HEADER:,} are read")
+        return self.file.read(count)

@@ -14,12 +14,9 @@ from ..decoding import UnreadableImage, decode, open_image
 from .registry import Options, register_source
 from .sample_table import Listed, Names, Part, Parts
 
-# As timm.data.create_dataset spells those of torchvision.
-TORCHVISION = (
-    *("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist"),
-    *("imagenet", "places365", "inaturalist", "inat"),
-)
-KNOWN = ("cifar10", "cifar100", "mnist", "imagenet")  # those that error messages suggest
+# As timm.data.create_dataset spells those of torchvision; error messages suggest the first four.
+TORCHVISION = ("cifar10", "cifar100", "mnist", "imagenet", "kmnist", "fashion_mnist", "qmnist", "places365")
+TORCHVISION += ("inaturalist", "inat")
 UNREADABLE = (OSError, ValueError, SyntaxError, MemoryError)
 
 
@@ -58,14 +55,16 @@ class DatasetSource(Listed):
             image = self.stored(int(index))
         except UNREADABLE:
             return b"unreadable"
-        if isinstance(image, bytes | str):
-            return of_file(image, content) if isinstance(image, str) else image
+        if isinstance(image, str):
+            return of_file(image, content)
         if isinstance(image, Image.Image):
             return f"{image.mode} {image.size}".encode() + image.tobytes()
+        if isinstance(image, bytes):
+            return image
         return image.read() if hasattr(image, "read") else repr(type(image)).encode()
 
 
-@register_source("timm", "torch/", "hfds/", known=[f"torch/{name}" for name in KNOWN], downloads=True)
+@register_source("timm", "torch/", "hfds/", known=[f"torch/{name}" for name in TORCHVISION[:4]], downloads=True)
 def open_dataset(name: str, options: Options) -> Parts:
     """Both parts of a data set, through timm; "train" alone if it has none for validation."""
     root = Path(options.root or options.cache / "datasets")
@@ -76,19 +75,17 @@ def open_dataset(name: str, options: Options) -> Parts:
         near = nearest(title, TORCHVISION, alike=0) or [TORCHVISION[0]]
         raise ValueError(f"no such data: {name}; did you mean torch/{near[0]}?")
     parts: Parts = {}
-    for key, spellings in (("train", ("train",)), ("val", ("validation", "test"))):
-        for split in spellings if kind == "hfds" else spellings[:1]:
-            dataset = created(name, root, split, options.download)
-            if dataset is None:
-                continue
-            reader = getattr(dataset, "reader", dataset)
-            if hasattr(reader, "loader"):
-                reader.loader = as_stored  # torchvision's own opens whatever PIL knows, and INaturalist has none
-            labels, classes = labels_of(reader), classes_of(reader)
-            classes = classes or [str(label) for label in range(int(labels.max()) + 1)]
-            source = DatasetSource(reader, f"{name}/{key}", labels, classes, options.channels)
-            parts[key] = Part(source, f"{name} {key}")
-            break
+    for key, split in (("train", "train"), ("val", "validation"), *[("val", "test")] * (kind == "hfds")):
+        dataset = None if key in parts else created(name, root, split, options.download)
+        if dataset is None:
+            continue
+        reader = getattr(dataset, "reader", dataset)
+        if hasattr(reader, "loader"):
+            reader.loader = as_stored  # torchvision's own opens whatever PIL knows, and INaturalist has none
+        labels = labels_of(reader)
+        classes = classes_of(reader) or [str(label) for label in range(int(labels.max()) + 1)]
+        source = DatasetSource(reader, f"{name}/{key}", labels, classes, options.channels)
+        parts[key] = Part(source, f"{name} {key}")
     return parts
 
 
@@ -119,10 +116,9 @@ def labels_of(dataset: Any) -> np.ndarray:
     """All labels, without decoding where the data set lists them."""
     if hasattr(dataset, "label_key"):  # timm's reader of Hugging Face data sets
         return np.asarray(dataset.dataset[dataset.label_key][:], np.int32)
-    targets = getattr(dataset, "targets", None)
     if isinstance(getattr(dataset, "index", None), list):  # INaturalist
         targets = [label for label, _ in dataset.index]
-    if targets is None:
+    elif (targets := getattr(dataset, "targets", None)) is None:
         targets = [dataset[row][1] for row in range(len(dataset))]
     labels = np.asarray(targets, np.int32)
     return labels if labels.ndim == 1 else labels[:, 0]
@@ -133,5 +129,5 @@ def classes_of(dataset: Any) -> list[str]:
     names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None)
     if names is None:
         numbers = getattr(dataset, "class_to_idx", None) or {}
-        names = sorted(numbers, key=lambda name: numbers[name])
+        names = sorted(numbers, key=numbers.__getitem__)
     return [name if isinstance(name, str) else str(name[0]) for name in names]

@@ -13,7 +13,7 @@ import numpy as np
 from ...files import odd_kind, refuse_odd
 from .folder import FolderSource
 from .list_file import read_paths
-from .sample_table import in_order, is_hidden, is_image, some
+from .sample_table import in_order, is_hidden, is_image, noted, some
 from .walking import Walk
 
 
@@ -33,16 +33,12 @@ class Unlabelled(FolderSource):
 
 
 def find_images(arguments: Iterable[str | Path], listing: str | Path | None = None) -> tuple[Unlabelled, list[str]]:
-    """The images that arguments name, in their order, and notes for the user.
+    """The images that arguments name, in their order, and notes for the user; or one error with all that is wrong.
 
     Args:
         arguments: Files of any name; folders, of which all images at any depth count, in natural order; or patterns
             such as photos/**/*.jpg. An existing path is never a pattern, whatever its characters.
         listing: Text file with a path on every line, relative to its own folder; they become absolute.
-
-    Raises:
-        FileNotFoundError: Arguments do not exist or hold no image; the message has all of them.
-        ValueError: Nothing is given, or the list names files that do not exist.
     """
     given = [os.fspath(argument) for argument in arguments]
     if not given and listing is None:
@@ -55,7 +51,10 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
         for argument in given:
             names += _named(argument, walk, notes, wrong)
         if listing is not None:
-            names += _listed(os.fspath(listing))
+            refuse_odd(listing)
+            if not os.path.isfile(listing):
+                raise FileNotFoundError(f"there is no list {listing}; expected a text file with a path on every line")
+            names += read_paths(Path(listing))
     except PermissionError as error:
         raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
     missing, unmatched, empty, odd = wrong.values()
@@ -71,10 +70,7 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
     twice: dict[str, str] = {}
     for name in names:
         path = os.path.abspath(name)
-        if path in first:
-            twice[path] = name
-        else:
-            first[path] = name
+        (twice if path in first else first)[path] = name
     if twice:
         again = some(list(twice.values()))
         notes.append(f"{_count(len(twice), 'image')} named more than once, and predicted once: {again}")
@@ -83,7 +79,8 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
 
 def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[str]]) -> list[str]:
     """The images of one argument, or none and an entry among what is wrong."""
-    walk.ignored, walk.again = ignored, again = [], []
+    ignored: list[str] = []
+    walk.ignored, walk.again = ignored, []
     if os.path.isfile(argument):
         return [argument]
     names: list[str] = []
@@ -98,9 +95,7 @@ def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[st
     if not names:
         wrong[kind].append(argument)
         return []
-    notes += walk.notes(argument) if again else []
-    if ignored:
-        notes.append(f"{argument}: files that are no images are ignored: {some(in_order(ignored))}")
+    notes += walk.notes(argument) + noted(f"{argument}: files that are no images are ignored", in_order(ignored))
     return names
 
 
@@ -139,8 +134,7 @@ def _fits(name: str, pattern: list[str]) -> bool:
     parts = name.split("/")
 
     @cache
-    def fits(part: int, place: int) -> bool:
-        """Whether the parts from one on fit the pattern from a place on."""
+    def fits(part: int, place: int) -> bool:  # what is left of both
         if place == len(pattern):
             return part == len(parts)
         if pattern[place] == "**":
@@ -148,13 +142,6 @@ def _fits(name: str, pattern: list[str]) -> bool:
         return part < len(parts) and fnmatchcase(parts[part], pattern[place]) and fits(part + 1, place + 1)
 
     return fits(0, 0)
-
-
-def _listed(listing: str) -> list[str]:
-    refuse_odd(listing)
-    if not os.path.isfile(listing):
-        raise FileNotFoundError(f"there is no list {listing}; expected a text file with a path on every line")
-    return read_paths(Path(listing))
 
 
 def _count(number: int, what: str) -> str:

@@ -1,10 +1,11 @@
 """Images below folders, each real folder searched once, wherever links point."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .sample_table import is_hidden, is_image, part_names, some
+from .sample_table import is_hidden, is_image, noted, part_names
 
 FEW = 16  # files of a folder are looked up one by one; of more, the folder is listed
 
@@ -35,10 +36,10 @@ def is_there(kind: Callable[[], bool]) -> bool:
 
 def missing_files(root: Path | str, names: Iterable[str]) -> list[str]:
     """The names that are no files below a folder, each once. Of many in a folder, the folder is listed."""
-    folders: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = defaultdict(list)
     given = dict.fromkeys(names)
     for name in given:
-        folders.setdefault(os.path.dirname(name), []).append(name)
+        folders[os.path.dirname(name)].append(name)
     missing = set()
     for folder, inner in folders.items():
         place, there = os.path.join(root, folder), set[str]()
@@ -50,14 +51,20 @@ def missing_files(root: Path | str, names: Iterable[str]) -> list[str]:
     return [name for name in given if name in missing]
 
 
+def no_classes(place: str | Path, images: int) -> ValueError:
+    """The error for class folders that are missing: there is no image, or so many lie outside of such folders."""
+    if not images:
+        return ValueError(f"no images in {place}; expected folders named after classes, with images in them")
+    what = f"{place} holds {images:,} images but no class folders"
+    return ValueError(f"{what}; put the images of each class into a folder named after it")
+
+
 class Walk:
     """Finds the images below folders. Links are followed, but nothing is found twice.
 
     What lies in a folder itself comes before what links lead to, so that an image keeps its own name. A link to what
-    was found otherwise, or to a folder around the link, is not followed; `again` has the names of such links.
-
-    Args:
-        ignored: Gets the names of files other than images, and of pipes, sockets and devices.
+    was found otherwise, or to a folder around the link, is not followed; `again` has the names of such links. `ignored`
+    gets the names of files other than images, and of pipes, sockets and devices.
     """
 
     def __init__(self, ignored: list[str]):
@@ -66,8 +73,8 @@ class Walk:
         self._tops: set[str] = set()  # where `own` has begun
         self._owners: dict[str, str] = {}  # of real folders, and of real images that links lead to
         self._reached: set[str] = set()  # which of these are there by a link alone
-        self._links: dict[str, list[tuple[str, str]]] = {}  # by owner: names and paths, of folders
-        self._files: dict[str, list[tuple[str, str]]] = {}  # likewise, of images
+        self._links: dict[str, list[tuple[str, str]]] = defaultdict(list)  # by owner: names and paths, of folders
+        self._files: dict[str, list[tuple[str, str]]] = defaultdict(list)  # likewise, of images
 
     def expect(self, folders: Iterable[Path | str]) -> None:
         """Name folders that will be searched anyway, so that links to them are not followed."""
@@ -97,30 +104,25 @@ class Walk:
                 name = prefix + entry.name
                 if is_folder(entry):
                     if entry.is_symlink():
-                        self._links.setdefault(owner, []).append((f"{name}/", entry.path))
+                        self._links[owner].append((f"{name}/", entry.path))
                         continue
                     inner = os.path.join(real, entry.name)
                     if inner not in self._owners:
                         self._owners[inner] = owner
                         waiting.append((entry.path, inner, f"{name}/"))
-                    elif self._owners[inner] != owner:
-                        raise ValueError(
-                            f"{entry.path} belongs to both {owner!r} and, by a link, {self._owners[inner]!r}; "
-                            "remove the link, or copy the folder"
-                        )
+                    elif (other := self._owners[inner]) != owner:
+                        what = f"{entry.path} belongs to both {owner!r} and, by a link, {other!r}"
+                        raise ValueError(f"{what}; remove the link, or copy the folder")
                 elif is_image(entry.name) and is_there(entry.is_file):
                     if entry.is_symlink():
-                        self._files.setdefault(owner, []).append((name, entry.path))
+                        self._files[owner].append((name, entry.path))
                     else:
                         yield name
                 elif not is_hidden(entry.name):
                     self.ignored.append(name)
 
     def linked(self, owner: str = "") -> Iterator[str]:
-        """Names of the images that the owner's links to folders lead to, after `own`.
-
-        Raises ValueError if links of two owners lead to one image that has no place of its own.
-        """
+        """Names of the images that the owner's links to folders lead to, after `own`; see `_found` for errors."""
         while links := sorted(self._links.pop(owner, [])):
             for name, path in links:
                 real = os.path.realpath(path)
@@ -162,17 +164,12 @@ class Walk:
 
     def notes(self, place: Path | str) -> list[str]:
         """A line on the links that were not followed, if there are any."""
-        note = f"{place}: links to what is there already, or around it, are not followed: {some(sorted(self.again))}"
-        return [note] * bool(self.again)
+        what = f"{place}: links to what is there already, or around it, are not followed"
+        return noted(what, sorted(self.again))
 
 
 def images_below(folder: Path | str, prefix: str, ignored: list[str], files_once: bool = True) -> Iterator[str]:
-    """Names of all images below a folder, each with the prefix.
-
-    Args:
-        ignored: Gets the names of files other than images.
-        files_once: Whether an image counts once, or under each name that a link gives it, as masks may.
-    """
+    """Names of all images below a folder, each once or, as masks may, under each name that a link gives it."""
     return Walk(ignored).all(folder, prefix, files_once=files_once)
 
 

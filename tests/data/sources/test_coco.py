@@ -17,7 +17,7 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources.coco import CocoDataset
 from tests.refusals import refused
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
+from ..reading import shared
 
 CATEGORIES = [dict(id=7, name="dog"), dict(id=3, name="cat"), dict(id=90, name="brush")]
 BOX = dict(id=1, image_id=10, category_id=3, bbox=[1, 2, 3, 4])
@@ -43,34 +43,31 @@ def write(tmp_path):
     return write
 
 
-def test_notes__of_a_mark_that_means_nothing(write):
-    data = CocoDataset(write([annotation(id=5, ignore=1), annotation(id=6, ignore=0)]))
-    (note,) = data.notes
-    assert note == 'annotations marked "ignore", which COCO does not know, taken as any other: 1 (first: annotation 5)'
-
-
 def test_target__by_hand(write):
     crowd = dict(size=[6, 8], counts=[6, 6, 36])
     items = [
-        annotation(id=1, bbox=[1, 2, 3, 4], category_id=90),
-        annotation(id=2, bbox=[1, 0, 1, 6], category_id=3, segmentation=crowd, iscrowd=1, area=6.5),
+        annotation(id=1, bbox=[1, 2, 3, 4], category_id=90, ignore=0),
+        annotation(id=2, bbox=[1, 0, 1, 6], category_id=3, segmentation=crowd, iscrowd=1, area=6.5, ignore=1),
     ]
     data = CocoDataset(write(items))
-    told = ("crowds, which nothing is learned from: 1 (first: annotation 2)",)
+    told = (
+        "crowds, which nothing is learned from: 1 (first: annotation 2)",
+        'annotations marked "ignore", which COCO does not know, taken as any other: 1 (first: annotation 2)',
+    )
     assert (len(data), data.name(0), data.notes) == (1, "a.png", told)
-    assert data.classes == ("cat", "dog", "brush")
-    assert data.category_ids == {1: 3, 2: 7, 3: 90}
+    assert data.classes == ("cat", "dog", "brush") and data.category_ids == {1: 3, 2: 7, 3: 90}
 
     image, target = data[0]
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (200, 10, 10))
     assert target.keys() == {"boxes", "labelled_boxes", "labels", "iscrowd", "area", "image_id", "masks"}
-    assert target["boxes"].tolist() == [[1, 2, 4, 6], [1, 0, 2, 6]]
-    assert target["boxes"].canvas_size == (6, 8)
-    assert target["boxes"].format is tv_tensors.BoundingBoxFormat.XYXY
-    assert target["labels"].tolist() == [3, 1] and target["labels"].dtype == torch.int64
-    assert target["iscrowd"].tolist() == [0, 1] and target["iscrowd"].dtype == torch.int64
-    assert target["area"].tolist() == [12, 6.5] and target["area"].dtype == torch.float32
-    assert target["image_id"] == 10
+    assert target["boxes"].tolist() == [[1, 2, 4, 6], [1, 0, 2, 6]] and target["boxes"].canvas_size == (6, 8)
+    assert target["boxes"].format is tv_tensors.BoundingBoxFormat.XYXY and target["image_id"] == 10
+    for key, numbers, kind in (
+        ("labels", [3, 1], torch.int64),
+        ("iscrowd", [0, 1], torch.int64),
+        ("area", [12, 6.5], torch.float32),
+    ):
+        assert target[key].tolist() == numbers and target[key].dtype == kind
     assert isinstance(target["masks"], tv_tensors.Mask) and target["masks"].dtype == torch.uint8
     expected = torch.zeros(2, 6, 8, dtype=torch.uint8)
     expected[0, 2:6, 1:4] = 1
@@ -109,8 +106,7 @@ def test_target__keypoints(write):
     assert data.keypoint_names == ("nose", "tail")
     expected = [[[1, 2, 2], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[3.5, 4.5, 1], [7, 5, 2]]]
     assert data.target(0)["keypoints"].tolist() == expected
-    assert "keypoints" not in CocoDataset(file).target(0)
-    assert "masks" not in data.target(0)
+    assert "keypoints" not in CocoDataset(file).target(0) and "masks" not in data.target(0)
 
 
 def test_boxes__outside_are_clipped_and_those_of_no_area_dropped(write):
@@ -120,15 +116,11 @@ def test_boxes__outside_are_clipped_and_those_of_no_area_dropped(write):
     target = data.target(0)
     assert target["boxes"].tolist() == [[0, 0, 2, 2], [6, 4, 8, 6], [0, 0, 8, 6]]
     assert len(target["masks"]) == len(target["labels"]) == 3
+    assert CocoDataset(write([BOX, annotation(area=0)]), masks=False).target(0)["area"].tolist() == [12, 12]
     assert data.notes == (
         "boxes that reached out of their image clipped to it: 2 (first: annotation 1)",
         "annotations of no area inside of their image dropped: 4 (first: annotation 3)",
     )
-
-
-def test_area__is_that_of_the_box_where_the_file_has_none(write):
-    items = [BOX, annotation(area=0)]
-    assert CocoDataset(write(items), masks=False).target(0)["area"].tolist() == [12, 12]
 
 
 def test_masks__missing_ones(write):
@@ -163,11 +155,13 @@ def test_annotation__error_names_the_file_and_it(write, item, message):
 
 def test_keypoints__errors(write):
     categories = [dict(id=3, name="person", keypoints=["nose", "tail"])]
-    with pytest.raises(ValueError, match=r"annotation 1: keypoints are 3 numbers; expected .* of 2 keypoints"):
-        CocoDataset(write([annotation(keypoints=[1, 2, 2])], categories=categories), keypoints=True)
-    refused("no list of keypoints in its categories", CocoDataset, write([annotation()]), keypoints=True)
-    categories.append(dict(id=4, name="bird", keypoints=["beak"]))
-    refused("different lists of keypoints", CocoDataset, write([annotation()], categories=categories), keypoints=True)
+    birds = [*categories, dict(id=4, name="bird", keypoints=["beak"])]
+    for words, item, kinds in (
+        ("annotation 1: keypoints are 3 numbers; expected .* of 2 keypoints", dict(keypoints=[1, 2, 2]), categories),
+        ("no list of keypoints in its categories", {}, CATEGORIES),
+        ("different lists of keypoints", {}, birds),
+    ):
+        refused(words, CocoDataset, write([annotation(**item)], categories=kinds), keypoints=True)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +187,7 @@ def test_file__errors(write, changes, message):
     [
         ("no json", "is not JSON"),
         ("", "is not JSON"),
+        ("\xff\xfe\x00", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", 'no list "images"'),
         ('{"images": [], "categories": []}', 'has no list "annotations"; expected a COCO file'),
@@ -200,13 +195,8 @@ def test_file__errors(write, changes, message):
     ],
 )
 def test_file__not_coco(tmp_path, text, message):
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.json").write_text(text, "latin-1")
     refused(rf"x\.json {message}|x\.json has {message}", CocoDataset, tmp_path / "x.json")
-
-
-def test_file__not_text_or_not_there(tmp_path):
-    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
-    refused("is not JSON", CocoDataset, tmp_path / "x.json")
     refused(r"y\.json is not a file", CocoDataset, tmp_path / "y.json", error=FileNotFoundError)
 
 
@@ -215,8 +205,8 @@ def test_images__missing_ones_are_named_on_construction(write, tmp_path):
     (tmp_path / "2.png").unlink()
     refused(r"2\.png, image 2 of coco\.json, is missing \(1 of 3 are\)", CocoDataset, file, error=FileNotFoundError)
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"elsewhere.1\.png, image 1 of coco\.json, is missing \(3 of 3 are\)"):
-        CocoDataset(file, tmp_path / "elsewhere")
+    words = r"elsewhere.1\.png, image 1 of coco\.json, is missing \(3 of 3 are\)"
+    refused(words, CocoDataset, file, tmp_path / "elsewhere", error=FileNotFoundError)
 
 
 def test_images__in_subfolders_and_grey(write, tmp_path):
@@ -227,16 +217,13 @@ def test_images__in_subfolders_and_grey(write, tmp_path):
         assert (image.mode, image.size) == (mode, (8, 6))
 
 
-def test_images__damaged_or_of_another_size(write, tmp_path):
+def test_images__damaged_or_of_another_size_or_of_none(write, tmp_path):
     file = write([annotation()])
     Image.new("RGB", (16, 12)).save(tmp_path / "a.png")
     refused(r"a\.png has 16x12 pixels but coco\.json says 8x6", CocoDataset(file).open, 0)
     (tmp_path / "a.png").write_bytes(b"nothing")
     refused(r"a\.png: not an image", CocoDataset(file).open, 0, error=UnreadableImage)
-
-
-def test_images__size_is_read_where_the_file_has_none(write, tmp_path):
-    file = write([annotation()], images=[dict(id=10, file_name="a.png")])
+    file = write([annotation()], images=[dict(id=10, file_name="a.png")])  # whose size is read
     assert CocoDataset(file).target(0)["masks"].shape == (1, 6, 8)
     (tmp_path / "a.png").write_bytes(b"nothing")
     refused(r"a\.png cannot be read for its size", CocoDataset, file)
@@ -280,17 +267,13 @@ def test_images__folder_is_found_as_coco_lays_it_out(write, tmp_path):
     assert CocoDataset(file).images == tmp_path / "val2017"
 
 
-def test_dataset__survives_pickle_and_workers(write):
+def test_target__goes_through_pickle_workers_and_transforms_and_can_be_changed(write):
     data = CocoDataset(write([annotation()]))
     again = pickle.loads(pickle.dumps(data))
     assert torch.equal(again.target(0)["masks"], data.target(0)["masks"])
     loaded = next(iter(DataLoader(data, batch_size=None, num_workers=1)))
     assert torch.equal(loaded[1]["boxes"], data.target(0)["boxes"])
-
-
-def test_target__goes_through_transforms_and_can_be_changed_without_changing_the_data(write):
-    data = CocoDataset(write([annotation()]))
-    image, target = v2.RandomHorizontalFlip(1.0)(*data[0])
+    _, target = v2.RandomHorizontalFlip(1.0)(*data[0])
     assert target["boxes"].tolist() == [[4, 2, 7, 6]]
     assert target["masks"][0].nonzero()[:, 1].unique().tolist() == [4, 5, 6]
     data.target(0)["boxes"].zero_()
@@ -298,14 +281,8 @@ def test_target__goes_through_transforms_and_can_be_changed_without_changing_the
     assert data.target(0)["boxes"].tolist() == [[1, 2, 4, 6]] and data.target(0)["labels"].tolist() == [1]
 
 
-def real(path: str) -> Path:
-    if not (DATA / path).exists():
-        pytest.skip(f"{path} is not beside the repository")
-    return DATA / path
-
-
 def test_real__instances():
-    file = real("coco/instances.json")
+    file = shared("coco/instances.json")
     content = json.loads(file.read_text())
     data = CocoDataset(file)
     assert (len(data), len(data.classes), data.classes[0], data.category_ids[80]) == (128, 80, "person", 90)
@@ -331,13 +308,11 @@ def test_real__instances():
 
 
 def test_real__keypoints():
-    data = CocoDataset(real("coco_keypoints/person_keypoints.json"), keypoints=True)
+    data = CocoDataset(shared("coco_keypoints/person_keypoints.json"), keypoints=True)
     assert (len(data), len(data.keypoint_names), data.keypoint_names[0]) == (4, 17, "nose")
-    counts = [len(target["keypoints"]) for _, target in data]
-    assert sum(counts) == 14
+    assert sum(len(target["keypoints"]) for _, target in data) == 14
     target = data.target(0)
-    assert target["keypoints"].shape == (1, 17, 3)
-    assert target["keypoints"][0, 0].tolist() == [367, 81, 2]
+    assert target["keypoints"].shape == (1, 17, 3) and target["keypoints"][0, 0].tolist() == [367, 81, 2]
     x1, y1, x2, y2 = target["boxes"][0].tolist()
     x, y = target["keypoints"][0, :, :2].unbind(1)
     assert x1 <= x.min() and x.max() <= x2 and y1 <= y.min() and y.max() <= y2

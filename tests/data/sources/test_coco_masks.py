@@ -1,7 +1,6 @@
 """Masks from polygons and run lengths: by hand on small grids, and pixel by pixel against pycocotools."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from broadsight.data.sources.coco_masks import MaskPool, expand_text, read_polygon
 from tests.refusals import refused
 
-INSTANCES = Path(__file__).parents[4] / "shared" / "data" / "coco" / "instances.json"
+from ..reading import shared
 
 
 def draw(segmentation, height: int, width: int) -> np.ndarray:
@@ -22,35 +21,27 @@ def grid(text: str) -> list[list[bool]]:
     return [[letter == "#" for letter in line] for line in text.split()]
 
 
-def test_polygon__a_rectangle_covers_the_pixels_whose_middle_it_holds():
-    assert draw([[1, 1, 4, 1, 4, 3, 1, 3]], 4, 5).tolist() == grid("..... .###. .###. .....")
-    # 1.4 < 1.5 < 1.6: the left edge decides about column 1
-    assert draw([[1.4, 0, 3, 0, 3, 2, 1.4, 2]], 2, 4).tolist() == grid(".##. .##.")
-    assert draw([[1.6, 0, 3, 0, 3, 2, 1.6, 2]], 2, 4).tolist() == grid("..#. ..#.")
-
-
-def test_polygon__a_steep_triangle_whichever_way_round():
-    expected = grid("#### #### .##. .##. .##. .##. .... ....")
-    assert draw([[0, 0, 2, 8, 4, 0]], 8, 4).tolist() == expected
-    assert draw([[4, 0, 2, 8, 0, 0]], 8, 4).tolist() == expected
-
-
-def test_polygon__parts_are_united_and_may_overlap():
-    overlapping = [[0, 0, 2, 0, 2, 2, 0, 2], [1, 1, 3, 1, 3, 3, 1, 3]]
-    assert draw(overlapping, 3, 4).tolist() == grid("##.. ###. .##.")
-
-
-def test_polygon__ends_at_the_image():
-    assert draw([[-5, -5, 2, -5, 2, 9, -5, 9]], 3, 3).tolist() == grid("##. ##. ##.")
-    assert not draw([[10, 10, 12, 10, 12, 12]], 3, 3).any()
+@pytest.mark.parametrize(
+    ("polygons", "expected"),
+    [
+        ([[1, 1, 4, 1, 4, 3, 1, 3]], "..... .###. .###. ....."),
+        ([[1.4, 0, 3, 0, 3, 2, 1.4, 2]], ".##. .##."),  # 1.4 < 1.5 < 1.6: the left edge decides about column 1
+        ([[1.6, 0, 3, 0, 3, 2, 1.6, 2]], "..#. ..#."),
+        ([[0, 0, 2, 8, 4, 0]], "#### #### .##. .##. .##. .##. .... ...."),  # a steep triangle, whichever way round
+        ([[4, 0, 2, 8, 0, 0]], "#### #### .##. .##. .##. .##. .... ...."),
+        ([[0, 0, 2, 0, 2, 2, 0, 2], [1, 1, 3, 1, 3, 3, 1, 3]], "##.. ###. .##."),  # parts that overlap
+        ([[-5, -5, 2, -5, 2, 9, -5, 9]], "##. ##. ##."),  # it ends at the image
+        ([[10, 10, 12, 10, 12, 12]], "... ... ..."),
+    ],
+)
+def test_polygon__by_hand(polygons, expected):
+    rows = grid(expected)
+    assert draw(polygons, len(rows), len(rows[0])).tolist() == rows
 
 
 def test_polygon__of_fewer_than_three_corners_outlines_nothing():
     pool = MaskPool()
-    assert not pool.add([[1, 1, 2, 2], []], 4, 4)
-    assert not pool.add([], 4, 4)
-    assert not pool.add(None, 4, 4)
-    assert len(pool) == 0
+    assert not any(pool.add(one, 4, 4) for one in ([[1, 1, 2, 2], []], [], None)) and len(pool) == 0
     assert pool.add([[1, 1, 2, 2], [0, 0, 2, 0, 2, 2, 0, 2]], 4, 4)  # the second counts
     assert pool.draw(0, 4, 4).sum() == 4
 
@@ -62,11 +53,9 @@ def test_runs__go_down_the_columns():
 
 def test_expand_text__by_hand():
     # 1 -> "1"; 2 -> "2"; 3 -> "3"; then 2 - 2 = 0 -> "0" and 1 - 3 = -2 -> 30 = 0b11110 -> chr(48 + 30) = "N"
-    assert expand_text("1230N").tolist() == [1, 2, 3, 2, 1]
     # 100 = 0b00011_00100: 4 with more to come (36 + 48 = "T"), then 3; 16 needs a second letter to stay positive
-    assert expand_text("T3").tolist() == [100]
-    assert expand_text("`0").tolist() == [16]
-    assert expand_text("8").tolist() == [8]
+    for text, runs in (("1230N", [1, 2, 3, 2, 1]), ("T3", [100]), ("`0", [16]), ("8", [8])):
+        assert expand_text(text).tolist() == runs
 
 
 def test_pool__keeps_masks_of_both_kinds_apart():
@@ -122,9 +111,7 @@ def test_polygon__equals_pycocotools_whatever_its_corners():
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_masks__of_real_annotations_equal_pycocotools():
     oracle = pytest.importorskip("pycocotools.mask")
-    if not INSTANCES.exists():
-        pytest.skip("COCO images are not beside the repository")
-    content = json.loads(INSTANCES.read_text())
+    content = json.loads(shared("coco/instances.json").read_text())
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
     different, kinds = [], {list: 0, dict: 0}
     for item in content["annotations"]:
@@ -136,8 +123,7 @@ def test_masks__of_real_annotations_equal_pycocotools():
         text = dict(size=rle["size"], counts=rle["counts"].decode())
         if not np.array_equal(draw(segmentation, *size), expected) or not np.array_equal(draw(text, *size), expected):
             different.append(item["id"])
-    assert different == []
-    assert kinds == {list: 887, dict: 13}
+    assert different == [] and kinds == {list: 887, dict: 13}
 
 
 def test_polygon__of_an_endless_outline_is_refused():

@@ -31,29 +31,28 @@ def test_elpv__images_and_labels(package):
     parts = open_elpv("elpv", Options())
     assert parts.keys() == {"all"}
     source = parts["all"].source
-    assert source.classes == ("sound", "defective")
-    assert [source.label(row) for row in range(4)] == [0, 0, 1, 1]
-    names = ["mono/cell0001.png", "poly/cell0002.png", "poly/cell0003.png", "mono/cell0004.png"]
-    assert [source.name(row) for row in range(4)] == names
+    assert source.classes == ("sound", "defective") and source.labels.tolist() == [0, 0, 1, 1]
+    assert list(source.names) == ["mono/cell0001.png", "poly/cell0002.png", "poly/cell0003.png", "mono/cell0004.png"]
     assert np.asarray(source.open(2)).tolist() == np.full((30, 30, 3), 30).tolist()
     assert any("not for commercial use" in note for note in parts["all"].notes)
     some = View(open_elpv("elpv", Options(1))["all"].source, np.array([3, 1]))
     assert some.name(0) == "mono/cell0004.png" and some.open(0).mode == "L" and some.open(0).getpixel((0, 0)) == 40
 
 
-def test_elpv__damaged(package):
+def test_elpv__damaged_or_not_installed(package, monkeypatch):
     table = package / "data" / "labels.csv"
     (package / "data" / "images" / "cell0002.png").unlink()
     refused(r"^poly/cell0002\.png: no such file", open_elpv("elpv", Options())["all"].source.open, 1)
-    table.write_text("images/cell0001.png 0.0 mono\nimages/cell0002.png\n")
-    refused(r"labels\.csv, line 2: 'images/cell0002\.png' is not a file, a probability", open_elpv, "elpv", Options())
-    table.write_text("")
-    refused(r"labels\.csv lists no images; install elpv-dataset anew", open_elpv, "elpv", Options())
-    table.unlink()
-    refused(r"labels\.csv cannot be read: .*; install elpv-dataset anew", open_elpv, "elpv", Options())
-
-
-def test_elpv__not_installed(monkeypatch):
+    for text, words in (
+        (
+            "images/cell0001.png 0.0 mono\nimages/cell0002.png\n",
+            r", line 2: 'images/cell0002\.png' is not a file, a pro",
+        ),
+        ("", " lists no images; install elpv-dataset anew"),
+        ("ä", " cannot be read: .*; install elpv-dataset anew"),
+    ):
+        table.write_text(text)
+        refused(rf"labels\.csv{words}", open_elpv, "elpv", Options())
     monkeypatch.setattr(elpv, "find_spec", lambda name: None)
     expected = r"^elpv is not installed; pip install elpv-dataset \(its images are CC-BY-NC-SA-4\.0, non-commercial\)$"
     refused(expected, open_elpv, "elpv", Options(), error=FileNotFoundError)

@@ -20,8 +20,7 @@ def package(tmp_path, monkeypatch):
     """A package with 12 images to train on and 5 to test."""
     folder = tmp_path / "package"
     folder.mkdir()
-    rng = np.random.default_rng(0)
-    content = {}
+    rng, content = np.random.default_rng(0), {}
     for part, count in (("train", 12), ("t10k", 5)):
         content[part] = rng.integers(0, 256, (count, 28, 28), np.uint8)
         labels = (np.arange(count) * 3 % 10).astype(np.uint8)
@@ -42,26 +41,18 @@ def test_fashion_mnist__images_and_labels(package, tmp_path):
     np.testing.assert_array_equal(colours, np.repeat(content["train"][7][..., None], 3, 2))
     grey = resolve("fashion-mnist", cache=tmp_path / "cache", channels=1).val.open(4)
     np.testing.assert_array_equal(np.asarray(grey), content["t10k"][4])
-    assert splits.val.name(4) == "fashion-mnist/val/4"
-    assert splits.description["kind"] == "fashion-mnist"
-
-
-def test_fashion_mnist__unpacked_once(package, tmp_path):
-    resolve("fashion-mnist", cache=tmp_path / "cache")
-    for file in package[0].iterdir():
+    assert splits.val.name(4) == "fashion-mnist/val/4" and splits.description["kind"] == "fashion-mnist"
+    for file in folder.iterdir():  # which is unpacked once
         file.unlink()
     assert len(resolve("fashion-mnist", cache=tmp_path / "cache").train) == 12
 
 
-def test_fashion_mnist__damaged_package_leaves_nothing(package, tmp_path):
+def test_fashion_mnist__damaged_package_leaves_nothing_and_may_be_missing(package, tmp_path, monkeypatch):
     folder, _ = package
     file = folder / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:-20])
     refused(r"train-images-idx3-ubyte\.gz cannot be unpacked into", resolve, "fashion-mnist", cache=tmp_path / "cache")
     assert [one for one in (tmp_path / "cache").rglob("*") if one.is_file()] == []
-
-
-def test_fashion_mnist__not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(fashion_mnist, "PACKAGE", tmp_path / "nowhere")
     words = r"^fashion-mnist is not installed \(.*\); on Debian: apt-get install "
     refused(words, resolve, "fashion-mnist", error=FileNotFoundError, cache=tmp_path / "cache")

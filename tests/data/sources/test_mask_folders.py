@@ -1,8 +1,6 @@
 """Folders of masks: values as stored, whatever kind of PNG, and what is said of folders that are wrong."""
 
 import pickle
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources.mask_folders import MaskFolder, read_indices
 from tests.refusals import refused
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
+from ..reading import raw_png, shared
+
 CLASSES = ["sky", "tree", "dog"]
 VALUES = np.array([[0, 1, 2, 255], [2, 1, 0, 0]], np.uint8)
 
@@ -30,19 +29,6 @@ def pair(tmp_path):
     return tmp_path / "images", tmp_path / "masks"
 
 
-def grey_png(path: Path, values: np.ndarray, bits: int) -> None:
-    """A grey PNG of few bits, which PIL does not write."""
-    height, width = values.shape
-    digits = (values[..., None] >> np.arange(bits)[::-1]) & 1
-    rows = np.packbits(digits.reshape(height, -1), axis=1)
-    lines = b"".join(b"\0" + row.tobytes() for row in rows)
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)), (b"IDAT", zlib.compress(lines))]
-    written = b"\x89PNG\r\n\x1a\n"
-    for name, body in [*chunks, (b"IEND", b"")]:
-        written += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-    path.write_bytes(written)
-
-
 def first(*folders: Path, **options) -> tuple[Image.Image, torch.Tensor]:
     return MaskFolder(*folders, **options)[0]
 
@@ -53,23 +39,18 @@ def test_getitem__by_hand(pair):
     assert (len(data), data.name(0), data.classes, data.notes) == (1, "a.jpg", tuple(CLASSES), ())
     assert (image.mode, image.size) == ("RGB", (4, 2))
     assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
-    assert mask.tolist() == VALUES.tolist()
-    assert data.open(0).size == (4, 2)
-    assert torch.equal(pickle.loads(pickle.dumps(data)).target(0), mask)
-    assert len(list(data)) == 1
+    assert mask.tolist() == VALUES.tolist() and data.open(0).size == (4, 2)
+    assert torch.equal(pickle.loads(pickle.dumps(data)).target(0), mask) and len(list(data)) == 1
     assert MaskFolder(*pair, classes=CLASSES, channels=1).open(0).mode == "L"
 
 
-def test_masks__with_a_palette_are_read_as_indices(pair):
+def test_masks__with_a_palette_or_16_bits_are_read_as_indices(pair):
     mask = Image.fromarray(VALUES).convert("P")
     mask.putdata(VALUES.ravel().tolist())
     mask.putpalette([50, 60, 70] * 256)
     mask.save(pair[1] / "a.png")
     assert Image.open(pair[1] / "a.png").mode == "P"
     assert MaskFolder(*pair, classes=CLASSES)[0][1].tolist() == VALUES.tolist()
-
-
-def test_masks__of_16_bits(pair):
     values = np.array([[0, 300, 999, 65535]] * 2, np.uint16)
     Image.fromarray(values).save(pair[1] / "a.png")
     data = MaskFolder(*pair, classes=[f"class {i}" for i in range(1000)], ignore=65535)
@@ -79,48 +60,45 @@ def test_masks__of_16_bits(pair):
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_masks__of_few_bits_are_not_stretched(tmp_path, bits):
     values = np.arange(2**bits).reshape(2, -1) if bits > 1 else np.array([[0, 1, 1], [1, 0, 0]])
-    grey_png(tmp_path / "a.png", values, bits)
+    digits = (values[..., None] >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(digits.reshape(2, -1), axis=1).tobytes()
+    (tmp_path / "a.png").write_bytes(raw_png(values.shape[1], 2, bits, 0, rows))
     assert read_indices(tmp_path / "a.png").tolist() == values.tolist()
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-def test_masks__in_colour_are_refused(pair, mode):
-    Image.new(mode, (4, 2)).save(pair[1] / "a.png")
-    refused(rf"a\.png holds colours \(mode {mode}\).*save it as grey or palette PNG", first, *pair, classes=CLASSES)
-
-
-def test_masks__as_jpeg_are_refused(pair):
-    (pair[1] / "a.png").unlink()
-    Image.fromarray(VALUES).save(pair[1] / "a.JPG")
-    refused(r"a\.JPG is a JPEG, which alters values; save masks as PNG", MaskFolder, *pair, classes=CLASSES)
-
-
-def test_masks__with_an_unlisted_class_are_refused(pair):
-    refused(r"a\.png holds 2, which is none of the 2 classes or 255 to ignore", first, *pair, classes=CLASSES[:2])
-    refused(r"a\.png holds 255, which is none of the 3 classes;", first, *pair, classes=CLASSES, ignore=None)
-    refused(r"a\.png holds 255, which is none of the 3 classes or 254 to", first, *pair, classes=CLASSES, ignore=254)
-
-
-def test_masks__of_another_size_or_damaged(pair):
-    Image.fromarray(VALUES[:1]).save(pair[1] / "a.png")
-    refused(r"a\.jpg has 4x2 pixels but its mask a\.png 4x1", first, *pair, classes=CLASSES)
-    (pair[1] / "a.png").write_bytes(b"nothing")
-    refused(r"a\.png: not an image", first, *pair, classes=CLASSES, error=UnreadableImage)
+@pytest.mark.parametrize(
+    ("mask", "words", "options"),
+    [
+        *(
+            (Image.new(mode, (4, 2)), rf"a\.png holds colours \(mode {mode}\).*save it as grey or palette PNG", {})
+            for mode in ("RGB", "RGBA", "LA")
+        ),
+        (VALUES, r"a\.png holds 2, which is none of the 2 classes or 255 to ignore", dict(classes=CLASSES[:2])),
+        (VALUES, r"a\.png holds 255, which is none of the 3 classes;", dict(ignore=None)),
+        (VALUES, r"a\.png holds 255, which is none of the 3 classes or 254 to", dict(ignore=254)),
+        (VALUES[:1], r"a\.jpg has 4x2 pixels but its mask a\.png 4x1", {}),
+        (b"nothing", r"a\.png: not an image", dict(error=UnreadableImage)),
+    ],
+)
+def test_masks__refused(pair, mask, words, options):
+    if isinstance(mask, bytes):
+        (pair[1] / "a.png").write_bytes(mask)
+    else:
+        (mask if isinstance(mask, Image.Image) else Image.fromarray(mask)).save(pair[1] / "a.png")
+    refused(words, first, *pair, **{"classes": CLASSES, **options})
 
 
 def test_masks__black_and_white_are_not_ignored_silently(pair):
     Image.fromarray(np.where(VALUES == 1, 255, 0).astype(np.uint8)).save(pair[1] / "a.png")
-    with pytest.raises(
-        ValueError, match=r"hold 0 and 255 but never dog \(1\), and 255 is ignored; save the object as 1"
-    ):
-        MaskFolder(*pair, classes=["none", "dog"])
+    words = r"hold 0 and 255 but never dog \(1\), and 255 is ignored; save the object as 1"
+    refused(words, MaskFolder, *pair, classes=["none", "dog"])
     assert len(MaskFolder(*pair, classes=CLASSES)) == 1  # with more classes, 255 is a border
 
 
 def test_pairs__left_out_are_told(pair):
     images, masks = pair
-    Image.new("RGB", (4, 2)).save(images / "b.jpg")
-    Image.new("RGB", (4, 2)).save(images / "c.jpg")
+    for name in "bc":
+        Image.new("RGB", (4, 2)).save(images / f"{name}.jpg")
     Image.fromarray(VALUES).save(masks / "d.png")
     (masks / "readme.md").write_text("no mask")
     data = MaskFolder(images, masks, classes=CLASSES)
@@ -145,13 +123,16 @@ def test_pairs__in_subfolders_and_by_suffix(pair):
 
 def test_pairs__errors(pair, tmp_path):
     images, masks = pair
-    with pytest.raises(ValueError, match=r"no mask in .*masks has the name of an image .* see suffix="):
-        MaskFolder(images, masks, classes=CLASSES, suffix="_mask")
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
-        MaskFolder(images, tmp_path / "nowhere", classes=CLASSES)
+    words = r"no mask in .*masks has the name of an image .* see suffix="
+    refused(words, MaskFolder, images, masks, classes=CLASSES, suffix="_mask")
+    nowhere = tmp_path / "nowhere"
+    refused("nowhere is not a folder", MaskFolder, images, nowhere, classes=CLASSES, error=FileNotFoundError)
     Image.new("RGB", (4, 2)).save(images / "a.png")
-    with pytest.raises(ValueError, match=r"images holds a\.\w+ and a\.\w+, which pair with the same; keep one"):
-        MaskFolder(images, masks, classes=CLASSES)
+    words = r"images holds a\.\w+ and a\.\w+, which pair with the same; keep one"
+    refused(words, MaskFolder, images, masks, classes=CLASSES)
+    (images / "a.png").unlink()
+    (masks / "a.png").rename(masks / "a.JPG")
+    refused(r"a\.JPG is a JPEG, which alters values; save masks as PNG", MaskFolder, images, masks, classes=CLASSES)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
@@ -187,11 +168,6 @@ def test_classes__from_a_file(pair, name, text, expected):
     assert MaskFolder(*pair, classes=str(pair[1].parent / name)).classes == expected
 
 
-def test_classes__an_index_left_out_may_not_occur(pair):
-    (pair[1] / "classes.yaml").write_text("{0: sky, 2: dog}")
-    refused(r"a\.png holds 1, which is none of the 3 classes", first, *pair)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -208,15 +184,15 @@ def test_classes__errors_of_a_file(pair, text, message):
     refused(rf"classes\.yaml {message}", MaskFolder, *pair)
 
 
-def test_classes__must_be_known(pair):
+def test_classes__must_be_known_and_an_index_left_out_may_not_occur(pair):
     refused(r"no classes\.yaml or classes\.txt in or beside .*masks; write one", MaskFolder, *pair)
     refused(r"names\.txt is not a file", MaskFolder, *pair, error=FileNotFoundError, classes="names.txt")
+    (pair[1] / "classes.yaml").write_text("{0: sky, 2: dog}")
+    refused(r"a\.png holds 1, which is none of the 3 classes", first, *pair)
 
 
 def test_real__semantic():
-    if not (DATA / "coco_semantic").exists():
-        pytest.skip("coco_semantic is not beside the repository")
-    data = MaskFolder(DATA / "coco_semantic" / "images", DATA / "coco_semantic" / "masks")
+    data = MaskFolder(shared("coco_semantic/images"), shared("coco_semantic/masks"))
     assert (len(data), len(data.classes), data.notes) == (100, 201, ())
     assert (data.classes[0], data.classes[1], data.classes[12]) == ("unlabeled", "person", "unused 12")
     for i in range(0, 100, 10):

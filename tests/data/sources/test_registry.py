@@ -40,9 +40,9 @@ def test_registered__all_that_the_modules_define():
 def test_register__by_name(register, tmp_path, monkeypatch):
     asked = register("shades", "shades", "shades:", known=["shades"])
     splits = resolve("shades", split=0.2, channels=1, cache=tmp_path)
-    assert splits.classes == ("dark", "light") and (len(splits.train), len(splits.val)) == (16, 4)
+    assert splits.classes == ("even", "odd") and (len(splits.train), len(splits.val)) == (16, 4)
     assert isinstance(splits.train, View) and splits.description["kind"] == "shades"
-    assert [splits.val.label(row) for row in range(4)].count(0) == 2 and splits.val.open(0).size == (8, 8)
+    assert [splits.val.label(row) for row in range(4)].count(0) == 2 and splits.val.open(0).size == (4, 3)
     assert asked == [("shades", Options(1, tmp_path))]
     assert open_part("shades:20", seed=3).place == "shades:20 all" and asked[-1][1].seed == 3
     refused(r"did you mean shades\?", resolve, "shade", error=FileNotFoundError)
@@ -67,5 +67,5 @@ def test_register__by_file_folder_or_beginning(register, tmp_path):
 def test_register__parts_of_its_own(register):
     register("shades", "shades", parts=("train", "val"))
     splits = resolve("shades")
-    assert (splits.train.name(0), len(splits.val)) == ("shades/0", 20)
+    assert (splits.train.name(0), len(splits.val)) == ("0.png", 20)
     refused("split=0.5, but shades val is set apart to validate; leave split out", resolve, "shades", split=0.5)

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import pickle
 import tarfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,11 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.sources import Source, resolve, tar_index
 from broadsight.data.sources import tar as tar_source
 from broadsight.data.sources.tar import ShardSource, expanded
-from broadsight.data.view import View
+from broadsight.data.view import View, labels_of
 from tests.refusals import refused
 
-from ..reading import everything, grey, png, rows, said
+from ..reading import counts, everything, fill, grey, greys, png, put, rows, said, shared
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 pytestmark = pytest.mark.usefixtures("cache")
 
 
@@ -52,42 +51,34 @@ def classes(*names: str, count: int = 4, top: str = "", start: int = 0) -> dict[
 def test_tar__with_parts(tmp_path, mode, suffix, top):
     content = classes("b", "a", top=f"{top}train/") | classes("b", count=2, top=f"{top}val/", start=100)
     splits = resolve(str(write(tmp_path / f"x.{suffix}", content, mode)))
-    plain = top.removeprefix("./")
+    plain = f"x.{suffix}:{top.removeprefix('./')}"
     assert splits.classes == splits.val.classes == ("a", "b")
-    assert rows(splits.train) == {
-        f"x.{suffix}:{plain}train/{name}/{number}.png": name for name in "ab" for number in range(4)
-    }
-    assert [grey(splits.train, row) for row in range(8)] == [20, 21, 22, 23, 0, 1, 2, 3]
-    assert [splits.val.label(row) for row in range(2)] == [1, 1]
-    assert [grey(splits.val, row) for row in range(2)] == [100, 101]
+    assert rows(splits.train) == {f"{plain}train/{name}/{number}.png": name for name in "ab" for number in range(4)}
+    assert greys(splits.train) == [20, 21, 22, 23, 0, 1, 2, 3]
+    assert labels_of(splits.val).tolist() == [1, 1] and greys(splits.val) == [100, 101]
     assert said(splits, "is read from an unpacked copy") == (mode != "w")
     assert splits.description["kind"] == "tar"
 
 
 def test_tar__hold_out_and_single_top_folder(tmp_path):
     splits = resolve(str(write(tmp_path / "x.tar", classes("a", "b", count=10, top="photos/"))), split=0.3)
-    assert splits.classes == ("a", "b") and (len(splits.train), len(splits.val)) == (14, 6)
-    for row in range(6):
-        name = splits.val.name(row)
-        assert grey(splits.val, row) == 20 * "ab".index(name.split("/")[1]) + int(name[:-4].rpartition("/")[2])
+    assert splits.classes == ("a", "b") and counts(splits) == (14, 6)
+    places = [name[:-4].split("/")[1:] for name in rows(splits.val)]
+    assert greys(splits.val) == [20 * "ab".index(name) + int(number) for name, number in places]
 
 
-def test_tar__two_of_them(tmp_path):
+def test_tar__two_of_them_or_with_a_folder(tmp_path):
     train = write(tmp_path / "train.tar", classes("a", "b", top="train/"))
     val = write(tmp_path / "val.tar.gz", classes("b", count=2, top="val/"), "w:gz")
     for splits in (resolve(str(train), val=str(val)), resolve(str(tmp_path))):
-        assert (len(splits.train), len(splits.val)) == (8, 2)
-        assert [splits.val.label(row) for row in range(2)] == [1, 1]
-    folder = tmp_path / "folder" / "b"
-    folder.mkdir(parents=True)
-    (folder / "x.png").write_bytes(png(7))
-    splits = resolve(str(train), val=str(folder.parent))  # a tar and a folder
-    assert splits.val.label(0) == 1 and grey(splits.val, 0) == 7
+        assert counts(splits) == (8, 2) and labels_of(splits.val).tolist() == [1, 1]
+    put(tmp_path / "folder" / "b" / "x.png", 7)
+    splits = resolve(str(train), val=str(tmp_path / "folder"))
+    assert labels_of(splits.val).tolist() == [1] and greys(splits.val) == [7]
 
 
 def test_tar__a_class_called_train_and_parts_not_used(tmp_path):
-    splits = resolve(str(write(tmp_path / "x.tar", classes("train", "car"))))
-    assert splits.classes == ("car", "train")
+    assert resolve(str(write(tmp_path / "x.tar", classes("train", "car")))).classes == ("car", "train")
     content = classes("a", "b", top="train/") | classes("a", "b", top="val/") | classes("a", top="test/")
     assert said(resolve(str(write(tmp_path / "y.tar", content))), "not used", "test/")
 
@@ -103,8 +94,7 @@ def test_tar__names_of_all_kinds(tmp_path):
         assert names == {"ü ß/ö.png", "ü ß/a b.png", "ü ß/deep/er/x.png", f"ü ß/{long}", "b/1.png", "b/2.png"}
         assert said(splits, "files that are no images are ignored: b/readme.txt")
         assert said(splits, "images outside class folders are ignored: loose.png")
-        for source in (splits.train, splits.val):
-            assert {grey(source, row) for row in range(len(source))} == {1, 2}
+        assert {*greys(splits.train)} == {*greys(splits.val)} == {1, 2}
 
 
 def test_tar__evil_members_are_refused_and_nothing_is_extracted(tmp_path, cache):
@@ -126,23 +116,25 @@ def test_tar__evil_members_are_refused_and_nothing_is_extracted(tmp_path, cache)
             tar.addfile(member)
     before = {*tmp_path.rglob("*")}
     splits = resolve(str(path), split=0.5)
-    assert len(splits.train) + len(splits.val) == 8
+    assert sum(counts(splits)) == 8
     assert said(splits, "links and names that lead out of the tar are ignored: ../../victim.png", "and 3 more")
-    for row in range(4):
-        splits.train.open(row)
+    assert len(greys(splits.train)) == 4
     new = {*tmp_path.rglob("*")} - before
     assert all(cache in (one, *one.parents) for one in new) and not victim.exists()
 
 
 def test_tar__errors(tmp_path):
-    with pytest.raises(ValueError, match=r"^no images in .*x\.tar; expected folders named after classes"):
-        resolve(str(write(tmp_path / "x.tar", {"a/readme.txt": b"x"})))
-    with pytest.raises(ValueError, match=r"holds 2 images but no class folders; put the images of each class"):
-        resolve(str(write(tmp_path / "y.tar", {"1.png": png(1), "2.png": png(2)})))
-    refused(r"has one class only, 'a'; a classifier needs two$", resolve, str(write(tmp_path / "z.tar", classes("a"))))
-    with pytest.raises(ValueError, match=r"has a part to validate, .*v\.tar:val, but none to train on"):
-        resolve(str(write(tmp_path / "v.tar", classes("a", "b", top="val/"))))
+    for content, words in (
+        ({"a/readme.txt": b"x"}, r"^no images in .*x\.tar; expected folders named after classes"),
+        ({"1.png": png(1), "2.png": png(2)}, "holds 2 images but no class folders; put the images of each class"),
+        (classes("a"), "has one class only, 'a'; a classifier needs two$"),
+        (classes("a", "b", top="val/"), r"has a part to validate, .*x\.tar:val, but none to train on"),
+    ):
+        refused(words, resolve, write(tmp_path / "x.tar", content))
     refused(r"did you mean .*x\.tar\?", resolve, tmp_path / "xx.tar", error=FileNotFoundError)
+    for data in (b"", b"this is text, not a tar" * 100):
+        (tmp_path / "x.tar").write_bytes(data)
+        refused(r"x\.tar is damaged or no tar: ", resolve, tmp_path / "x.tar")
 
 
 @pytest.mark.parametrize("cut", [700, 5000, -10300])
@@ -156,12 +148,6 @@ def test_tar__cut_short_or_damaged_in_the_middle(tmp_path, cut):
     refused(r"damaged or no tar: no header at byte 4,096; write or fetch it again$", resolve, path)
 
 
-@pytest.mark.parametrize("content", [b"", b"this is text, not a tar" * 100])
-def test_tar__not_one(tmp_path, content):
-    (tmp_path / "x.tar").write_bytes(content)
-    refused(r"x\.tar is damaged or no tar: ", resolve, tmp_path / "x.tar")
-
-
 def test_tar__damaged_archive_leaves_nothing_behind(tmp_path, cache):
     path = write(tmp_path / "x.tar.gz", classes("a", "b", count=50), "w:gz")
     path.write_bytes(path.read_bytes()[:-40])
@@ -173,8 +159,8 @@ def test_tar__changed_after_it_was_indexed(tmp_path):
     path = write(tmp_path / "x.tar", classes("a", "b"))
     source = resolve(str(path)).train
     path.write_bytes(path.read_bytes()[:700])
-    with pytest.raises(UnreadableImage, match=r"^x\.tar:b/3\.png: the tar ends after 0 of \d+ bytes$"):
-        source.open(len(source) - 1)
+    words = r"^x\.tar:b/3\.png: the tar ends after 0 of \d+ bytes$"
+    refused(words, source.open, len(source) - 1, error=UnreadableImage)
     copy = pickle.loads(pickle.dumps(source))
     path.unlink()
     refused(r"^x\.tar:a/\d\.png: no such file or directory$", copy.open, 0, error=UnreadableImage)
@@ -185,16 +171,11 @@ def test_cache__index_is_made_once(tmp_path, cache, monkeypatch):
     first = resolve(str(path))
     kept = {one: one.stat().st_mtime_ns for one in cache.rglob("*") if one.is_file()}
     assert sorted(one.suffix for one in kept) == [".npz", ".tar"]
-
-    def fail(*_):
-        raise AssertionError("made again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tar_index, "scanned", fail)
-        patch.setattr(tar_index, "whole_file", fail)
-        again = resolve(str(path))
+    monkeypatch.setattr(tar_index, "scanned", None)  # not called again
+    monkeypatch.setattr(tar_index, "whole_file", None)
+    again = resolve(str(path))
     assert rows(again.train) == rows(first.train) and again.description == first.description
-    assert [grey(again.train, row) for row in range(3)] == [grey(first.train, row) for row in range(3)]
+    assert greys(again.train) == greys(first.train)
     assert {one: one.stat().st_mtime_ns for one in cache.rglob("*") if one.is_file()} == kept
 
 
@@ -225,25 +206,23 @@ def test_cache__damaged_index_is_made_again(tmp_path, cache, content):
 
 def test_cache__not_writable(tmp_path, cache, monkeypatch):
     cache.write_text("a file where the folder should be")
-    splits = resolve(str(write(tmp_path / "x.tar", classes("a", "b"))))  # the index is a convenience
-    assert len(splits.train) == 6
+    assert len(resolve(str(write(tmp_path / "x.tar", classes("a", "b")))).train) == 6  # the index is a convenience
     packed = write(tmp_path / "x.tar.gz", classes("a", "b"), "w:gz")
     refused(r"cannot be unpacked into .*; set BROADSIGHT_CACHE to a folder with room", resolve, packed)
     assert len(resolve(str(packed), cache=tmp_path / "other").train) == 6
 
 
-def checksum(source: Source, out) -> None:
-    out.put([sum(source.open(row).tobytes()) for _ in range(5) for row in range(len(source))])
+def read_often(source: Source, put=list) -> list[int]:
+    return put([shade for _ in range(10) for shade in greys(source)])
 
 
-def test_readers__two_processes_at_once(tmp_path):
+def test_readers__two_processes_at_once_and_a_pickle_without_files(tmp_path):
     source = resolve(str(write(tmp_path / "x.tar", classes("a", "b", "c", count=20)))).train
-    expected = [sum(source.open(row).tobytes()) for _ in range(5) for row in range(len(source))]
+    expected = read_often(source)
     context = multiprocessing.get_context("fork")  # which shares the open file; a copy by pickle opens its own
-    out = context.Queue()
-    workers = [
-        context.Process(target=checksum, args=(one, out)) for one in (source, pickle.loads(pickle.dumps(source)))
-    ]
+    out, copy = context.Queue(), pickle.loads(pickle.dumps(source))
+    assert source.source.files and not copy.source.files and rows(copy) == rows(source)
+    workers = [context.Process(target=read_often, args=(one, out.put)) for one in (source, copy)]
     for worker in workers:
         worker.start()
     assert [out.get(timeout=60) for _ in workers] == [expected, expected]
@@ -251,32 +230,15 @@ def test_readers__two_processes_at_once(tmp_path):
         worker.join()
 
 
-def test_readers__pickle_holds_no_file(tmp_path):
-    source = resolve(str(write(tmp_path / "x.tar", classes("a", "b")))).train
-    source.open(0)
-    copy = pickle.loads(pickle.dumps(source))
-    assert source.source.files and not copy.source.files
-    assert rows(copy) == rows(source) and grey(copy, 0) == grey(source, 0)
-
-
 def test_readers__threads_and_more_tars_than_open_files(tmp_path, monkeypatch):
     monkeypatch.setattr(tar_source, "OPEN_FILES", 2)
     for number in range(6):
         shard(tmp_path / f"{number}.tar", {str(row): row % 2 for row in range(4)}, start=10 * number)
     source = resolve(str(tmp_path), split=0.1).train
-    expected = [grey(source, row) for row in range(len(source))]
+    expected = read_often(source)
     assert len(source.source.files) == 2
-    found = []
-
-    def read():
-        found.append([[grey(source, row) for row in range(len(source))] for _ in range(10)])
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[expected] * 10] * 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(read_often, [source] * 4)) == [expected] * 4
 
 
 def shard(path: Path, labels: dict[str, int], start: int = 0) -> Path:
@@ -299,8 +261,8 @@ def test_shards__by_file_name(tmp_path):
             "train-000.tar:d/c.png": "1",
             "train-001.tar:a.png": "2",
         }
-        assert [grey(splits.train, row) for row in range(4)] == [0, 1, 2, 50]
-        assert [splits.val.label(0), grey(splits.val, 0)] == [2, 90]
+        assert greys(splits.train) == [0, 1, 2, 50]
+        assert (splits.val.label(0), greys(splits.val)) == (2, [90])
 
 
 def test_shards__by_folder_and_with_names(tmp_path):
@@ -320,42 +282,23 @@ def test_shards__by_folder_and_with_names(tmp_path):
 def test_shards__a_single_one_and_hold_out(tmp_path):
     labels = {f"{row:03}": row % 4 for row in range(40)}
     splits = resolve(str(shard(tmp_path / "x.tar", labels)), split=0.3)
-    assert (len(splits.train), len(splits.val)) == (28, 12)
+    assert counts(splits) == (28, 12)
     for source in (splits.train, splits.val):
         assert isinstance(source.source, ShardSource)
-        for row in range(len(source)):
-            number = int(source.name(row)[len("x.tar:") : -4])
-            assert (source.label(row), grey(source, row)) == (number % 4, number)
+        numbers = [int(name[len("x.tar:") : -4]) for name in rows(source)]
+        assert greys(source) == numbers and labels_of(source).tolist() == [number % 4 for number in numbers]
 
 
 def test_shards__json_labels_other_members_and_incomplete_samples(tmp_path):
-    write(
-        tmp_path / "x.tar",
-        {
-            "a.jpg": png(1),
-            "a.json": b'{"label": 1, "caption": "x"}',
-            "a.txt": b"caption",
-            "b.seg.png": png(99),
-            "b.webp": png(2),
-            "b.json": b'{"cls": 0}',
-            "c.jpg": png(3),
-            "d.cls": b"1",
-            "e.jpg": png(4),
-            "e.cls": b"zebra",
-            "f.jpg": png(5),
-            "f.json": b"{",
-            "g.JPEG": png(6),
-            "g.CLS": b" 1\n",
-            "h.png": png(7),
-            "h.cls": b"0",
-        },
-    )
-    splits = resolve(str(tmp_path / "x.tar"), split=0.5)
+    content = {"a.jpg": png(1), "a.json": b'{"label": 1, "caption": "x"}', "a.txt": b"caption"}
+    content |= {"b.seg.png": png(99), "b.webp": png(2), "b.json": b'{"cls": 0}', "c.jpg": png(3), "d.cls": b"1"}
+    content |= {"e.jpg": png(4), "e.cls": b"zebra", "f.jpg": png(5), "f.json": b"{"}
+    content |= {"g.JPEG": png(6), "g.CLS": b" 1\n", "h.png": png(7), "h.cls": b"0"}
+    splits = resolve(str(write(tmp_path / "x.tar", content)), split=0.5)
     found = everything(splits)
     assert found == {"x.tar:a.jpg": "1", "x.tar:b.webp": "0", "x.tar:g.JPEG": "1", "x.tar:h.png": "0"}
-    assert said(
-        splits, "samples skipped: x.tar:c (no label), x.tar:d (no image), x.tar:e (no label), x.tar:f (no label)"
-    )
+    what = "x.tar:c (no label), x.tar:d (no image), x.tar:e (no label), x.tar:f (no label)"
+    assert said(splits, f"samples skipped: {what}")
 
 
 def test_shards__written_by_webdataset(tmp_path):
@@ -378,24 +321,18 @@ def test_shards__order_is_random_but_local(tmp_path):
     source = splits.train
     assert isinstance(source.source, ShardSource) and len(source) == 48
     kept = source.source.shards[source.rows]
-    order = source.shuffled(torch.Generator().manual_seed(0), shards_at_once=2)
-    assert order.dtype == torch.long and sorted(order.tolist()) == list(range(48))
-    shards = kept[order.numpy()].reshape(3, 16)  # windows of two shards of eight
+
+    def shuffled(seed: int, at_once: int = 2) -> np.ndarray:
+        return source.shuffled(torch.Generator().manual_seed(seed), shards_at_once=at_once).numpy()
+
+    order = shuffled(0)
+    assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(48))
+    shards = kept[order].reshape(3, 16)  # windows of two shards of eight
     assert [len(set(window)) for window in shards.tolist()] == [2, 2, 2]
     assert any((np.diff(window) != 0).sum() > 3 for window in shards)  # mixed within
-    assert torch.equal(order, source.shuffled(torch.Generator().manual_seed(0), shards_at_once=2))
-    assert not torch.equal(order, source.shuffled(torch.Generator().manual_seed(1), shards_at_once=2))
-    firsts = {
-        tuple(
-            sorted(
-                {*kept[source.shuffled(torch.Generator().manual_seed(seed), shards_at_once=2).numpy()][:16].tolist()}
-            )
-        )
-        for seed in range(5)
-    }
-    assert len(firsts) > 1  # another window comes first
-    whole = source.shuffled(torch.Generator().manual_seed(0), shards_at_once=16)
-    assert len(set(kept[whole.numpy()][:12].tolist())) > 2
+    assert np.array_equal(order, shuffled(0)) and not np.array_equal(order, shuffled(1))
+    assert len({tuple(np.unique(kept[shuffled(seed)][:16])) for seed in range(5)}) > 1  # another window comes first
+    assert len(set(kept[shuffled(0, 16)][:12].tolist())) > 2
     backwards = View(source.source, source.rows[::-1])  # rows in any order
     assert sorted(backwards.shuffled(torch.Generator(), 1).tolist()) == list(range(48))
 
@@ -405,47 +342,35 @@ def test_shards__or_class_folders_is_told_by_content(tmp_path):
     assert resolve(str(tmp_path / "x")).classes == ("0", "1")
     write(tmp_path / "y" / "0.tar", classes("cat", "dog"))
     assert resolve(str(tmp_path / "y")).classes == ("cat", "dog")
-    for name in ("a", "b"):  # tars lying beside class folders
-        (tmp_path / "y" / name).mkdir()
-        for row in range(2):
-            (tmp_path / "y" / name / f"{row}.png").write_bytes(png(row))
-    splits = resolve(str(tmp_path / "y"))
+    splits = resolve(str(fill(tmp_path / "y", a=2, b=2)))  # tars lying beside class folders
     assert splits.classes == ("a", "b") and said(splits, "files that are no images are ignored: 0.tar")
+    write(tmp_path / "x" / "1.tar", classes("cat", "dog"))
+    refused(r"^1\.tar has no labels beside its images as the other shards have", resolve, tmp_path / "x")
 
 
-def test_shards__mixed_with_others(tmp_path):
-    shard(tmp_path / "0.tar", {"a": 0, "b": 1})
-    write(tmp_path / "1.tar", classes("cat", "dog"))
-    refused(r"^1\.tar has no labels beside its images as the other shards have", resolve, tmp_path)
-
-
-def test_shards__missing_from_a_pattern(tmp_path):
-    shard(tmp_path / "0.tar", {"a": 0, "b": 1})
-    with pytest.raises(FileNotFoundError, match=r"^no such shard: .*/1\.tar; it was expected from .*/\{0\.\.2\}\.tar$"):
-        resolve(f"{tmp_path}/{{0..2}}.tar")
-    refused(r"^no such shard: .*/q\*\.tar", resolve, f"{tmp_path}/q*.tar", error=FileNotFoundError)
-
-
-def test_shards__an_empty_one_and_folders_in_a_pattern(tmp_path):
+def test_shards__of_a_pattern(tmp_path):
+    """An empty one among them, folders, a root, and those that are not there."""
     shard(tmp_path / "a" / "0.tar", {str(row): row % 2 for row in range(8)})
     write(tmp_path / "b" / "1.tar", {})
-    splits = resolve(f"{tmp_path}/{{a,b}}")
-    assert len(splits.train) + len(splits.val) == 8
+    assert sum(counts(resolve(f"{tmp_path}/{{a,b}}"))) == 8
+    for data in ("wds/a", "wds/a/*.tar"):
+        assert len(resolve(data, root=str(tmp_path), split=0.25).val) == 2
     (tmp_path / "b" / "1.tar").unlink()
-    refused(r"^no shards match .*/b\*; expected \.tar files$", resolve, f"{tmp_path}/b*", error=FileNotFoundError)
-    refused(r"^no shards match", resolve, f"{tmp_path}/{{5..2}}.tar", error=FileNotFoundError)
+    for pattern, words in (
+        ("a/{0..2}.tar", r"^no such shard: .*/1\.tar; it was expected from .*/\{0\.\.2\}\.tar$"),
+        ("q*.tar", r"^no such shard: .*/q\*\.tar"),
+        ("b*", r"^no shards match .*/b\*; expected \.tar files$"),
+        ("{5..2}.tar", "^no shards match"),
+    ):
+        refused(words, resolve, f"{tmp_path}/{pattern}", error=FileNotFoundError)
 
 
 def test_shards__labels_that_are_no_classes(tmp_path):
-    with pytest.raises(ValueError, match=r"label 2000000000 is no class; expected numbers from 0$"):
-        resolve(str(shard(tmp_path / "x.tar", {"a": 0, "b": 2000000000})))
-    refused(r"has one class only, '3'; a classifier needs two$", resolve, shard(tmp_path / "y.tar", {"a": 3, "b": 3}))
-
-
-def test_shards__root_of_a_pattern(tmp_path):
-    shard(tmp_path / "set" / "0.tar", {str(row): row % 2 for row in range(8)})
-    assert len(resolve("wds/set", root=str(tmp_path), split=0.25).val) == 2
-    assert len(resolve("wds/set/*.tar", root=str(tmp_path), split=0.25).val) == 2
+    for labels, words in (
+        ({"a": 0, "b": 2000000000}, r"label 2000000000 is no class; expected numbers from 0$"),
+        ({"a": 3, "b": 3}, r"has one class only, '3'; a classifier needs two$"),
+    ):
+        refused(words, resolve, shard(tmp_path / "x.tar", labels))
 
 
 def test_expanded():
@@ -455,14 +380,12 @@ def test_expanded():
 
 
 def test_cifar__from_its_tars():
-    train, val = DATA / "cifar10_train.tar.gz", DATA / "cifar10_val.tar.gz"
-    if not train.exists():
-        pytest.skip("CIFAR tars are not beside the repository")
+    train, val = shared("cifar10_train.tar.gz"), shared("cifar10_val.tar.gz")
     splits = resolve(str(train), val=str(val))
-    assert (len(splits.train), len(splits.val)) == (50000, 5000)
+    assert counts(splits) == (50000, 5000)
     assert splits.classes == ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    assert np.bincount([splits.val.label(row) for row in range(5000)]).tolist() == [500] * 10
-    place = {splits.val.name(row).partition(":")[2]: row for row in range(5000)}
+    assert np.bincount(labels_of(splits.val)).tolist() == [500] * 10
+    place = {name.partition(":")[2]: row for row, name in enumerate(rows(splits.val))}
     with tarfile.open(val) as members:
         for number, member in enumerate(members):
             if number % 500 == 250:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from broadsight.data.inside import outside_allowed
 from broadsight.data.sources.unlabelled import Unlabelled, find_images
 
 from ...training.small_runs import refusal
+from ..reading import greys, put
 
 
 @pytest.fixture
@@ -19,10 +19,8 @@ def photos(tmp_path, monkeypatch):
     """A working folder; the images differ in colour."""
     monkeypatch.chdir(tmp_path)
     names = ["photos/img2.png", "photos/img10.png", "photos/deep/er/A1.JPG", "photos/.hidden.png", "alone.png"]
-    names += ["photos/.trash/x.png", "photos/__MACOSX/x.png"]
-    for place, name in enumerate(names):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4), (20 * place, 0, 0)).save(name)
+    for place, name in enumerate([*names, "photos/.trash/x.png", "photos/__MACOSX/x.png"]):
+        put(tmp_path / name, 20 * place)
     Path("photos/notes.txt").write_text("no image")
     Path("empty").mkdir()
     return tmp_path
@@ -41,9 +39,7 @@ def missing(*arguments) -> str:
 def test_files__in_the_order_given(photos):
     names = ["photos/img10.png", "alone.png", "photos/img2.png"]
     assert found(names[0], Path(names[1]), names[2]) == names
-
-
-def test_files__count_whatever_they_are_called(photos):
+    # whatever they are called
     assert found("photos/notes.txt", "photos/.hidden.png") == ["photos/notes.txt", "photos/.hidden.png"]
 
 
@@ -52,19 +48,13 @@ def test_folder__images_at_any_depth_in_natural_order(photos, folder):
     source, notes = find_images([folder])
     assert list(source.names) == ["photos/deep/er/A1.JPG", "photos/img2.png", "photos/img10.png"]
     assert notes == [f"{folder}: files that are no images are ignored: photos/notes.txt"]
-
-
-def test_folder__that_links_to_itself(photos):
     Path("photos/deep/again").symlink_to(photos / "photos")
-    assert len(find_images(["photos"])[0]) == 3
+    assert len(find_images([folder])[0]) == 3
 
 
-def test_pattern__is_recursive_and_in_natural_order(photos):
+def test_pattern__is_recursive_in_natural_order_and_takes_images_alone(photos):
     assert found("photos/**/*.png") == ["photos/img2.png", "photos/img10.png"]
     assert found("photos/*/*/*.JPG", "photos/img?.png") == ["photos/deep/er/A1.JPG", "photos/img2.png"]
-
-
-def test_pattern__takes_images_alone(photos):
     source, notes = find_images(["photos/*"])
     assert list(source.names) == ["photos/img2.png", "photos/img10.png"]
     assert notes == ["photos/*: files that are no images are ignored: photos/notes.txt"]
@@ -85,7 +75,7 @@ def test_twice__is_once_and_noted(photos):
     assert notes == [f"2 images named more than once, and predicted once: ./photos//img2.png, {photos}/alone.png"]
 
 
-def test_list__is_relative_to_its_own_folder(photos):
+def test_list__is_relative_to_its_own_folder_and_missing_files_are_counted(photos):
     Path("lists").mkdir()
     Path("lists/some.txt").write_text(f"../alone.png\n../photos/img10.png\n{photos}/photos/img2.png\n")
     with outside_allowed():
@@ -93,9 +83,6 @@ def test_list__is_relative_to_its_own_folder(photos):
     found = [os.path.relpath(os.path.realpath(name)) for name in source.names]
     assert found == ["alone.png", "photos/img10.png", "photos/img2.png"]
     assert len(notes) == 1 and notes[0].startswith("1 image named more than once")
-
-
-def test_list__missing_files_are_counted(photos):
     Path("some.txt").write_text("alone.png\nnone.png\nphotos/never.png\n")
     said = refusal(lambda: find_images([], listing="some.txt"))
     assert "2 of 3" in said and "some.txt" in said and "none.png, photos/never.png" in said
@@ -112,15 +99,11 @@ def test_missing__all_in_one_line(photos):
         "no such file or folder: 0.png, 1.png, 2.png, 3.png, 4.png and 4 more (9 of 9 given)"
     )
     assert missing("photos/*.txt") == "1 pattern without a matching image: photos/*.txt"
-
-
-def test_missing__dead_links_pipes_and_impossible_names(photos):
     Path("dead.png").symlink_to("gone.png")
     os.mkfifo("pipe.png")  # would never end
-    assert missing("dead.png", "pipe.png", "a" * 5000, "nul\0.png").startswith("no such file or folder: dead.png, aaa")
-
-
-def test_nothing__is_refused(photos):
+    said = missing("dead.png", "pipe.png", "a" * 5000, "nul\0.png")
+    assert said.startswith("no such file or folder: dead.png, aaa")
+    assert said.endswith("neither files nor folders: pipe.png (a pipe); give the paths of files")
     said = refusal(lambda: find_images([]))
     assert said == "no images given; expected files, folders, quoted patterns, or a --list of files"
 
@@ -135,18 +118,13 @@ def test_source__reads_from_anywhere_and_travels(photos, monkeypatch):
     source, _ = find_images(["photos/img10.png", str(photos / "alone.png")])
     monkeypatch.chdir("/")
     source = pickle.loads(pickle.dumps(source))
-    assert [source.open(index).getpixel((0, 0)) for index in range(2)] == [(20, 0, 0), (80, 0, 0)]
-    assert [source.label(index) for index in range(2)] == [0, 0] and source.classes == ()
+    assert greys(source) == [20, 80] and source.labels.tolist() == [0, 0] and source.classes == ()
 
 
-def test_source__grey_or_rgb(photos):
+def test_source__grey_or_rgb_with_names_in_arrays(photos):
     source, _ = find_images(["alone.png"])
-    grey = source.in_channels(1)
-    assert (grey.open(0).mode, source.open(0).mode) == ("L", "RGB")
-    assert refusal(lambda: source.in_channels(4)) == ("a model for images of 4 channels; expected 1 (grey) or 3 (RGB)")
-
-
-def test_source__keeps_names_in_arrays(photos):
+    assert (source.in_channels(1).open(0).mode, source.open(0).mode) == ("L", "RGB")
+    assert refusal(lambda: source.in_channels(4)) == "a model for images of 4 channels; expected 1 (grey) or 3 (RGB)"
     odd = os.fsdecode(b"not \xff unicode.png")
     source = Unlabelled(["ä\n,.png", odd])
     assert list(source.names) == ["ä\n,.png", odd] and isinstance(source.names.text, np.ndarray)

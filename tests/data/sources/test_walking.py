@@ -13,7 +13,7 @@ from broadsight.data.sources.unlabelled import find_images
 from broadsight.data.sources.walking import holds_images, images_below
 from tests.refusals import refused
 
-from ..reading import put
+from ..reading import everything, put, said
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 
@@ -44,9 +44,8 @@ def knot(tmp_path) -> Path:
 def test_class_folders_that_link_to_each_other(knot):
     splits = resolve(str(knot))
     assert splits.classes == tuple("abcdefghi")
-    names = [source.name(row) for source in (splits.train, splits.val) for row in range(len(source))]
-    assert sorted(names) == sorted(f"{name}/{number}.png" for name in "abcdefghi" for number in range(4))
-    assert [note for note in splits.notes if "links to what is there already, or around it, are not followed" in note]
+    assert everything(splits) == {f"{name}/{number}.png": name for name in "abcdefghi" for number in range(4)}
+    assert said(splits, "links to what is there already, or around it, are not followed")
 
 
 def test_images_to_predict_in_folders_that_link_to_each_other(knot, monkeypatch):
@@ -101,9 +100,7 @@ def test_classes_of_links(tmp_path):
         f"{tmp_path / 'data'}: links to what is there already, or around it, are not followed: a/same.png"
     ]
     (tmp_path / "data/b/twice.png").symlink_to(store / "0.png")
-    refused(
-        r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep", open_folder, tmp_path / "data", Options()
-    )
+    refused(r"^links of both 'a' and 'b' lead to .*0.png \(b/twice.png\); keep", open_class_folders, tmp_path / "data")
 
 
 def test_one_folder_under_two_classes_is_refused(tmp_path):
@@ -111,25 +108,17 @@ def test_one_folder_under_two_classes_is_refused(tmp_path):
     put(tmp_path / "data/c/1.png")
     for name in "ab":
         (tmp_path / "data" / name).symlink_to(tmp_path / "store")
-    refused(
-        r"b is the same folder as that of 'a'; keep one of the two, or copy it$",
-        open_folder,
-        tmp_path / "data",
-        Options(),
-    )
+    data = tmp_path / "data"
+    refused("b is the same folder as that of 'a'; keep one of the two, or copy it$", open_class_folders, data)
     (tmp_path / "data/b").unlink()
     (tmp_path / "data/c/more").symlink_to(tmp_path / "store")
-    with pytest.raises(ValueError, match=r"^links of both 'a' and 'c' lead to .*store \(c/more/\); keep one of them$"):
-        open_class_folders(tmp_path / "data")
+    words = r"^links of both 'a' and 'c' lead to .*store \(c/more/\); keep one of them$"
+    refused(words, open_class_folders, data)
     (tmp_path / "data/c/more").unlink()
     put(tmp_path / "data/c/inner/2.png")
     (tmp_path / "data/d").symlink_to("c/inner")
-    refused(
-        r"inner belongs to both 'c' and, by a link, 'd'; remove the link, or copy",
-        open_folder,
-        tmp_path / "data",
-        Options(),
-    )
+    words = "inner belongs to both 'c' and, by a link, 'd'; remove the link, or copy"
+    refused(words, open_class_folders, data)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names on this platform")
@@ -138,7 +127,6 @@ def test_pipes_are_no_images(tmp_path):
         put(tmp_path / name / "1.png")
         os.mkfifo(tmp_path / name / "2.png")
         (tmp_path / name / "3.png").symlink_to("2.png")
-    assert below(tmp_path / "images") == ["1.png"]
-    assert not holds_images(tmp_path / "nothing")
+    assert below(tmp_path / "images") == ["1.png"] and not holds_images(tmp_path / "nothing")
     Image.new("L", (4, 3)).save(tmp_path / "masks/1.png")
     assert len(MaskFolder(tmp_path / "images", tmp_path / "masks", classes=["ground", "thing"])) == 1

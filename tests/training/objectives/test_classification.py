@@ -15,7 +15,8 @@ from broadsight.training.objectives.classification import Classification
 from broadsight.training.objectives.steps import LabelLoss
 from broadsight.training.recipes import Recipe
 
-from ...data.test_loading import Numbered, pixels
+from ...data.reading import Shades
+from ...data.test_loading import pixels
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.2)
 
@@ -39,7 +40,7 @@ def accelerator() -> Accelerator:
 
 
 def working(accelerator: Accelerator, net: nn.Module, source=None, batch: int = 4, classes: int = 2, **settings):
-    source = source or Numbered(12)
+    source = source or Shades(12)
     recipe = Recipe(batch_size=batch, **settings)
     task = ClassificationTask(net, LabelLoss(recipe.loss, recipe.smoothing), verbose=False)
     order = TrainOrder(source, batch, accumulate=recipe.accumulate)
@@ -132,7 +133,7 @@ def test_epoch__starts_anywhere(accelerator):
 
 
 def test_epoch__reports_and_refuses(accelerator):
-    work = working(accelerator, Net(), Numbered(12, broken=(3,)))
+    work = working(accelerator, Net(), Shades(12, broken=(3,)))
     work.begin_epoch(0, 0)
     skipped = {}
     for _ in range(3):
@@ -148,7 +149,7 @@ def test_epoch__reports_and_refuses(accelerator):
 
 def test_names__are_those_of_the_images_that_were_used(accelerator):
     """Of a loss that is no number, they say what to look at."""
-    work = working(accelerator, Net(), Numbered(12, broken=(3,)))
+    work = working(accelerator, Net(), Shades(12, broken=(3,)))
     work.begin_epoch(0, 0)
     for _ in range(3):
         batch = work.next_batch()
@@ -156,7 +157,7 @@ def test_names__are_those_of_the_images_that_were_used(accelerator):
 
 
 def test_evaluate__by_hand(accelerator):
-    net, source = Net(8).train(), Numbered(12, broken=(5, 6))
+    net, source = Net(8).train(), Shades(12, broken=(5, 6))
     net.drop.eval()
     work = working(accelerator, net, source, classes=8)
     counted = []
@@ -181,7 +182,7 @@ def test_evaluate__no_top5_of_five_classes(accelerator):
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 def test_evaluate__nothing_can_be_read(accelerator):
     """0 % of no images would be a result; an error it is."""
-    work = working(accelerator, Net(), Numbered(12, broken=tuple(range(12))))
+    work = working(accelerator, Net(), Shades(12, broken=tuple(range(12))))
     with pytest.raises((ValueError, Failed), match="can be read"):
         work.evaluate(Net(), lambda *_: None)
 

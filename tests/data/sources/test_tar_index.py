@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from broadsight.data.decoding import UnreadableImage
-from broadsight.data.sources import resolve, tar_limits
+from broadsight.data.sources import resolve, tar_index
 from broadsight.data.sources.tar import expanded, open_tars
 from tests.refusals import refused
 
@@ -42,7 +42,7 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("compress, name", [(gzip.compress, "gz"), (bz2.compress, "bz2"), (lzma.compress, "xz")])
 def test_compressed__beyond_the_limit(tmp_path, cache, monkeypatch, compress, name):
-    monkeypatch.setattr(tar_limits, "LEAST", 1 << 20)
+    monkeypatch.setattr(tar_index, "LEAST", 1 << 20)
     path = tmp_path / f"bomb.tar.{name}"
     path.write_bytes(compress(tar_of(GOOD, header("a/9.png", 3 << 20) + bytes(3 << 20))))
     assert path.stat().st_size < 1 << 14
@@ -54,26 +54,17 @@ def test_compressed__beyond_the_limit(tmp_path, cache, monkeypatch, compress, na
     assert len(splits.train) + len(splits.val) == 7
 
 
-def test_compressed__as_much_as_the_disk_has(tmp_path, cache, monkeypatch):
+def test_compressed__as_much_as_the_disk_has_and_by_what_can_be_read(tmp_path, cache, monkeypatch):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(tar_of(GOOD)))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=tar_limits.LEFT + 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=tar_index.LEFT + 1000))
     refused(r"more than .*tars has room for \(0 MB beside the last 1\.0 GB\); set", resolve, path)
     assert left_in(cache) == []
-
-
-@pytest.mark.parametrize("given", ["much", "0", "-1", "nan", "1e400"])
-def test_limit__of_the_environment_is_a_number(tmp_path, monkeypatch, given):
-    path = tmp_path / "x.tar.gz"
-    path.write_bytes(gzip.compress(tar_of(GOOD)))
-    monkeypatch.setenv("BROADSIGHT_UNPACK_GB", given)
-    refused(f"BROADSIGHT_UNPACK_GB={given}; expected gigabytes, such as 20$", resolve, path)
-
-
-def test_zstandard__is_named(tmp_path):
-    path = tmp_path / "x.tar"
-    path.write_bytes(tar_limits.ZSTANDARD + bytes(2000))
-    refused(r"x.tar is compressed by zstd, which is not read here; unpack it, or use", resolve, path)
+    for given in ("much", "0", "-1", "nan", "1e400"):
+        monkeypatch.setenv("BROADSIGHT_UNPACK_GB", given)
+        refused(f"BROADSIGHT_UNPACK_GB={given}; expected gigabytes, such as 20$", resolve, path)
+    path.write_bytes(tar_index.ZSTANDARD + bytes(2000))
+    refused(r"x.tar.gz is compressed by zstd, which is not read here; unpack it, or use", resolve, path)
 
 
 def chain(count: int) -> bytes:
