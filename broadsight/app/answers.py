@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..benchmark.machine import synchronize
-from ..benchmark.timing import Summary, interleave, summarize
+from ..benchmark.timing import Summary, summarize
+from ..evaluation.run import times_in_turns
 from ..prediction.dense import finder, told
 from ..runs.classifier import Classifier
 from ..visual.objects import draw_objects, draw_semantic
@@ -50,16 +50,7 @@ def answer(asked: Sequence[Candidate], image: Image.Image, threshold: float = TH
         found = [run() for run in passes]
         took = time.perf_counter() - started
         rounds = max(1, min(ROUNDS, int(SECONDS / max(took, 1e-9))))
-
-        def timed(place: int, _: int) -> float:
-            device = asked[place].run.device.type
-            synchronize(device)
-            start = time.perf_counter()
-            passes[place]()
-            synchronize(device)
-            return 1e3 * (time.perf_counter() - start)
-
-        samples = interleave(range(len(asked)), timed, rounds)
+        samples = times_in_turns(passes, [one.run.device for one in asked], rounds)
     answers = []
     for one, result, times in zip(asked, found, samples, strict=True):
         how = summarize(times), rounds, torch.get_num_threads(), one.run.device.type
@@ -74,16 +65,14 @@ def answer(asked: Sequence[Candidate], image: Image.Image, threshold: float = TH
 def image_of(classifier: Classifier, image: Image.Image) -> Tensor:
     """Turn an image in RGB into the model's input: normalised, (1, C, H, W), on its device."""
     shown = image.convert("L") if classifier.transforms.channels == 1 else image
-    pixels = torch.as_tensor(classifier.transforms.build(training=False)(shown))
-    return classifier.normalise(pixels[None])
+    return classifier.normalise(torch.as_tensor(classifier.transforms.build(training=False)(shown))[None])
 
 
 def top_classes(classifier: Any, logits: Tensor, top: int = TOP) -> tuple[tuple[str, float], ...]:
     """Names and probabilities of the most probable classes by logits (1, classes); of equals the first class."""
-    names = classifier.classes
     order = logits[0].argsort(descending=True, stable=True)[:top].tolist()
     probabilities = logits[0].softmax(0).tolist()
-    return tuple((names[place], probabilities[place]) for place in order)
+    return tuple((classifier.classes[place], probabilities[place]) for place in order)
 
 
 def _pass_of(one: Candidate, photo: Image.Image) -> Callable[[], Any]:
@@ -97,14 +86,14 @@ def _pass_of(one: Candidate, photo: Image.Image) -> Callable[[], Any]:
 
 def _said(run: Any, image: Image.Image, found: Any, threshold: float) -> dict[str, Any]:
     """What a dense run found: in words, as rows of a table, and drawn."""
+    rows: list[tuple[str, ...]] = []
     if run.task == "segment":
         shares = torch.bincount(found.flatten(), minlength=len(run.classes)).double() / found.numel()
         order = shares.argsort(descending=True, stable=True).tolist()
-        rows = [(run.classes[i], f"{100 * shares[i]:.1f} %") for i in order if shares[i] > 0.0005]
+        rows += [(run.classes[i], f"{100 * shares[i]:.1f} %") for i in order if shares[i] > 0.0005]
         drawn = draw_semantic(image, found, run.classes)
     else:
         lowest = 0.0 if run.top_down else threshold  # boxes of a pose model are given, not found
-        rows = []
         for place in (found["scores"] >= lowest).nonzero().flatten()[:ROWS].tolist():
             x0, y0, x1, y1 = (round(value) for value in found["boxes"][place].tolist())
             name = run.classes[int(found["labels"][place]) - 1]

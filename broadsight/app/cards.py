@@ -8,28 +8,18 @@ from ..visual import html
 from ..visual.plots import PALETTE
 from .answers import Answer
 
-TASKS = {
-    "classify": "classification",
-    "detect": "detection",
-    "instances": "instance segmentation",
-    "segment": "semantic segmentation",
-    "keypoints": "keypoints",
-}
+TASKS = {"classify": "classification", "detect": "detection", "instances": "instance segmentation"}
+TASKS |= {"segment": "semantic segmentation", "keypoints": "keypoints"}
 OBJECTS, SHARES = ("class", "score", "x, y", "size"), ("class", "share of the image")
 
 
 def cards(answers: Sequence[Answer], order: Sequence[str]) -> str:
     """Write all answers side by side; a model has the colour of its place in `order`, here and in the comparison."""
-    shown = [
-        vars(one)
-        | dict(
-            task=TASKS[one.task],
-            colour=colour_of(one.name, order),
-            columns=SHARES if one.task == "segment" else OBJECTS,
-            drawn=one.drawn and data_uri(one.drawn),
-        )
-        for one in answers
-    ]
+    shown = []
+    for one in answers:
+        columns = SHARES if one.task == "segment" else OBJECTS
+        look = dict(task=TASKS[one.task], colour=colour_of(one.name, order), columns=columns)
+        shown.append(vars(one) | look | dict(drawn=one.drawn and data_uri(one.drawn)))
     return html.render("app/cards", cards=shown)
 
 
@@ -43,8 +33,8 @@ def hint(text: str) -> str:
     return html.render("app/hint", text=text)
 
 
-def data_uri(image: Image.Image, side: int = 900) -> str:
-    """Encode an image inside the page itself: nothing of it is left on the disk."""
+def data_uri(image: Image.Image) -> str:
+    """Encode an image, at most 900 pixels wide and high, inside the page itself: nothing of it is left on the disk."""
     small = image.copy()
-    small.thumbnail((side, side))
+    small.thumbnail((900, 900))
     return html.data_uri(small, "WEBP", quality=90)

@@ -20,6 +20,8 @@ MOST_FILES = 2000
 def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABYTES) -> Image.Image:
     """Read an upload: the image in RGB, upright, its longer side at most SIDE pixels.
 
+    Its header says how many pixels it has before anything is unpacked.
+
     Args:
         payload: What the page's image input sends: a mapping with the path of a file in `folder`. Its other entries,
             such as an address, are not used.
@@ -38,19 +40,6 @@ def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABY
     size = file.stat().st_size
     if size > megabytes * 2**20:
         raise ValueError(f"the file has {size / 2**20:.1f} MB; expected at most {megabytes:g} MB")
-    return open_upload(file)
-
-
-def is_uploaded(path: str, folder: str | Path) -> bool:
-    """Tell whether a path, all links followed, lies in the folder of uploads."""
-    try:
-        return Path(path).resolve().is_relative_to(Path(folder).resolve()) and "\0" not in path
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle
-        return False
-
-
-def open_upload(file: Path) -> Image.Image:
-    """Open an image of an accepted format with at most MOST_PIXELS: its header says so before anything is unpacked."""
     try:
         with open_image(file) as image:
             width, height = image.size
@@ -67,6 +56,14 @@ def open_upload(file: Path) -> Image.Image:
     return photo
 
 
+def is_uploaded(path: str, folder: str | Path) -> bool:
+    """Tell whether a path, all links followed, lies in the folder of uploads."""
+    try:
+        return Path(path).resolve().is_relative_to(Path(folder).resolve()) and "\0" not in path
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle
+        return False
+
+
 class Storage:
     """The folder of uploads with its quota: the oldest files make room for new ones.
 
@@ -77,40 +74,39 @@ class Storage:
 
     def __init__(self, folder: str | Path, most_bytes: int, most_files: int = MOST_FILES):
         self.folder, self.most_bytes, self.most_files = Path(folder), most_bytes, most_files
-        self.lasting = {path for path, _, _ in self.files()}
+        self.lasting = {path for _, path, _ in self.files()}
         self._lock = threading.Lock()
 
-    def files(self) -> list[tuple[str, int, float]]:
-        """Path, bytes and time of all files, the oldest first; links are not followed."""
+    def files(self) -> list[tuple[float, str, int]]:
+        """Time, path and bytes of all files, the oldest first; links are not followed."""
         found = []
         for path in (os.path.join(place, name) for place, _, names in os.walk(self.folder) for name in names):
             with suppress(OSError):  # removed meanwhile
                 status = os.lstat(path)
-                found.append((path, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda one: one[2])
+                found.append((status.st_mtime, path, status.st_size))
+        return sorted(found)
 
     def make_room(self, needed: int = 0, files: int = 1) -> bool:
         """Remove the oldest files until these bytes and files fit in; False if they never will."""
         with self._lock:
             found = self.files()
-            bytes_left = self.most_bytes - needed - sum(size for _, size, _ in found)
+            bytes_left = self.most_bytes - needed - sum(size for _, _, size in found)
             files_left = self.most_files - files - len(found)
-            for path, size, _ in found:
+            for _, path, size in found:
                 if min(bytes_left, files_left) >= 0:
                     break
-                if path not in self.lasting and self._remove(path):
+                if path not in self.lasting and _removed(path):
                     bytes_left, files_left = bytes_left + size, files_left + 1
+                    if (parent := Path(path).parent) != self.folder:
+                        with suppress(OSError):  # others are in there, or it is gone
+                            parent.rmdir()
             return min(bytes_left, files_left) >= 0
 
-    def _remove(self, path: str) -> bool:
-        try:
-            os.remove(path)
-        except FileNotFoundError:
-            return True
-        except OSError:  # in use, on Windows
-            return False
-        parent = Path(path).parent
-        if parent != self.folder:
-            with suppress(OSError):  # others are in there
-                parent.rmdir()
-        return True
+
+def _removed(path: str) -> bool:
+    """Remove a file; False if it is in use, on Windows."""
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

@@ -4,13 +4,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..benchmark.run import Summary, fixed_threads, interleave, summarize
+from ..benchmark.machine import fixed_threads, synchronize
+from ..benchmark.timing import Summary, interleave, summarize
 from ..data.inside import outside_allowed
 from ..data.loading import EvalOrder, SourceDataset, close, default_workers, load
 from ..data.sources.evaluation import Found
@@ -235,24 +237,27 @@ def macs_of(classifier: Classifier) -> int | None:
 
 def latencies(classifiers: Sequence[Classifier], rounds: int = 15) -> list[Summary]:
     """Milliseconds that each takes for one image, in turns, after a warm-up."""
-    images = [
-        one.normalise(torch.zeros((1, one.transforms.channels, *2 * (one.transforms.size,)), dtype=torch.uint8))
-        for one in classifiers
-    ]
+    calls = []
+    for one in classifiers:
+        size = one.transforms.size
+        image = one.normalise(torch.zeros((1, one.transforms.channels, size, size), dtype=torch.uint8))
+        calls.append(partial(one.model, image))
+    devices = [one.device for one in classifiers]
+    with torch.inference_mode():
+        times_in_turns(calls, devices, 3)
+        return [summarize(samples) for samples in times_in_turns(calls, devices, rounds)]
+
+
+def times_in_turns(
+    calls: Sequence[Callable[[], Any]], devices: Sequence[torch.device], rounds: int
+) -> list[list[float]]:
+    """Milliseconds of each round of each call, whose device is waited for."""
 
     def timed(place: int, _: int) -> float:
-        synchronise(classifiers[place].device)
+        synchronize(str(devices[place]))
         start = time.perf_counter()
-        classifiers[place].model(images[place])
-        synchronise(classifiers[place].device)
+        calls[place]()
+        synchronize(str(devices[place]))
         return 1e3 * (time.perf_counter() - start)
 
-    places = range(len(classifiers))
-    with torch.inference_mode():
-        interleave(places, timed, 3)
-        return [summarize(samples) for samples in interleave(places, timed, rounds)]
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return interleave(range(len(calls)), timed, rounds)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from broadsight.app.candidates import Candidate
-from broadsight.app.comparison import MOST, Point, Row, accuracy_of, compare, first_axes, plot, points, table
+from broadsight.app.comparison import MOST, Row, accuracy_of, compare, first_axes, plot, points, table
 from broadsight.benchmark.timing import Summary
 from broadsight.evaluation.run import macs_of
 from broadsight.runs.classifier import open_classifier
@@ -65,18 +65,17 @@ def test_accuracy__random_weights_have_none(run, tmp_path):
 
 def test_points__values_on_the_axes():
     drawn, missing = points([a_row(), a_row("b", accuracy=80.0)], "latency", "accuracy")
-    found = [(one.name, one.x, one.y, one.place, one.colour) for one in drawn]
-    assert found == [("net", 4.0, 71.0, 0, PALETTE[0]), ("b", 4.0, 80.0, 1, PALETTE[1])]
-    assert missing == []
-    assert drawn[0].about["accuracy"] == "71.0 % top-1"
-    assert [(one.x, one.y) for one in points([a_row()], "macs", "parameters")[0]] == [(3.0, 2.0)]
-    assert [(one.x, one.y) for one in points([a_row()], "macs", "macs")[0]] == [(3.0, 3.0)]
+    assert [one.pop("about")["accuracy"] for one in drawn] == ["71.0 % top-1", "80.0 % top-1"] and missing == []
+    first = dict(name="net", x=4.0, y=71.0, place=0, colour=PALETTE[0])
+    assert drawn == [first, dict(name="b", x=4.0, y=80.0, place=1, colour=PALETTE[1])]
+    for x, y, values in [("macs", "parameters", (3.0, 2.0)), ("macs", "macs", (3.0, 3.0))]:
+        assert [(one["x"], one["y"]) for one in points([a_row()], x, y)[0]] == [values]
 
 
 def test_points__what_is_left_out_is_named():
     rows = [a_row(), a_row("b", accuracy=None), a_row("c", macs=None), a_row("d", measure="box AP", task="detect")]
     drawn, missing = points(rows, "macs", "accuracy")
-    assert [one.name for one in drawn] == ["net"]
+    assert [one["name"] for one in drawn] == ["net"]
     assert missing == ["b: accuracy not known", "c: MACs not known", "d: measured in box AP, not in top-1"]
 
 
@@ -97,8 +96,8 @@ def test_table__every_model_has_a_shape_of_its_own():
     assert len({re.sub("style=.*? ", "", sign) for sign in signs}) == len(signs) == MOST
 
 
-def a_point(**more) -> Point:
-    return Point(**dict(name="net", x=4.0, y=50.0, place=0, colour="#0072B2", about={"latency": "4 ms"}) | more)
+def a_point(**more) -> dict:
+    return dict(name="net", x=4.0, y=50.0, place=0, colour="#0072B2", about={"latency": "4 ms"}) | more
 
 
 def places(html: str) -> list[tuple[float, float]]:

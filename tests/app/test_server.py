@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from broadsight.app.server import check_megabytes, free_port, is_loopback
+from broadsight.app.server import checked, free_port, is_loopback
 from tests.training.small_runs import refusal
 
 
@@ -38,6 +38,6 @@ def test_loopback__is_this_computer_alone():
 
 
 def test_megabytes__a_number_that_limits():
-    check_megabytes(0.5)
+    assert checked("127.0.0.1", None, 0.5, None, "a, B:9")[1:] == (500, {"a", "b:9"})
     for value in (0, -1, float("nan"), float("inf")):
-        assert "expected MB" in refusal(lambda value=value: check_megabytes(value))
+        assert "expected MB" in refusal(lambda value=value: checked("127.0.0.1", None, value, None, ""))
