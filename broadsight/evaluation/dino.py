@@ -28,20 +28,14 @@ class Dino:
     Args:
         model: A timm name of a ViT with a class token, or such a model, which is used as it is.
         checkpoint: A file of its weights instead of timm's, without a classifier.
-        size: Pixels of a side that this model sees, if not the images' own: its map has a place for each patch.
     """
 
-    def __init__(self, model: str | nn.Module = NAME, *, checkpoint: str | Path | None = None, size: int | None = None):
-        if size is not None and size < 1:
-            raise ValueError(f"size={size}; expected pixels of a side")
+    def __init__(self, model: str | nn.Module = NAME, *, checkpoint: str | Path | None = None):
         self.model: Any = _created(model, checkpoint) if isinstance(model, str) else model
         name = model if isinstance(model, str) else type(model).__name__
         if getattr(self.model, "cls_token", None) is None or not hasattr(self.model, "blocks"):
             raise ValueError(f"{name} has no class token in blocks of attention; give a ViT, such as {NAME}")
-        self.size = size
-        self.about = f"class-token attention of {name}" + (f" at {size} pixels" if size else "")
-        config = resolve_model_data_config(self.model)
-        self.normalise = Normalise(config["mean"], config["std"])
+        self.about = f"class-token attention of {name}"
 
     def __call__(self, images: Tensor, batch: Batch) -> Tensor:
         """Images (B, C, H, W) -> (B, H, W), 0 to 1."""
@@ -50,13 +44,11 @@ class Dino:
 
     def attention(self, photos: Tensor) -> Tensor:
         """Bytes (B, 1 or 3, H, W) -> weights of the class token for each patch (B, heads, h, w)."""
-        if self.normalise.device != photos.device:
-            self.model.to(photos.device)
-            config = resolve_model_data_config(self.model)
-            self.normalise = Normalise(config["mean"], config["std"], photos.device)
-        images = self.normalise(photos.expand(-1, 3, -1, -1))
+        self.model.to(photos.device)
+        config = resolve_model_data_config(self.model)
+        images = Normalise(config["mean"], config["std"], photos.device)(photos.expand(-1, 3, -1, -1))
         patch = as_pair(self.model.patch_embed.patch_size)
-        grid = [-(-(self.size or side) // step) for side, step in zip(images.shape[-2:], patch, strict=True)]
+        grid = [-(-side // step) for side, step in zip(images.shape[-2:], patch, strict=True)]
         size = [cells * step for cells, step in zip(grid, patch, strict=True)]
         if size != list(images.shape[-2:]):
             images = F.interpolate(images, size, mode="bicubic", align_corners=False, antialias=True)
@@ -82,9 +74,8 @@ def _created(name: str, checkpoint: str | Path | None) -> nn.Module:
     except TypeError as error:
         raise ValueError(f"{name} cannot be made: {first_line(error)}; give a ViT, such as {NAME}") from None
     except Exception as error:
-        raise RuntimeError(
-            f"the weights of {name} cannot be had: {first_line(error)}; give a file of them, or another saliency"
-        ) from None
+        what = f"the weights of {name} cannot be had: {first_line(error)}"
+        raise RuntimeError(f"{what}; give a file of them, or another saliency") from None
     if checkpoint is not None:
         load_given(model, checkpoint)
     return model.requires_grad_(False)

@@ -19,13 +19,11 @@ import numpy as np
 from ..data.sources.folder import FolderSource, part_of
 from ..data.sources.sample_table import TRAIN, VAL, Listed, in_order, is_image, some
 from ..data.sources.walking import entries, images_below, is_folder, is_there
-from ..errors import unknown
 from ..files import refuse_odd
 from ..runs.names import synsets
 
 V2 = "imagenet-v2"
 REAL = "imagenet-real"
-PART = "imagenet-part"  # some of the 1000 class folders; a name for results, not for `open_set`
 
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})(_n[0-9]{8})?\.\w+")  # some archives add the class
 VAL_IMAGES = 50_000
@@ -35,28 +33,20 @@ MOST_SETS = 100  # a folder with more folders than this in it holds classes, not
 
 @dataclass(frozen=True)
 class SetInfo:
-    """What is known of a set before its folder is seen.
+    """What is known of a set before its folder is seen."""
 
-    Attributes:
-        title: What reports call it.
-        images: How many the whole set has.
-        folder: What it is usually called, unpacked.
-        subset: "a" or "r", as timm calls those with 200 classes.
-    """
-
-    title: str
-    images: int
-    folder: str
-    subset: str | None = None
+    title: str  # what reports call it
+    images: int  # that the whole set has
+    folder: str  # what it is usually called, unpacked
+    subset: str | None = None  # "a" or "r", as timm calls those with 200 classes
 
 
+MATCHED = "imagenetv2-matched-frequency-format-val"
 SETS = {
     "imagenet": SetInfo("ImageNet", VAL_IMAGES, "val"),
     REAL: SetInfo("ImageNet ReaL", VAL_IMAGES, "val"),
-    V2: SetInfo("ImageNet-V2", 10_000, "imagenetv2-matched-frequency-format-val"),
-    f"{V2}-matched-frequency": SetInfo(
-        "ImageNet-V2 matched-frequency", 10_000, "imagenetv2-matched-frequency-format-val"
-    ),
+    V2: SetInfo("ImageNet-V2", 10_000, MATCHED),
+    f"{V2}-matched-frequency": SetInfo("ImageNet-V2 matched-frequency", 10_000, MATCHED),
     f"{V2}-threshold-0.7": SetInfo("ImageNet-V2 threshold-0.7", 10_000, "imagenetv2-threshold0.7-format-val"),
     f"{V2}-top-images": SetInfo("ImageNet-V2 top-images", 10_000, "imagenetv2-top-images-format-val"),
     "imagenet-a": SetInfo("ImageNet-A", 7_500, "imagenet-a", "a"),
@@ -73,8 +63,7 @@ class ImageNetSet:
     """A folder of images to evaluate classifiers of ImageNet's 1000 classes on.
 
     Attributes:
-        name: A key of SETS, or "imagenet-part".
-        title: What reports call it.
+        name, title: A key of SETS, and what reports call it.
         path: Where the class folders, or the images, are.
         source: The images. Labels are indices into the 1000 classes, which `source.classes` names by their synsets.
             ReaL's images have the label of their class folder or, without one, the first that is accepted.
@@ -107,26 +96,16 @@ def indices_of(classes: Sequence[str]) -> np.ndarray | None:
     return np.array(places, np.int64) if places else None
 
 
-def recognise(path: str | Path) -> str | None:
-    """Which of SETS a folder holds, itself or in the one folder in it that is a set; None if none or several.
-
-    V2 is "imagenet-v2" where no name says which of the three. Images of the validation set without class folders are
-    "imagenet-real". Part of ImageNet's class folders are none of the sets, though `open_set` takes them.
-    """
-    path = Path(path).expanduser()
-    found = _located(path) if path.is_dir() else {}
-    return next(iter(found)) if len(found) == 1 else None
-
-
 def find_sets(root: str | Path) -> dict[str, Path]:
     """The sets that a folder holds, in the order of SETS: the folder itself, or else folders in it.
 
+    V2 is "imagenet-v2" where no name says which of the three. Part of ImageNet's class folders are none of the sets.
     Of two folders of a kind, the one with the usual name is taken, or else the first; `train` never. A folder that is
     called after a set counts even if its shape is wrong: `open_set` says what is wrong with it. The validation set
-    is there twice, as itself and for ReaL, if its images have their original names.
+    is there twice, as itself and for ReaL, if its images have their original names; without class folders, for ReaL.
     """
     root = _folder(root)
-    found = _located(root, depth=2)
+    found = _located(root, 2)
     used = {folder for place in found.values() for folder in (place, *place.parents)}
     for folder in _folders(root):
         name = called_after(folder) if "imagenet" in folder.lower() else None  # other data has a `sketch`
@@ -137,48 +116,28 @@ def find_sets(root: str | Path) -> dict[str, Path]:
     return {name: found[name] for name in SETS if name in found}
 
 
-def open_set(
-    path: str | Path, name: str | None = None, channels: int = 3, real: str | Path | None = None
-) -> ImageNetSet:
+def open_set(path: str | Path, name: str, channels: int = 3, real: str | Path | None = None) -> ImageNetSet:
     """Opens a folder as one of SETS. Its class folders may be in a folder of their own in it.
 
     Args:
         path: The unpacked set.
-        name: A key of SETS, and the folder must have its shape; "imagenet-v2" is any of its three. If None, the set
-            is recognised, and a folder with some of ImageNet's classes is taken for part of it.
+        name: A key of SETS, whose shape the folder must have; "imagenet-v2" is any of its three.
         channels: 3 for RGB, 1 for grey.
         real: A file with other labels for ReaL than timm's: a JSON list of 50,000 lists of classes.
     """
-    path = _folder(path)
-    if real is not None and name not in (None, REAL):
-        raise ValueError(f"real={real} is for imagenet-real, not for {name}; leave one of them out")
-    if name is None and real is not None:
-        name = REAL
-    if name is not None and name not in SETS:
-        raise unknown("set", name, SETS)
-    if name is None:
-        name, path = _recognised(path)
-    else:
-        name, path = _fitting(path, name)
+    name, path = _fitting(_folder(path), name)
     if name == REAL:
         return _open_real(path, channels, real)
-
-    info, folders = SETS.get(name), _folders(path)
+    info, folders = SETS[name], _folders(path)
     part = part_of(path, channels)
     notes, source = part.notes, part.source
-    if info is not None and (empty := in_order(set(folders) - set(source.classes))):
+    if empty := in_order(set(folders) - set(source.classes)):
         what = f"{path} has {len(empty):,} of {len(folders):,} class folders without images"
         raise ValueError(f"{what}: {some(empty, 3)}; unpack {info.title} again")
     indices = indices_of(source.classes)
     assert indices is not None, "the shape of the folder was checked"
     source.classes = tuple(synsets()[index] for index in indices)
     source = source.under(synsets())
-    if info is None:
-        title = f"{len(indices):,} of ImageNet's classes"
-        called = called_after(path.name)
-        whole = f", so it is not {SETS[called].title}" if called else ""
-        notes.append(f"{path} has {len(indices):,} of ImageNet's 1,000 classes{whole}; all 1,000 compete")
-        return ImageNetSet(name, title, path, source, notes=tuple(notes))
     if len(source) != info.images:
         notes.append(f"{path} has {len(source):,} images; {info.title} has {info.images:,}")
     return ImageNetSet(name, info.title, path, source, _kept(name).copy() if info.subset else None, notes=tuple(notes))
@@ -213,10 +172,6 @@ def _look(path: Path) -> tuple[list[str], str]:
 def _is_val(path: Path) -> bool:
     """Whether images are called as those of ImageNet's validation set."""
     return VAL_IMAGE.fullmatch(_look(path)[1]) is not None
-
-
-def _is_v2(name: str | None) -> bool:
-    return name is not None and name.startswith(V2)
 
 
 def _info(name: str) -> str:
@@ -254,7 +209,8 @@ def _kind(path: Path) -> str | None:
     if of_val:
         return None
     if all(map(str.isdecimal, folders)):
-        return _v2_called(path) if _misfit(folders, V2) is None else None
+        named = Path(os.path.abspath(path))
+        return _which_v2(named.name, named.parent.name) if _misfit(folders, V2) is None else None
     return next((name for name in ("imagenet-a", "imagenet-r") if _misfit(folders, name) is None), None)
 
 
@@ -262,26 +218,22 @@ def _letters(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
-def _v2_called(path: Path) -> str:
-    """Which of V2's sets a folder is called after, or the one that it is in."""
-    path = Path(os.path.abspath(path))
-    for name in (path.name, path.parent.name):
-        for word, which in V2_WORDS.items():
-            if word in _letters(name):
-                return f"{V2}-{which}"
-    return V2
+def _which_v2(*names: str) -> str:
+    """Which of V2's sets the first name says that says one; or any."""
+    said = (f"{V2}-{which}" for name in names for word, which in V2_WORDS.items() if word in _letters(name))
+    return next(said, V2)
 
 
 def called_after(name: str) -> str | None:
     """Which of SETS a folder is called after. `val` is not: much other data has it."""
     letters = _letters(name)
     if letters.startswith("imagenetv2"):
-        return next((f"{V2}-{which}" for word, which in V2_WORDS.items() if word in letters), V2)
+        return _which_v2(name)
     known = {"imageneta": "imagenet-a", "imagenetr": "imagenet-r"}
     return known.get(letters) or ("imagenet-sketch" if letters in ("sketch", "imagenetsketch") else None)
 
 
-def _located(path: Path, depth: int = 1) -> dict[str, Path]:
+def _located(path: Path, depth: int) -> dict[str, Path]:
     """The sets that a folder holds: itself, or else folders in it, as deep as that. Those in `train` do not count."""
     if kind := _kind(path):
         return {kind: path}
@@ -310,7 +262,7 @@ def _holds_classes(folders: Sequence[str]) -> bool:
 def _misfit(folders: Sequence[str], name: str) -> str | None:
     """What is wrong with the class folders of a set, or None."""
     info, kept = SETS[name], _kept(name).tolist()
-    numbers = _is_v2(name)
+    numbers = name.startswith(V2)
     places, wanted = _places(folders, numbers), set(kept)
     if len(folders) == len(kept) and set(places) == wanted:
         return None
@@ -330,9 +282,9 @@ def _fits(path: Path, name: str) -> str | None:
     """The name under which a folder is the set called so, which may say more; None if it is not."""
     if name == REAL:
         return name if _is_val(path) else None
-    kind = _kind(path)
-    if _is_v2(name) and _is_v2(kind) and V2 in (name, kind):
-        return max(name, kind or V2, key=len)
+    kind = _kind(path) or ""
+    if name.startswith(V2) and kind.startswith(V2) and V2 in (name, kind):
+        return max(name, kind, key=len)
     return name if kind == name else None
 
 
@@ -357,36 +309,13 @@ def _fitting(path: Path, name: str) -> tuple[str, Path]:
         what = f"has no images called ILSVRC2012_val_00000001.JPEG and so on{f', but {image}' if image else ''}"
         raise ValueError(f"{path} {what}; {title} goes by these names: give the original validation images")
     if not folders:
-        classes = f"{len(_kept(name)):,}, called " + ("0 to 999" if _is_v2(name) else synsets()[_kept(name)[0]] + ", …")
-        raise ValueError(f"{path} has no class folders; {title} has {classes}; {give}")
+        called = "0 to 999" if name.startswith(V2) else f"{synsets()[_kept(name)[0]]}, …"
+        raise ValueError(f"{path} has no class folders; {title} has {len(_kept(name)):,}, called {called}; {give}")
     if (kind := _kind(path)) is not None:
         raise ValueError(f"{path} is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}")
     if (what := _misfit(folders, name)) is not None:
         raise ValueError(f"{path} {what}; {give}")
     raise ValueError(f"{path} has {title}'s class folders, but images of the validation set; {give}")
-
-
-def _recognised(path: Path) -> tuple[str, Path]:
-    """The set that a folder holds and where in it, or part of ImageNet."""
-    found = _located(path)
-    if len(found) == 1:
-        return next(iter(found.items()))
-    if found:
-        places = ", ".join(f"{name} in {place.relative_to(path)}/" for name, place in found.items())
-        raise ValueError(f"{path} holds several sets: {places}; give the folder of one of them")
-    folders = _folders(path)
-    if not folders:
-        raise ValueError(f"{path} has no class folders; give the folder of an unpacked set: {', '.join(SETS)}")
-    inner = [path / folder for folder in folders if len(folders) == 1 or folder.lower() in VAL]
-    for place in (path, *inner):
-        names = _folders(place)
-        if names and None not in _places(names, numbers=False):
-            return PART, place
-    if all(map(str.isdecimal, folders)):
-        return _fitting(path, V2)  # says what is wrong
-    unknown = [name for name, place in zip(folders, _places(folders, numbers=False), strict=True) if place is None]
-    what = f"{len(unknown):,} of {len(folders):,} class folders in {path} are no classes of ImageNet"
-    raise ValueError(f"{what}: {some(unknown, 3)}; expected synsets such as {synsets()[0]}, or V2's numbers 0 to 999")
 
 
 # --- ReaL ----------------------------------------------------------------------------------------------------------

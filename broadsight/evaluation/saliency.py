@@ -31,25 +31,25 @@ class SceneSaliency:
 
     Args:
         source: Scenes, or others that are made of them: in grey, some of them.
-        transforms: How the images become images; the map goes the same way, without values in between.
+        transforms: How the images become tensors; the map goes the same way, without values in between.
     """
+
+    about = "the scenes' own: the salient part of the main object, then the rest of it"
 
     def __init__(self, source: Source, transforms: Transforms):
         self.source = source
-        self.about = "the scenes' own: the salient part of the main object, then the rest of it"
         scenes_of(source, 0)
         self.geometry = replace(transforms, channels=1, mean=(0.0,), std=(1.0,), interpolation="nearest").build(False)
 
     def __call__(self, images: Tensor, batch: Batch) -> Tensor:
         """(B, C, H, W) -> (B, H, W)."""
-        maps = [torch.as_tensor(self.geometry(Image.fromarray(self.map(index)))) for _, _, index in batch.keys]
+        maps = []
+        for _, _, index in batch.keys:
+            scenes, number = scenes_of(self.source, index)
+            part = scenes.scene(number).parts[0]  # 1 is the salient one
+            drawn = np.where(part == 1, 2, part > 0).astype(np.uint8)
+            maps.append(torch.as_tensor(self.geometry(Image.fromarray(drawn))))
         return torch.cat(maps).to(images.device, torch.float32)
-
-    def map(self, index: int) -> np.ndarray:
-        """(H, W) uint8, of the scene as it is drawn."""
-        scenes, number = scenes_of(self.source, index)
-        part = scenes.scene(number).parts[0]  # 1 is the salient one
-        return np.where(part == 1, 2, part > 0).astype(np.uint8)
 
 
 def made_of_scenes(source: Any) -> bool:
@@ -100,11 +100,8 @@ def from_name(
     if name == "dino":
         return Dino(checkpoint=checkpoint)
     if ":" not in name:
-        hint = did_you_mean(name, NAMES)
-        raise ValueError(
-            f"unknown saliency {name!r}; {hint}choose {', '.join(NAMES)}, or your own as file.py:function or "
-            "module:function"
-        )
+        hint = f"{did_you_mean(name, NAMES)}choose {', '.join(NAMES)}"
+        raise ValueError(f"unknown saliency {name!r}; {hint}, or your own as file.py:function or module:function")
     found = _own(name)
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}; expected a function (images, batch) -> (B, H, W)")
