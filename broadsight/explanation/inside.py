@@ -1,6 +1,6 @@
 """All maps of what a model does while one image passes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,24 +10,17 @@ from torch import Tensor, nn
 from ..inspection.meta_pass import in_eval_mode
 from ..inspection.passing import check_model, moved
 from ..inspection.watch import eager, uncompiled
-from .maps.abstract_token import AbstractTokenLooks, FusionLooks
 from .maps.attention import AttentionLooks
 from .maps.foreground import ForegroundLooks
 from .maps.gradcam import gradcam_looks
 from .maps.local_attention import LocalAttentionLooks
 from .maps.map import Collector, Look
-from .maps.pool import PoolLooks
-from .maps.super_token import SuperTokenLooks
+from .maps.tokens import AbstractTokenLooks, FusionLooks, PoolLooks, SuperTokenLooks
 
 GRADCAM = "gradcam"  # has passes of its own, since it needs gradients
 OF_TOKENS = (PoolLooks, SuperTokenLooks, AbstractTokenLooks, FusionLooks, ForegroundLooks, LocalAttentionLooks)
 COLLECTORS: dict[str, type[Collector]] = {one.kind: one for one in (AttentionLooks, *OF_TOKENS)}
-# Whether a model has a kind, in the order in which they are shown.
-SUITS: dict[str, Callable[[Any], bool]] = {
-    GRADCAM: lambda model: getattr(model, "num_classes", None) != 0,
-    **{kind: collector.suits for kind, collector in COLLECTORS.items()},
-}
-KINDS = tuple(SUITS)
+KINDS = (GRADCAM, *COLLECTORS)  # in the order in which they are shown
 
 # Models that have a kind, for errors.
 WHERE = {
@@ -46,7 +39,8 @@ def kinds_of(model: nn.Module) -> tuple[str, ...]:
     """The kinds of looks that a model has, without running it, in the order in which `look_inside` gives them."""
     check_model(model)
     inner = uncompiled(model)
-    return tuple(kind for kind, suits in SUITS.items() if suits(inner))
+    own = [GRADCAM] if getattr(inner, "num_classes", None) != 0 else []
+    return (*own, *(kind for kind, collector in COLLECTORS.items() if collector.suits(inner)))
 
 
 def look_inside(
@@ -92,24 +86,22 @@ def look_inside(
                     raise
     if not any(found.values()):
         skipped = [f": {layer}: {why}" for x in collectors for layer, why in getattr(x, "skipped", {}).items()]
-        names = " or ".join(collector.kind for collector in collectors)
-        raise ValueError(
-            f"{type(inner).__name__} ran without {names} to show{(skipped or [''])[0]}; choose another kind"
-        )
+        what = f"{type(inner).__name__} ran without {' or '.join(found)} to show{''.join(skipped[:1])}"
+        raise ValueError(f"{what}; choose another kind")
     return [look for kind in KINDS for look in sorted(found.get(kind, []), key=lambda look: look.depth)]
 
 
 def _checked(model: nn.Module, kinds: str | Iterable[str]) -> list[str]:
     name, kinds = type(model).__name__, [kinds] if isinstance(kinds, str) else list(kinds)
+    there = kinds_of(model)
+    has = ", ".join(there) or "nothing to look at"
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"kind {kind!r} is not known; choose among {', '.join(KINDS)}")
-    for kind in kinds:
-        if not SUITS[kind](model):
-            has = ", ".join(kinds_of(model)) or "nothing to look at"
+        if kind not in there:
             raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {WHERE[kind]}")
     if not kinds:
-        raise ValueError(f"no kind was asked for; {name} has {', '.join(kinds_of(model)) or 'nothing to look at'}")
+        raise ValueError(f"no kind was asked for; {name} has {has}")
     return kinds
 
 

@@ -55,19 +55,14 @@ def explain(
         classifier = open_asked(request)
         source, about, notes = images.of(classifier)
         origin = origin_of(run, request.checkpoint, request.pretrained)
-        untrained = origin == RANDOM
-        notes += [f"{classifier.title} is {UNTRAINED}"] if untrained else []
-        for note in notes:
+        for note in [*notes, *([f"{classifier.title} is {UNTRAINED}"] if origin == RANDOM else [])]:
             tell(note)
         folder = folder_for(classifier.title)
-        found = explain_images(
-            classifier,
-            source,
-            folder,
-            wanted,
-            untrained=untrained,
-            seen=lambda done, name: progress(done, len(source), printable(Path(name).name) or classifier.title),
-        )
+
+        def seen(done: int, name: str) -> None:
+            progress(done, len(source), printable(Path(name).name) or classifier.title)
+
+        found = explain_images(classifier, source, folder, wanted, untrained=origin == RANDOM, seen=seen)
     weights = "pretrained" if origin == "timm" else origin
     found.record = record_of(classifier, found, wanted, command=request.command, weights=weights, data=about)
     if folder is not None and found.entries:
@@ -80,7 +75,7 @@ def explain_images(
     classifier: Classifier,
     source: Unlabelled | Scenes,
     out: Path | None,
-    wanted: Wanted | None = None,
+    wanted: Wanted,
     *,
     untrained: bool = False,
     seen: Callable[[int, str], None] = lambda done, name: None,
@@ -88,15 +83,10 @@ def explain_images(
     """Look at every image and write NAME.png, its sheet, into a folder; what else is wanted lies beside it.
 
     Args:
-        source: Such as `find_images` gives, or scenes.
         out: A folder, made with the first image that can be read; None: nothing is written, all that was seen is kept.
         untrained: Say on the sheets that the weights are random.
         seen: Told how many images are done, and the name of the next.
-
-    Raises:
-        ValueError: The model has no such kind, class or layer; before anything is written.
     """
-    wanted = wanted or Wanted()
     check_kinds(classifier, wanted.kinds)
     target = None if wanted.target is None else class_index(classifier, wanted.target)
     if isinstance(source, Unlabelled):
@@ -125,12 +115,7 @@ def explain_images(
 def look_at(
     classifier: Classifier, photo: Image.Image, wanted: Wanted | None = None, target: int | None = None
 ) -> Seen:
-    """One image, of any size, through the model.
-
-    Args:
-        wanted: Kinds, layers and depths; the rest is not looked at.
-        target: Number of the class that Grad-CAM explains; the predicted one if None.
-    """
+    """One image, of any size, through the model; Grad-CAM explains a class by its number, or the predicted one."""
     wanted = wanted or Wanted()
     channels = classifier.transforms.channels
     photo = photo.convert("L" if channels == 1 else "RGB")
@@ -141,11 +126,10 @@ def look_at(
         order = logits.argsort(descending=True, stable=True)[:TOP]
         probabilities = logits.softmax(0)[order]
     explained = int(order[0]) if target is None else target
-    looks = look_inside(classifier.model, image, wanted.kinds or None, explained)
+    found = look_inside(classifier.model, image, wanted.kinds or None, explained)
+    looks = _chosen(found, wanted) or [_asked_for(classifier, image, explained, wanted, found)]
     name = classifier.classes[explained]
-    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in _chosen(looks, wanted)]
-    if not looks:
-        looks = [replace(_asked_for(classifier, image, explained, wanted, kinds_of(classifier.model)), title=name)]
+    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in looks]
     shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
     return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
 
@@ -179,10 +163,13 @@ def _chosen(looks: Sequence[Look], wanted: Wanted) -> list[Look]:
     """Those of the layers and depths that were asked for."""
     last = {look.kind: max(other.depth for other in looks if other.kind == look.kind) for look in looks}
 
+    def matches(layer: str, pattern: str) -> bool:  # a pattern, the path itself, or that of a module around it
+        return fnmatchcase(layer, pattern) or layer.startswith(f"{pattern}.")
+
     def depth_fits(look: Look) -> bool:
         return any(look.depth == (last[look.kind] if text == "last" else int(text) - 1) for text in wanted.depths)
 
-    kept = [look for look in looks if not wanted.layers or any(_matches(look.layer, path) for path in wanted.layers)]
+    kept = [look for look in looks if not wanted.layers or any(matches(look.layer, path) for path in wanted.layers)]
     found = [look for look in kept if not wanted.depths or depth_fits(look)]
     if kept and not found:
         most = max(last.values()) + 1
@@ -190,20 +177,12 @@ def _chosen(looks: Sequence[Look], wanted: Wanted) -> list[Look]:
     return found
 
 
-def _matches(layer: str, pattern: str) -> bool:
-    """A pattern, the path itself, or that of a module around it."""
-    return fnmatchcase(layer, pattern) or layer.startswith(f"{pattern}.")
-
-
-def _asked_for(classifier: Classifier, image: Tensor, target: int, wanted: Wanted, has: Sequence[str]) -> Look:
-    """Grad-CAM at a layer where nothing is looked at by itself."""
+def _asked_for(classifier: Classifier, image: Tensor, target: int, wanted: Wanted, looks: Sequence[Look]) -> Look:
+    """Grad-CAM at a layer where nothing is looked at by itself; `looks` are those at other layers, for an error."""
     exact = [path for path in wanted.layers if path in dict(classifier.model.named_modules())]
-    if len(exact) == 1 and "gradcam" in (wanted.kinds or has):
+    if len(exact) == 1 and "gradcam" in (wanted.kinds or kinds_of(classifier.model)):
         return gradcam_looks(classifier.model, image, target, exact[0])[0]
-    looks = look_inside(classifier.model, image, wanted.kinds or None, target)
     layers = list(dict.fromkeys(look.layer for look in looks))
-    near = nearest(wanted.layers[0], layers, 3, alike=0.3) or layers[:3]
-    raise ValueError(
-        f"--layers {','.join(wanted.layers)}: nothing is looked at there in {classifier.title}; such as "
-        f"{', '.join(near)} would do ({len(layers)} in all)"
-    )
+    near = ", ".join(nearest(wanted.layers[0], layers, 3, alike=0.3) or layers[:3])
+    what = f"--layers {','.join(wanted.layers)}: nothing is looked at there in {classifier.title}"
+    raise ValueError(f"{what}; such as {near} would do ({len(layers)} in all)")

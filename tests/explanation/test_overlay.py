@@ -109,11 +109,8 @@ def test_mask__what_is_not_in_it_lies_in_the_shade():
 
 
 def test_colour_bar():
-    flat, tall = pixels(colour_bar(50, 3)), pixels(colour_bar(3, 50))
-    assert flat.shape == (3, 50, 3) and flat[0, 0].tolist() == [68, 1, 84] and flat[2, -1].tolist() == [253, 231, 37]
-    assert np.array_equal(tall[::-1, 0], flat[0])  # the largest is on top
-    with pytest.raises(ValueError, match="a colour bar of 0 x 3 pixels"):
-        colour_bar(0, 3)
+    bar = pixels(colour_bar(50, 3))
+    assert bar.shape == (3, 50, 3) and bar[0, 0].tolist() == [68, 1, 84] and bar[2, -1].tolist() == [253, 231, 37]
 
 
 @pytest.mark.parametrize(

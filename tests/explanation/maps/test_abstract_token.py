@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.explanation.maps.abstract_token import AbstractTokenLooks, FusionLooks
+from broadsight.explanation.maps.tokens import AbstractTokenLooks, FusionLooks
 from broadsight.layers import AbstractTokenAttention
 from tests.compare import randomize
 from tests.explanation.maps import collected

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.explanation.maps.pool import PoolLooks
+from broadsight.explanation.maps.tokens import PoolLooks
 from broadsight.layers import MultiTokenPool
 from broadsight.surgery.fusion import fuse
 from broadsight.surgery.pooling import swap_pool

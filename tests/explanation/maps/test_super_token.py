@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.explanation.maps.super_token import SuperTokenLooks
+from broadsight.explanation.maps.tokens import SuperTokenLooks
 from broadsight.layers import SuperTokenAttention
 from tests.explanation.maps import collected
 from tests.zoo import shallow
