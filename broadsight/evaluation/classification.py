@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import unknown
 from .predictions import MOST, Predictions
 
 BINS = 15  # of confidence, as calibration is usually measured
@@ -95,13 +94,6 @@ METRICS: dict[str, Callable[[Predictions, int], float]] = {
 }
 
 
-def check_metrics(names: Sequence[str]) -> None:
-    """A ValueError for a figure that is not known."""
-    for name in names:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
-
-
 def shortage(name: str, images: int, classes: int, present: int, bins: int = BINS) -> str | None:
     """Why so many images, of `present` of the `classes` that compete, are too few for a figure; None if not."""
     if not images:
@@ -120,12 +112,7 @@ def shortage(name: str, images: int, classes: int, present: int, bins: int = BIN
 def figures(
     found: Predictions, names: Sequence[str] | None = None, bins: int = BINS
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The figures asked for, all of METRICS if none are, that mean something; and why others have no value.
-
-    Args:
-        bins: Of the calibration error.
-    """
-    check_metrics(names or ())
+    """The figures asked for, all of METRICS if none are, that mean something; and why others have no value."""
     present, competing = coverage(found)
     whys = {name: shortage(name, len(found), competing, present, bins) for name in names or METRICS}
     values = {name: METRICS[name](found, bins) for name, why in whys.items() if why is None}
@@ -149,23 +136,12 @@ def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[di
     rows = []
     for one, name in enumerate(names):
         other = int(wrong[one].argmax()) if wrong[one].any() else None
-        rows.append(
-            {
-                "class": name,
-                "images": int(shown[one]),
-                "answers": int(said[one]),
-                "recall": _percent(right[one], shown[one]),
-                "precision": _percent(right[one], said[one]) if shown[one] else None,
-                "f1": _percent(2 * right[one], shown[one] + said[one]) if shown[one] else None,
-                "most_confused_with": None if other is None else names[other],
-                "confused": 0 if other is None else int(wrong[one, other]),
-            }
-        )
+        wholes = dict(recall=shown[one], precision=said[one], f1=(shown[one] + said[one]) / 2)
+        shares = {key: 100 * float(right[one]) / float(x) if shown[one] and x else None for key, x in wholes.items()}
+        taken_for, count = (None, 0) if other is None else (names[other], int(wrong[one, other]))
+        counts = {"class": name, "images": int(shown[one]), "answers": int(said[one])}
+        rows.append({**counts, **shares, "most_confused_with": taken_for, "confused": count})
     return rows
-
-
-def _percent(part: Any, whole: Any) -> float | None:
-    return 100 * float(part) / float(whole) if whole else None
 
 
 def most_confused(found: Predictions, names: Sequence[str], most: int = 20) -> list[dict[str, Any]]:

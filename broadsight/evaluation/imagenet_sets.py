@@ -62,38 +62,28 @@ V2_WORDS = {"matched": "matched-frequency", "threshold": "threshold-0.7", "topim
 class ImageNetSet:
     """A folder of images to evaluate classifiers of ImageNet's 1000 classes on.
 
-    Attributes:
-        name, title: A key of SETS, and what reports call it.
-        path: Where the class folders, or the images, are.
-        source: The images. Labels are indices into the 1000 classes, which `source.classes` names by their synsets.
-            ReaL's images have the label of their class folder or, without one, the first that is accepted.
-        kept: The classes (200,) that compete, ascending; None if all 1000 do. Whoever made ImageNet-A and -R takes
-            the largest of these 200 logits.
-        accepted: By row of the source, the classes that are right, one or more; None if that is the label alone.
-        notes: What the user should know, a line each.
+    Labels are indices into these classes, which `source.classes` names by their synsets. ReaL's images have the label
+    of their class folder or, without one, the first that is accepted.
     """
 
-    name: str
+    name: str  # a key of SETS
     title: str
-    path: Path
+    path: Path  # where the class folders, or the images, are
     source: Listed
-    kept: np.ndarray | None = None
-    accepted: dict[int, tuple[int, ...]] | None = None
+    kept: np.ndarray | None = None  # the 200 classes that compete, ascending; None if all 1000 do
+    accepted: dict[int, tuple[int, ...]] | None = None  # by row the classes that are right; None: the label alone
     notes: tuple[str, ...] = ()
 
 
 def indices_of(classes: Sequence[str]) -> np.ndarray | None:
-    """Where class folders (n,) are among the 1000, by their names; None if any of them is not.
+    """Where class folders (n,) are among the 1000, as synsets or numbers by value; None if any of them is not.
 
-    They are synsets, or the numbers 0 to 999 by value. Numbers count only if all 1000 are there: folders 0 to 9 are
-    more likely to be digits.
+    Numbers count only if all 1000 are there: folders 0 to 9 are more likely to be digits.
     """
-    places = _places(classes, numbers=False)
-    if None in places:
-        places = _places(classes, numbers=True)
-        if None in places or len(set(places)) < len(synsets()):
-            return None
-    return np.array(places, np.int64) if places else None
+    places, numbers = _places(classes, numbers=False), _places(classes, numbers=True)
+    if None in places and len(set(numbers)) == len(synsets()):
+        places = numbers
+    return np.array(places, np.int64) if places and None not in places else None
 
 
 def find_sets(root: str | Path) -> dict[str, Path]:
@@ -143,9 +133,6 @@ def open_set(path: str | Path, name: str, channels: int = 3, real: str | Path | 
     return ImageNetSet(name, info.title, path, source, _kept(name).copy() if info.subset else None, notes=tuple(notes))
 
 
-# --- what a folder is ----------------------------------------------------------------------------------------------
-
-
 def _folder(path: str | Path) -> Path:
     path = Path(path).expanduser()
     if not path.exists():
@@ -161,9 +148,8 @@ def _folders(path: Path) -> list[str]:
 
 def _look(path: Path) -> tuple[list[str], str]:
     """The folders in a folder, and the name of an image in it or else in the first of them; "" if there is none."""
-    found = entries(path)
-    folders = in_order(entry.name for entry in found if is_folder(entry))
-    for place in (found, entries(path / folders[0]) if folders else ()):
+    folders = _folders(path)
+    for place in (entries(path), entries(path / folders[0]) if folders else ()):
         if images := [entry.name for entry in place if is_image(entry.name) and is_there(entry.is_file)]:
             return folders, min(images)
     return folders, ""
@@ -182,10 +168,8 @@ def _info(name: str) -> str:
 @cache
 def _kept(name: str) -> np.ndarray:
     """The classes that a set has, ascending."""
-    if (subset := SETS[name].subset) is None:
-        return np.arange(len(synsets()))
-    text = _info(f"imagenet_{subset}_indices.txt")
-    return np.array(text.split(), np.int64)
+    subset = SETS[name].subset
+    return np.array(_info(f"imagenet_{subset}_indices.txt").split() if subset else range(len(synsets())), np.int64)
 
 
 def _places(classes: Sequence[str], numbers: bool) -> list[int | None]:
@@ -193,8 +177,8 @@ def _places(classes: Sequence[str], numbers: bool) -> list[int | None]:
     if not numbers:
         place = {name: index for index, name in enumerate(synsets())}
         return [place.get(name) for name in classes]
-    values = [int(name) if re.fullmatch("[0-9]{1,9}", name) else -1 for name in classes]
-    return [value if 0 <= value < len(synsets()) else None for value in values]
+    values = [int(name) if re.fullmatch("[0-9]{1,9}", name) else len(synsets()) for name in classes]
+    return [value if value < len(synsets()) else None for value in values]
 
 
 def _kind(path: Path) -> str | None:
@@ -239,9 +223,8 @@ def _located(path: Path, depth: int) -> dict[str, Path]:
         return {kind: path}
     found: dict[str, Path] = {}
     folders = _folders(path)
-    if not depth or len(folders) > MOST_SETS or _holds_classes(folders):
-        return found
-    for folder in folders:
+    classes = all(map(str.isdecimal, folders)) or any(x is not None for x in _places(folders, numbers=False))
+    for folder in folders if depth and len(folders) <= MOST_SETS and not classes else ():
         if folder.lower() in TRAIN:
             continue
         for kind, place in _located(path / folder, depth - 1).items():
@@ -252,29 +235,19 @@ def _located(path: Path, depth: int) -> dict[str, Path]:
     return found
 
 
-def _holds_classes(folders: Sequence[str]) -> bool:
-    return any(place is not None for place in _places(folders, numbers=False)) or all(map(str.isdecimal, folders))
-
-
-# --- what a folder has to be ---------------------------------------------------------------------------------------
-
-
 def _misfit(folders: Sequence[str], name: str) -> str | None:
     """What is wrong with the class folders of a set, or None."""
-    info, kept = SETS[name], _kept(name).tolist()
-    numbers = name.startswith(V2)
+    kept, numbers = _kept(name).tolist(), name.startswith(V2)
     places, wanted = _places(folders, numbers), set(kept)
     if len(folders) == len(kept) and set(places) == wanted:
         return None
     known = [place for place in places if place in wanted]
     extra = [folder for folder, place in zip(folders, places, strict=True) if place not in wanted]
     missing = [str(place) if numbers else synsets()[place] for place in kept if place not in set(known)]
-    classes = f"{info.title}'s {len(kept):,}" + (", which are called 0 to 999" if numbers else "")
+    classes = f"{SETS[name].title}'s {len(kept):,}" + (", which are called 0 to 999" if numbers else "")
     text = f"has {len(folders):,} class folders, {len(set(known)):,} of {classes}"
-    if missing:
-        text += f"; missing {some(missing, 3)}"
-    if extra:
-        text += f"; not of them {some(extra, 3)}"
+    text += f"; missing {some(missing, 3)}" if missing else ""
+    text += f"; not of them {some(extra, 3)}" if extra else ""
     return text + ("; two of one number" if len(known) > len(set(known)) else "")
 
 
@@ -299,32 +272,29 @@ def _fitting(path: Path, name: str) -> tuple[str, Path]:
         inner = [(fit, place) for fit, place in inner if place.name.lower() in VAL] or inner
     if len(inner) == 1:
         return inner[0]
-    title = SETS[name].title
+    title, give = SETS[name].title, f"give the unpacked {SETS[name].folder} folder"
     if inner:
         names = some([f"{place.name}/" for _, place in inner])
-        raise ValueError(f"{path} has several folders of the shape of {title}: {names}; give one of them")
-    give = f"give the unpacked {SETS[name].folder} folder"
-    if name == REAL:
+        what = f"has several folders of the shape of {title}: {names}; give one of them"
+    elif name == REAL:
         _, image = _look(path)
         what = f"has no images called ILSVRC2012_val_00000001.JPEG and so on{f', but {image}' if image else ''}"
-        raise ValueError(f"{path} {what}; {title} goes by these names: give the original validation images")
-    if not folders:
+        what += f"; {title} goes by these names: give the original validation images"
+    elif not folders:
         called = "0 to 999" if name.startswith(V2) else f"{synsets()[_kept(name)[0]]}, …"
-        raise ValueError(f"{path} has no class folders; {title} has {len(_kept(name)):,}, called {called}; {give}")
-    if (kind := _kind(path)) is not None:
-        raise ValueError(f"{path} is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}")
-    if (what := _misfit(folders, name)) is not None:
-        raise ValueError(f"{path} {what}; {give}")
-    raise ValueError(f"{path} has {title}'s class folders, but images of the validation set; {give}")
-
-
-# --- ReaL ----------------------------------------------------------------------------------------------------------
+        what = f"has no class folders; {title} has {len(_kept(name)):,}, called {called}; {give}"
+    elif kind := _kind(path):
+        what = f"is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}"
+    else:
+        misfit = _misfit(folders, name) or f"has {title}'s class folders, but images of the validation set"
+        what = f"{misfit}; {give}"
+    raise ValueError(f"{path} {what}")
 
 
 def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSet:
     info, ignored = SETS[REAL], []
     names = sorted(images_below(path, "", ignored))
-    matches = [VAL_IMAGE.fullmatch(os.path.basename(name)) for name in names]
+    matches = (VAL_IMAGE.fullmatch(os.path.basename(name)) for name in names)
     numbers = [int(match[1]) if match else 0 for match in matches]
     if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_IMAGES]:
         what = f"{len(wrong):,} of {len(names):,} images in {path} are not called ILSVRC2012_val_00000001.JPEG to"
@@ -332,19 +302,17 @@ def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSe
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"{path} has {len(numbers) - len(set(numbers)):,} images twice; leave one of each")
     labels = _real_labels(file)
-    kept = [row for row, number in enumerate(numbers) if labels[number - 1]]
-    if not kept:
+    right = {name: tuple(labels[number - 1]) for name, number in zip(names, numbers, strict=True) if labels[number - 1]}
+    if not right:
         raise ValueError(f"none of the {len(names):,} images in {path} has labels in {info.title}; give more of them")
-    accepted = {place: tuple(labels[numbers[row] - 1]) for place, row in enumerate(kept)}
     index = {name: index for index, name in enumerate(synsets())}
-    given = [index.get(names[row].partition("/")[0], accepted[place][0]) for place, row in enumerate(kept)]
-    source = FolderSource(path, [names[row] for row in kept], given, synsets(), channels)
-
+    given = [index.get(name.partition("/")[0], classes[0]) for name, classes in right.items()]
+    source, accepted = FolderSource(path, list(right), given, synsets(), channels), dict(enumerate(right.values()))
     notes = []
     if len(names) < info.images:
         notes.append(f"{path} has {len(names):,} images; {info.title} has {info.images:,}")
-    if len(kept) < len(names):
-        notes.append(f"{len(names) - len(kept):,} images without labels in {info.title} are left out")
+    if len(right) < len(names):
+        notes.append(f"{len(names) - len(right):,} images without labels in {info.title} are left out")
     if ignored:
         notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
     return ImageNetSet(REAL, info.title, path, source, accepted=accepted, notes=tuple(notes))
@@ -355,9 +323,10 @@ def _real_labels(file: str | Path | None) -> list[list[int]]:
     if file is None:
         return json.loads(_info("imagenet_real_labels.json"))
     expected = f"expected {VAL_IMAGES:,} lists of classes from 0 to {len(synsets()) - 1}, as in ReaL's real.json"
-    refuse_odd(Path(file).expanduser())
+    path = Path(file).expanduser()
+    refuse_odd(path)
     try:
-        labels = json.loads(Path(file).expanduser().read_text("utf-8"))
+        labels = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{file}: {(error.strerror or str(error)).lower()}; {expected}") from None
     except (ValueError, RecursionError):

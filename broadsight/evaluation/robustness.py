@@ -8,14 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
-from ..data.corruptions import GROUPS
+from ..data.corruptions import GROUPS, corrupt
 from ..data.loading import Batch, EvalOrder, SourceDataset, Transforms, close, load
+from ..data.seeds import mixed
 from ..data.sources import Source
-from ..data.view import labels_of
+from ..data.view import View, labels_of
 from ..inspection.meta_pass import in_eval_mode
-from .corrupted import Corrupted, as_bytes
 from .predictions import Subject, answers, restricted
 from .removal import ORDERS, area, checked_saliency, removal_ranks, without
 from .saliency import Saliency, about
@@ -25,6 +26,30 @@ from .suites import Choices as Choices
 from .suites import passes_of as passes_of
 
 Asked = Iterator[tuple[str, float, Tensor]]  # case, at, logits (B, C)
+
+
+class Corrupted(View):
+    """Images as the model sees them, resized and cropped, and then corrupted, as those of ImageNet-C were.
+
+    What becomes of an image depends on its index and the seed alone, so that any order and any process gives the same
+    pixels. No further geometry must follow: `as_bytes` is the transform to load these with.
+    """
+
+    def __init__(self, source: Source, transforms: Transforms, name: str, severity: int, seed: int = 0):
+        super().__init__(source)
+        self.geometry = transforms.build(False)
+        self.corruption, self.severity, self.seed = name, severity, seed
+
+    def open(self, index: int) -> Image.Image:
+        pixels = torch.as_tensor(self.geometry(super().open(index))).permute(1, 2, 0).numpy()  # H W C
+        found = corrupt(pixels, self.corruption, self.severity, seed=mixed(self.seed, index))
+        return Image.fromarray(found[..., 0] if found.shape[2] == 1 else found)
+
+
+def as_bytes(image: Image.Image) -> Tensor:
+    """(C, H, W) of bytes."""
+    pixels = np.array(image)
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
 
 
 class Tested(Subject, Protocol):
@@ -46,22 +71,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Suite:
-    """What came of a suite.
-
-    Args:
-        about: Its settings, in a sentence or two.
-        axis: What `at` means.
-        summary: A few figures in per cent, by name; None where there is nothing to compare with.
-        skipped: Images that could not be read, and why.
-    """
+    """What came of a suite."""
 
     name: str
     title: str
-    about: str
-    axis: str
+    about: str  # its settings, in a sentence or two
+    axis: str  # what `at` means
     rows: tuple[Row, ...]
-    summary: dict[str, Any]
-    skipped: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any]  # figures in per cent, by name; None where there is nothing to compare with
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
 
     def curve(self, case: str) -> list[tuple[float, float]]:
         """(at, top-1) of one case."""
@@ -95,7 +113,13 @@ def run_suite(
     """
     choices = choices or Choices()
     cases = choices.cases(name)
-    _check(classifier, source, kept)
+    if not len(source):
+        raise ValueError("there are no images to try the model on")
+    labels, classes = labels_of(source), classifier.num_classes
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels go from {labels.min()} to {labels.max()}, but the model has {classes} classes")
+    if kept is not None and not np.isin(labels, kept).all():
+        raise ValueError("some images show classes that do not compete; leave them out")
     if batch < 1:
         raise ValueError(f"batch={batch}; expected 1 or more")
 
@@ -156,10 +180,7 @@ def occluded(images: Tensor, side: float) -> Tensor:
 
 
 def direction(ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Signs (B, C, H, W) of the gradient of the cross-entropy with respect to the images; and the logits (B, classes).
-
-    The sign is the same in units of pixels: those differ by a positive factor.
-    """
+    """Signs (B, C, H, W) of the gradient of the cross-entropy by the images, or by pixels; and the logits (B, C)."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         logits = ask(images)
@@ -238,13 +259,3 @@ def _evaluating(model: Any) -> Generator[None, None, None]:
         model.train()
         model.eval()
         yield
-
-
-def _check(classifier: Tested, source: Source, kept: np.ndarray | None) -> None:
-    if not len(source):
-        raise ValueError("there are no images to try the model on")
-    labels, classes = labels_of(source), classifier.num_classes
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(f"labels go from {labels.min()} to {labels.max()}, but the model has {classes} classes")
-    if kept is not None and not np.isin(labels, kept).all():
-        raise ValueError("some images show classes that do not compete; leave them out")

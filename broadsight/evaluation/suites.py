@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..data.corruptions import CORRUPTIONS, SEVERITIES
-from .corrupted import check_corruptions
 from .removal import ORDERS
 
 SUITES = ("occlusion", "fgsm", "salient", "corruptions")
@@ -44,20 +43,13 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Choices:
-    """How hard the suites are. Images as they are, at 0, are always measured too.
-
-    Args:
-        corruptions, severities: Names, and numbers from 1 to 5.
-        epsilons: Steps of the attack, in units of pixels between 0 and 255.
-        sides: Of the square that occludes, as fractions of the image's side.
-        fractions: Parts of the pixels that are removed.
-    """
+    """How hard the suites are. Images as they are, at 0, are always measured too."""
 
     corruptions: Sequence[str] = CORRUPTIONS
     severities: Sequence[int] = SEVERITIES
-    epsilons: Sequence[float] = (1.0, 4.0, 8.0)
-    sides: Sequence[float] = (0.25, 0.5, 0.75)
-    fractions: Sequence[float] = tuple(tenth / 10 for tenth in range(10))
+    epsilons: Sequence[float] = (1.0, 4.0, 8.0)  # steps of the attack, in units of pixels between 0 and 255
+    sides: Sequence[float] = (0.25, 0.5, 0.75)  # of the square that occludes, as fractions of the image's side
+    fractions: Sequence[float] = tuple(tenth / 10 for tenth in range(10))  # parts of the pixels that are removed
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
@@ -67,7 +59,10 @@ class Choices:
             for value in getattr(self, name):
                 if not 0 <= value <= highest:
                     raise ValueError(f"{value} among {name}; expected numbers between 0 and {highest}")
-        check_corruptions(self.corruptions, self.severities)
+        if unknown := [name for name in self.corruptions if name not in CORRUPTIONS]:
+            raise ValueError(f"unknown corruption {unknown[0]!r}; corruptions are {', '.join(CORRUPTIONS)}")
+        if wrong := [severity for severity in self.severities if severity not in SEVERITIES]:
+            raise ValueError(f"severity {wrong[0]}; expected some of {', '.join(map(str, SEVERITIES))}")
 
     def cases(self, suite: str) -> list[tuple[str, float]]:
         """What a suite measures: case and at, in the order of its rows."""

@@ -16,13 +16,13 @@ from ..data.sources.evaluation import Found, Which, open_part, same_data
 from ..data.sources.sample_table import some
 from ..data.stratify import METHOD
 from ..data.view import View, labels_of, sample
-from ..errors import UsageError, refuse_idle
+from ..errors import UsageError, refuse_idle, unknown
 from ..options import CLASSIFIERS
 from ..runs.classifier import Classifier
 from ..runs.names import imagenet_names, synsets
 from ..runs.opening import facts_of, name_of, open_asked, with_weights
 from ..training.history import check_own_data
-from .classification import check_metrics
+from .classification import METRICS
 from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
 from .request import NAMED_DATA, Request
 from .suites import SUITES, Choices
@@ -32,7 +32,9 @@ ROBUSTNESS = "robustness"  # all suites
 
 def check(request: Request) -> None:
     """Refuse what no images and no models could make right: unknown figures and suites, two sets at once."""
-    check_metrics(request.metrics)
+    for name in request.metrics:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
     known = (*SUITES, ROBUSTNESS, *SETS)
     if wrong := [name for name in request.suite if name not in known]:
         raise UsageError(f"unknown suite {wrong[0]!r}; suites are {', '.join(known)}")
@@ -67,21 +69,14 @@ def facts_of_evaluation(request: Request) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Task:
-    """A classifier and the images it is asked about, labelled as it numbers its classes.
-
-    Args:
-        title: Of the images, where DATA holds several sets.
-        names: Of the classes.
-        kept: The classes that compete; all if None.
-        accepted: By image all answers that are right, where several may be.
-    """
+    """A classifier and the images it is asked about, labelled as it numbers its classes."""
 
     classifier: Classifier
     source: Source
-    names: tuple[str, ...]
-    title: str = ""
-    kept: np.ndarray | None = None
-    accepted: Mapping[int, Sequence[int]] | None = None
+    names: tuple[str, ...]  # of the classes
+    title: str = ""  # of the images, where DATA holds several sets
+    kept: np.ndarray | None = None  # the classes that compete; all if None
+    accepted: Mapping[int, Sequence[int]] | None = None  # by image all answers that are right, where several may be
 
 
 def open_classifiers(request: Request) -> list[Classifier]:
@@ -208,9 +203,9 @@ def match_classes(
     known = {name: index for index, name in enumerate(classifier.labels or ())}
     shown = [classes[label] for label in present]
     if classifier.labels is not None and (not _numbers(shown) or any(name in known for name in shown)):
-        if unknown := [name for name in shown if name not in known]:
-            what = f"{place} has {len(unknown)} of {len(present)} classes that {title} was not trained on"
-            raise ValueError(f"{what}: {some(unknown)}; it knows {some(classifier.labels)}")
+        if others := [name for name in shown if name not in known]:
+            what = f"{place} has {len(others)} of {len(present)} classes that {title} was not trained on"
+            raise ValueError(f"{what}: {some(others)}; it knows {some(classifier.labels)}")
         places = np.array([known.get(name, -1) for name in classes])
         return places, classifier.labels, _missing(places[present], classifier.labels, title, place)
     among = indices_of(classes) if count == len(synsets()) else None

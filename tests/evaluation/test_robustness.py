@@ -16,10 +16,18 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.normalising import Normalise
 from broadsight.data.seeds import mixed
-from broadsight.evaluation.corrupted import Corrupted, as_bytes
 from broadsight.evaluation.predictions import collect
 from broadsight.evaluation.removal import ORDERS, area, checked_saliency, removal_ranks, without
-from broadsight.evaluation.robustness import Row, direction, occluded, run_suite, stepped, summary_of
+from broadsight.evaluation.robustness import (
+    Corrupted,
+    Row,
+    as_bytes,
+    direction,
+    occluded,
+    run_suite,
+    stepped,
+    summary_of,
+)
 from broadsight.evaluation.saliency import GradCam
 from broadsight.evaluation.suites import SUITES, Choices, passes_of
 from broadsight.runs.classifier import Classifier

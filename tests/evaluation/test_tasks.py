@@ -134,7 +134,7 @@ def test_own_data__needs_a_run_that_names_it(run):
     [
         (dict(batch=0), "--batch 0; expected 1 or more"),
         (dict(samples=0), "--samples 0; expected 1 or more"),
-        (dict(metrics=("x",)), "unknown metric 'x'"),
+        (dict(metrics=("top_1",)), "unknown metric 'top_1'; did you mean 'top1'? expected one of top1"),
         (dict(suite=("x",)), "unknown suite 'x'; suites are occlusion, "),
         (dict(suite=("imagenet-a", "imagenet-r")), "DATA is one set, not imagenet-a and imagenet-r"),
     ],
