@@ -39,6 +39,7 @@ def test_answer__the_same_as_predict(runs, tmp_path):
         assert [share for _, share in said.top] == pytest.approx(expected.probabilities, abs=1e-6)
         assert sum(share for _, share in said.top) == pytest.approx(1)
     assert [said.name for said in found] == ["one", "two"]
+    assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
 
 
 def test_answer__times_are_of_every_round(runs, monkeypatch):
@@ -70,23 +71,19 @@ def test_answer__many_at_once_get_their_own(runs):
         assert all(pool.map(ask, range(12)))
 
 
-def test_top_classes__of_equals_the_first(runs):
-    assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
-
-
-def dense(task: str, **more) -> SimpleNamespace:
-    usual = dict(task=task, classes=("cat", "dog"), top_down=False, skeleton=(), keypoint_threshold=2.0, channels=3)
-    return SimpleNamespace(**usual | dict(device=torch.device("cpu"), title="net", parameters=1) | more)
+def dense(task: str) -> Candidate:
+    run = dict(task=task, classes=("cat", "dog"), top_down=False, skeleton=(), keypoint_threshold=2.0, channels=3)
+    run |= dict(device=torch.device("cpu"), title="net", parameters=1)
+    return Candidate("net", "net", True, SimpleNamespace(**run))  # ty: ignore[invalid-argument-type]
 
 
 def test_answer__objects_above_the_threshold(monkeypatch):
     found = dict(boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]))
     found |= dict(labels=torch.tensor([2, 1]), scores=torch.tensor([0.9, 0.3]))
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
-    run = Candidate("net", "net", True, dense("detect"))  # ty: ignore[invalid-argument-type]
+    run = dense("detect")
     said = answer([run], make_image(), threshold=0.5)[0]
-    assert said.rows == (("dog", "0.90", "1, 2", "20 x 30"),)
-    assert said.words == "dog (best 0.90)"
+    assert (said.rows, said.words) == ((("dog", "0.90", "1, 2", "20 x 30"),), "dog (best 0.90)")
     assert said.drawn is not None and said.drawn.width >= 70
     assert len(answer([run], make_image(), threshold=0.2)[0].rows) == 2
 
@@ -95,5 +92,4 @@ def test_answer__shares_of_pixels(monkeypatch):
     classes = torch.zeros(50, 70, dtype=torch.int64)
     classes[:25, :35] = 1
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
-    run = Candidate("net", "net", True, dense("segment"))  # ty: ignore[invalid-argument-type]
-    assert answer([run], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))
+    assert answer([dense("segment")], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))

@@ -40,27 +40,18 @@ def test_cards__classes_bars_and_time():
     assert "random weights" not in text and "random weights" in cards([an_answer(trained=False)], ["net"])
 
 
-def test_cards__names_are_text():
-    plain = cards([an_answer()], ["net"])
-    evil = cards([an_answer(name=EVIL, top=((EVIL, 0.75), (EVIL, 0.25)))], [EVIL])
-    assert tags(evil) == tags(plain)
-
-
-def test_cards__what_was_found_is_text_too():
+def test_cards__names_and_what_was_found_are_text():
     def found(words):
         rows = ((words, "0.5", "1, 2", "3 x 4"),)
-        answer = an_answer(top=(), task="detect", name=words, words=words, rows=rows, drawn=Image.new("RGB", (8, 8)))
-        return tags(cards([answer], [words]))
+        seen = an_answer(top=(), task="detect", name=words, words=words, rows=rows, drawn=Image.new("RGB", (8, 8)))
+        return tags(cards([an_answer(name=words, top=((words, 0.75), (words, 0.25))), seen], [words]))
 
     assert found(EVIL) == found("cat")
 
 
-def test_cards__images_lie_in_the_page():
+def test_cards__images_lie_in_the_page_and_colours_go_round():
     head, _, data = data_uri(Image.new("RGB", (2000, 1000), (9, 8, 7))).partition(",")
     assert head == "data:image/webp;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (900, 450)
-
-
-def test_colours__go_round_and_round():
     names = [str(number) for number in range(8)]
     assert [colour_of(name, names) for name in names] == [*PALETTE, *PALETTE[:2]]

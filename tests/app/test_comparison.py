@@ -40,9 +40,6 @@ def test_compare__figures_of_each(run):
     assert (rows[0].parameters, rows[0].macs) == (run.run.parameters, macs_of(run.run))
     assert rows[0].latency.median > 0
     assert (rows[0].accuracy, rows[0].measured_on) == (34.5, "validation of the run")
-
-
-def test_compare__none_and_too_many(run):
     assert "choose at least one" in refusal(lambda: compare([], Image.new("RGB", (40, 40))))
     assert f"at most {MOST}" in refusal(lambda: compare([run] * (MOST + 1), Image.new("RGB", (40, 40))))
 
@@ -77,21 +74,15 @@ def test_points__what_is_left_out_is_named():
     drawn, missing = points(rows, "macs", "accuracy")
     assert [one["name"] for one in drawn] == ["net"]
     assert missing == ["b: accuracy not known", "c: MACs not known", "d: measured in box AP, not in top-1"]
-
-
-def test_axes__accuracy_where_there_is_any():
     assert first_axes([a_row(accuracy=None)]) == ("macs", "latency")
     assert first_axes([a_row(accuracy=None), a_row()]) == ("latency", "accuracy")
 
 
-def test_table__not_run_where_nobody_knows():
+def test_table__not_run_where_nobody_knows_and_a_shape_for_every_model():
     text = table([a_row("<b>", accuracy=None, macs=None, trained=False)])
     assert "not run" in text and "not counted" in text and "random weights" in text
     assert "&lt;b&gt;" in text and "<b>" not in text
     assert "71.0 % top-1" in table([a_row()]) and "8.0 MB" in table([a_row()])
-
-
-def test_table__every_model_has_a_shape_of_its_own():
     signs = re.findall("<svg.*?</svg>", table([a_row(str(number)) for number in range(MOST)]))
     assert len({re.sub("style=.*? ", "", sign) for sign in signs}) == len(signs) == MOST
 
@@ -111,19 +102,12 @@ def test_plot__points_at_their_shares_of_the_axes():
     assert across[0] == upwards[0] == 0 and across[-1] >= 8 and upwards[-1] >= 95
     for (x, y), found in zip([(4, 50), (8, 95)], places(html), strict=True):
         assert found == pytest.approx((100 * x / across[-1], 100 * y / upwards[-1]), abs=0.01)
-
-
-def test_plot__nothing_and_zeros():
-    assert plot([], "x", "y") == ""
-    assert places(plot([a_point(x=0.0, y=0.0)], "x", "y")) == [(0, 0)]
+    assert plot([], "x", "y") == "" and places(plot([a_point(x=0.0, y=0.0)], "x", "y")) == [(0, 0)]
 
 
 def test_plot__each_point_is_told_and_reached_and_words_stay_inside():
     html = plot([a_point(x=1.0, y=1.0), a_point(x=10.0, y=10.0)], "x", "y")
     assert re.findall(r'class="bs-point bs-(\w+) bs-(\w+)"', html) == [("right", "above"), ("left", "below")]
     assert html.count('tabindex="0"') == html.count('aria-label="net; latency 4 ms"') == 2
-
-
-def test_plot__names_are_text():
     evil = a_point(name=EVIL, about={EVIL: EVIL})
     assert tags(plot([evil], EVIL, EVIL)) == tags(plot([a_point()], "x", "y"))

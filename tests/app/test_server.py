@@ -16,20 +16,16 @@ def taken():
         yield one.getsockname()[1]
 
 
-def test_port__the_one_asked_for_or_an_error(taken):
-    assert f"--port {taken} is taken" in refusal(lambda: free_port("127.0.0.1", taken))
-    for port in (0, -1, 65536):
-        assert "expected 1 to 65535" in refusal(lambda port=port: free_port("127.0.0.1", port))
-
-
-def test_port__else_the_next_that_is_free(taken, monkeypatch):
+def test_port__the_one_asked_for_or_an_error_else_the_next_that_is_free(taken, monkeypatch):
+    for host, port, words in (
+        ("127.0.0.1", taken, f"--port {taken} is taken"),
+        *(("127.0.0.1", port, "expected 1 to 65535") for port in (0, -1, 65536)),
+        ("203.0.113.7", None, "no address of this computer"),
+        ("no.such.host.invalid", 7860, "no address of this computer"),
+    ):
+        assert words in refusal(lambda host=host, port=port: free_port(host, port))
     monkeypatch.setattr("broadsight.app.server.PORT", taken)
     assert taken < free_port("127.0.0.1", None) < taken + 100
-
-
-def test_host__must_be_of_this_computer():
-    assert "no address of this computer" in refusal(lambda: free_port("203.0.113.7", None))
-    assert "no address of this computer" in refusal(lambda: free_port("no.such.host.invalid", 7860))
 
 
 def test_loopback__is_this_computer_alone():

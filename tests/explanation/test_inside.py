@@ -139,14 +139,14 @@ def test_look_inside__compiled_models_are_run_as_they_are():
 
 def test_look_inside__kinds_that_are_not_there():
     image = torch.randn(1, 3, 64, 64)
-    with pytest.raises(
-        ValueError, match=r"^EMSNet has no super-tokens to look at; it has .*, c-mhsa; super-tokens: stvit_small.*$"
+    lacking = r"^EMSNet has no super-tokens to look at; it has .*, c-mhsa; super-tokens: stvit_small.*$"
+    for kinds, words in (
+        (["c-mhsa", "super-tokens"], lacking),
+        ("tokens", "kind 'tokens' is not known; choose among gradcam, attention"),
+        ([], "no kind was asked for; EMSNet has gradcam"),
     ):
-        look_inside(make_model("emsnet_xxtiny"), image, ["c-mhsa", "super-tokens"])
-    with pytest.raises(ValueError, match="kind 'tokens' is not known; choose among gradcam, attention"):
-        look_inside(make_model("emsnet_xxtiny"), image, "tokens")
-    with pytest.raises(ValueError, match="no kind was asked for; EMSNet has gradcam"):
-        look_inside(make_model("emsnet_xxtiny"), image, [])
+        with pytest.raises(ValueError, match=words):
+            look_inside(make_model("emsnet_xxtiny"), image, kinds)
     assert inside.WHERE.keys() == set(inside.KINDS)
     for name, kinds in OWN.items():
         assert set(kinds) <= set(kinds_of(make_model(name)))

@@ -32,16 +32,17 @@ def test_colours__are_perceptually_uniform():
     assert abs(found / 255 - matplotlib.colormaps["viridis"](shades)[:, :3]).max() < 0.02
 
 
-def test_scaled__from_0_to_1():
-    assert scaled(torch.tensor([[1.0, 3], [2, 5]])).tolist() == [[0, 0.5], [0.25, 1]]
-    assert scaled(torch.tensor([[1.0, float("nan")], [float("inf"), 5]])).tolist() == [[0, 0], [1, 1]]
-    assert scaled(torch.tensor([[2, 4]], dtype=torch.bfloat16)).tolist() == [[0, 1]]
-    assert scaled(torch.full((1, 2), float("nan"))).tolist() == [[0, 0]]
-
-
-def test_scaled__noise_is_no_map():
-    assert scaled(torch.zeros(2, 2)).tolist() == [[0, 0], [0, 0]]
-    assert scaled(torch.tensor([[1.0, 1.0001]])).tolist() == [[0.5, 0.5]]
+def test_scaled__from_0_to_1_and_noise_is_no_map():
+    nan, inf = float("nan"), float("inf")
+    for values, expected in (
+        ([[1.0, 3], [2, 5]], [[0, 0.5], [0.25, 1]]),
+        ([[1.0, nan], [inf, 5]], [[0, 0], [1, 1]]),
+        (torch.tensor([[2, 4]], dtype=torch.bfloat16), [[0, 1]]),
+        ([[nan, nan]], [[0, 0]]),
+        ([[0.0, 0], [0, 0]], [[0, 0], [0, 0]]),
+        ([[1.0, 1.0001]], [[0.5, 0.5]]),
+    ):
+        assert scaled(torch.as_tensor(values)).tolist() == expected
     assert is_flat(look([[1.0, 1.0001]])) and is_flat(look([[7.0]])) and not is_flat(look([[1.0, 1.1]]))
     assert not is_flat(look([[3, 3]], "labels"))
 
@@ -59,12 +60,9 @@ def test_heat__is_the_map_alone_or_the_image_alone():
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (224, 224)])
 @pytest.mark.parametrize("values", [[[0.0]], [[float("nan")]], torch.rand(7, 7), torch.rand(300, 2)])
 def test_heat__any_size(size, values):
-    found = overlay(image(*size), look(values))
-    assert found.size == size[::-1] and found.mode == "RGB"
-
-
-def test_heat__on_grey_images():
-    assert overlay(image().convert("L"), look(torch.rand(3, 3))).mode == "RGB"
+    for under in (image(*size), image(*size).convert("L")):
+        found = overlay(under, look(values))
+        assert found.size == size[::-1] and found.mode == "RGB"
 
 
 def test_nearest__every_pixel_that_of_its_place():
@@ -104,8 +102,7 @@ def test_mask__what_is_not_in_it_lies_in_the_shade():
     assert np.array_equal(found[:, :6], pixels(under)[:, :6])
     assert (found[:, 6] == colour(1)).all()  # the border
     assert found[:, 7:].mean() < 0.35 * pixels(under)[:, 7:].mean()
-    everywhere = overlay(under, look([[True]], "mask"))
-    assert np.array_equal(pixels(everywhere), pixels(under))
+    assert np.array_equal(pixels(overlay(under, look([[True]], "mask"))), pixels(under))
 
 
 def test_colour_bar():
